@@ -140,7 +140,7 @@ class Client(Caller):
         timeout_s: float | None = None,
         **generation: Any,
     ) -> list[Generation]:
-        """What an encoder-decoder model generates for each text or sequence of token ids; a single text gives one row.
+        """Text generated for each text or sequence of token ids, by an encoder-decoder model; a single text gives one row.
 
         `generation`: options by their names in transformers' generation_config.json, such as max_new_tokens, num_beams,
         do_sample, temperature and seed. The others are the model's own. Sampling without a seed differs at each call.
@@ -184,7 +184,7 @@ class Client(Caller):
     async def sequence(
         self, sequences: Sequence[Mapping[str, Any]], *, timeout_s: float | None = None
     ) -> list[dict[str, Emitted]]:
-        """What the cells of a model made of cells emit for each sequence: by name an array [rows, width].
+        """Arrays that the cells of a model emit for each sequence: by name [rows, width].
 
         Rows are those of the first node that emits the name, step after step, then those of the next node.
 

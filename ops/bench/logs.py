@@ -1,4 +1,4 @@
-"""How fast `penstock logs` reads: `python -m penstock.ops.bench.logs --gb 1`.
+"""The speed of `penstock logs`: `python -m penstock.ops.bench.logs --gb 1`.
 
 The log is of four workers that each log 100 batches and two requests a second, and their load every ten seconds.
 """

@@ -33,7 +33,7 @@ _CORES = 2
 
 @dataclass(frozen=True, slots=True)
 class CellularPlan:
-    """What `penstock bench cellular` measures."""
+    """Options of `penstock bench cellular`."""
 
     parts: Sequence[str]
     device: str  # cpu or cuda

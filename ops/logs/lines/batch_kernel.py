@@ -150,7 +150,7 @@ def scan_number(block: ByteArray, place: int, end: int) -> tuple[int, float]:
 
 @_inlined
 def scan_digits(block: ByteArray, place: int, count: int) -> int:
-    """The number of so many digits; a large negative number if one is none."""
+    """The number in `count` digits; a large negative number if a byte is no digit."""
     value = 0
     for at in range(place, place + count):
         if not _ZERO <= byte(block, at) <= _NINE:

@@ -1,4 +1,4 @@
-"""Where logs are read from: files, directories, gzip and zstd, stdin. Each source gives blocks of whole lines."""
+"""Sources of logs: files, directories, gzip and zstd, stdin. Each source gives blocks of whole lines."""
 
 import codecs
 import re

@@ -91,7 +91,7 @@ def _bar(stage: Stage, start_s: float, span_s: float) -> Text:
 
 
 def _show_neighbours(console: Console, story: RequestStory) -> None:
-    """When the records around it were answered: it was then, too, or is behind."""
+    """Answers of the records around it: it was answered at the same time, or is behind."""
     for event, where in ((story.before, "before"), (story.after, "after")):
         if event is not None:
             offset = event.fields["offset"]

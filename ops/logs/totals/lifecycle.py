@@ -33,7 +33,7 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """How often."""
+    """Number of times."""
 
     starts: int = 0
     ends: int = 0  # by themselves

@@ -29,7 +29,7 @@ class Rejected:
     sources: set[int] = field(default_factory=set)
 
     def add(self, event: Event, records: int) -> None:
-        """One line about so many."""
+        """One line about several requests."""
         self.count += records
         self.example = event
         self.sources.add(event.source)

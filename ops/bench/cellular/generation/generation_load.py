@@ -31,7 +31,7 @@ def uniform_work(count: int, vocabulary: int, longest: int, seed: int) -> list[W
 
 @dataclass(slots=True)
 class Spent:
-    """Where the thread's time went, and what it got."""
+    """The time of a load's thread, by use, and its results."""
 
     encode_s: float = 0.0
     decode_s: float = 0.0
@@ -52,7 +52,7 @@ class Load:
         quantum: int,
         joins_late: bool,
     ) -> None:
-        """options_of: of a request with so many new tokens. joins_late: else all join before the first step."""
+        """options_of: of a request with that number of new tokens. joins_late: else all join before the first step."""
         self._generator = generator
         self._work = work
         self._options = {new: options_of(new) for new in {one.new_tokens for one in work}}
@@ -132,6 +132,6 @@ def _percentiles(latencies: npt.NDArray[np.float64]) -> dict[str, float]:
 
 
 def _for(seconds: float) -> Callable[[], bool]:
-    """Whether so many seconds have passed since this call."""
+    """Whether the seconds have passed since this call."""
     ends = time.perf_counter() + seconds
     return lambda: time.perf_counter() >= ends

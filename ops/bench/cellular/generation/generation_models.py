@@ -60,7 +60,7 @@ def random_model(shape: Shape, seed: int) -> tuple[Seq2SeqCheckpoint, Any]:
 
 
 def options_of(new_tokens: int, num_beams: int) -> GenerationOptions:
-    """Of a request that ends after so many tokens."""
+    """Options of a request that ends after that number of tokens."""
     return GenerationOptions(decoder_start_token_id=1, max_new_tokens=new_tokens, num_beams=num_beams)
 
 

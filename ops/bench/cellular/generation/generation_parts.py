@@ -49,7 +49,7 @@ ON_CPU = Sizes(TINY, {1: 8, BEAMS: 4}, (2,), {1: (4,), BEAMS: (2,)}, 0.2, 64)
 
 @dataclass
 class Bed:
-    """What the parts share."""
+    """Models and generators that the parts share."""
 
     device: torch.device
     sizes: Sizes
@@ -67,7 +67,7 @@ class Bed:
         return torch.float16 if self.device.type == "cuda" else torch.float32
 
     def idle(self, num_beams: int, *, works_ahead: bool = False) -> tuple[Generator, GpuSeq2Seq]:
-        """The generator of so many beams, without requests of a part that failed."""
+        """The generator of this number of beams, without requests of a part that failed."""
         generator, device = self.generator(num_beams)
         for id in (*generator.waiting, *generator.active):
             generator.cancel(id)
@@ -75,7 +75,7 @@ class Bed:
         return generator, device
 
     def load(self, num_beams: int, quantum: int, joins_late: bool, works_ahead: bool = True) -> Load:
-        """A load on the generator of so many beams."""
+        """A load on the generator of this number of beams."""
         generator, _ = self.idle(num_beams, works_ahead=works_ahead)
         return Load(
             generator,

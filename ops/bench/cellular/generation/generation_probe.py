@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, seconds: float, work: Callable[[], Any]) -> dict[str, Any]:
-    """The result or the error of a part that has so many seconds."""
+    """The result or the error of a part, within its seconds."""
     started = time.monotonic()
     record: dict[str, Any] = {"error": None, "result": None}
     try:

@@ -88,7 +88,7 @@ class Driver:
         return self._offered(began)
 
     def saturate(self, in_flight: int, seconds: float) -> Offered:
-        """A closed loop: `in_flight` requests at all times, for so many seconds, and then until all have ended."""
+        """A closed loop: `in_flight` requests at all times, for the given seconds, and then until all have ended."""
         began = self._clock.now()
         self._give([began] * in_flight)
         while self._num_open:
@@ -106,7 +106,7 @@ class Driver:
         self._runner.add([StepJob(i, self._works[i % size], due, None, False) for i, due in enumerate(dues, first)])
 
     def _advance(self, now: float) -> int:
-        """How many have ended. RuntimeError: a request failed, or ended twice."""
+        """Number of requests that have ended. RuntimeError: a request failed, or ended twice."""
         if self._runner.is_idle:
             raise RuntimeError(f"The runner is idle, and {self._num_open} requests have not ended. This is a bug.")
         events = self._runner.advance(now)

@@ -33,7 +33,7 @@ class Tape:
     batches: list[RecordedBatch] = field(default_factory=list)
 
     def begins(self, num_requests: int, num_firsts: Sequence[int]) -> Floats:
-        """When each request's first node began; NaN: it did not.
+        """Time at which each request's first node began; NaN: it did not.
 
         Request i has the first token i mod len(num_firsts), in as many rows as `num_firsts` says. Of requests with the
         same token, the earlier one begins first.

@@ -63,7 +63,7 @@ class Workload:
     lstm: LstmModel | None = None  # the model of a chain as torch has it
 
     def specs(self, max_rows: int, max_steps: int) -> list[CellSpec]:
-        """The cells with tasks of so many rows and steps at most."""
+        """The cells with tasks of these rows and steps at most."""
         return [
             replace(spec, max_rows=min(max_rows, spec.max_rows), max_steps=min(max_steps, spec.max_steps))
             for spec in self.model.specs
