@@ -140,7 +140,7 @@ class Client(Caller):
         timeout_s: float | None = None,
         **generation: Any,
     ) -> list[Generation]:
-        """Text generated for each text or sequence of token ids, by an encoder-decoder model; a single text gives one row.
+        """Generate with an encoder-decoder model from each text or sequence of token ids; a single text gives one row.
 
         `generation`: options by their names in transformers' generation_config.json, such as max_new_tokens, num_beams,
         do_sample, temperature and seed. The others are the model's own. Sampling without a seed differs at each call.

@@ -409,7 +409,7 @@ class TestCheck:
         code, text = penstock(*args, "--processes", "100000")
         assert code == 1
         assert re.search(r"100000 members need 100000 x \d.\d GiB, \d+.\d GiB are free: \d+ fit", text)
-        assert "Give so many --processes" in text
+        assert "Give that number as --processes" in text
 
     def test_a_model_that_generates(self, tmp_path: Path) -> None:
         save_seq2seq(tmp_path / "t5", "t5")
