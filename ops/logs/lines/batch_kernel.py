@@ -1,7 +1,8 @@
 """The compiled scanner of batch_columns.py, which imports it on first use: numba takes half a second to load.
 
 It goes over each line once, and compares the parts that all lines share in words of eight bytes. A JSON parser takes
-about ten times as long. It accepts nothing that a JSON parser rejects, and reads no value otherwise.
+about ten times as long. It accepts nothing that a JSON parser rejects, and reads no value otherwise. All of it is in
+one file, because numba's cache notices changes of the file of `scan` only.
 """
 
 from typing import cast
