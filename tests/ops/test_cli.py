@@ -273,7 +273,7 @@ class Admin:
 async def test_topics_that_a_command_creates_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: list[str], said: str
 ) -> None:
-    monkeypatch.setattr(kafka, "AIOKafkaAdminClient", lambda **_: Admin(refused))
+    monkeypatch.setattr(kafka, "FailoverAdmin", lambda **_: Admin(refused))
     before = structlog.get_config()
     terminal.narrate_logs("localhost:9092")
     try:
