@@ -64,7 +64,12 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.mark.timeout(120)
 async def test_a_stream_of_an_exactly_once_worker_is_one_answer_and_those_behind_a_long_one_wait_for_it(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Ask, t5: tuple[Path, Any]
+    kafka: KafkaBroker,
+    unique: Unique,
+    start_worker: StartWorker,
+    committed: Ask,
+    count_records: Ask,
+    t5: tuple[Path, Any],
 ) -> None:
     directory, reference = t5
     model, replies = unique("t5"), unique("penstock.replies.")
@@ -88,7 +93,8 @@ async def test_a_stream_of_an_exactly_once_worker_is_one_answer_and_those_behind
             return rows
 
         long = asyncio.create_task(ask("long", **LONG))
-        await asyncio.sleep(0.1)  # its record is the first of the partition
+        while not await count_records(kafka, request_topic(model)):
+            pass  # its record is the first of the partition
         (row,) = await ask("short", **short)
         (whole,) = await long
     assert list(row.tokens) == expected(reference, source, **short)
