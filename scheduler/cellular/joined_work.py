@@ -1,0 +1,55 @@
+"""How far the jobs of one device are, for predictions of when others begin."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.scheduler.cellular.types import Estimate, Float64Array, Int32Array
+
+_PATH, _WORK, _EXPECTED, _ASKED, _RAN, _BEGAN = range(6)
+_LEAST_LEFT = 0.05  # of the work of a job that runs more steps than were expected
+
+
+class Life(NamedTuple):
+    """A job that has ended."""
+
+    path_s: float  # predicted for `expected` steps
+    expected: float
+    asked: float
+    ran: float
+    began: float  # its first task
+
+
+class JoinedWork:
+    """Work of the online jobs that have joined, by their rows in the device's table."""
+
+    def __init__(self) -> None:
+        self._jobs: Float64Array = np.zeros((0, 6))
+
+    def join(self, rows: Sequence[int], estimates: Sequence[Estimate]) -> None:
+        """Jobs have joined."""
+        if (size := max(rows) + 1) > len(self._jobs):
+            self._jobs = np.concatenate([self._jobs, np.zeros((max(size, 64), 6))])
+        self._jobs[rows] = [(one.raw_path_s, one.work_s, one.expected, one.asked, 0.0, math.inf) for one in estimates]
+
+    def begin(self, rows: Int32Array, now: float) -> None:
+        """These rows, of a task's nodes, are in a task."""
+        self._jobs[rows, _BEGAN] = np.minimum(self._jobs[rows, _BEGAN], now)
+
+    def ran(self, rows: Int32Array, steps: Int32Array) -> None:
+        """Nodes of these jobs have run so many steps."""
+        np.add.at(self._jobs[:, _RAN], rows, steps)
+
+    def leave(self, rows: Sequence[int]) -> list[Life]:
+        """Jobs have ended or left."""
+        lives = [Life(*values) for values in self._jobs[rows][:, [_PATH, _EXPECTED, _ASKED, _RAN, _BEGAN]].tolist()]
+        self._jobs[rows, _WORK] = 0.0
+        return lives
+
+    def left_s(self, order: Int32Array) -> Float64Array:
+        """Predicted seconds of work that is left of these jobs, each."""
+        jobs = self._jobs[order]
+        left: Float64Array = jobs[:, _WORK] * np.maximum(1 - jobs[:, _RAN] / jobs[:, _EXPECTED], _LEAST_LEFT)
+        return left
