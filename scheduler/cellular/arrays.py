@@ -8,6 +8,7 @@ import numpy.typing as npt
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
 
 NONE = -1
+NO_MAXIMUM = 2**62  # of the sizes of a task's rows
 
 # Fields of a node. LEFT: steps that are in no task yet. BLOCKED: dependencies with steps that are in no task yet.
 # ROWS: outstanding tasks that hold it. NEXT: in its job's list of ready nodes; of a free row, the next free one.
@@ -18,6 +19,8 @@ CHILD, NEXT_EDGE = range(2)
 # Fields of a job. OPEN: nodes that have not ended. OUTSTANDING: rows of outstanding tasks. NODE: its first node; of a
 # free row, the next free one.
 ID, NUMBER, BULK, SLOTS, SIZE, OPEN, OUTSTANDING, NODE = range(8)
+# Fields of a job in `JoinedWork`. EXPECTED, ASKED, RAN: steps. BEGAN: when its first task was planned.
+PATH_S, WORK_S, EXPECTED, ASKED, RAN, BEGAN = range(6)
 # Fields of `sizes`: the first free row and the number of free rows, of nodes, edges and jobs.
 FREE_NODE, FREE_EDGE, FREE_JOB, NODES_LEFT, EDGES_LEFT, JOBS_LEFT = range(6)
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, PATH_S, RAN, WORK_S
 from penstock.scheduler.cellular.types import Estimate, Float64Array, Int32Array
 
-_PATH, _WORK, _EXPECTED, _ASKED, _RAN, _BEGAN = range(6)
 _LEAST_LEFT = 0.05  # of the work of a job that runs more steps than were expected
 
 
@@ -36,20 +36,20 @@ class JoinedWork:
 
     def begin(self, rows: Int32Array, now: float) -> None:
         """These rows, of a task's nodes, are in a task."""
-        self._jobs[rows, _BEGAN] = np.minimum(self._jobs[rows, _BEGAN], now)
+        self._jobs[rows, BEGAN] = np.minimum(self._jobs[rows, BEGAN], now)
 
     def ran(self, rows: Int32Array, steps: Int32Array) -> None:
         """Nodes of these jobs have run so many steps."""
-        np.add.at(self._jobs[:, _RAN], rows, steps)
+        np.add.at(self._jobs[:, RAN], rows, steps)
 
     def leave(self, rows: Sequence[int]) -> list[Life]:
         """Jobs have ended or left."""
-        lives = [Life(*values) for values in self._jobs[rows][:, [_PATH, _EXPECTED, _ASKED, _RAN, _BEGAN]].tolist()]
-        self._jobs[rows, _WORK] = 0.0
+        lives = [Life(*values) for values in self._jobs[rows][:, [PATH_S, EXPECTED, ASKED, RAN, BEGAN]].tolist()]
+        self._jobs[rows, WORK_S] = 0.0
         return lives
 
     def left_s(self, order: Int32Array) -> Float64Array:
         """Predicted seconds of work that is left of these jobs, each."""
         jobs = self._jobs[order]
-        left: Float64Array = jobs[:, _WORK] * np.maximum(1 - jobs[:, _RAN] / jobs[:, _EXPECTED], _LEAST_LEFT)
+        left: Float64Array = jobs[:, WORK_S] * np.maximum(1 - jobs[:, RAN] / jobs[:, EXPECTED], _LEAST_LEFT)
         return left

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import NONE
+from penstock.scheduler.cellular.arrays import NO_MAXIMUM, NONE
 from penstock.scheduler.cellular.backlog import Backlog
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, power_of_two
 from penstock.scheduler.cellular.cost import TaskCost, corrected
 from penstock.scheduler.cellular.deadlines import Deadline, Deadlines
 from penstock.scheduler.cellular.device import Device, Outstanding
 from penstock.scheduler.cellular.settings import CellSettings
-from penstock.scheduler.cellular.table import NO_MAXIMUM, Graphs, QueuedCellJob, checked_graphs
+from penstock.scheduler.cellular.table import Graphs, QueuedCellJob, checked_graphs
 from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Estimate, Int32Array
 from penstock.scheduler.cellular.waiting import WaitingJobs
 from penstock.scheduler.types import Cause, RejectedJob, Wait

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import JOB, NONE, make_arrays, with_room
+from penstock.scheduler.cellular.arrays import JOB, NO_MAXIMUM, NONE, make_arrays, with_room
 from penstock.scheduler.cellular.types import (
     BoolArray,
     CellGraph,
@@ -17,8 +17,6 @@ from penstock.scheduler.cellular.types import (
     Int32Array,
     Int64Array,
 )
-
-NO_MAXIMUM = 2**62  # of the sizes of a task's rows
 
 
 class QueuedCellJob(NamedTuple):
