@@ -234,8 +234,10 @@ class Client:
     ) -> AsyncGenerator[Generation, None]:
         """`generate` for one text, or one sequence of token ids: `async for so_far in client.stream(…)`.
 
-        Each item has all that was generated so far; its `finish` is "partial", and not so of the last one, which alone
-        is certain to come.
+        Each item has all that was generated so far, and begins with the tokens of the one before it; its `finish` is
+        "partial", and not so of the last one, which alone is certain to come. If the request is run again, because
+        its worker has ended or refused it, the next item is the first to have more tokens. Sampling may then differ
+        from the tokens shown: the last item is the answer.
         """
         options = recheck_options(
             Options(truncate=truncate, generation=read_generation(generation), stream=True), "generate", is_text=True
@@ -246,9 +248,13 @@ class Client:
         attempts = Attempts.within(self._timeout_s(timeout_s))
         asking = asyncio.create_task(self._ask("generate", options, checked, attempts, partials.put_nowait))
         asking.add_done_callback(lambda _: partials.put_nowait(None))
+        shown: tuple[int, ...] = ()
         try:
             while (rows := await partials.get()) is not None:
-                yield rows[0]  # type: ignore[misc]  # generate's rows are generations
+                row: Generation = rows[0]  # type: ignore[assignment]  # generate's rows are generations
+                if len(row.tokens) > len(shown) and row.tokens[: len(shown)] == shown:
+                    shown = row.tokens
+                    yield row
             yield (await asking)[0]  # type: ignore[misc]  # likewise
         finally:
             asking.cancel()
