@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, PATH_S, RAN
 from penstock.scheduler.cellular.choice import choose_quantum
 from penstock.scheduler.cellular.cost import TaskCost, corrected
 from penstock.scheduler.cellular.joined_work import JoinedWork
@@ -108,12 +109,15 @@ class Backlog:
 
     def end(self, device: int, rows: Sequence[int], now: float) -> None:
         """Jobs have run all their steps, or have stopped."""
-        for life in self._joined[device].leave(rows):
-            self._ran, self._asked = _DECAY * self._ran + life.ran, _DECAY * self._asked + life.asked
-            predicted_s = life.path_s * life.ran / life.expected
-            if predicted_s > 0 and now > life.began:
-                slowdown = corrected(self._slowdown, (now - life.began) / predicted_s)
-                self._slowdown = min(max(slowdown, _LEAST), _MOST)
+        if not rows:
+            return
+        jobs = self._joined[device].leave(rows)
+        ran, decay = jobs[:, RAN], _DECAY ** len(rows)
+        self._ran, self._asked = decay * self._ran + ran.sum(), decay * self._asked + jobs[:, ASKED].sum()
+        predicted_s = float((jobs[:, PATH_S] * ran / jobs[:, EXPECTED]).sum())
+        took_s = float((now - jobs[:, BEGAN]).sum())
+        if predicted_s > 0 and 0 < took_s < math.inf:
+            self._slowdown = min(max(corrected(self._slowdown, took_s / predicted_s), _LEAST), _MOST)
 
     def _has_room(self, entry: QueuedCellJob, table: JobTable) -> bool:
         online, _ = table.num_ready

@@ -2,24 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, PATH_S, RAN, WORK_S
+from penstock.scheduler.cellular.arrays import BEGAN, EXPECTED, RAN, WORK_S
 from penstock.scheduler.cellular.types import Estimate, Float64Array, Int32Array
 
 _LEAST_LEFT = 0.05  # of the work of a job that runs more steps than were expected
-
-
-class Life(NamedTuple):
-    """A job that has ended."""
-
-    path_s: float  # predicted for `expected` steps
-    expected: float
-    asked: float
-    ran: float
-    began: float  # its first task
 
 
 class JoinedWork:
@@ -40,13 +29,13 @@ class JoinedWork:
 
     def ran(self, rows: Int32Array, steps: Int32Array) -> None:
         """Nodes of these jobs have run so many steps."""
-        np.add.at(self._jobs[:, RAN], rows, steps)
+        self._jobs[:, RAN] += np.bincount(rows, steps, len(self._jobs))
 
-    def leave(self, rows: Sequence[int]) -> list[Life]:
-        """Jobs have ended or left."""
-        lives = [Life(*values) for values in self._jobs[rows][:, [PATH_S, EXPECTED, ASKED, RAN, BEGAN]].tolist()]
+    def leave(self, rows: Sequence[int]) -> Float64Array:
+        """Jobs have ended or left. Returns what is known of them [jobs, 6]."""
+        jobs: Float64Array = self._jobs[rows]
         self._jobs[rows, WORK_S] = 0.0
-        return lives
+        return jobs
 
     def left_s(self, order: Int32Array) -> Float64Array:
         """Predicted seconds of work that is left of these jobs, each."""
