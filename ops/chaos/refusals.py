@@ -28,8 +28,8 @@ _ACKNOWLEDGED_S = 1.0  # the last acknowledgement came at most so long before th
 _RULES: Mapping[str, Mapping[str, _Rule]] = {
     "at_least_once": {
         "replies_refused": _DENIED,
-        # A partition that acknowledges nothing for 10 s is stalled.
-        "no_leader": _Rule([RAW_REPLIES, REPLIES], 10.0 - _ACKNOWLEDGED_S, "nothing .* has been acknowledged lately"),
+        # A partition that acknowledges nothing for 20 s is stalled.
+        "no_leader": _Rule([RAW_REPLIES, REPLIES], 20.0 - _ACKNOWLEDGED_S, "nothing .* has been acknowledged lately"),
     },
     "exactly_once": {
         "replies_refused": _DENIED,

@@ -34,7 +34,7 @@ def test_a_denied_reply_topic_excuses_letters_that_say_so_while_it_is_denied(del
     assert not is_excused(fault, delivery, RAW_REPLIES, 105.0, LEADERLESS)
 
 
-@pytest.mark.parametrize(("delivery", "begins_s", "message"), [(MODES[0], 9.0, STALLED), (MODES[1], 29.0, LEADERLESS)])
+@pytest.mark.parametrize(("delivery", "begins_s", "message"), [(MODES[0], 19.0, STALLED), (MODES[1], 29.0, LEADERLESS)])
 @pytest.mark.parametrize("topic", [RAW_REPLIES, REPLIES])
 def test_leaderless_reply_topics_excuse_letters_after_the_time_for_which_answers_wait(
     delivery: str, begins_s: float, message: str, topic: str

@@ -89,7 +89,7 @@ if __name__ == "__main__":
 
     watchdog.HANG_S = watchdog.HANG_S if HANG_S is None else float(HANG_S)
     if METADATA_MAX_AGE_MS is not None:
-        outbox.METADATA_MAX_AGE_MS = int(METADATA_MAX_AGE_MS)
+        outbox.METADATA_MAX_AGE_MS = int(METADATA_MAX_AGE_MS)  # type: ignore[attr-defined]  # imported there
     reply_destinations.STALL_S = reply_destinations.STALL_S if STALL_S is None else float(STALL_S)
     process._cost = measure_then_break  # type: ignore[assignment]  # called with an EchoEngine only
     process.NullEngine = EchoEngine  # type: ignore[attr-defined,assignment]  # the whole worker, but for its arithmetic

@@ -10,12 +10,12 @@ import pytest
 
 from penstock.engine import BatchOutput, NullEngine, PackedBatch
 from penstock.engine.errors import EngineError
-from penstock.ops.bench.serving.arrivals import poisson
-from penstock.ops.bench.serving.drive import Requests, drive, random_ids
-from penstock.ops.bench.serving.length_ranges import draw
-from penstock.ops.bench.serving.measured_driver import MeasuredDriver
-from penstock.ops.bench.serving.outcome import Outcome
-from penstock.ops.bench.serving.stream import BULK_WAITING, TOGETHER, Stream
+from penstock.ops.bench.serving.loads.arrivals import poisson
+from penstock.ops.bench.serving.loads.drive import Requests, drive, random_ids
+from penstock.ops.bench.serving.loads.length_ranges import draw
+from penstock.ops.bench.serving.loads.measured_driver import MeasuredDriver
+from penstock.ops.bench.serving.loads.outcome import Outcome
+from penstock.ops.bench.serving.loads.stream import BULK_WAITING, TOGETHER, Stream
 from penstock.scheduler import CostTable, Job, LearnedCost, PackedCost, Scheduler, SchedulerSettings
 from penstock.scheduler.types import RejectedJob
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from penstock.engine import NullEngine
-from penstock.ops.bench.serving.harness import BenchHarness, Known, Load
-from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.harness.harness import BenchHarness, Known, Load
+from penstock.ops.bench.serving.harness.run_plan import KAFKA, RunPlan
+from penstock.ops.bench.serving.loads.outcome import Outcome
+from penstock.ops.bench.serving.loads.systems import EngineKind, System, all_systems, no_batch
 from penstock.ops.bench.serving.parts import critical, kafka
 from penstock.ops.bench.serving.parts.critical import critical_point
 from penstock.ops.bench.serving.report.run_tables import grids
-from penstock.ops.bench.serving.run_plan import KAFKA, RunPlan
 from penstock.ops.bench.serving.serving_benchmark import measure
-from penstock.ops.bench.serving.systems import EngineKind, System, all_systems, no_batch
 from penstock.ops.kafka import MockBroker
 from penstock.scheduler import CostTable, LearnedCost, PackedCost
 from penstock.worker.resolved_settings import resolve, scheduler_settings

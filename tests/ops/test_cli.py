@@ -273,7 +273,7 @@ class Admin:
 async def test_topics_that_a_command_creates_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: list[str], said: str
 ) -> None:
-    monkeypatch.setattr(kafka, "AIOKafkaAdminClient", lambda **_: Admin(refused))
+    monkeypatch.setattr(kafka, "FailoverAdmin", lambda **_: Admin(refused))
     before = structlog.get_config()
     terminal.narrate_logs("localhost:9092")
     try:
@@ -415,7 +415,7 @@ class TestCheck:
         code, text = penstock(*args, "--processes", "100000")
         assert code == 1
         assert re.search(r"100000 members need 100000 x \d.\d GiB, \d+.\d GiB are free: \d+ fit", text)
-        assert "Give so many --processes" in text
+        assert "Give that number as --processes" in text
 
     def test_a_model_that_generates(self, tmp_path: Path) -> None:
         save_seq2seq(tmp_path / "t5", "t5")

@@ -273,12 +273,8 @@ class World:
         if member.reads_first:
             self._fence(member)
         member.own(member.found if member.reads_first else self.committed)
-        is_own = self.committer == number and self.committed is not None and self.committed.custody is not None
-        if (
-            is_own
-            and self.committed.custody.deaths
-            and member.marks.custody(SOURCE).deaths > self.committed.custody.deaths
-        ):
+        mark = None if self.committed is None or self.committer != number else self.committed.custody
+        if mark is not None and 0 < mark.deaths < member.marks.custody(SOURCE).deaths:
             raise Violation("a member that lives takes its own mark for that of one that died")
 
     def _crash(self, number: int) -> None:
