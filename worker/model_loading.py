@@ -42,6 +42,7 @@ def load_model(settings: ModelSettings) -> "Engine | GenerationModel | ServedCel
             device=device,
             max_rows=max_rows,
             max_encode_tokens=max_tokens,
+            page_bytes=None if settings.page_memory_mib is None else settings.page_memory_mib << 20,
         )
     return penstock.engine.load_engine(
         settings.model,

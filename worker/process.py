@@ -115,10 +115,10 @@ def _warm(engine: "Engine | GenerationModel | ServedCells", settings: ResolvedSe
     if isinstance(engine, penstock.engine.ServedCells):
         from penstock.worker.stepping.cell_model import served_cells  # imports torch
 
-        return served_cells(engine)
+        return served_cells(engine, settings.admission)
     from penstock.worker.stepping.generation_model import served_generation  # imports torch
 
-    return served_generation(engine)
+    return served_generation(engine, settings.admission)
 
 
 def _cost(engine: Engine, settings: ResolvedSettings) -> LearnedCost:

@@ -63,6 +63,12 @@ class ModelSettings(FileSettings):
         description="Sequences, or nodes of trees, of a model made of cells that have a state at the same time; others "
         "wait. Default: as many as 256 MiB hold, from 1024 to 16384.",
     )
+    page_memory_mib: int | None = Field(
+        None,
+        ge=1,
+        description="Memory of the keys and values of a model that generates; sequences wait while none is free. "
+        "Default: an eighth of the free memory, at most 2048 on a CPU and 8192 on a GPU.",
+    )
     head: Path | None = Field(
         None, description="A linear classification head (safetensors, labels in its metadata) on the embeddings."
     )

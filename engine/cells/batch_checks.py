@@ -53,6 +53,11 @@ def require_runnable(cell: Cell) -> None:
         new, emitted = cell.step(states, {name: torch.zeros(rows, dtype=torch.int32) for name in spec.inputs})
     except Exception as error:
         raise InvalidCell(f"cell {spec.name!r} cannot run a step of zeros: {error!r}.") from error
+    require_declared(spec, new, emitted, rows)
+
+
+def require_declared(spec: CellSpec, new: Tensors, emitted: Tensors, rows: int) -> None:
+    """Raise InvalidCell unless a step of so many rows has returned what the specification declares."""
     _require_declared(spec.name, "state", spec.states, new, rows)
     _require_declared(spec.name, "emission", spec.emits, emitted, rows)
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.engine.cells.batch_checks import BatchCheck, require_runnable
+from penstock.engine.cells.batch_checks import BatchCheck, require_declared, require_runnable
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, Int32Array
 from penstock.engine.cells.errors import CellFailed
-from penstock.engine.errors import EngineError, InvalidBatch
+from penstock.engine.errors import EngineError, InvalidBatch, is_transient
 
 Emissions = npt.NDArray[np.float32] | Int32Array
 
@@ -43,7 +43,8 @@ class FinishedCells:
 class CpuStepEngine:
     """Implements `penstock.engine.cells.contract.StepEngine`. `start` computes the batch and then returns.
 
-    Rows that raise or become NaN are found by halving the batch, fail alone, and leave their slots undefined.
+    Rows that raise or become NaN are found by halving the batch, fail alone, and leave their slots undefined. An error
+    that may pass, such as a lack of memory, is raised by `start`, and nothing has changed.
     """
 
     def __init__(self, cells: Sequence[Cell], num_slots: int, *, threads: int = 1) -> None:
@@ -98,6 +99,8 @@ class CpuStepEngine:
         try:
             return [self._run_steps(cell, batch, rows)]
         except Exception as error:  # of the cell's own code
+            if is_transient(error):
+                raise  # nothing has been written: the caller runs the batch again
             if len(rows) == 1:
                 failed[int(rows[0])] = _failure(cell.spec, "raised", error)
                 return []
@@ -130,6 +133,7 @@ class CpuStepEngine:
             # The values of a row that is not active are of another step or node.
             inputs = {name: values.masked_fill(~is_active, 0) for name, values in inputs.items()}
             new, values = cell.step(states, inputs)
+            require_declared(spec, new, values, len(rows))
             kept = is_active[:, None]
             # Before the first step an arity of 2 has another shape; a row without a first step is not written.
             states = {name: new[name] if step == 0 else torch.where(kept, new[name], states[name]) for name in states}

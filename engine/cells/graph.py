@@ -57,9 +57,14 @@ class Unfolded:
         """The slots that it needs."""
         return plan_slots(self.reads)
 
+    @property
+    def num_slots(self) -> int:
+        """State slots that it acquires at once."""
+        return self.slot_plan.num_slots
+
     @cached_property
     def packed(self) -> Int32Array:
-        """The graph as one array: see packing.py."""
+        """The graph as one array: see packing.py. Made when the request joins: one that waits takes little memory."""
         inputs = [(self.inputs[name].offsets, self.inputs[name].values) for name in sorted(self.inputs)]
         return pack(self.cells, self.steps, self.reads, self.slot_plan, inputs)
 
@@ -77,9 +82,9 @@ class Unfolded:
 
     def require_slots(self, num_slots: int) -> None:
         """Raise GraphTooLarge where a pool with so many slots could not hold the request, even alone."""
-        if self.slot_plan.num_slots > num_slots:
+        if self.num_slots > num_slots:
             raise GraphTooLarge(
-                f"the request needs {self.slot_plan.num_slots} state slots at once, and the pool has {num_slots}. "
+                f"the request needs {self.num_slots} state slots at once, and the pool has {num_slots}. "
                 "Split the request, or enlarge the pool."
             )
 

@@ -25,6 +25,7 @@ NODE, NUM_NODES, VALUE, NUM_VALUES, OPEN_NODES, UNDERWAY, IS_CLOSED, HAS_FAILED 
 FREE_REQUEST, NUM_KNOWN, NUM_OPEN = range(3)
 END = 32
 OF_NODES, OF_VALUES = 3, 4 + END
+_MOST_KEPT = 1 << 18  # nodes and values of an empty table
 
 
 class NodeTable:
@@ -39,6 +40,9 @@ class NodeTable:
         for cell, spec in enumerate(specs):
             self.inputs[cell, : len(spec.inputs)] = [names.index(name) for name in spec.inputs]
             self.widths[cell, : len(spec.emits)] = [emission.width for emission in spec.emits]
+        self._clear()
+
+    def _clear(self) -> None:
         num_columns = self.inputs.shape[1] + self.widths.shape[1]
         self.nodes = np.zeros((0, 10), np.int32)  # [N]
         self.slots = np.zeros((0, 2, self.arity), np.int32)  # [N] READ and SPARE
@@ -53,6 +57,11 @@ class NodeTable:
     def first_emission(self) -> int:
         """The column of `places` with a cell's first emission."""
         return self.inputs.shape[1]
+
+    def shrink(self) -> None:
+        """Give back the memory of a table without requests, if it is large. Blocks of one size are no use to others."""
+        if self.counts[NUM_KNOWN] == 0 and len(self.values) + len(self.nodes) > _MOST_KEPT:
+            self._clear()
 
     def reserve(self, num_requests: int, num_nodes: int, num_values: int) -> None:
         """Make room for requests whose blocks have so many nodes and values."""

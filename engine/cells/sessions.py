@@ -179,6 +179,7 @@ class Sessions:
         if num_released == NONE:
             raise ValueError("a request was closed that is not open. This is a bug.")
         self._release(num_released)
+        table.shrink()
 
     def check_integrity(self) -> None:
         """Raise unless every slot and every row belongs to an open request. Called by tests, and when idle."""

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.engine.cells.contract import Int32Array
 
 
@@ -11,10 +13,10 @@ class SlotPlan(NamedTuple):
     A node writes the slot of a node that it reads where it is the only reader, else a slot of its own.
     """
 
-    slots: list[int]  # [N] written
-    spare: list[list[int]]  # [N, arity] slots that are read and not written: a reference each, until the node has read
-    is_last: list[bool]  # [N] whether no node reads it: it holds a reference until it ends
-    references: list[int]  # of each slot
+    slots: Int32Array  # [N] written
+    spare: Int32Array  # [N, arity] slots that are read and not written: a reference each, until the node has read
+    is_last: Int32Array  # [N] whether no node reads it: it holds a reference until it ends
+    references: Int32Array  # of each slot
 
     @property
     def num_slots(self) -> int:
@@ -30,19 +32,21 @@ def plan_slots(node_reads: Int32Array) -> SlotPlan:
         for read in row:
             if read >= 0:
                 num_readers[read] += 1
-    plan = SlotPlan([], [], [count == 0 for count in num_readers], [])
-    for row, is_last in zip(reads, plan.is_last, strict=True):
+    slots, spares, references = list[int](), list[list[int]](), list[int]()
+    for row, count in zip(reads, num_readers, strict=True):
         own, spare = -1, [-1] * len(row)
         for column, read in enumerate(row):
             if read >= 0 and own < 0 and num_readers[read] == 1:
-                own = plan.slots[read]
+                own = slots[read]
             elif read >= 0:
-                spare[column] = plan.slots[read]
-                plan.references[plan.slots[read]] += 1
+                spare[column] = slots[read]
+                references[slots[read]] += 1
         if own < 0:
-            own = len(plan.references)
-            plan.references.append(0)
-        plan.references[own] += is_last
-        plan.slots.append(own)
-        plan.spare.append(spare)
-    return plan
+            own = len(references)
+            references.append(0)
+        references[own] += count == 0
+        slots.append(own)
+        spares.append(spare)
+    is_last = [count == 0 for count in num_readers]
+    # As arrays: requests that wait keep their plans, and lists take eight times the memory.
+    return SlotPlan(*[np.array(values, np.int32) for values in (slots, spares, is_last, references)])

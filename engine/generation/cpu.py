@@ -27,7 +27,9 @@ class CpuSeq2Seq:
     def __init__(self, weights: Seq2SeqWeights, num_pages: int, page_size: int, threads: int) -> None:
         self._model: Seq2Seq[Linear] = weights.prepared(lambda dense: make_linear(dense, torch.float32), lambda t: t)
         decoder = weights.decoder
-        self._key_values = torch.zeros(len(decoder.layers), num_pages, page_size, 2 * decoder.width)
+        # numpy's zeros take no memory before they are written; torch writes its own at once.
+        pages = np.zeros((len(decoder.layers), num_pages, page_size, 2 * decoder.width), np.float32)
+        self._key_values = torch.from_numpy(pages)
         self._threads = threads
 
     @torch.inference_mode()

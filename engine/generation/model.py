@@ -1,7 +1,9 @@
 """An encoder-decoder model for a worker: its facts, the options that it allows, and its generator."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +19,10 @@ from penstock.engine.model.checkpoint import resolve_model, revision_of
 from penstock.engine.types import ModelInfo
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Pages on a GPU: of the memory that is free before the weights are there. Members share it, and graphs need some.
-_SHARE_OF_FREE, _MOST_PAGE_BYTES = 8, 8 << 30
+# Pages, by default: of the memory that is free before the weights are there. Members share it, and a GPU's graphs need
+# some.
+_SHARE_OF_FREE = 8
+_MOST_PAGE_BYTES = {"cpu": 2 << 30, "cuda": 8 << 30}
 _PREPARE_S = 10.0  # for CUDA graphs, at load
 
 
@@ -83,10 +87,12 @@ def load_generation_model(
     device: str = "auto",
     max_rows: int | None = None,
     max_encode_tokens: int | None = None,
+    page_bytes: int | None = None,
 ) -> GenerationModel:
     """Load a model directory or Hugging Face id whose checkpoint `generates`. Blocks for seconds.
 
     name: the model's name in requests; `default_name` when None. max_rows, max_encode_tokens: see `GeneratorLimits`.
+    page_bytes: of keys and values; None: an eighth of the free memory, at most 2 GiB on a CPU and 8 GiB on a GPU.
     dtype: on a GPU "float16", "bfloat16", "float32", or "auto": float16, and bfloat16 where float16 would overflow; on
         a CPU "float32" or "auto".
     device: "cpu", "cuda" or "auto": a GPU if there is one and CuPy is installed.
@@ -98,8 +104,8 @@ def load_generation_model(
     limits = GeneratorLimits(**{field: value for field, value in given.items() if value is not None})
     checkpoint, revision = load_seq2seq(model), revision_of(resolve_model(model))
     precision, own_name = _precision(dtype, place, checkpoint), name or default_name(model)
+    limits = replace(limits, num_pages=_num_pages(limits, checkpoint, _DTYPES[precision], place, page_bytes))
     if place == "cuda":
-        limits = replace(limits, num_pages=_num_gpu_pages(limits, checkpoint, _DTYPES[precision]))
         place = device_name()
     loaded = GenerationModel(checkpoint, own_name, revision, limits, precision, place)
     loaded.options({"max_new_tokens": 1})  # lengths may be each request's own
@@ -118,8 +124,24 @@ def _precision(dtype: str, device: str, checkpoint: Seq2SeqCheckpoint) -> str:
     return dtype
 
 
-def _num_gpu_pages(limits: GeneratorLimits, checkpoint: Seq2SeqCheckpoint, dtype: torch.dtype) -> int:
-    """An eighth of the device's free memory, 8 GiB at most."""
-    free_bytes, _ = torch.cuda.mem_get_info()
-    most_bytes = min(free_bytes // _SHARE_OF_FREE, _MOST_PAGE_BYTES)
+def _num_pages(
+    limits: GeneratorLimits, checkpoint: Seq2SeqCheckpoint, dtype: torch.dtype, device: str, page_bytes: int | None
+) -> int:
+    """Pages of keys and values in the given memory, or in a part of what is free. Raises UnsupportedDevice."""
+    free_bytes = torch.cuda.mem_get_info()[0] if device == "cuda" else _free_host_bytes()
+    if page_bytes is not None and page_bytes > free_bytes:
+        raise UnsupportedDevice(
+            f"{page_bytes >> 20:,} MiB of keys and values do not fit into the {free_bytes >> 20:,} MiB of free memory. "
+            "Set less, or leave the setting out."
+        )
+    most_bytes = page_bytes or min(free_bytes // _SHARE_OF_FREE, _MOST_PAGE_BYTES[device])
     return limits.pages_in(most_bytes, checkpoint.weights, dtype.itemsize)
+
+
+def _free_host_bytes() -> int:
+    """Memory that new work can have without swapping, as Linux estimates it; else all that the machine has."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

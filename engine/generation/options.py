@@ -8,7 +8,9 @@ from penstock.engine.errors import InvalidOption
 
 _DEFAULT_NEW_TOKENS = 20  # transformers' default
 _MAX_ENDS = 64  # of each candidate of each beam, all are compared
-_MAX_PENALTY = 10  # a power of a length that float32 holds
+_MAX_BEAMS = 32  # each beam is a row of a step; all of a sequence run in one step
+_MAX_WORDS = 256  # of several tokens in bad_words_ids: each is compared with the history of each row at each step
+_MIN_PENALTY, _MAX_PENALTY = -3, 10  # powers of a length that float32 holds
 _MIN_FACTOR, _MAX_FACTOR = 0.01, 100  # of scores; beyond, products may leave float32. 0.01 is vLLM's least temperature
 
 # Options that are not implemented -> the value that changes nothing.
@@ -73,8 +75,13 @@ class GenerationOptions:
         _require(num_ends <= _MAX_ENDS, "eos_token_id", num_ends, f"at most {_MAX_ENDS} tokens")
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
         _require(self.min_new_tokens >= 0, "min_new_tokens", self.min_new_tokens, "at least 0")
-        _require(self.num_beams >= 1, "num_beams", self.num_beams, "at least 1")
-        _require(abs(self.length_penalty) <= _MAX_PENALTY, "length_penalty", self.length_penalty, "in [-10, 10]")
+        _require(1 <= self.num_beams <= _MAX_BEAMS, "num_beams", self.num_beams, f"in [1, {_MAX_BEAMS}]")
+        _require(
+            _MIN_PENALTY <= self.length_penalty <= _MAX_PENALTY,
+            "length_penalty",
+            self.length_penalty,
+            f"in [{_MIN_PENALTY}, {_MAX_PENALTY}]",
+        )
         _require(
             self.early_stopping in (True, False, "never"), "early_stopping", self.early_stopping, "true, false, never"
         )
@@ -84,6 +91,10 @@ class GenerationOptions:
         _require_factor("repetition_penalty", self.repetition_penalty)
         _require(self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", self.no_repeat_ngram_size, "at least 0")
         _require(all(self.bad_words_ids), "bad_words_ids", self.bad_words_ids, "sequences of at least one token")
+        num_words = sum([len(word) > 1 for word in self.bad_words_ids])
+        _require(
+            num_words <= _MAX_WORDS, "bad_words_ids", num_words, f"at most {_MAX_WORDS} sequences of several tokens"
+        )
         if self.do_sample and self.num_beams > 1:
             raise InvalidOption("do_sample with num_beams above 1 is not implemented. Use one of them.")
 
@@ -118,8 +129,9 @@ class GenerationOptions:
             ("forced_bos_token_id", bos),
             ("forced_eos_token_id", self.forced_eos_token_ids),
         ):
-            for token in tokens:
-                _require(0 <= token < vocab_size, name, token, f"a token in [0, {vocab_size})")
+            wrong = [one for one in (min(tokens, default=0), max(tokens, default=0)) if not 0 <= one < vocab_size]
+            if wrong:
+                raise InvalidOption(f"{name} must be a token in [0, {vocab_size}). Given: {wrong[0]!r}")
 
     def without_lengths(self) -> "GenerationOptions":
         """The options with one value of max_new_tokens: those of equal requests that differ in it are equal."""
@@ -161,6 +173,8 @@ def _bool(name: str, value: Any) -> bool:
 
 def _tokens(name: str, value: Any) -> tuple[int, ...]:
     """One token, or a list of them."""
+    if isinstance(value, list | tuple) and set(map(type, value)) == {int}:  # at once: it may be a long list
+        return tuple(value)
     return tuple(_int(name, token) for token in (value if isinstance(value, list | tuple) else [value]))
 
 

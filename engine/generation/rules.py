@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -20,8 +20,13 @@ class LogitRules:
     def __init__(self, options: GenerationOptions) -> None:
         """`options.max_new_tokens` is not read: each row has its own."""
         self.options = options
-        words = [word for word in options.bad_words_ids if word not in {(token,) for token in options.eos_token_ids}]
-        self._bad_tokens = [word[0] for word in words if len(word) == 1]
+        ends = {(token,) for token in options.eos_token_ids}
+        words = [word for word in options.bad_words_ids if word not in ends]
+        self._bad_tokens = torch.tensor([word[0] for word in words if len(word) == 1], dtype=torch.int64)
+        self._suppressed = torch.tensor(options.suppress_tokens, dtype=torch.int64)
+        self._first_suppressed = torch.tensor(options.begin_suppress_tokens, dtype=torch.int64)
+        self._ends = torch.tensor(options.eos_token_ids, dtype=torch.int64)
+        self._forced_ends = torch.tensor(options.forced_eos_token_ids, dtype=torch.int64)
         self._bad_words = [word for word in words if len(word) > 1]
         self._reads_history = options.repetition_penalty != 1 or options.no_repeat_ngram_size > 0 or self._bad_words
 
@@ -36,13 +41,13 @@ class LogitRules:
             for row, history in zip(scores, histories, strict=True):
                 self._apply_history(row, history)
         _ban(scores, None, self._bad_tokens)
-        _ban(scores, num_new < options.min_new_tokens, options.eos_token_ids)
+        _ban(scores, num_new < options.min_new_tokens, self._ends)
         if options.forced_bos_token_id is not None:
-            _force(scores, num_new == 0, (options.forced_bos_token_id,))
-        _force(scores, num_new == max_new_tokens - 1, options.forced_eos_token_ids)
-        _ban(scores, None, options.suppress_tokens)
+            _force(scores, num_new == 0, torch.tensor([options.forced_bos_token_id]))
+        _force(scores, num_new == max_new_tokens - 1, self._forced_ends)
+        _ban(scores, None, self._suppressed)
         first = 0 if options.forced_bos_token_id is None else 1
-        _ban(scores, num_new == first, options.begin_suppress_tokens)
+        _ban(scores, num_new == first, self._first_suppressed)
         if options.do_sample:
             scores = filtered(scores, options)
         return torch.log_softmax(scores, dim=-1) if options.renormalize_logits else scores
@@ -62,10 +67,15 @@ class LogitRules:
             row[banned] = -math.inf
 
 
-@lru_cache(maxsize=256)
+_SHARED: "WeakValueDictionary[GenerationOptions, LogitRules]" = WeakValueDictionary()  # of requests that are running
+
+
 def rules_of(options: GenerationOptions) -> LogitRules:
-    """Rules that equal options share, so that their rows are processed together."""
-    return LogitRules(options)
+    """Rules that equal options share, so that their rows are processed together. Called by the generator's thread."""
+    rules = _SHARED.get(options)
+    if rules is None:
+        rules = _SHARED[options] = LogitRules(options)
+    return rules
 
 
 def filtered(scores: Tensor, options: GenerationOptions) -> Tensor:
@@ -82,20 +92,20 @@ def filtered(scores: Tensor, options: GenerationOptions) -> Tensor:
     return scores
 
 
-def _ban(scores: Tensor, rows: np.ndarray[tuple[int], np.dtype[np.bool_]] | None, tokens: Sequence[int]) -> None:
+def _ban(scores: Tensor, rows: np.ndarray[tuple[int], np.dtype[np.bool_]] | None, tokens: Tensor) -> None:
     """Leave out some tokens, in all rows or in the rows where `rows` is true."""
-    if not tokens or (rows is not None and not rows.any()):
+    if not len(tokens) or (rows is not None and not rows.any()):
         return
     if rows is None or rows.all():
-        scores[:, list(tokens)] = -math.inf
+        scores[:, tokens] = -math.inf
     else:
-        scores[torch.from_numpy(np.flatnonzero(rows))[:, None], torch.tensor(tokens)] = -math.inf
+        scores[torch.from_numpy(np.flatnonzero(rows))[:, None], tokens] = -math.inf
 
 
-def _force(scores: Tensor, rows: np.ndarray[tuple[int], np.dtype[np.bool_]], tokens: Sequence[int]) -> None:
+def _force(scores: Tensor, rows: np.ndarray[tuple[int], np.dtype[np.bool_]], tokens: Tensor) -> None:
     """Leave out all tokens but these where `rows` is true; their score is 0."""
-    if not tokens or not rows.any():
+    if not len(tokens) or not rows.any():
         return
     places = torch.from_numpy(np.flatnonzero(rows))
     scores[places] = -math.inf
-    scores[places[:, None], torch.tensor(tokens)] = 0.0
+    scores[places[:, None], tokens] = 0.0

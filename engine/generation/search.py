@@ -75,7 +75,7 @@ class BeamSearch:
         self.scores = np.full(beams, _OUT)  # of each growing hypothesis; at first they are equal, and one counts
         self.scores[0] = 0
         self._ended: list[tuple[int, ...]] = [()] * beams
-        self._ended_scores = np.full(beams, _OUT)
+        self._ended_scores = np.full(beams, -np.inf, np.float32)
         self._is_ended = np.zeros(beams, np.bool_)  # whether each place of `_ended` is taken
 
     @property
@@ -114,7 +114,7 @@ class BeamSearch:
         """Keep the best that have ended. Those behind the first `num_beams` continuations do not count."""
         beams = self._options.num_beams
         counts = ends & (np.arange(len(ends)) < beams)
-        merged = np.concatenate([self._ended_scores, scores + np.where(counts, np.float32(0), _OUT)])
+        merged = np.concatenate([self._ended_scores, np.where(counts, scores, np.float32(-np.inf))])
         order = np.argsort(-merged, kind="stable")[:beams]
         hypotheses = self._ended + tokens
         self._ended = [hypotheses[i] for i in order]
@@ -127,5 +127,5 @@ class BeamSearch:
         is_patient = options.early_stopping == "never" and options.length_penalty > 0
         reached = options.max_new_tokens if is_patient else length
         attainable = self.scores[0] / np.float32(reached**options.length_penalty)
-        worst = np.where(self._is_ended, self._ended_scores.min(), _OUT)
+        worst = np.where(self._is_ended, self._ended_scores.min(), np.float32(-np.inf))
         return bool((attainable > worst).any())

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
 
 NONE = -1
+NO_MAXIMUM = 2**62  # of the sizes of a task's rows
 
 # Fields of a node. LEFT: steps that are in no task yet. BLOCKED: dependencies with steps that are in no task yet.
 # ROWS: outstanding tasks that hold it. NEXT: in its job's list of ready nodes; of a free row, the next free one.
@@ -17,7 +18,9 @@ CELL, JOB, INDEX, LEFT, BLOCKED, ROWS, EDGE, NEXT, SIBLING, ENDED = range(10)
 CHILD, NEXT_EDGE = range(2)
 # Fields of a job. OPEN: nodes that have not ended. OUTSTANDING: rows of outstanding tasks. NODE: its first node; of a
 # free row, the next free one.
-ID, NUMBER, BULK, SLOTS, OPEN, OUTSTANDING, NODE = range(7)
+ID, NUMBER, BULK, SLOTS, SIZE, OPEN, OUTSTANDING, NODE = range(8)
+# Fields of a job in `JoinedWork`. EXPECTED, ASKED, RAN: steps. BEGAN: when its first task was planned.
+PATH_S, WORK_S, EXPECTED, ASKED, RAN, BEGAN = range(6)
 # Fields of `sizes`: the first free row and the number of free rows, of nodes, edges and jobs.
 FREE_NODE, FREE_EDGE, FREE_JOB, NODES_LEFT, EDGES_LEFT, JOBS_LEFT = range(6)
 
@@ -27,7 +30,7 @@ class Arrays(NamedTuple):
 
     nodes: Int32Array  # [N, 10]
     edges: Int32Array  # [E, 2]
-    jobs: Int64Array  # [J, 7]
+    jobs: Int64Array  # [J, 8]
     is_gone: BoolArray  # [J] it has ended or left; its row is free once no row is outstanding
     due: Float64Array  # [J]
     lists: Int32Array  # [J, C, 2] first and last ready node of each job, by cell
@@ -45,7 +48,7 @@ def make_arrays(num_cells: int) -> Arrays:
     return Arrays(
         nodes=np.empty((0, 10), int32),
         edges=np.empty((0, 2), int32),
-        jobs=np.empty((0, 7), int64),
+        jobs=np.empty((0, 8), int64),
         is_gone=np.empty(0, np.bool_),
         due=np.empty(0),
         lists=np.empty((0, num_cells, 2), int32),

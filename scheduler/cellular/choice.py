@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from penstock.scheduler.cellular.types import CellRule
 
-MAX_PASSES = 8  # tasks of other cell types before a ready one of low priority has its turn
-
 
 def choose_cell(
     rules: Sequence[CellRule],
@@ -18,15 +16,19 @@ def choose_cell(
     """The cell type of the next task of a device, or None where no node is ready.
 
     Of the types that fill a task, else of those without an outstanding task, else of all with a ready node: the one of
-    the highest priority. A type that was ready but passed over `MAX_PASSES` times goes first, so none starves.
+    the highest priority. A type that was ready but passed over `max_passes` times goes first, so none starves: of
+    several the one that was passed over most often.
     `online`, `bulk`: ready nodes of each type. Those of bulk jobs count where no online node is ready.
     """
-    if max(num_passes) >= MAX_PASSES:
-        overdue = [cell for cell, passes in enumerate(num_passes) if passes >= MAX_PASSES and online[cell] + bulk[cell]]
-        if overdue:
-            return max(overdue, key=lambda cell: num_passes[cell])
     ready = online if any(online) else bulk
     some = [cell for cell, num_ready in enumerate(ready) if num_ready]
+    overdue = [
+        cell
+        for cell, passes in enumerate(num_passes)
+        if passes >= rules[cell].max_passes and (online[cell] or (bulk[cell] and (passes or ready is bulk)))
+    ]
+    if overdue:
+        return max(overdue, key=lambda cell: num_passes[cell])
     if len(some) < 2:
         return some[0] if some else None
     full = [cell for cell in some if ready[cell] >= rules[cell].max_rows]

@@ -32,6 +32,7 @@ from penstock.scheduler.cellular.arrays import (
     OUTSTANDING,
     ROWS,
     SIBLING,
+    SIZE,
     SLOTS,
     Arrays,
 )
@@ -76,9 +77,9 @@ def join(
     columns: Int64Array, due_at: Float64Array, num_nodes: Int64Array, cells: Int32Array, steps: Int32Array,
     offsets: Int32Array, dependencies: Int32Array, rows: Int64Array,
 ) -> None:  # fmt: skip
-    """Add jobs with valid graphs, end to end, for which there is room. `columns`: ID, NUMBER, BULK, SLOTS of each.
+    """Add jobs with valid graphs, end to end, for which there is room. Writes the row of each to `rows`.
 
-    Writes the row of each job to `rows`.
+    `columns`: ID, NUMBER, BULK, SLOTS, SIZE of each.
     """
     arrays = Arrays(nodes, edges, jobs, is_gone, due, lists, ready, order, num_jobs, slots, sizes)
     begin = place = edge_begin = 0
@@ -88,7 +89,7 @@ def join(
         sizes[FREE_JOB] = jobs[job, NODE]
         sizes[JOBS_LEFT] -= 1
         rows[number] = job
-        jobs[job, ID : SLOTS + 1] = columns[number]
+        jobs[job, ID : SIZE + 1] = columns[number]
         jobs[job, OPEN] = num_nodes[number]
         jobs[job, OUTSTANDING] = 0
         jobs[job, NODE] = NONE
@@ -130,6 +131,41 @@ def join(
         place += num_nodes[number] + 1
         edge_begin += offsets[place - 1]
         _insert(arrays, job)
+
+
+def measure(
+    sizes: Int64Array,
+    cells: Int32Array,
+    steps: Int32Array,
+    offsets: Int32Array,
+    dependencies: Int32Array,
+    step_s: Float64Array,
+    row_s: Float64Array,
+    share: float,
+    found: Float64Array,
+) -> None:
+    """Times of valid graphs, end to end, of whose chains a share of the steps runs.
+
+    `step_s`: seconds of a step of each cell; `row_s`: of one of its rows. Writes to `found` [G, 4]: seconds of the
+    longest path, seconds of all rows, expected steps, steps.
+    """
+    node = place = edge = 0
+    ends = np.zeros(max(1, sizes[0].max()))
+    for graph in range(sizes.shape[1]):
+        for index in range(sizes[0, graph]):
+            cell, asked = cells[node + index], steps[node + index]
+            expected = max(1.0, asked * share)
+            begin = 0.0
+            for at in range(edge + offsets[place + index], edge + offsets[place + index + 1]):
+                begin = max(begin, ends[dependencies[at]])
+            ends[index] = begin + expected * step_s[cell]
+            found[graph, 0] = max(found[graph, 0], ends[index])
+            found[graph, 1] += expected * row_s[cell]
+            found[graph, 2] += expected
+            found[graph, 3] += asked
+        node += sizes[0, graph]
+        place += sizes[2, graph]
+        edge += sizes[3, graph]
 
 
 @_inlined

@@ -36,6 +36,7 @@ from penstock.scheduler.cellular.arrays import (
     OUTSTANDING,
     ROWS,
     SIBLING,
+    SIZE,
     SLOTS,
     Arrays,
 )
@@ -48,24 +49,25 @@ _inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled 
 def plan(
     nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, lists: Int32Array,
     ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
-    cell: int, quantum: int, rows: Int32Array, steps: Int32Array, ids: Int64Array, indices: Int32Array,
+    cell: int, quantum: int, max_size: int, rows: Int32Array, steps: Int32Array, ids: Int64Array, indices: Int32Array,
 ) -> int:  # fmt: skip
-    """Put the ready nodes of a cell that are due first into a task. The last four are its rows, all to be filled.
+    """Put the ready nodes of a cell that are due first into a task. The last four are its rows.
 
-    Returns the most steps of a row; NONE where fewer nodes are ready.
+    Returns how many were filled: all, where as many nodes are ready and the sum of their jobs' sizes is `max_size` at
+    most. A first node that is larger is taken alone.
     """
     arrays = Arrays(nodes, edges, jobs, is_gone, due, lists, ready, order, num_jobs, slots, sizes)
-    count = longest = 0
+    count = size = 0
     for group in range(2):
         for place in range(num_jobs[group]):
             if count == len(rows):
                 break
             job = order[group, place]
             before, node = NONE, lists[job, cell, 0]
-            while node != NONE and count < len(rows):
+            while node != NONE and count < len(rows) and (count == 0 or size + jobs[job, SIZE] <= max_size):
                 following = nodes[node, NEXT]
                 taken = min(nodes[node, LEFT], quantum)
-                longest = max(longest, taken)
+                size += jobs[job, SIZE]
                 rows[count], steps[count], ids[count], indices[count] = node, taken, jobs[job, ID], nodes[node, INDEX]
                 count += 1
                 nodes[node, LEFT] -= taken
@@ -83,7 +85,7 @@ def plan(
                         lists[job, cell, 1] = before
                 node = following
     _release(arrays, rows[:count])  # only now: a node and what depends on it must not run in one task
-    return longest if count == len(rows) else NONE
+    return count
 
 
 def settle(

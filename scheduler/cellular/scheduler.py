@@ -1,23 +1,24 @@
 """The cellular scheduler: requests in, tasks of one cell type out (BatchMaker, EuroSys 2018, Algorithm 1)."""
 
-import heapq
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import NONE
+from penstock.scheduler.cellular.arrays import NO_MAXIMUM, NONE
+from penstock.scheduler.cellular.backlog import Backlog
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, power_of_two
 from penstock.scheduler.cellular.cost import TaskCost, corrected
+from penstock.scheduler.cellular.deadlines import Deadline, Deadlines
 from penstock.scheduler.cellular.device import Device, Outstanding
 from penstock.scheduler.cellular.settings import CellSettings
-from penstock.scheduler.cellular.table import Graphs, QueuedCellJob, end_to_end, find_invalid
-from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Int32Array
+from penstock.scheduler.cellular.table import Graphs, QueuedCellJob, checked_graphs
+from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Estimate, Int32Array
 from penstock.scheduler.cellular.waiting import WaitingJobs
 from penstock.scheduler.types import Cause, RejectedJob, Wait
 
-_FEW = 1000  # entries of jobs that have left, which are not worth a removal
+_UNKNOWN = Estimate()
 
 
 class _Active(NamedTuple):
@@ -39,6 +40,9 @@ class CellScheduler:
     device run in the order in which they were planned. So that this holds, and no state is copied between devices, a
     job is pinned to a device from its first task to its end: to the one where the fewest slots are held.
 
+    Under admission by deadline, an online job that would be late, or would make one that waits late, is rejected on
+    arrival; and one that can no longer be in time, before it takes a slot. See `Backlog` for the prediction.
+
     Every job given to `add` leaves exactly once: rejected, by `cancel`, or as an id that `finished` returns.
     """
 
@@ -49,9 +53,13 @@ class CellScheduler:
         self._host_s = settings.host_s
         self._rules, self._settings = tuple(rules), settings
         self._devices = [Device(len(rules)) for _ in range(settings.num_devices)]
+        tables = [device.table for device in self._devices]
+        is_admitting = settings.admission == "deadline"
+        self._backlog = Backlog(self._rules, settings, self.cost, tables) if is_admitting else None
+        self._doomed: list[RejectedJob] = []  # that were about to join; `poll` has not told yet
         self._active: dict[int, _Active] = {}
         self._waiting = WaitingJobs(settings.max_slots)
-        self._deadlines: list[tuple[float, int, int]] = []  # a heap of deadline, number and id, likewise
+        self._deadlines = Deadlines(self._is_active)
         self._num_added = self._num_planned = 0
         self.num_joined = 0  # jobs on a device
         self._latest = -math.inf
@@ -62,25 +70,35 @@ class CellScheduler:
         return len(self._active) - self.num_joined
 
     def add(self, jobs: Sequence[CellJob], now: float) -> list[RejectedJob]:
-        """Add jobs. Returns those that came after their deadline.
+        """Add jobs. Returns those rejected: they came after their deadline, or admission predicts that they end so.
 
         ValueError, and nothing added: an id in use, no number as a time, an impossible graph, more slots than a device.
         """
         now = self._steady(now)
         if not jobs:
             return []
-        graphs = self._check(jobs)
-        entries, rejected = [], []
-        for job in jobs:
+        graphs = checked_graphs(jobs, self._active, len(self._rules), self._settings.max_slots)
+        estimates: Sequence[Estimate] = [_UNKNOWN] * len(jobs)
+        if self._backlog is not None:
+            estimates = self._backlog.estimate(jobs, graphs, len(self._active), self._host_s)
+        entries: list[QueuedCellJob] = []
+        rejected: list[RejectedJob] = []
+        for job, estimate in zip(jobs, estimates, strict=True):
             latest = math.inf if job.deadline is None else job.deadline
             if latest <= now:
                 rejected.append(RejectedJob(job.id, Cause.ARRIVED_LATE, now - latest))
                 continue
-            number = self._num_added = self._num_added + 1
+            number = self._num_added + 1
             due = min(latest, job.arrival + self._settings.patience_s)
-            entries.append(QueuedCellJob(job.bulk, due, number, job))
+            entry = QueuedCellJob(job.bulk, due, number, job, estimate)
+            num_active = len(self._active) + len(entries)
+            if self._backlog is not None and (late_s := self._backlog.admit(entry, now, num_active)) > 0:
+                rejected.append(RejectedJob(job.id, Cause.OVERLOADED, late_s))
+                continue
+            self._num_added = number
+            entries.append(entry)
             if latest < math.inf:
-                heapq.heappush(self._deadlines, (latest, number, job.id))
+                self._deadlines.push(Deadline(latest, number, job.id))
         if self._waiting.fit_together(entries, self._held()):
             self._enter(0, entries, graphs if not rejected else None)
             return rejected
@@ -105,7 +123,7 @@ class CellScheduler:
                     is_passed = other != cell and online[other] + bulk[other]
                     place.num_passes[other] = passes + 1 if is_passed else 0
                 return self._plan(device, cell, online, bulk, rejected)
-        return Wait(self._next_deadline(), rejected)
+        return Wait(self._deadlines.next(len(self._active)), rejected)
 
     def finished(
         self, task_id: int, now: float, steps: Int32Array, is_stopped: BoolArray, measured_s: float
@@ -127,8 +145,10 @@ class CellScheduler:
         place.tasks.popleft()
         place.num_running[task.cell] -= 1
         self.cost.observe(task.cell, len(task.jobs), task.quantum, measured_s)
-        for job_id in ended:
-            del self._active[job_id]
+        left = [self._active.pop(job_id).row for job_id in ended]
+        if self._backlog is not None:
+            self._backlog.ran(task.device, rows, np.array(steps, np.int32))
+            self._backlog.end(task.device, left, self._latest)
         self.num_joined -= len(ended)
         self._join()
         return ended
@@ -143,10 +163,15 @@ class CellScheduler:
 
         Their rows in outstanding tasks run, and are ignored when those end; only then are their slots free.
         """
-        active = [job for job in [self._active.pop(job_id, None) for job_id in ids] if job is not None]
+        gone = list(ids)
+        active = [job for job in [self._active.pop(job_id, None) for job_id in gone] if job is not None]
+        if self._backlog is not None:
+            self._backlog.stop_waiting(gone)
         for number, device in enumerate(self._devices):
             rows = [job.row for job in active if job.device == number]
             if rows:
+                if self._backlog is not None:
+                    self._backlog.leave(number, rows)
                 device.table.drop(rows)
                 self.num_joined -= len(rows)
         self._join()
@@ -159,25 +184,6 @@ class CellScheduler:
         self._latest = max(self._latest, now)
         return self._latest
 
-    def _check(self, jobs: Sequence[CellJob]) -> Graphs:
-        ids = {job.id for job in jobs}
-        if len(ids) < len(jobs) or not ids.isdisjoint(self._active):
-            raise ValueError("Job ids must be unique among active jobs.")
-        max_slots = self._settings.max_slots or math.inf
-        for job in jobs:
-            if not -math.inf < job.arrival < math.inf or job.deadline != job.deadline:
-                raise ValueError(f"A job's times must be numbers. Job {job.id}: {job.arrival}, {job.deadline}")
-            if not 1 <= job.slots <= max_slots:
-                raise ValueError(f"A job holds 1 to {max_slots} state slots. Job {job.id} needs: {job.slots}")
-        graphs = end_to_end([job.graph for job in jobs])
-        invalid = find_invalid(graphs, len(self._rules))
-        if invalid is not None:
-            raise ValueError(
-                f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job "
-                f"{jobs[invalid].id} has: {jobs[invalid].graph}"
-            )
-        return graphs
-
     def _held(self) -> list[tuple[int, int]]:
         """State slots of each device that online jobs hold, and bulk jobs."""
         return [device.table.slots for device in self._devices]
@@ -187,13 +193,15 @@ class CellScheduler:
         if self.num_waiting == 0:
             self._waiting.clear()
             return
-        for number, entries in enumerate(self._waiting.take(self._held(), self.num_waiting, self._is_active)):
+        for number, entries in enumerate(self._waiting.take(self._held(), self.num_waiting, self._may_join)):
             self._enter(number, entries)
 
     def _enter(self, device: int, entries: Sequence[QueuedCellJob], graphs: Graphs | None = None) -> None:
         """Jobs that a device has room for. `graphs`: theirs, if they lie end to end already."""
         if entries:
             rows = self._devices[device].table.join(entries, graphs)
+            if self._backlog is not None:
+                self._backlog.join(device, rows, entries)
             for entry, row in zip(entries, rows, strict=True):
                 self._active[entry.job.id] = _Active(entry.number, device, row)
             self.num_joined += len(entries)
@@ -207,7 +215,8 @@ class CellScheduler:
         num_counted = min(online[cell] if any(online) else bulk[cell], num_rows)
         host_s = self._host_s
         quantum = choose_quantum(rule, num_counted, self.cost.seconds(cell, num_rows, 1) if host_s else 0.0, host_s)
-        rows = place.table.plan(cell, num_rows, quantum)
+        rows = place.table.plan(cell, num_rows, quantum, NO_MAXIMUM if rule.max_size is None else rule.max_size)
+        num_rows = len(rows.ids)
         quantum = min(quantum, power_of_two(rows.longest))
         self._num_planned += 1
         predicted_s = self.cost.seconds(cell, num_rows, quantum)
@@ -215,29 +224,31 @@ class CellScheduler:
             self._num_planned, cell, rows.ids, rows.indices, rows.steps, quantum, device, predicted_s, rejected
         )
         place.tasks.append(Outstanding(task, rows))
+        if self._backlog is not None:
+            self._backlog.planned(device, rows, self._latest)
         place.num_running[cell] += 1
         return task
 
     def _expire(self, now: float) -> tuple[RejectedJob, ...]:
         """Remove the jobs whose deadline has passed, also those that have begun."""
-        if not self._deadlines or self._deadlines[0][0] > now:
-            return ()
-        rejected = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, number, job_id = heapq.heappop(self._deadlines)
-            if self._is_active(job_id, number):
-                rejected.append(RejectedJob(job_id, Cause.QUEUED, now - deadline))
-        self.cancel([rejection.id for rejection in rejected])
-        return tuple(rejected)
+        passed = self._deadlines.pop(now)
+        if passed:
+            self.cancel([one.job_id for one in passed])
+        doomed, self._doomed = self._doomed, []
+        return (*[RejectedJob(one.job_id, Cause.QUEUED, now - one.at) for one in passed], *doomed)
 
-    def _next_deadline(self) -> float | None:
-        """Of active jobs. Entries of jobs that have left are removed once they are half of all."""
-        if len(self._deadlines) > 2 * len(self._active) + _FEW:
-            self._deadlines = [entry for entry in self._deadlines if self._is_active(entry[2], entry[1])]
-            heapq.heapify(self._deadlines)
-        while self._deadlines and not self._is_active(self._deadlines[0][2], self._deadlines[0][1]):
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+    def _may_join(self, entry: QueuedCellJob) -> bool:
+        """Whether a job that waits has not left, and can be in time. One that cannot leaves."""
+        job = entry.job
+        if not self._is_active(job.id, entry.number):
+            return False
+        late_s = self._latest + entry.estimate.path_s - (math.inf if job.deadline is None else job.deadline)
+        if late_s <= 0 or self._backlog is None or entry.bulk:
+            return True
+        del self._active[job.id]
+        self._backlog.stop_waiting([job.id])
+        self._doomed.append(RejectedJob(job.id, Cause.QUEUED, late_s))
+        return False
 
     def _is_active(self, job_id: int, number: int) -> bool:
         job = self._active.get(job_id)

@@ -12,6 +12,8 @@ Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
+MAX_PASSES = 8
+
 
 class CellRule(NamedTuple):
     """How tasks of one cell type are formed."""
@@ -20,6 +22,8 @@ class CellRule(NamedTuple):
     max_rows: int  # of one task
     max_steps: int = 1  # of one task: the longest quantum; 1 for a cell whose nodes are single steps
     priority: int = 0  # higher first: a later stage of the same requests (BatchMaker, section 4.3)
+    max_size: int | None = None  # of one task: the sum of its jobs' sizes; a larger job runs alone
+    max_passes: int = MAX_PASSES  # tasks of other cells before a ready one has its turn, whatever its priority
 
 
 class CellGraph(NamedTuple):
@@ -47,6 +51,7 @@ class CellJob(NamedTuple):
     deadline: float | None = None
     bulk: bool = False
     slots: int = 1  # state slots that it holds from the first task until it ends
+    size: int = 1  # of a row, in tasks of cells with a `max_size`
 
 
 class CellTask(NamedTuple):
@@ -61,3 +66,13 @@ class CellTask(NamedTuple):
     device: int
     predicted_s: float
     rejected: tuple[RejectedJob, ...] = ()  # jobs that expired; they have left
+
+
+class Estimate(NamedTuple):
+    """Predicted times of a job."""
+
+    raw_path_s: float = 0.0  # from its first step to its last, by the table of costs
+    path_s: float = 0.0  # the same, as jobs have been slower or faster than the table says
+    work_s: float = 0.0  # for which it keeps all devices busy
+    expected: float = 1.0  # steps: chains may stop before their last
+    asked: float = 1.0  # steps of all nodes

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.scheduler.cellular.table import QueuedCellJob
 
-_BULK_SHARE = 0.75  # of a device's slots that bulk jobs may hold, so that an online job finds a free one
+_BULK_SHARE = 0.75  # of a device's slots that bulk jobs hold, but for one larger job: an online job finds a free one
 _FEW = 1000  # entries of jobs that have left, which are not worth a removal
 
 
@@ -40,21 +40,21 @@ class WaitingJobs:
         return fits and (not more_bulk or bulk + more_bulk <= _BULK_SHARE * self._max_slots)
 
     def take(
-        self, held: Sequence[tuple[int, int]], num_waiting: int, is_active: Callable[[int, int], bool]
+        self, held: Sequence[tuple[int, int]], num_waiting: int, may_join: Callable[[QueuedCellJob], bool]
     ) -> list[list[QueuedCellJob]]:
         """Jobs that join now, by device: in the order in which they are due, until the first finds no slots.
 
-        held: as above. is_active: whether the job of an id and a number has not left. Entries of jobs that have left
-        are removed once they are half of all.
+        held: as above. may_join: whether a job has not left. Entries of jobs that have left are removed once they are
+        half of all.
         """
         if len(self._heap) > 2 * num_waiting + _FEW:
-            self._heap = [entry for entry in self._heap if is_active(entry.job.id, entry.number)]
+            self._heap = [entry for entry in self._heap if may_join(entry)]
             heapq.heapify(self._heap)
         joining: list[list[QueuedCellJob]] = [[] for _ in held]
         slots = [list(of_device) for of_device in held]
         while self._heap:
             entry = self._heap[0]
-            if is_active(entry.job.id, entry.number):
+            if may_join(entry):
                 device = min(range(len(slots)), key=lambda device: sum(slots[device]))
                 if not self._has_room(entry, *slots[device]):
                     break
@@ -67,4 +67,5 @@ class WaitingJobs:
         if self._max_slots is None or online + bulk == 0:
             return True
         fits = online + bulk + entry.job.slots <= self._max_slots
-        return fits and not (entry.bulk and bulk + entry.job.slots > _BULK_SHARE * self._max_slots)
+        is_over_share = entry.bulk and bulk > 0 and bulk + entry.job.slots > _BULK_SHARE * self._max_slots
+        return fits and not is_over_share

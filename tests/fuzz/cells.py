@@ -26,7 +26,7 @@ def _unfolded(value: bytes) -> None:
         for checks in _CHECKS:
             with contextlib.suppress(InvalidRequest):
                 work = checks.work(fields)
-                if not (1 <= work.num_steps <= 512 and work.graph.slot_plan.num_slots <= _NUM_SLOTS):
+                if not (1 <= work.num_steps <= 512 and work.graph.num_slots <= _NUM_SLOTS):
                     raise AssertionError(f"{work}")
 
 

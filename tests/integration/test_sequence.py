@@ -20,7 +20,10 @@ StartWorker = Callable[..., Any]
 
 VOCAB, WORDS, WIDTH, LABELS, LAYERS = 50, 8, 16, 4, 2
 OWN_CELLS = '''
-"""Sums of a list of values. The value 666 is rejected by the step, and a word by `unfold`."""
+"""Sums of a list of values. The value 666 is rejected by the step, 777 makes NaN, and a word is rejected by `unfold`.
+
+A decoder that counts from a number down, and stops at 0: from a number below 0 it never stops.
+"""
 
 import torch
 
@@ -33,20 +36,30 @@ SUM = StateSpec("sum", 1)
 def step(states, inputs):
     if (inputs["value"] == 666).any():
         raise ArithmeticError("a bad value")
-    new = states["sum"] + inputs["value"][:, None]
+    new = states["sum"] + torch.where(inputs["value"] == 777, torch.nan, inputs["value"])[:, None]
     return {"sum": new}, {"sum": new}
+
+
+def count_down(states, inputs):
+    return states, {"left": inputs["number"][:, None] - 1}
 
 
 def unfold(request, graph):
     if "reads" in request:
         for reads in request["reads"]:
             graph.add("sum", reads=reads, value=[1])
+    elif "number" in request:
+        graph.add("count", steps=request["steps"], number=[request["number"]])
     else:
         graph.add("sum", value=[int(value) for value in request["values"]])
 
 
 def sums():
-    return CellModel.of([Cell(CellSpec("sum", (SUM,), ("value",), emits=(SUM,), max_rows=32), step)], unfold)
+    left = StateSpec("left", 1, torch.int32)
+    loop = {"feedback": {"number": "left"}, "stop": {"left": 0}}
+    decoder = CellSpec("count", (SUM,), ("number",), emits=(left,), max_rows=32, max_steps=8, **loop)
+    adder = CellSpec("sum", (SUM,), ("value",), emits=(SUM,), max_rows=32)
+    return CellModel.of([Cell(adder, step), Cell(decoder, count_down)], unfold)
 '''
 
 
@@ -131,5 +144,24 @@ async def test_sequences_of_own_cells_fail_alone(
         assert chain["sum"].ravel().tolist() == [1, 2, 3]
         assert isinstance(cyclic, InvalidRequest)
         assert "CyclicGraph: the graph has a cycle" in cyclic.message
+        nan, endless, stopped = await client.map(
+            "sequence", [{"values": [1, 777, 2]}, {"number": -1, "steps": 500}, {"number": 3, "steps": 500}]
+        )
+        assert isinstance(nan, BackendError)
+        assert "NaN" in nan.message
+        assert isinstance(endless, dict)
+        assert endless["left"].ravel().tolist() == list(range(-2, -502, -1))
+        assert isinstance(stopped, dict)
+        assert stopped["left"].ravel().tolist() == [2, 1, 0]
+        for wrong, message in (
+            ({"reads": [[-1], [-1]]}, "DisconnectedGraph: the graph has 2 parts"),
+            ({"reads": [[node - 1] for node in range(1100)]}, "GraphTooLarge: the graph is 1100 nodes deep"),
+            ({"reads": [[node - 1] for node in range(4097)]}, "a list of more than 4096 items"),
+            ({"number": -1, "steps": 9000}, "GraphTooLarge: the request has 9000 steps"),
+            ({"reads": [[-1], [0], [0], [0], [0]]}, "GraphTooLarge: the request needs"),  # more slots than there are
+        ):
+            (error,) = await client.map("sequence", [wrong])
+            assert isinstance(error, InvalidRequest)
+            assert message in error.message
         mixed = await client.map("sequence", [good[3], bad[0], good[5], bad[2]])
         assert [isinstance(row, dict) for row in mixed] == [True, False, True, False]

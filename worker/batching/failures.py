@@ -1,21 +1,18 @@
 """Failed batches: retried where the failure may pass, else halved until the culprits are alone and are blamed."""
 
 import asyncio
-import random
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
 from penstock.engine import EngineLanes
-from penstock.engine.errors import DeviceFailed, is_out_of_memory, is_transient
+from penstock.engine.errors import DeviceFailed, is_out_of_memory
 from penstock.engine.types import BatchOutput
 from penstock.scheduler import LaneBatch, LaneDriver
 from penstock.worker.batching.batch import health_probe, sums_of
+from penstock.worker.batching.failure_rules import Remedy, pause_s, remedy_of
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.requests.request import PendingSequence
-
-MAX_RETRIES = 3
-_FIRST_PAUSE_S = 0.25  # then twice as long each time; each times a random factor, so that members do not retry in step
 
 log = structlog.get_logger("penstock.dispatcher")
 
@@ -65,24 +62,25 @@ class FailedBatches:
         sequences = [self._planned[job_id] for job_id in batch.ids]
         for sequence in sequences:
             sequence.num_failures += 1
-        has_room_to_shrink = is_out_of_memory(error) and len(sequences) > 1
         if isinstance(error, DeviceFailed):
             self._unhealthy(error)
-        elif is_transient(error) and not has_room_to_shrink and batch.num_retries < MAX_RETRIES:
-            self._retry(batch, error)
-        elif len(sequences) > 1:
-            if has_room_to_shrink:
-                self.token_budget.shrink(sums_of(sequences).tokens)
-            self._split(batch, error)
-        else:
-            self._isolate(batch, error)
+            return
+        match remedy_of(error, len(sequences), batch.num_retries):
+            case Remedy.RETRY:
+                self._retry(batch, error)
+            case Remedy.SPLIT:
+                if is_out_of_memory(error):
+                    self.token_budget.shrink(sums_of(sequences).tokens)
+                self._split(batch, error)
+            case Remedy.ISOLATE:
+                self._isolate(batch, error)
 
     def _retry(self, batch: LaneBatch, error: BaseException) -> None:
         again = self._part(batch, batch.ids)
         again.num_retries += 1
-        pause_s = _FIRST_PAUSE_S * 2**batch.num_retries * random.uniform(0.5, 1.0)
-        log.warning("batch_retried", sequences=len(batch.ids), error=repr(error), pause_s=round(pause_s, 3))
-        asyncio.get_running_loop().call_later(pause_s, self._run_again, [again])
+        seconds = pause_s(batch.num_retries)
+        log.warning("batch_retried", sequences=len(batch.ids), error=repr(error), pause_s=round(seconds, 3))
+        asyncio.get_running_loop().call_later(seconds, self._run_again, [again])
 
     def _split(self, batch: LaneBatch, error: BaseException) -> None:
         log.warning("batch_failed", sequences=len(batch.ids), error=repr(error))

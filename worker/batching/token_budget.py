@@ -32,9 +32,17 @@ class TokenBudget:
         """Number of the first sequences of a planned batch that may run together: at least one, however long."""
         if self.tokens == self._max_tokens:  # the usual case, at no cost
             return len(sequences)
+        return self.num_first([len(sequence.token_ids) for sequence in sequences])
+
+    def limit(self) -> int:
+        """Tokens that a batch may hold now."""
         self._recover()
-        sums = accumulate([len(sequence.token_ids) for sequence in sequences])
-        return max(1, sum([tokens <= self.tokens for tokens in sums]))
+        return self.tokens
+
+    def num_first(self, sizes: Sequence[int]) -> int:
+        """The same, for sequences or rows of so many tokens each."""
+        limit = self.limit()
+        return max(1, sum([tokens <= limit for tokens in accumulate(sizes)]))
 
     def _recover(self) -> None:
         while self.tokens < self._max_tokens and self._clock() >= self._changed_at + QUIET_S:

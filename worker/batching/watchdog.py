@@ -6,7 +6,7 @@ from collections.abc import Callable
 from penstock.scheduler import LaneBatch, LaneDriver
 
 HANG_S = 60.0  # at least; far beyond the slowest batch, compilation and a stall of the machine
-_HANG_FACTOR = 20.0  # times the predicted time of the batch
+HANG_FACTOR = 20.0  # times the predicted time of the batch
 _EVERY_S = 1.0
 
 
@@ -42,7 +42,7 @@ class BatchWatchdog:
         self._looked_at = now
         self._run_s = {batch: self._run_s.get(batch, -passed_s) + passed_s for batch in self._driver.running}
         for batch, run_s in self._run_s.items():
-            if run_s > max(HANG_S, _HANG_FACTOR * batch.predicted_s):
+            if run_s > max(HANG_S, HANG_FACTOR * batch.predicted_s):
                 predicted = f"predicted: {batch.predicted_s:.3g} s"
                 self._hung(EngineHung(f"A batch of {len(batch.ids)} sequences runs since {run_s:.0f} s; {predicted}."))
                 return True

@@ -4,7 +4,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 
-from penstock.cache import KeySpace
+from penstock.cache import KEY_BYTES, KeySpace
 from penstock.engine.errors import InvalidOption
 from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
@@ -16,6 +16,7 @@ from penstock.worker.replies.dead_letters import reply_key
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 _SEED_BITS = 62
+_MOST_KEPT = 64  # values in the lists of options that are kept for later requests
 
 
 class GenerationRequests:
@@ -23,12 +24,15 @@ class GenerationRequests:
 
     def __init__(self, info: ModelInfo, read: ReadOptions) -> None:
         self._info = info
-        self._read = functools.lru_cache(maxsize=256)(lambda options: read(dict(options)))
+        self._read_new = read
+        self._read_kept = functools.lru_cache(maxsize=256)(lambda options: read(dict(options)))
 
     def options(self, request: Request) -> GenerationOptions:
         """The options of a request, the model's own included. Raises InvalidRequest, which names the option."""
         try:
-            return self._read(_without_seed(request.options.generation))
+            given = _without_seed(request.options.generation)
+            is_long = sum([len(value) for _, value in given if isinstance(value, tuple)]) > _MOST_KEPT
+            return self._read_new(dict(given)) if is_long else self._read_kept(given)
         except InvalidOption as error:
             raise InvalidRequest(f"`opts.generation`: {error}") from error
 
@@ -42,11 +46,12 @@ class GenerationRequests:
         options = self.options(request.message)
         given = dict(request.message.options.generation).get("seed")
         is_stored = given is not None or not options.do_sample
+        # Every field of the options is in their text, the model's own too. They may be long, and are hashed once.
+        text = hashlib.blake2b(str(options).encode(), digest_size=KEY_BYTES).hexdigest()
         sequences = []
         for index, ids in enumerate(token_ids):
             seed = 0 if not options.do_sample else _seed(request, index) if given is None else int(given)
-            # Every field of the options is in their text, the model's own too.
-            space = KeySpace(self._info.revision, self._info.dtype, "generate", None, None, None, f"{options} {seed}")
+            space = KeySpace(self._info.revision, self._info.dtype, "generate", None, None, None, f"{text} {seed}")
             task = TaskOptions("generate", generation=options, seed=seed)
             key = space.key(ids.tobytes())
             sequences.append(PendingSequence(request, index, ids, None, task, key, is_stored))

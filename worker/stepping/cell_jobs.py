@@ -1,11 +1,14 @@
 """The jobs of a cell runner that have not ended, by small numbers, so that the rows of a task index arrays of them."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from penstock.engine.cells.contract import Int32Array
 from penstock.engine.cells.graph import Unfolded
+from penstock.scheduler.cellular.types import Int64Array
+from penstock.worker.stepping.contract import StepJob
 
 NOT_OPEN = -1
 
@@ -19,20 +22,24 @@ class CellJobs:
         self.num_open = 0
         self._ids: list[int] = []  # [H]
         self._graphs: list[Unfolded | None] = []  # [H] None: the handle is free
+        self._given: dict[int, StepJob] = {}  # by handle
+        self.num_runs: Counter[int] = Counter()  # failed ones, by id
+        self.most_rows: dict[int, int] = {}  # by handle, of jobs that begin again: how many rows run with one of them
         self._free: list[int] = []
         self._handles: dict[int, int] = {}  # by id
 
     def __len__(self) -> int:
         return len(self._handles)
 
-    def add(self, job_id: int, graph: Unfolded) -> int:
+    def add(self, job: StepJob, graph: Unfolded) -> int:
         """The handle of a new job. ValueError: the id is in use."""
+        job_id = job.id
         if job_id in self._handles:
             raise ValueError(f"A job's id is unique among the runner's jobs. Given twice: {job_id}. This is a bug.")
         if not self._free:
             self._grow()
         handle = self._handles[job_id] = self._free.pop()
-        self._ids[handle], self._graphs[handle] = job_id, graph
+        self._ids[handle], self._graphs[handle], self._given[handle] = job_id, graph, job
         return handle
 
     def open(self, handles: Sequence[int], keys: Int32Array, device: int) -> None:
@@ -44,7 +51,9 @@ class CellJobs:
     def remove(self, handles: Sequence[int]) -> None:
         """Jobs have ended, and their sessions, if they had any, were closed."""
         for handle in handles:
-            del self._handles[self._ids[handle]]
+            del self._handles[self._ids[handle]], self._given[handle]
+            self.most_rows.pop(handle, None)
+            self.num_runs.pop(self._ids[handle], None)
             self._graphs[handle] = None
         self._free += handles
         index = list(handles)
@@ -63,6 +72,28 @@ class CellJobs:
     def graphs(self, handles: Iterable[int]) -> list[Unfolded]:
         """The graphs of jobs."""
         return [graph for graph in map(self._graphs.__getitem__, handles) if graph is not None]
+
+    def given(self, handle: int) -> StepJob:
+        """A job as it was added."""
+        return self._given[handle]
+
+    def most_together(self, handles: Int64Array) -> int | None:
+        """How many of these rows run together, where some of them are of jobs that begin again; None: all."""
+        if not self.most_rows:
+            return None
+        return min([self.most_rows[handle] for handle in handles.tolist() if handle in self.most_rows], default=None)
+
+    def count_runs(
+        self, handles: Int64Array, sessions: Int32Array, runs: Mapping[int, int], lost: Iterable[int]
+    ) -> None:
+        """Count failed runs of the rows of a task, whose jobs and sessions these are, and of jobs that are lost."""
+        by_job: dict[int, int] = dict.fromkeys(lost, 1)
+        for row, count in runs.items():
+            handle = int(handles[row])
+            if self.sessions[handle] == sessions[row]:  # else the job has left
+                by_job[handle] = max(by_job.get(handle, 0), count)
+        for handle, count in by_job.items():
+            self.num_runs[self._ids[handle]] += count
 
     def open_on(self, handles: Sequence[int], device: int) -> Int32Array:
         """Keys of the sessions on a device that these jobs have."""

@@ -13,6 +13,7 @@ from penstock.engine.cells.graph import GraphBuilder, GraphLimits
 from penstock.engine.cells.model import CellModel
 from penstock.engine.errors import EngineError, UnsupportedCheckpoint
 from penstock.producer.wire.sequence_codec import MAX_COLUMNS
+from penstock.scheduler.cellular import Admission
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.requests.request import PendingSequence
 from penstock.worker.stepping.cell_runner import CellRunner
@@ -27,7 +28,7 @@ _WARM_UP_ROWS = (1, 8, 64)  # of one task
 log = structlog.get_logger("penstock.cells")
 
 
-def served_cells(served: ServedCells) -> Callable[[], ServedModel]:
+def served_cells(served: ServedCells, admission: Admission) -> Callable[[], ServedModel]:
     """Warm a model up, whose tasks are timed. Blocks for seconds. The result is called on the event loop.
 
     Raises InvalidCell for a step that does not do what its cell declares, and UnsupportedCheckpoint.
@@ -37,7 +38,9 @@ def served_cells(served: ServedCells) -> Callable[[], ServedModel]:
             f"{served.info.name!r} emits {len(served.info.emissions)} names; a reply holds at most {MAX_COLUMNS}."
         )
     model = served.model
-    runner = CellRunner(model.specs, [served.engine()])
+    # On a CPU `start` computes: a second task would only hold up the results of the first.
+    max_tasks = 1 if served.info.device == "cpu" else 2
+    runner = CellRunner(model.specs, [served.engine()], admission, max_tasks)
     failed = _warm_up(runner, model)
     sound = [cell for cell in range(len(model.specs)) if cell not in failed]
     if not sound:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +13,13 @@ from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
 from penstock.engine.errors import DeviceFailed
 from penstock.engine.types import Float32Array
-from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import Admission, CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
 from penstock.scheduler.types import RejectedJob
 from penstock.worker.stepping.cell_jobs import NOT_OPEN, CellJobs
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
-from penstock.worker.stepping.isolation import IsolatedCells, failed_output
+from penstock.worker.stepping.host_time import HostTime
+from penstock.worker.stepping.isolated_cells import IsolatedCells, LostRow, lost_output
+from penstock.worker.stepping.isolation import StepIsolation
 from penstock.worker.stepping.sequence_work import SequenceWork
 
 _NOT_NUMBERS = CellFailed("the cells emitted NaN for this request; the other requests were not affected.")
@@ -53,14 +55,20 @@ class CellRunner:
         self,
         specs: Sequence[CellSpec],
         engines: Sequence[StepEngine],
+        admission: Admission = "deadline",
+        max_tasks: int = 2,
         clock: Callable[[], float] = time.perf_counter,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """specs: of the model. engines: one of each device, all with these cells and equally many slots."""
+        """specs: of the model. engines: one of each device, all with these cells and equally many slots.
+
+        admission, max_tasks: see `CellSettings`. pause: waits before a step is tried again.
+        """
         num_slots = engines[0].num_slots
         if any(engine.num_slots != num_slots for engine in engines):
             raise ValueError("The devices of a runner have equally many slots.")
         rules = [CellRule(spec.name, spec.max_rows, spec.max_steps, spec.priority) for spec in specs]
-        settings = CellSettings(num_devices=len(engines), max_slots=num_slots - 1)
+        settings = CellSettings(len(engines), max_tasks, max_slots=num_slots - 1, admission=admission)
         self._scheduler = CellScheduler(rules, settings)
         self._specs = specs
         self._devices = [_Device(engine, Sessions(specs, StatePool(num_slots))) for engine in engines]
@@ -68,32 +76,35 @@ class CellRunner:
         self._underway: deque[_Underway] = deque()  # in the order of their start
         self._started: list[int] = []  # jobs whose sessions were opened; `advance` has not told yet
         self._rejected: list[RejectedJob] = []  # likewise
-        self._clock = clock
-        self._result_at: float | None = None  # when the last result came; None: there was nothing to do since
-        self._starting_s = 0.0  # of the engines' `start` since then: on a CPU it computes
-        self._isolating: set[int] = set()  # devices with a task that did not start; it ends before the next one starts
+        self._host = HostTime(clock)
+        self._isolating: set[int] = set()  # devices with a task that runs in parts; it ends before the next one starts
+        self._isolation = StepIsolation(max([spec.max_rows for spec in specs]), pause=pause)
 
     @property
     def is_idle(self) -> bool:
         """See `StepRunner.is_idle`."""
         return not (len(self._jobs) or self._underway or self._rejected)
 
+    @property
+    def predicted_s(self) -> float:
+        """See `StepRunner.predicted_s`: of the tasks underway."""
+        return sum([underway.task.predicted_s for underway in tuple(self._underway)])
+
     def add(self, jobs: Sequence[StepJob]) -> None:
         """See `StepRunner.add`. The work of each is a SequenceWork that one device's slots can hold."""
-        if not jobs:
-            return
-        works = []
-        for job in jobs:
-            if not isinstance(job.work, SequenceWork):
-                raise TypeError(f"The cell runner got work of type {type(job.work).__name__}. This is a bug.")
-            works.append(job.work)
-        cell_jobs = []
-        for job, work in zip(jobs, works, strict=True):
-            graph = work.graph
-            handle, num_slots = self._jobs.add(job.id, graph), graph.slot_plan.num_slots
-            cell_graph = CellGraph(graph.cells, graph.steps, *graph.dependencies)
-            cell_jobs.append(CellJob(handle, cell_graph, job.arrival, job.deadline, job.bulk, num_slots))
-        self._reject(self._scheduler.add(cell_jobs, max([job.arrival for job in jobs])))
+        if jobs:
+            cell_jobs = [self._cell_job(job) for job in jobs]
+            self._reject(self._scheduler.add(cell_jobs, max([job.arrival for job in jobs])))
+
+    def _cell_job(self, job: StepJob, most_rows: int | None = None) -> CellJob:
+        if not isinstance(job.work, SequenceWork):
+            raise TypeError(f"The cell runner got work of type {type(job.work).__name__}. This is a bug.")
+        graph = job.work.graph
+        handle = self._jobs.add(job, graph)
+        if most_rows is not None:
+            self._jobs.most_rows[handle] = most_rows
+        cell_graph = CellGraph(graph.cells, graph.steps, *graph.dependencies)
+        return CellJob(handle, cell_graph, job.arrival, job.deadline, job.bulk, graph.num_slots)
 
     def cancel(self, ids: Sequence[int]) -> None:
         """See `StepRunner.cancel`. Slots are free once what is underway has ended."""
@@ -116,7 +127,7 @@ class CellRunner:
         expired, self._rejected = self._rejected, []
         done = self._finish(self._underway.popleft(), now) if self._underway else StepEvents()
         if self.is_idle:
-            self._result_at = None
+            self._host.rest()
         return done._replace(started=started, expired=expired)
 
     def check_integrity(self) -> None:
@@ -144,15 +155,19 @@ class CellRunner:
             self._open(list(dict.fromkeys(task.jobs[is_fresh].tolist())), task.device)
             keys = self._jobs.sessions[task.jobs]
         batch = sessions.batch(task.cell, keys, task.nodes, task.steps, task.quantum)
-        began = self._clock()
-        try:
-            running = engine.start(batch.batch)
-        except DeviceFailed:
-            raise
-        except Exception as error:  # of the engine, on some of the rows
-            running = IsolatedCells(engine, batch.batch, error)
+        most_rows = self._jobs.most_together(task.jobs)
+        running, failure = None, None
+        if most_rows is None and len(keys) <= self._isolation.most_tokens:
+            try:
+                with self._host.starting():
+                    running = engine.start(batch.batch)
+            except DeviceFailed:
+                raise
+            except Exception as error:  # of the engine, on some of the rows
+                failure = error
+        if running is None:
+            running = IsolatedCells(engine, batch.batch, self._isolation, most_rows or len(keys), failure)
             self._isolating.add(task.device)
-        self._starting_s += self._clock() - began
         self._underway.append(_Underway(task, batch, running))
 
     def _open(self, handles: list[int], device: int) -> None:
@@ -171,7 +186,11 @@ class CellRunner:
             self._isolating.discard(task.device)
         applied = sessions.apply(batch, output)
         faults = {int(task.jobs[row]): error for row, error in applied.failed.items()}
-        failed = dict(zip(self._jobs.ids(faults), faults.values(), strict=True))
+        again = {handle: error.num_rows for handle, error in faults.items() if isinstance(error, LostRow)}
+        self._jobs.count_runs(task.jobs, batch.requests, self._isolation.take_runs(), again)
+        own_faults = {handle: error for handle, error in faults.items() if handle not in again}
+        failed = dict(zip(self._jobs.ids(own_faults), own_faults.values(), strict=True))
+        runs = {job_id: self._jobs.num_runs.get(job_id, 1) for job_id in failed}
         finished: list[tuple[int, Float32Array]] = []
         ending = task.jobs[applied.finished].tolist()
         if ending:
@@ -184,30 +203,33 @@ class CellRunner:
         ended = self._scheduler.finished(task.id, now, output.steps, output.is_stopped, output.device_s)
         if sorted(ended) != sorted(ending):
             raise RuntimeError(f"The scheduler ended {ended}, and the sessions {ending}. This is a bug.")
-        self._leave([*ending, *faults])
+        self._restart(again, now)
+        self._leave([*ending, *own_faults])
         name, num_steps = batch.batch.cell, int(output.steps.sum())
         stats = StepStats(name, len(task.jobs), num_steps, task.quantum, task.predicted_s, output.device_s)
-        return StepEvents(finished=finished, failed=failed, stats=stats)
+        return StepEvents(finished=finished, failed=failed, stats=stats, runs=runs)
+
+    def _restart(self, lost: Mapping[int, int], now: float) -> None:
+        """Jobs of lost batches, with the rows that these had, begin again: fewer rows run with one of them."""
+        for handle, num_rows in lost.items():
+            job = self._jobs.given(handle)
+            num_runs = self._jobs.num_runs[job.id]
+            self._leave([handle])
+            self._jobs.num_runs[job.id] = num_runs
+            self._reject(self._scheduler.add([self._cell_job(job, max(1, num_rows // 2))], now))
 
     def _result(self, task: CellTask, batch: SessionBatch, running: RunningCells) -> CellOutput:
-        self._observe_host()
+        self._scheduler.observe_host(self._host.take() * len(self._devices))
         try:
             return running.result()
         except DeviceFailed:
             raise
-        except Exception as error:  # the states of the rows are undefined: nothing of them may run again
+        except Exception as error:
             if isinstance(running, IsolatedCells):
                 raise  # the engine failed on a probe too
-            return failed_output(self._specs[task.cell], batch.batch, error)
+            return lost_output(self._specs[task.cell], batch.batch, error)
         finally:
-            self._result_at = self._clock()
-
-    def _observe_host(self) -> None:
-        """Tell the scheduler the host's time between the last result and this wait, for quanta that hide it."""
-        if self._result_at is not None:
-            own_s = self._clock() - self._result_at - self._starting_s
-            self._scheduler.observe_host(own_s * len(self._devices))
-        self._starting_s = 0.0
+            self._host.came()
 
     def _reject(self, rejected: Sequence[RejectedJob]) -> None:
         """Jobs that the scheduler has removed, as their deadlines have passed."""

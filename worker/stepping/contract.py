@@ -38,6 +38,7 @@ class StepEvents(NamedTuple):
     expired: Sequence[RejectedJob] = ()
     emitted: Sequence[tuple[int, Float32Array]] = ()  # of jobs that stream: their results so far
     stats: StepStats | None = None
+    runs: Mapping[int, int] = {}  # failed runs of failed jobs; 1 where a job is not listed
 
 
 class StepRunner(Protocol):
@@ -46,6 +47,11 @@ class StepRunner(Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether there is no job, so that `advance` has nothing to do before the next `add`."""
+        ...
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds that the turn underway is predicted to take. Read by other threads."""
         ...
 
     def add(self, jobs: Sequence[StepJob]) -> None:

@@ -1,67 +1,106 @@
 """Equal sequences that run once: each flight is one job of the step runner."""
 
+import heapq
 import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from penstock.worker.batching.single_flight import deadline_of
+from penstock.scheduler.types import Cause, RejectedJob
+from penstock.worker.batching.single_flight import deadline_of, urgency
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 _STREAM_EVERY_S = 0.05  # a partial result has all that came before, so that few of them make a long answer cheap
-_Key = tuple[bytes, bool, bool]  # the sequence's own; whether it is bulk; whether it streams
+_Key = tuple[bytes, bool]  # the sequence's own; whether it streams
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """Sequences of one key and one class that stream or do not, and the job that runs for them."""
+    """Sequences of one key that stream or do not, and the job that runs for them."""
 
     job_id: int
-    members: list[PendingSequence]  # in the order in which they came; the first has the job's deadline
+    leader: PendingSequence  # the job has its class and its deadline
+    members: list[PendingSequence]  # in the order in which they came
     started: float | None = None  # when the runner took it up; None: it is queued
     streamed: float = -math.inf  # when the last partial result was reported
     num_tokens: int = field(init=False)  # of the input
 
     def __post_init__(self) -> None:
-        self.num_tokens = len(self.members[0].token_ids)
+        self.num_tokens = len(self.leader.token_ids)
 
     @property
     def alive(self) -> list[PendingSequence]:
         """Those whose requests wait for the result."""
         return [one for one in self.members if not one.request.is_failed]
 
+    @property
+    def arrival(self) -> float:
+        """When the first of its members came."""
+        return min([member.request.times.queued for member in self.members])
+
+
+class Joined(NamedTuple):
+    """Flights that need a job, and the jobs that are to leave: more urgent ones take their places."""
+
+    run: list[Flight]
+    replaced: list[int]
+
 
 class Flights:
     """Bookkeeping of flights by job and by key. Used on the event loop; the counts are read from other threads.
 
-    A sequence joins a flight of its class, whose deadline may be later than its own: a deadline that passes while the
-    result is computed does not stop the reply. So an online sequence never waits behind bulk work.
+    The most urgent member leads a flight, as in `SingleFlight`: while its job is queued, a more urgent sequence that
+    joins takes the lead, and a job of its class and deadline replaces the former one. A job that has begun goes on. An
+    online sequence does not join a bulk job that has begun, which runs behind online ones: it gets its own.
     """
 
     def __init__(self) -> None:
         self._ids = itertools.count()
         self._by_key: dict[_Key, Flight] = {}
         self._by_job: dict[int, Flight] = {}
+        self._deadlines: list[tuple[float, int, PendingSequence, Flight]] = []  # a heap, also of those that have ended
+        self._num_joined = itertools.count()
         self.num_queued = 0
         self.queued_tokens = 0
 
     def __len__(self) -> int:
         return len(self._by_job)
 
-    def join(self, sequences: Iterable[PendingSequence]) -> list[Flight]:
-        """Add sequences. Returns the flights that are new: each needs a job."""
-        new = []
+    def join(self, sequences: Iterable[PendingSequence]) -> Joined:
+        """Add sequences."""
+        new: dict[int, Flight] = {}
+        promoted: dict[int, Flight] = {}  # by the job that leaves
         for sequence in sequences:
             flight = self._by_key.get(_key(sequence))
-            if flight is not None:
-                flight.members.append(sequence)
-            else:
-                flight = Flight(next(self._ids), [sequence])
-                self._by_key[_key(sequence)] = self._by_job[flight.job_id] = flight
+            if flight is None or (flight.started is not None and urgency(sequence)[0] < urgency(flight.leader)[0]):
+                flight = Flight(next(self._ids), sequence, [])
+                self._by_key[_key(sequence)] = self._by_job[flight.job_id] = new[flight.job_id] = flight
                 self._count(flight, 1)
-                new.append(flight)
+            elif flight.started is None and urgency(sequence) < urgency(flight.leader):
+                flight.leader = sequence
+                if flight.job_id not in new:
+                    promoted[flight.job_id] = flight
+            flight.members.append(sequence)
             sequence.request.job_ids.append(flight.job_id)
-        return new
+            if sequence.request.deadline is not None:
+                entry = sequence.request.deadline, next(self._num_joined), sequence, flight
+                heapq.heappush(self._deadlines, entry)
+        for job_id, flight in promoted.items():
+            flight.job_id = next(self._ids)
+            self._by_job[flight.job_id] = self._by_job.pop(job_id)
+            for member in flight.members:
+                member.request.job_ids.append(flight.job_id)
+        return Joined([*new.values(), *promoted.values()], list(promoted))
+
+    def late(self, now: float) -> list[tuple[PendingSequence, float]]:
+        """Members whose deadlines have passed since the last call, with the seconds. Their flights go on."""
+        found = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, _, member, flight = heapq.heappop(self._deadlines)
+            if self._by_job.get(flight.job_id) is flight and not member.request.is_failed:
+                found.append((member, now - deadline))
+        return found
 
     def start(self, job_ids: Iterable[int], now: float) -> None:
         """These jobs have begun."""
@@ -83,7 +122,8 @@ class Flights:
         """The flight of a job that has ended; None if it was left before."""
         flight = self._by_job.pop(job_id, None)
         if flight is not None:
-            del self._by_key[_key(flight.members[0])]
+            if self._by_key.get(_key(flight.leader)) is flight:
+                del self._by_key[_key(flight.leader)]
             if flight.started is None:
                 self._count(flight, -1)
         return flight
@@ -107,13 +147,13 @@ class Flights:
 
 
 def late_and_rest(
-    flight: Flight, late_s: float, now: float
+    flight: Flight, job: RejectedJob, now: float
 ) -> tuple[list[tuple[PendingSequence, float]], list[PendingSequence]]:
-    """The members of a flight whose job expired: those that are late, with the seconds, and the others."""
-    first = flight.members[0]
+    """The members of a flight whose job was rejected: those that are late with it, with the seconds, and the others."""
+    done_at = deadline_of(flight.leader) + job.late_s if job.cause is Cause.OVERLOADED else now
     late, rest = [], []
     for member in flight.alive:
-        by_s = late_s if member is first else now - deadline_of(member)
+        by_s = job.late_s if member is flight.leader else done_at - deadline_of(member)
         if by_s >= 0:
             late.append((member, by_s))
         else:
@@ -122,5 +162,4 @@ def late_and_rest(
 
 
 def _key(sequence: PendingSequence) -> _Key:
-    request = sequence.request
-    return sequence.key, request.bulk, request.message.options.stream
+    return sequence.key, sequence.request.message.options.stream

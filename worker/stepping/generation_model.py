@@ -11,6 +11,7 @@ import structlog
 
 from penstock.engine import GenerationModel
 from penstock.engine.generation.options import GenerationOptions
+from penstock.scheduler.cellular import Admission
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.requests.request import PendingSequence
 from penstock.worker.stepping.contract import StepJob
@@ -27,7 +28,7 @@ _WARM_UP_TOKENS = 8  # of each source, and of what is generated
 log = structlog.get_logger("penstock.generation")
 
 
-def served_generation(model: GenerationModel) -> Callable[[], ServedModel]:
+def served_generation(model: GenerationModel, admission: Admission) -> Callable[[], ServedModel]:
     """Warm a model up, whose tasks are timed. Blocks for seconds. The result is called on the event loop."""
     options = model.options({"max_new_tokens": _WARM_UP_TOKENS, "min_new_tokens": _WARM_UP_TOKENS})
     shortest = replace(options, max_new_tokens=1, min_new_tokens=0, num_beams=1)
@@ -36,7 +37,7 @@ def served_generation(model: GenerationModel) -> Callable[[], ServedModel]:
     max_quantum = _MAX_QUANTUM if is_on_cpu else _MAX_GPU_QUANTUM
     quanta = [1 << power for power in range(max_quantum.bit_length())]
     generator = model.generator(len(os.sched_getaffinity(0)), quanta)
-    runner = GenerationRunner(generator, model.limits, probe, max_quantum)
+    runner = GenerationRunner(generator, model.limits, probe, max_quantum, admission)
     more = () if is_on_cpu else (rows for rows in _MORE_WARM_UP_ROWS if rows <= model.limits.max_rows)
     _warm_up(runner, options, (*_WARM_UP_ROWS, *more))
     return functools.partial(StepModel, model.info, runner, _work, probe, model.options)

@@ -7,23 +7,21 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import structlog
 
-from penstock.engine.errors import DeviceFailed, EngineError
+from penstock.engine.errors import EngineError
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.types import Float32Array, Int32Array
-from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import Admission, CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
 from penstock.scheduler.types import RejectedJob, Wait
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.generation_row import generation_row
+from penstock.worker.stepping.isolation import StepIsolation, StepWork
 
 ENCODE, DECODE = 0, 1  # cells
 _MAX_ENCODE_ROWS = 32  # sources of one task: sequences that are being decoded wait for it
 _PROBE = -2  # an id that no job has
-
-log = structlog.get_logger("penstock.generation")
 
 
 class GenerationWork(NamedTuple):
@@ -40,6 +38,10 @@ class GenerationRunner:
 
     A sequence holds state slots from its first step to its last: as many as its pages, or as the pages that its share
     of the rows stands for. So a sequence that joins finds pages and rows free, and the others wait.
+
+    Batches of the encoder and quanta of the decoder take turns while there are both. So a sequence that finds slots
+    free joins after the task underway and one quantum at most, and those that are decoded wait for one batch of
+    `max_encode_tokens` between two quanta.
     """
 
     def __init__(
@@ -48,27 +50,36 @@ class GenerationRunner:
         limits: GeneratorLimits,
         probe: GenerationWork,
         max_quantum: int,
+        admission: Admission = "deadline",
         clock: Callable[[], float] = time.perf_counter,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """`limits`: the generator's. `probe`: clean work of one page and one row. `clock` measures tasks.
 
-        max_quantum: decoder steps of one task under load.
+        max_quantum: decoder steps of one task under load. admission: see `CellSettings`. `pause` waits before a retry.
         """
         rules = (
-            CellRule("encode", min(_MAX_ENCODE_ROWS, limits.max_rows)),
-            CellRule("decode", limits.max_rows, max_steps=max_quantum, priority=1),
+            CellRule("encode", min(_MAX_ENCODE_ROWS, limits.max_rows), max_size=limits.max_encode_tokens, max_passes=0),
+            CellRule("decode", limits.max_rows, max_steps=max_quantum, max_passes=1),
         )
         self._generator = generator
         self._limits = limits
         self._probe = probe
         self._clock = clock
         self._rules = rules
-        self._scheduler = CellScheduler(rules, CellSettings(max_tasks=1, max_slots=limits.num_pages))
+        self._scheduler = CellScheduler(
+            rules, CellSettings(max_tasks=1, max_slots=limits.num_pages, admission=admission)
+        )
+        self._encoding = StepIsolation(limits.max_encode_tokens, pause=pause)
+        self._decoding = StepIsolation(limits.max_rows, pause=pause)
+        self.predicted_s = 0.0  # see `StepRunner`
+        self._num_rows: dict[int, int] = {}  # by job id
         self._waiting: dict[int, GenerationWork] = {}  # by job id: not encoded
         self._active: dict[int, list[int]] = {}  # by job id: encoded, with its tokens so far
         self._streaming: set[int] = set()  # jobs of which results so far are wanted
         self._failed: dict[int, EngineError] = {}  # this and the next: to be returned
         self._expired: deque[RejectedJob] = deque()
+        self._now = 0.0  # when the turn began
 
     @property
     def is_idle(self) -> bool:
@@ -83,8 +94,9 @@ class GenerationRunner:
             if not isinstance(work, GenerationWork):
                 raise TypeError(f"Job {job.id} has the work of another runner: {type(work)}. This is a bug.")
             graph = CellGraph.of_stages((ENCODE, 1), (DECODE, work.options.max_new_tokens))
-            cells.append(CellJob(job.id, graph, job.arrival, job.deadline, job.bulk, self._slots(work)))
-            self._waiting[job.id] = work
+            size = len(work.token_ids)
+            cells.append(CellJob(job.id, graph, job.arrival, job.deadline, job.bulk, self._slots(work), size))
+            self._waiting[job.id], self._num_rows[job.id] = work, work.options.num_beams
             if work.stream:
                 self._streaming.add(job.id)
         self._expire(self._scheduler.add(cells, max([job.arrival for job in jobs], default=0.0)))
@@ -105,11 +117,15 @@ class GenerationRunner:
 
         Raises what the generator raises on clean work.
         """
+        self._now = now
         planned = self._scheduler.poll(now)
         self._expire(planned.rejected)
         if isinstance(planned, Wait):
             return self._events(StepEvents())
-        return self._events(self._encode(planned) if planned.cell == ENCODE else self._decode(planned))
+        self.predicted_s = planned.predicted_s
+        events = self._encode(planned) if planned.cell == ENCODE else self._decode(planned)
+        self.predicted_s = 0.0
+        return self._events(events)
 
     def _slots(self, work: GenerationWork) -> int:
         limits = self._limits
@@ -128,7 +144,8 @@ class GenerationRunner:
                 self._fail(job_id, error)
             else:
                 starting.append(job_id)
-        self._run_isolated(self._encode_some, starting)
+        sizes = {job_id: len(work.token_ids) for job_id, work in works.items()}
+        self._encoding.run(starting, StepWork(self._encode_some, self._judge, sizes.__getitem__))
         num_tokens = sum([len(work.token_ids) for work in works.values()])
         stats = self._finish(task, np.ones(len(works), np.int32), np.ones(len(works), np.bool_), num_tokens, began)
         return StepEvents(started=list(works), stats=stats)
@@ -157,7 +174,7 @@ class GenerationRunner:
         # Once, unless a step within the quantum has failed: sequences are then left behind the others.
         while running := [job_id for job_id in ids if num_left[job_id] and job_id in self._active]:
             quantum = min([num_left[job_id] for job_id in running])
-            self._run_isolated(partial(decode, quantum), running)
+            self._decoding.run(running, StepWork(partial(decode, quantum), self._judge, self._num_rows.__getitem__))
         ran = task.quantum - np.array([num_left[job_id] for job_id in ids], np.int32)
         is_stopped = np.array([job_id not in self._active for job_id in ids])
         stats = self._finish(task, ran, is_stopped, int(ran.sum()), began)
@@ -172,38 +189,22 @@ class GenerationRunner:
         tokens += progress.tokens
         if progress.finish is not None:
             del self._active[progress.id]
-            self._streaming.discard(progress.id)
+            self._forget(progress.id)
         if progress.finish == "invalid":
             self._fail(progress.id, EngineError("The model's scores are not numbers, or its options left no token."))
         elif progress.finish is not None:
             finished.append((progress.id, generation_row(tokens, progress.finish)))
 
-    def _run_isolated(self, run: Callable[[Sequence[int]], None], ids: Sequence[int]) -> None:
-        """Run jobs together. Where that raises, halves run, until the culprits are alone, and fail.
-
-        `run` does not change the jobs of a batch that it raises for.
-        """
-        if not ids:
-            return
-        try:
-            run(ids)
-        except DeviceFailed:
-            raise
-        except Exception as error:
-            if len(ids) == 1:
-                self._leave(ids[0])
-                self._run_probe()
-                failure = EngineError(f"{error!r}")
-                failure.__cause__ = error
-                self._fail(ids[0], failure)
-                return
-            log.warning("batch_failed", sequences=len(ids), error=repr(error))
-            half = len(ids) // 2
-            self._run_isolated(run, ids[:half])
-            self._run_isolated(run, ids[half:])
+    def _judge(self, job_id: int, error: Exception) -> None:
+        """A sequence failed alone: it is at fault if a probe runs."""
+        self._leave(job_id)
+        self._run_probe()
+        failure = EngineError(f"{error!r}")
+        failure.__cause__ = error
+        self._fail(job_id, failure)
 
     def _run_probe(self) -> None:
-        """A sequence failed alone: find out whether it or the generator is at fault."""
+        """Generate for clean work. Raises what a generator at fault raises."""
         probe = self._probe
         self._generator.start(_PROBE, probe.token_ids, probe.options, probe.seed)
         try:
@@ -214,7 +215,7 @@ class GenerationRunner:
 
     def _finish(self, task: CellTask, ran: Int32Array, is_stopped: object, steps: int, began: float) -> StepStats:
         device_s = self._clock() - began
-        self._scheduler.finished(task.id, 0.0, ran, np.asarray(is_stopped, np.bool_), device_s)
+        self._scheduler.finished(task.id, self._now + device_s, ran, np.asarray(is_stopped, np.bool_), device_s)
         name = self._rules[task.cell].name
         return StepStats(name, len(task.jobs), steps, task.quantum, task.predicted_s, device_s)
 
@@ -225,8 +226,12 @@ class GenerationRunner:
     def _leave(self, job_id: int) -> None:
         self._waiting.pop(job_id, None)
         self._active.pop(job_id, None)
-        self._streaming.discard(job_id)
+        self._forget(job_id)
         self._generator.cancel(job_id)
+
+    def _forget(self, job_id: int) -> None:
+        self._streaming.discard(job_id)
+        self._num_rows.pop(job_id, None)
 
     def _expire(self, rejected: Iterable[RejectedJob]) -> None:
         for job in rejected:
@@ -235,6 +240,8 @@ class GenerationRunner:
 
     def _events(self, events: StepEvents) -> StepEvents:
         failed, self._failed = self._failed, {}
+        counts = self._encoding.take_runs() + self._decoding.take_runs()
+        runs = {job_id: counts[job_id] for job_id in failed if counts[job_id]}
         expired = tuple(self._expired)
         self._expired.clear()
-        return events._replace(failed=failed, expired=expired)
+        return events._replace(failed=failed, expired=expired, runs=runs)

@@ -1,90 +1,103 @@
-"""Batches of cells that an engine did not start: run in halves, until the rows at fault are alone."""
+"""Steps that fail: run again after a pause, or in halves until those at fault are alone."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-import numpy as np
+import structlog
 
-from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellOutput, CellSpec, Int32Array, StepEngine
-from penstock.engine.cells.emissions import no_values
-from penstock.engine.cells.errors import CellFailed
-from penstock.engine.errors import DeviceFailed, EngineError
+from penstock.engine.errors import DeviceFailed, is_out_of_memory
+from penstock.worker.batching.failure_rules import Remedy, pause_s, remedy_of
+from penstock.worker.batching.token_budget import TokenBudget
+
+log = structlog.get_logger("penstock.dispatcher")
 
 
-class IsolatedCells:
-    """Implements `RunningCells` for a batch of which `start` raised: nothing of it has run.
+class StepWork(NamedTuple):
+    """How the members of a task run.
 
-    A row that fails alone is blamed if a probe, a step of zeros into the row's own slot, runs. If not, the engine is at
-    fault. No other batch is started before `result` has returned, since rows may depend on this one.
+    Args:
+        run: changes nothing of members for which it raises.
+        judge: one member failed alone: finds out whether it or the engine is at fault.
+        size_of: tokens of a member.
     """
 
-    def __init__(self, engine: StepEngine, batch: CellBatch, error: Exception) -> None:
-        self._engine = engine
-        self._spec = engine.cells[batch.cell]
-        self._batch = batch
-        self._error = error
+    run: Callable[[Sequence[int]], None]
+    judge: Callable[[int, Exception], None]
+    size_of: Callable[[int], int] = lambda member: 1
 
-    def result(self) -> CellOutput:
-        """Run the rows. Raises the engine's error where it fails on any input."""
-        return self._split(self._batch, self._error)
 
-    def _split(self, batch: CellBatch, error: Exception) -> CellOutput:
-        num_rows = len(batch.steps)
-        if num_rows == 1:
-            self._probe(batch)
-            return failed_output(self._spec, batch, error)
-        rows = np.arange(num_rows)
-        return _joined([self._run(_part(batch, half)) for half in (rows[: num_rows // 2], rows[num_rows // 2 :])])
+class StepIsolation:
+    """Runs the members of tasks, by the rules of the encoder's batches. Used by the runner's thread.
 
-    def _run(self, batch: CellBatch) -> CellOutput:
+    While it pauses, nothing else of the runner runs: what may pass is a failure of the device or the machine, which
+    the other steps need too.
+    """
+
+    def __init__(
+        self,
+        most_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`most_tokens`: of a task: rows of a step count as tokens."""
+        self._budget = TokenBudget(most_tokens, clock)
+        self._pause = pause
+        self._num_runs: Counter[int] = Counter()  # failed ones of each member
+
+    @property
+    def most_tokens(self) -> int:
+        """That run together now."""
+        return self._budget.limit()
+
+    def count(self, member: int) -> None:
+        """A run of a member failed that `run` was not told of."""
+        self._num_runs[member] += 1
+
+    def take_runs(self) -> Counter[int]:
+        """Failed runs of each member since the last call."""
+        taken, self._num_runs = self._num_runs, Counter()
+        return taken
+
+    def run(self, members: Sequence[int], work: StepWork, error: Exception | None = None) -> None:
+        """Run members together, as far as the budget of tokens allows. Raises DeviceFailed, and what `judge` raises.
+
+        `error`: they were run together before this call, and it was raised.
+        """
+        if error is not None:
+            self._repair(members, work, error, 0)
+            return
+        remaining = members
+        while remaining:
+            num_first = self._budget.num_first([work.size_of(member) for member in remaining])
+            self._run_some(remaining[:num_first], work, 0)
+            remaining = remaining[num_first:]
+
+    def _run_some(self, members: Sequence[int], work: StepWork, num_retries: int) -> None:
         try:
-            return self._engine.start(batch).result()
+            work.run(members)
+            return
         except DeviceFailed:
             raise
-        except Exception as error:  # of the engine, on some of these rows
-            return self._split(batch, error)
+        except Exception as raised:
+            error = raised
+        self._repair(members, work, error, num_retries)
 
-    def _probe(self, batch: CellBatch) -> None:
-        probe = replace(
-            batch,
-            read=np.full_like(batch.read, NO_SLOT),
-            inputs={name: np.zeros((1, 1), np.int32) for name in batch.inputs},
-            steps=np.ones(1, np.int32),
-            is_first=np.ones(1, np.bool_),
-            quantum=1,
-        )
-        self._engine.start(probe).result()
-
-
-def failed_output(spec: CellSpec, batch: CellBatch, error: Exception) -> CellOutput:
-    """The output of a batch of which all rows failed."""
-    num_rows = len(batch.steps)
-    emitted = {emission.name: no_values(emission, num_rows, batch.quantum) for emission in spec.emits}
-    failure: EngineError = CellFailed(f"the engine failed on cell {spec.name!r}: {error!r}")
-    failure.__cause__ = error
-    nothing, all_stopped = np.zeros(num_rows, np.int32), np.ones(num_rows, np.bool_)
-    return CellOutput(emitted, nothing, all_stopped, 0.0, dict.fromkeys(range(num_rows), failure))
-
-
-def _part(batch: CellBatch, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> CellBatch:
-    inputs: dict[str, Int32Array] = {name: values[rows] for name, values in batch.inputs.items()}
-    return CellBatch(
-        batch.cell,
-        batch.read[rows],
-        batch.write[rows],
-        inputs,
-        batch.steps[rows],
-        batch.is_first[rows],
-        batch.quantum,
-    )
-
-
-def _joined(parts: Sequence[CellOutput]) -> CellOutput:
-    firsts = np.cumsum([0, *[len(part.steps) for part in parts]]).tolist()
-    return CellOutput(
-        {name: np.concatenate([part.emitted[name] for part in parts]) for name in parts[0].emitted},
-        np.concatenate([part.steps for part in parts]),
-        np.concatenate([part.is_stopped for part in parts]),
-        sum([part.device_s for part in parts]),
-        {first + row: error for first, part in zip(firsts, parts, strict=False) for row, error in part.failed.items()},
-    )
+    def _repair(self, members: Sequence[int], work: StepWork, error: Exception, num_retries: int) -> None:
+        self._num_runs.update(members)
+        match remedy_of(error, len(members), num_retries):
+            case Remedy.RETRY:
+                seconds = pause_s(num_retries)
+                log.warning("batch_retried", sequences=len(members), error=repr(error), pause_s=round(seconds, 3))
+                self._pause(seconds)
+                self._run_some(members, work, num_retries + 1)
+            case Remedy.SPLIT:
+                log.warning("batch_failed", sequences=len(members), error=repr(error))
+                if is_out_of_memory(error):
+                    self._budget.shrink(sum([work.size_of(member) for member in members]))
+                half = len(members) // 2
+                for some in (members[:half], members[half:]):
+                    self._run_some(some, work, num_retries)
+            case Remedy.ISOLATE:
+                work.judge(members[0], error)

@@ -1,7 +1,7 @@
 """The batch stage for requests of many steps: sequences in, results and rejections out, at each step."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import structlog
@@ -9,16 +9,15 @@ import structlog
 from penstock.engine.errors import EngineError, InvalidOption, InvalidSource
 from penstock.engine.types import Float32Array
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
-from penstock.scheduler.types import RejectedJob
+from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.deadline_errors import deadline_error
-from penstock.worker.batching.single_flight import deadline_of
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
-from penstock.worker.stepping.flights import Flight, Flights, late_and_rest
+from penstock.worker.stepping.flights import Flight, Flights, Joined, late_and_rest
 from penstock.worker.stepping.step_load import StepTimes
 from penstock.worker.stepping.step_thread import StepThread
 from penstock.worker.stepping.step_watchdog import StepWatchdog
@@ -83,7 +82,7 @@ class StepDispatcher:
         now = self._clock()
         for sequence in sequences:
             sequence.request.times.queued = now
-        self._run(self._flights.join(sequences), now)
+        self._run(self._flights.join(sequences))
 
     def drain(self) -> None:
         """See `SequenceDispatcher`. No step waits for more sequences."""
@@ -111,13 +110,17 @@ class StepDispatcher:
         """See `SequenceDispatcher`."""
         self._closed = True
 
-    def _run(self, flights: Iterable[Flight], now: float) -> None:
+    def _run(self, joined: Joined) -> None:
         jobs = []
-        for flight in flights:
-            first = flight.members[0]
-            request = first.request
-            jobs.append(StepJob(flight.job_id, self._work_of(first), now, request.deadline, request.bulk))
-        if jobs and not self._closed:
+        for flight in joined.run:
+            leader = flight.leader
+            request = leader.request
+            jobs.append(StepJob(flight.job_id, self._work_of(leader), flight.arrival, request.deadline, request.bulk))
+        if self._closed:
+            return
+        if joined.replaced:
+            self._thread.cancel(joined.replaced)
+        if jobs:
             self._thread.add(jobs)
 
     def on_events(self, events: StepEvents) -> None:
@@ -132,8 +135,10 @@ class StepDispatcher:
         self._finish(events.finished, events.stats, now)
         for job_id, error in events.failed.items():
             if (flight := self._flights.end(job_id)) is not None:
-                self._blame(flight, error)
+                self._blame(flight, error, events.runs.get(job_id, 1))
         self._expire(events.expired, now)
+        for member, late_s in self._flights.late(now):
+            self._reject(member, deadline_error(Cause.QUEUED, late_s))
         if self._rejections:
             rejections, self._rejections = self._rejections, []
             ended, self._ended = self._ended, []
@@ -151,14 +156,14 @@ class StepDispatcher:
             own = replace(stats, device_s=max(0.0, now - began))
             self._callbacks.results([(member, row) for member in flight.alive], own)
 
-    def _blame(self, flight: Flight, error: EngineError) -> None:
+    def _blame(self, flight: Flight, error: EngineError, num_runs: int) -> None:
         """The engine fails on one sequence, and works otherwise."""
-        first = flight.members[0]
         is_invalid = isinstance(error, InvalidOption | InvalidSource)
         if not is_invalid:
-            record = record_fields(first.request.record)
-            log.warning("sequence_failed", tokens=flight.num_tokens, runs=1, error=repr(error), **record)
+            record = record_fields(flight.leader.request.record)
+            log.warning("sequence_failed", tokens=flight.num_tokens, runs=num_runs, error=repr(error), **record)
         for member in flight.alive:
+            member.request.record.num_attempts = num_runs
             failure = (
                 InvalidRequest(f"This model cannot do that: {error}")
                 if is_invalid
@@ -174,11 +179,11 @@ class StepDispatcher:
             flight = self._flights.end(job.id)
             if flight is None:
                 continue
-            late, rest = late_and_rest(flight, job.late_s, now)
+            late, rest = late_and_rest(flight, job, now)
             for member, by_s in late:
                 self._reject(member, deadline_error(job.cause, by_s))
             rest = [member for member in rest if not member.request.is_failed]
-            self._run(self._flights.join(sorted(rest, key=deadline_of, reverse=True)), now)
+            self._run(self._flights.join(rest))
 
     def _reject(self, sequence: PendingSequence, error: PenstockError) -> None:
         """End a request with an error, unless it has ended."""

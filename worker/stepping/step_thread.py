@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -39,8 +39,9 @@ class StepThread:
         self._thread = threading.Thread(target=self._run, name="engine-steps", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
-        self.num_turns = 0  # that have ended; these two are read by the watchdog
-        self.is_running = False  # whether a turn is under way
+        # Read by the watchdog. A turn is a piece of the runner's work: a step, jobs that come or leave, or idle work.
+        self.num_turns = 0  # that have ended
+        self.is_running = False  # whether one is under way
         self.idle_since = clock()
 
     def start(self, events: Callable[[StepEvents], None], failed: Callable[[BaseException], None]) -> None:
@@ -63,6 +64,11 @@ class StepThread:
         self._orders.put(_Cancel(ids))
 
     @property
+    def predicted_s(self) -> float:
+        """Seconds that the turn underway is predicted to take."""
+        return self._runner.predicted_s
+
+    @property
     def is_alive(self) -> bool:
         """Whether it was started and has not ended."""
         return self._thread.is_alive()
@@ -78,15 +84,22 @@ class StepThread:
     def _run(self) -> None:
         try:
             while self._take_orders() and not self._stopped:
-                self.is_running = True
-                events = self._runner.advance(self._clock())
-                self.num_turns += 1
-                self.is_running = False
+                with self._turn():
+                    events = self._runner.advance(self._clock())
                 self.idle_since = self._clock()
                 self._tell(self._events, events)
         except BaseException as error:
-            self.is_running = False
             self._tell(self._failed, error)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """A piece of work of the runner, which the watchdog watches."""
+        self.is_running = True
+        try:
+            yield
+        finally:
+            self.num_turns += 1
+            self.is_running = False
 
     def _take_orders(self) -> bool:
         """Hand over what has come. Waits while the runner has no job. Returns false at the end."""
@@ -99,15 +112,19 @@ class StepThread:
                 case None:
                     return False
                 case _Add(jobs):
-                    self._runner.add(jobs)
+                    with self._turn():
+                        self._runner.add(jobs)
                 case _Cancel(ids):
-                    self._runner.cancel(ids)
+                    with self._turn():
+                        self._runner.cancel(ids)
 
     def _is_rested(self) -> bool:
         """Let the runner do its idle work until an order comes, or no work is left. Returns whether none is left."""
         while self._orders.empty():
             try:
-                if not self._runner.idle():
+                with self._turn():
+                    is_rested = not self._runner.idle()
+                if is_rested:
                     return True
             except Exception as error:
                 log.warning("idle_work_failed", error=repr(error))

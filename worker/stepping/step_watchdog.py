@@ -15,9 +15,12 @@ class Turns(Protocol):
     num_turns: int
     is_running: bool
 
+    @property
+    def predicted_s(self) -> float: ...
+
 
 class StepWatchdog:
-    """Compares how long a turn has run with `HANG_S`: a turn is one quantum of steps, and takes far less.
+    """Compares how long a turn has run with max(`HANG_S`, 20 times its predicted time), as `BatchWatchdog` does.
 
     Time in which the event loop itself stood still, as in a suspended process, does not count.
     """
@@ -46,7 +49,9 @@ class StepWatchdog:
         is_same = self._thread.is_running and self._thread.num_turns == self._turn
         self._run_s = self._run_s + passed_s if is_same else 0.0
         self._turn = self._thread.num_turns
-        if self._run_s <= watchdog.HANG_S:
+        predicted_s = self._thread.predicted_s
+        if self._run_s <= max(watchdog.HANG_S, watchdog.HANG_FACTOR * predicted_s):
             return False
-        self._hung(watchdog.EngineHung(f"A quantum of steps runs since {self._run_s:.0f} s."))
+        predicted = f"predicted: {predicted_s:.3g} s"
+        self._hung(watchdog.EngineHung(f"A turn of steps runs since {self._run_s:.0f} s; {predicted}."))
         return True

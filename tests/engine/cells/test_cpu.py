@@ -191,3 +191,48 @@ def unfinished(states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
 def test_a_cell_that_does_not_do_what_it_declares_is_rejected_at_load(step: Any, message: str) -> None:
     with pytest.raises(InvalidCell, match=message):
         CpuStepEngine([replace(ADD, step=step)], 8)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda count: count.double(), lambda count: count[:, :0], lambda count: count.expand(-1, 2)],
+    ids=["another type", "no column", "two columns"],
+)
+def test_a_step_that_returns_another_form_for_one_row_changes_no_state_of_the_others(spoil: Any) -> None:
+    """The states before the one at fault are not written either."""
+    count = StateSpec("count", 1)
+
+    def step(states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        new = {"sum": states["sum"] + inputs["value"][:, None], "count": states["count"] + 1}
+        if (inputs["value"] == RAISES).any():
+            new["count"] = spoil(new["count"])
+        return new, {"sum": new["sum"]}
+
+    spec = CellSpec("pair", (SUM, count), ("value",), emits=(SUM,), max_rows=64, max_steps=4)
+    cells = CpuStepEngine((Cell(spec, step),), 80)
+    first = cells.start(batch_of([[1], [5]], "pair")).result()
+    assert first.emitted["sum"][:, 0, 0].tolist() == [1, 5]
+    carried: dict[str, Any] = {"read": np.array([[1], [2]], np.int32), "is_first": np.zeros(2, np.bool_)}
+    second = cells.start(batch_of([[2], [RAISES]], "pair", **carried)).result()
+    assert list(second.failed) == [1]
+    assert isinstance(second.failed[1].__cause__, InvalidCell)
+    third = cells.start(batch_of([[3]], "pair", read=carried["read"][:1], is_first=np.zeros(1, np.bool_))).result()
+    assert third.emitted["sum"][:, 0, 0].tolist() == [6]
+
+
+def test_an_error_that_may_pass_is_raised_and_nothing_changes() -> None:
+    errors: list[Exception] = [MemoryError(), ConnectionError()]
+
+    def step(states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        if (inputs["value"] == RAISES).any() and errors:
+            raise errors.pop()
+        return add(states, {"value": inputs["value"] % RAISES})
+
+    cells = CpuStepEngine((replace(ADD, step=step),), 80)
+    cells.start(batch_of([[1], [2]])).result()
+    carried: dict[str, Any] = {"read": np.array([[1], [2]], np.int32), "is_first": np.zeros(2, np.bool_)}
+    for error in (ConnectionError, MemoryError):
+        with pytest.raises(error):
+            cells.start(batch_of([[3], [RAISES]], **carried))
+    done = cells.start(batch_of([[3], [4]], **carried)).result()
+    assert done.emitted["sum"][:, 0, 0].tolist() == [4, 6]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.engine.cells import node_table
 from penstock.engine.cells.compiled import load_kernels
 from penstock.engine.cells.contract import Cell, CellOutput, CellSpec, StateSpec, Tensors
 from penstock.engine.cells.cpu import CpuStepEngine
@@ -109,6 +110,23 @@ def test_a_request_waits_while_the_pool_is_exhausted_and_others_leave() -> None:
     assert bench.sessions.num_open == 2
     bench.close(1)
     assert bench.open((2, graph_of([1], [2], [3])))
+
+
+def test_a_large_table_without_requests_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_table, "_MOST_KEPT", 300)
+    bench = Bench(num_slots=8)
+    table = bench.sessions._table
+    assert bench.open((1, graph_of([1] * 4)), (2, graph_of([2] * 2000)))
+    bench.close(2)
+    assert len(table.values) > 2000  # a request is open
+    bench.finish(bench.batch((1, 0, 4)))
+    assert bench.sums(1) == [[1, 2, 3, 4]]
+    bench.close(1)
+    assert len(table.values) == len(table.nodes) == 0
+    assert bench.open((3, graph_of([5, 6])))
+    bench.finish(bench.batch((3, 0, 2)))
+    assert bench.sums(3) == [[5, 11]]
+    bench.sessions.check_integrity()
 
 
 def test_a_request_that_the_whole_pool_could_not_hold_is_rejected() -> None:

@@ -10,10 +10,11 @@ import torch
 
 from penstock.engine.errors import CheckpointError, InvalidOption, UnsupportedDevice
 from penstock.engine.generation import model as model_module
+from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.loading import generates
 from penstock.engine.generation.model import load_generation_model
 from penstock.engine.gpu import seq2seq
-from tests.engine.generation.helpers import VOCAB, drain, save_seq2seq, sources
+from tests.engine.generation.helpers import VOCAB, drain, model_of, save_seq2seq, sources
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,29 @@ def test_pages_on_a_gpu_follow_its_free_memory(tmp_path: Path, gpu: list[int], f
     gpu[0] = free_bytes
     limits = load_generation_model(str(tmp_path), max_rows=8).limits
     assert (limits.num_pages, limits.max_rows) == (num_pages, 8)
+
+
+def test_pages_on_a_cpu_follow_its_free_memory_or_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_seq2seq(tmp_path, "marian")
+    page_bytes = 3 * 16 * 64 * 4
+    monkeypatch.setattr(model_module, "_free_host_bytes", lambda: 8 * 400 * page_bytes)
+    assert load_generation_model(str(tmp_path), device="cpu", max_rows=8).limits.num_pages == 400
+    given = load_generation_model(str(tmp_path), device="cpu", max_rows=8, page_bytes=300 * page_bytes)
+    assert given.limits.num_pages == 300
+    with pytest.raises(UnsupportedDevice, match="do not fit into"):
+        load_generation_model(str(tmp_path), device="cpu", page_bytes=1 << 50)
+
+
+def test_pages_that_are_not_used_take_no_memory() -> None:
+    weights = model_of("marian")[0].weights
+    before = _resident_bytes()
+    device = CpuSeq2Seq(weights, 200_000, 16, 1)
+    assert device._key_values.numel() * 4 > 1e9
+    assert _resident_bytes() - before < 200e6
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 @pytest.mark.usefixtures("gpu")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
-from penstock.scheduler.cellular.choice import MAX_PASSES
 from penstock.scheduler.cellular.table import load_kernels
+from penstock.scheduler.cellular.types import MAX_PASSES
 from penstock.scheduler.types import Cause, Wait
 from tests.scheduler.cellular.model import Model, graph_of, tree_of
 
@@ -310,6 +310,18 @@ def test_bulk_jobs_leave_slots_to_online_ones() -> None:
     assert (scheduler.num_joined, scheduler.num_waiting) == (7, 3)
 
 
+def test_a_bulk_job_of_more_than_the_bulk_share_runs_alone_beside_online_ones_and_others_follow() -> None:
+    scheduler = CellScheduler(LSTM, CellSettings(max_slots=8, max_tasks=1))
+    scheduler.add([CellJob(0, chain(100), 0.0)], 0.0)
+    scheduler.add([CellJob(1, chain(2), 0.0, bulk=True, slots=7), CellJob(2, chain(2), 0.0, bulk=True)], 0.0)
+    ended: list[int] = []
+    for _ in range(4):
+        task = scheduler.poll(0.0)
+        assert isinstance(task, CellTask)
+        ended += scheduler.finished(task.id, 0.0, task.steps, np.zeros(len(task.jobs), np.bool_), 1.0)
+    assert ended == [1, 2]
+
+
 def _run_next(model: Model) -> list[int]:
     """The jobs of the next task, which runs. The model does not know of slots."""
     task = model.scheduler.poll(model.now)
@@ -371,7 +383,7 @@ def test_the_kernels_were_compiled_once() -> None:
         model.add(CellGraph.of_stages((0, steps), (1, steps)), bulk=steps == 5)
     model.cancel(0)
     model.drain()
-    assert [len(kernel.signatures) for kernel in load_kernels()] == [1] * 5
+    assert [len(kernel.signatures) for kernel in load_kernels()] == [1] * 6
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from penstock.engine.errors import DeviceFailed, is_out_of_memory, is_transient
 from penstock.engine.types import BatchOutput, ModelInfo, PackedBatch
-from penstock.worker.batching import failures, token_budget
+from penstock.worker.batching import failure_rules, token_budget
 from penstock.worker.requests.request import PendingSequence
 from tests.worker.batching.test_dispatcher import POISON, SmallEngine, bench, one_each
 
@@ -37,7 +37,7 @@ class FailingEngine(SmallEngine):
 
 @pytest.fixture
 def engine(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> FailingEngine:
-    monkeypatch.setattr(failures, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(failure_rules, "_FIRST_PAUSE_S", 0.001)
     return FailingEngine(info)
 
 
@@ -74,15 +74,15 @@ async def test_a_failure_that_passes_fails_no_request(
 async def test_a_failure_that_does_not_pass_is_blamed_after_bounded_retries(
     info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
 ) -> None:
-    engine.errors = [OSError("broken")] * (failures.MAX_RETRIES + 1)
+    engine.errors = [OSError("broken")] * (failure_rules.MAX_RETRIES + 1)
     async with bench(info, trigger="lazy", engine=engine) as b:
         b.dispatcher.add(one_each(make_sequences, [1]))
         b.dispatcher.drain()
         await b.finish(1)
         [rejection] = b.rejections
         assert isinstance(rejection.error.__cause__, OSError)
-        assert rejection.record.num_attempts == failures.MAX_RETRIES + 1
-        assert engine.batches == [[[1]]] * (failures.MAX_RETRIES + 1) + [PROBE]
+        assert rejection.record.num_attempts == failure_rules.MAX_RETRIES + 1
+        assert engine.batches == [[[1]]] * (failure_rules.MAX_RETRIES + 1) + [PROBE]
 
 
 async def test_a_batch_that_is_retried_when_the_dispatcher_closes_does_not_run(

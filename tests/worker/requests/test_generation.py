@@ -150,3 +150,16 @@ async def test_a_reply_has_the_tokens_of_each_sequence_as_they_were_cached(bench
     reply = decode_reply(encode_replies([request], bench.info, None, 1.0)[0])
     assert isinstance(reply, Reply)
     assert reply.rows("generate") == tuple(generated)
+
+
+async def test_long_options_are_read_and_not_kept(bench: Bench) -> None:
+    for _ in range(2):
+        await bench.sequences([1], suppress_tokens=[5, 6])
+    assert len(bench.asked) == 1
+    listed = list(range(1000))
+    first, second = [await bench.sequences([1], [2], suppress_tokens=listed) for _ in range(2)]
+    assert len(bench.asked) > 2
+    assert [one.key for one in first] == [one.key for one in second]
+    assert first[0].key != first[1].key
+    (other,) = await bench.sequences([1], suppress_tokens=listed[1:])
+    assert other.key != first[0].key

@@ -116,12 +116,14 @@ class Bench:
     def __init__(
         self, num_slots: int = 9, num_devices: int = 1, clock: Callable[[], float] = time.perf_counter
     ) -> None:
+        self.pauses: list[float] = []
         self.devices = [DeviceStandIn(CpuStepEngine(MODEL.cells, num_slots)) for _ in range(num_devices)]
-        self.runner = CellRunner(MODEL.specs, self.devices, clock)
+        self.runner = CellRunner(MODEL.specs, self.devices, clock=clock, pause=self.pauses.append)
         self.checks = SequenceChecks(MODEL, num_slots - 1, GraphLimits())
         self.now = 0.0
         self.results: dict[int, list[float]] = {}  # half of the sum, behind the sums
         self.failed: dict[int, EngineError] = {}
+        self.runs: dict[int, int] = {}  # failed ones, of jobs that have failed
         self.expired: list[RejectedJob] = []
         self._num_added = 0
 
@@ -139,6 +141,7 @@ class Bench:
             assert job_id not in self.results
             self.results[job_id] = values_of(joined)
         self.failed.update(events.failed)
+        self.runs.update(events.runs)
         self.expired += events.expired
         self.runner.check_integrity()
         return events

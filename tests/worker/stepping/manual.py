@@ -24,6 +24,7 @@ class CountingRunner:
         self.cancelled: list[int] = []
         self.batches: list[list[int]] = []  # ids of the jobs of each turn
         self.broken = False
+        self.predicted_s = 0.0
 
     @property
     def is_idle(self) -> bool:

@@ -66,7 +66,7 @@ def load(attribute: str) -> Any:
 
 
 async def test_the_probe_is_a_cell_that_runs_from_zeros() -> None:
-    model = served_cells(load("some_fail_on_zeros"))()
+    model = served_cells(load("some_fail_on_zeros"), "deadline")()
     assert isinstance(model, StepModel)
     assert model.read_fields is not None
     assert model.read_fields({"values": [1, 2]}).num_steps == 2
@@ -78,9 +78,9 @@ async def test_the_probe_is_a_cell_that_runs_from_zeros() -> None:
 
 def test_a_model_without_a_cell_that_runs_from_zeros_is_rejected() -> None:
     with pytest.raises(InvalidCell, match=r"no cell can run a step of zeros.*NaN"):
-        served_cells(load("all_fail_on_zeros"))
+        served_cells(load("all_fail_on_zeros"), "deadline")
 
 
 def test_more_names_than_a_reply_holds_are_rejected() -> None:
     with pytest.raises(UnsupportedCheckpoint, match="emits 65 names; a reply holds at most 64"):
-        served_cells(load("emits_many_names"))
+        served_cells(load("emits_many_names"), "deadline")

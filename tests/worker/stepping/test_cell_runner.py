@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
-from penstock.engine.cells.contract import CellOutput
+from penstock.engine.cells.contract import CellBatch, CellOutput, Tensors
 from penstock.engine.cells.errors import CellFailed
 from penstock.engine.errors import DeviceFailed
 from penstock.scheduler.types import Cause
+from penstock.worker.stepping.cell_runner import CellRunner
 from penstock.worker.stepping.contract import StepEvents, StepJob
-from tests.worker.stepping.cell_models import BREAKS, RAISES, Bench, expected, holds
+from tests.worker.stepping.cell_models import BREAKS, MODEL, RAISES, Bench, expected, holds
 
 
 def test_a_job_is_answered_with_the_emissions_of_its_cells() -> None:
@@ -114,14 +116,75 @@ def test_a_batch_that_its_engine_does_not_start_is_isolated() -> None:
     assert all(isinstance(error.__cause__, RuntimeError) for error in bench.failed.values())
 
 
-def test_a_batch_that_is_lost_fails_the_jobs_in_it_and_no_other() -> None:
+@pytest.mark.parametrize("num_bad", [1, 2, 4])
+def test_jobs_of_a_lost_batch_begin_again_until_those_at_fault_are_alone(num_bad: int) -> None:
     bench = Bench(num_slots=20)
     bench.devices[0].result_error = holds(BREAKS)
-    together = bench.add(*[[11, BREAKS, 11]] * 4)
-    later = bench.add([12, 13])
+    jobs = [[11, BREAKS, 11]] * num_bad + [[11, 12, 13, 14, 15]] * (4 - num_bad) + [[12, 13]]
+    ids = bench.add(*jobs)
     bench.drain()
-    assert sorted(bench.failed) == together
-    assert bench.results == {later[0]: expected([12, 13])}
+    assert sorted(bench.failed) == ids[:num_bad]
+    assert bench.results == {ids[place]: expected(jobs[place]) for place in range(num_bad, 5)}
+    assert set(bench.runs.values()) <= {2, 3}  # with four rows, with two where these were even, and alone
+
+
+def test_a_failure_that_passes_is_retried_after_growing_pauses_and_nothing_fails() -> None:
+    bench = Bench()
+    errors: list[Exception] = [OSError("no route to the device")] * 3
+    bench.devices[0].start_error = lambda batch: errors.pop() if errors else None
+    ids = bench.add([11, 12], [13, 14])
+    bench.drain()
+    assert bench.results == {ids[0]: expected([11, 12]), ids[1]: expected([13, 14])}
+    assert len(bench.pauses) == 3
+    assert 0.1 < bench.pauses[0] < bench.pauses[2] * 2 < 2.1
+    assert len(bench.devices[0].started) == 2  # a task of each cell: rows were not run one by one
+
+
+def test_one_that_fails_as_if_it_might_pass_is_blamed_after_the_last_retry() -> None:
+    bench = Bench()
+
+    def error(batch: CellBatch) -> Exception | None:
+        return OSError("this file is missing") if holds(BREAKS)(batch) else None
+
+    bench.devices[0].start_error = error
+    good, bad = bench.add([11, 12], [11, BREAKS])
+    bench.drain()
+    assert bench.results == {good: expected([11, 12])}
+    assert list(bench.failed) == [bad]
+    assert len(bench.pauses) == 3
+    assert bench.runs == {bad: 5}  # four times with the other, then alone
+
+
+def test_a_lack_of_memory_halves_the_rows_of_a_step_and_nothing_fails() -> None:
+    bench = Bench(num_slots=20)
+    bench.devices[0].start_error = lambda batch: MemoryError() if len(batch.steps) > 2 else None
+    jobs = [[11, 12, 13, 14, 15, 16, 17, 18, 19]] * 4
+    ids = bench.add(*jobs)
+    with capture_logs() as logs:
+        bench.drain()
+    assert bench.results == {id: expected(values) for id, values in zip(ids, jobs, strict=True)}
+    assert [event["event"] for event in logs].count("token_budget_halved") == 1
+    assert [event["event"] for event in logs].count("batch_failed") == 1  # later tasks are small enough at once
+    assert bench.pauses == []
+
+
+def test_a_cell_that_raises_what_may_pass_is_retried_by_the_runner() -> None:
+    bench = Bench()
+    engine = bench.devices[0].engine
+    bench.runner = CellRunner(MODEL.specs, [engine], pause=bench.pauses.append)
+    failing = iter([True, True])
+    cell = engine._cells["add"]
+
+    def flaky(states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        if next(failing, False):
+            raise ConnectionError("a feature store")
+        return cell.step(states, inputs)
+
+    engine._cells["add"] = replace(cell, step=flaky)
+    (job,) = bench.add([11, 12])
+    bench.drain()
+    assert bench.results == {job: expected([11, 12])}
+    assert len(bench.pauses) == 2
 
 
 def test_emissions_that_are_not_numbers_fail_their_job_though_the_engine_does_not_look() -> None:

@@ -56,19 +56,13 @@ class Running(RuleBasedStateMachine):
         self.devices = [DeviceStandIn(CpuStepEngine(MODEL.cells, num_slots)) for _ in range(num_devices)]
         for device in self.devices:
             device.start_error = lambda batch: has(BREAKS, batch)
-            device.result_error = self.lose
+            device.result_error = lambda batch: has(IS_LOST, batch)
         self.runner = CellRunner(MODEL.specs, self.devices)
         self.checks = SequenceChecks(MODEL, num_slots - 1, GraphLimits())
         self.now = 0.0
         self.running: dict[int, dict[str, Any]] = {}
         self.deadlines: dict[int, float] = {}
         self.num_added = 0
-        self.num_lost = 0  # batches, of which all jobs fail
-
-    def lose(self, batch: CellBatch) -> Exception | None:
-        error = has(IS_LOST, batch)
-        self.num_lost += error is not None
-        return error
 
     @rule(request=graphs.REQUESTS, slo_s=st.none() | st.integers(-1, 6), bulk=st.booleans())
     def add(self, request: dict[str, Any], slo_s: int | None, bulk: bool) -> None:
@@ -89,13 +83,12 @@ class Running(RuleBasedStateMachine):
     def advance(self, seconds: int, times: int) -> None:
         self.now += seconds
         for _ in range(times):
-            lost_before = self.num_lost
             events = self.runner.advance(self.now)
             for job_id, joined in events.finished:
                 self.check(self.running.pop(job_id), split(joined, EMISSIONS))
             for job_id in events.failed:
                 request = self.running.pop(job_id)
-                assert self.num_lost > lost_before or {RAISES, BREAKS} & set(request["first"])
+                assert {RAISES, BREAKS, IS_LOST} & set(request["first"])
             for job in events.expired:
                 del self.running[job.id]
                 assert self.deadlines[job.id] <= self.now

@@ -71,7 +71,7 @@ async def test_it_is_served_in_tasks_of_up_to_eight_steps(
     reference = save_seq2seq(tmp_path, "t5")
     loaded, _ = load(tmp_path, dtype=dtype, max_batch_sequences=8)
     with structlog.testing.capture_logs() as logs:
-        served = served_generation(loaded)()
+        served = served_generation(loaded, "deadline")()
     assert [log["event"] for log in logs] == ["steps_timed"]
     assert prepared == ([] if dtype == "float32" else [([1, 2, 4, 8], 8)])
     events: asyncio.Queue[StepEvents] = asyncio.Queue()

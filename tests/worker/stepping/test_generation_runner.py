@@ -53,6 +53,10 @@ class Poisoned(Generator):
         return super().decode(ids, quantum)
 
 
+def no_pause(seconds: float) -> None:
+    """Retries come at once."""
+
+
 class Bench:
     """A runner, and what it has told. With `searches`, a device chooses the tokens where it can."""
 
@@ -62,11 +66,12 @@ class Bench:
         self.device = GpuSeq2Seq(weights, limits, device="cpu", dtype=torch.float32) if searches else None
         self.generator = Poisoned(weights, limits, device=self.device)
         probe = GenerationWork(np.zeros(1, np.int32), self.checkpoint.options(max_new_tokens=1), 0)
-        self.runner = GenerationRunner(self.generator, limits, probe, max_quantum)
+        self.runner = GenerationRunner(self.generator, limits, probe, max_quantum, pause=no_pause)
         self.now = 10.0
         self.events: list[StepEvents] = []
         self.finished: dict[int, Generation] = {}
         self.failed: dict[int, Exception] = {}
+        self.runs: dict[int, int] = {}  # failed ones, of sequences that have failed
 
     def add(
         self, id: int, source: Int32Array, deadline: float | None = None, bulk: bool = False, **options: Any
@@ -80,6 +85,7 @@ class Bench:
         self.events.append(events)
         self.finished |= {id: read_generation_row(row) for id, row in events.finished}
         self.failed |= events.failed
+        self.runs |= events.runs
         return events
 
     def drain(self) -> None:
@@ -287,3 +293,75 @@ def test_an_online_sequence_goes_before_bulk_ones() -> None:
     bench.drain()
     order = list(bench.finished)
     assert order.index(7) < 4
+
+
+def test_a_sequence_that_finds_slots_free_joins_within_one_quantum() -> None:
+    """And those that are decoded wait for one batch of the encoder between two quanta, though sources keep coming."""
+    bench = Bench(replace(SMALL, max_rows=8, num_pages=200))
+    batch = sources([5] * 8)
+    bench.add(0, batch[0], max_new_tokens=60, min_new_tokens=60)
+    for _ in range(4):
+        bench.turn()
+    waits = []
+    for id, source in enumerate(batch[1:], 1):
+        bench.add(id, source, max_new_tokens=60, min_new_tokens=60)
+        waits.append(next(turn for turn in range(10) if id in bench.turn().started))
+    assert max(waits) <= 1
+    cells = [events.stats.cell for events in bench.events if events.stats is not None]
+    assert "encode encode" not in " ".join(cells)
+    bench.drain()
+
+
+def test_a_batch_of_the_encoder_holds_as_many_tokens_as_allowed() -> None:
+    bench = Bench(replace(SMALL, max_rows=32, num_pages=400, max_encode_tokens=20))
+    lengths = [9, 9, 9, 2, 24, 5]
+    for id, source in enumerate(sources(lengths)):
+        bench.add(id, source, max_new_tokens=2)
+    bench.drain()
+    started = [[lengths[id] for id in events.started] for events in bench.events if events.started]
+    assert sorted(length for taken in started for length in taken) == sorted(lengths)
+    assert all(sum(taken) <= 20 or len(taken) == 1 for taken in started)
+    assert len(started) <= 4
+    bench.assert_empty()
+
+
+def test_a_lack_of_memory_halves_the_rows_of_a_step_and_tokens_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    step, most = bench.generator._device.step, list[int]()
+
+    def narrow(rows: Any) -> Any:
+        if len(rows.tokens) > 4:
+            raise MemoryError
+        most.append(len(rows.tokens))
+        return step(rows)
+
+    monkeypatch.setattr(bench.generator._device, "step", narrow)
+    batch = sources([4, 6, 3, 8, 5, 7, 2, 9])
+    for id, source in enumerate(batch):
+        bench.add(id, source, max_new_tokens=7)
+    bench.drain()
+    assert not bench.failed
+    assert bench.tokens() == {
+        id: generate(bench.checkpoint, [source], max_new_tokens=7)[0] for id, source in enumerate(batch)
+    }
+    assert max(most) == 4
+
+
+def test_a_failure_that_passes_fails_no_sequence_and_one_that_stays_tells_its_runs() -> None:
+    bench = Bench()
+    batch = sources([4, 6])
+    batch[1][0] = POISON
+    for id, source in enumerate(batch):
+        bench.add(id, source, max_new_tokens=7)
+    errors: list[Exception] = [OSError("busy"), OSError("busy")]
+    decode = bench.generator.decode
+
+    def flaky(ids: Any = None, quantum: int = 1) -> list[Progress]:
+        if errors:
+            raise errors.pop()
+        return decode(ids, quantum)
+
+    bench.generator.decode = flaky  # type: ignore[method-assign]  # of this instance
+    bench.drain()
+    assert list(bench.finished) == [0]
+    assert bench.runs == {1: 4}  # twice busy, then with the other, then alone

@@ -8,8 +8,9 @@ from structlog.testing import capture_logs
 
 from penstock.engine.errors import EngineError, InvalidOption
 from penstock.engine.types import Float32Array
-from penstock.producer.errors import BackendError, Expired, InvalidRequest
+from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded
 from penstock.producer.wire.messages import Options
+from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.batching.watchdog import HANG_S, EngineHung
@@ -107,15 +108,76 @@ def test_a_result_tells_how_long_its_sequence_waited_and_ran(bench: Bench, make_
     assert bench.dispatcher.backlog_s(bench.now) == 0.0
 
 
-def test_equal_sequences_of_one_class_run_once(bench: Bench, make_sequences: MakeSequences) -> None:
+def test_equal_sequences_run_once(bench: Bench, make_sequences: MakeSequences) -> None:
     bench.dispatcher.add(make_sequences([3, 1]) + make_sequences([3, 1]))
     bench.turn()
     bench.dispatcher.add(make_sequences([3, 1]) + make_sequences([3, 1], bulk=True))
     bench.turn(2)
-    assert bench.answered() == [[3, 1]] * 3
-    bench.turn()
     assert bench.answered() == [[3, 1]] * 4
-    assert sorted({job for batch in bench.runner.batches for job in batch}) == [0, 1]
+    assert sorted({job for batch in bench.runner.batches for job in batch}) == [0]
+
+
+def test_a_queued_flight_takes_the_class_and_the_deadline_of_a_more_urgent_sequence(
+    make_sequences: MakeSequences,
+) -> None:
+    bench = Bench(max_rows=1)
+    bench.dispatcher.add(make_sequences([9, 1]) + make_sequences([2, 3], bulk=True))
+    bench.turn()
+    bench.now += 0.5
+    bench.dispatcher.add(make_sequences([2, 3], deadline=150.0))
+    assert bench.runner.cancelled == [1]
+    (job,) = bench.runner.waiting.values()
+    assert (job.deadline, job.bulk, job.arrival) == (150.0, False, 100.0)
+    assert bench.dispatcher.num_queued == 1
+    bench.turn(10)
+    assert bench.answered() == [[9, 1], [2, 3], [2, 3]]
+
+
+def test_an_online_sequence_does_not_wait_for_a_bulk_job_that_has_begun(
+    bench: Bench, make_sequences: MakeSequences
+) -> None:
+    bench.dispatcher.add(make_sequences([5, 1], bulk=True))
+    bench.turn()
+    bench.dispatcher.add(make_sequences([5, 1]))
+    assert [job.bulk for job in bench.runner.waiting.values()] == [False]
+    bench.dispatcher.add(make_sequences([5, 1], bulk=True))  # joins the online one
+    bench.turn(5)
+    assert bench.answered() == [[5, 1]] * 3
+    assert len(bench.dispatcher._flights) == 0
+
+
+def test_a_sequence_whose_deadline_passes_leaves_a_flight_that_goes_on(
+    bench: Bench, make_sequences: MakeSequences
+) -> None:
+    patient, late = make_sequences([5, 1]), make_sequences([5, 1], deadline=103.0)
+    bench.dispatcher.add(patient)
+    bench.turn()
+    bench.dispatcher.add(late)
+    bench.turn(2)
+    assert [rejection.record for rejection in bench.rejections] == [late[0].request.record]
+    assert issubclass(bench.errors()[0], Expired)
+    bench.turn(2)
+    assert [sequence for sequence, _ in bench.results] == patient
+    assert {job for batch in bench.runner.batches for job in batch} == {0}
+
+
+def test_one_that_the_runner_does_not_admit_is_overloaded_and_patient_ones_run(
+    bench: Bench, make_sequences: MakeSequences
+) -> None:
+    hasty, patient = make_sequences([5, 1], deadline=102.0), make_sequences([5, 1], deadline=200.0)
+    bench.dispatcher.add(hasty + patient)
+    bench.runner.waiting.clear()
+    bench.dispatcher.on_events(StepEvents(expired=[RejectedJob(0, Cause.OVERLOADED, 4.0)]))
+    assert bench.errors() == [Overloaded]
+    bench.turn(5)
+    assert [sequence for sequence, _ in bench.results] == patient
+
+
+def test_a_failed_sequence_tells_how_often_it_ran(bench: Bench, make_sequences: MakeSequences) -> None:
+    sequences = make_sequences([2, 1])
+    bench.dispatcher.add(sequences)
+    bench.dispatcher.on_events(StepEvents(failed={0: EngineError("no")}, runs={0: 5}))
+    assert bench.rejections[0].record.num_attempts == 5
 
 
 def test_one_that_fails_fails_alone(bench: Bench, make_sequences: MakeSequences) -> None:
@@ -257,3 +319,16 @@ def test_a_turn_that_does_not_end_is_noticed_and_a_slow_loop_is_not_blamed() -> 
     now += 1.0
     assert watching.look()
     assert len(hung) == 1
+
+
+def test_a_long_turn_that_was_predicted_is_not_taken_for_a_hang() -> None:
+    thread, now, hung = ManualThread(CountingRunner()), 0.0, list[EngineHung]()
+    watching = StepWatchdog(thread, lambda: now, hung.append)
+    thread.is_running, thread.runner.predicted_s = True, 10.0
+    for _ in range(199):
+        now += 1.0
+        assert not watching.look()
+    for _ in range(3):
+        now += 1.0
+        watching.look()
+    assert "predicted: 10 s" in str(hung[0])

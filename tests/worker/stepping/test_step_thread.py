@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -176,3 +176,24 @@ async def test_a_probe_tells_a_runner_that_fails_and_one_that_hangs(
     assert await asyncio.to_thread(model.fault) == "the idle engine has not run one step for 0.05 s"
     runner.may_run.set()
     assert await model.close(60.0)
+
+
+async def test_the_watchdog_sees_a_runner_that_hangs_while_it_takes_jobs() -> None:
+    class Stuck(Gate):
+        def add(self, jobs: Sequence[StepJob]) -> None:
+            self.began.set()
+            assert self.may_run.wait(10)
+            super().add(jobs)
+
+    runner = Stuck()
+    runner.may_run.clear()
+    thread = StepThread(runner)
+    thread.start(lambda events: None, lambda error: pytest.fail(repr(error)))
+    thread.add([job(0, 1)])
+    assert await asyncio.to_thread(runner.began.wait, 10)
+    assert thread.is_running
+    num_turns = thread.num_turns
+    runner.may_run.set()
+    assert await thread.close(60)
+    assert not thread.is_running
+    assert thread.num_turns > num_turns

@@ -20,7 +20,7 @@ class CellWork:
     @classmethod
     def of(cls, unfolded: Unfolded) -> "CellWork":
         graph = CellGraph(unfolded.cells, unfolded.steps, *unfolded.dependencies)
-        return cls(unfolded, graph, unfolded.slot_plan.num_slots)
+        return cls(unfolded, graph, unfolded.num_slots)
 
 
 def padded_work(work: CellWork, width: int) -> CellWork:

@@ -53,15 +53,20 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
     "settings.bulk_slice_s": ("s", "a requirement: bulk may add 2 ms to the online p99 (test_bulk)"),
     "settings.bulk_quiet_s": ("s", "not measured: long against the pauses of online traffic"),
     "settings.window": ("jobs", "bounds a plan's time: the DP over 1,024 jobs takes about 1 ms"),
-    "cellular.choice.MAX_PASSES": ("tasks", "guarantee: no cell type starves (test_scheduler); not measured"),
+    "cellular.types.MAX_PASSES": ("tasks", "guarantee: no cell type starves (test_scheduler); not measured"),
     "cellular.cost._WEIGHT": ("of the mean", "not measured: follows a change within some ten tasks"),
     "cellular.cost._FAR": ("times", "guarantee: one task out of proportion changes little; the number is not measured"),
     "cellular.waiting._BULK_SHARE": ("of the slots", "guarantee: an online job finds a free slot; not measured"),
-    "cellular.scheduler._FEW": (
-        "deadlines",
-        "not measured: entries of jobs that have left which are not worth a removal",
+    "cellular.waiting._FEW": ("jobs", "not measured: entries of jobs that have left which are not worth a removal"),
+    "cellular.deadlines._FEW": ("deadlines", "the same"),
+    "cellular.backlog._DECAY": ("of the sums, for each job that ends", "not measured: fifty jobs"),
+    "cellular.backlog._LEAST": (
+        "times",
+        "guarantee: one stall does not close admission (test_admission)",
     ),
-    "cellular.waiting._FEW": ("deadlines", "the same"),
+    "cellular.backlog._MOST": ("times", "the same"),
+    "cellular.backlog._TRIAL_EVERY_S": ("s", "guarantee: predictions far too high are corrected (test_admission)"),
+    "cellular.joined_work._LEAST_LEFT": ("of the work", "not measured: a chain longer than expected is nearly done"),
 }
 
 

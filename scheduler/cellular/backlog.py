@@ -1,0 +1,132 @@
+"""Predicted work of the online jobs of a scheduler, and whether one more job would be in time."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, PATH_S, RAN
+from penstock.scheduler.cellular.choice import choose_quantum
+from penstock.scheduler.cellular.cost import TaskCost, corrected
+from penstock.scheduler.cellular.joined_work import JoinedWork
+from penstock.scheduler.cellular.settings import CellSettings
+from penstock.scheduler.cellular.table import Graphs, JobTable, PlannedRows, QueuedCellJob, load_kernels
+from penstock.scheduler.cellular.types import CellJob, CellRule, Estimate, Int32Array
+from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
+
+_DECAY = 0.98  # of what was learned before, at each job that ends
+_LEAST, _MOST = 0.5, 4.0  # of `_slowdown`
+_TRIAL_EVERY_S = 1.0  # an idle device thought to be too slow for every deadline is measured again this often
+
+
+class Backlog:
+    """Predicts when a job would end, for admission as in `Scheduler`: in due order, by what runs and what waits.
+
+    A job needs its path, from its first step to its last, and keeps the device busy for a share of that: as long as
+    its rows take in full tasks, or its part of the state slots where these are scarcer. It begins at once where slots
+    and rows are free, else when the work that is due before it is done. A chain may stop before its last step: the
+    share of their steps that ended jobs have run is expected. Bulk jobs do not count, except that they hold slots.
+    Nor does what a job costs those that run already and are due later.
+    """
+
+    def __init__(
+        self, rules: Sequence[CellRule], settings: CellSettings, cost: TaskCost, tables: Sequence[JobTable]
+    ) -> None:
+        self._rules, self._max_slots, self._cost, self._tables = rules, settings.max_slots, cost, tables
+        self._joined = [JoinedWork() for _ in tables]
+        self._waiting = JobQueue()  # admitted, and on no device yet
+        self._ran = self._asked = 1.0  # decayed sums of the steps of ended jobs
+        self._slowdown = 1.0  # time of jobs, from their first task on, over their predicted path
+        self._next_trial = -math.inf
+
+    def estimate(self, jobs: Sequence[CellJob], graphs: Graphs, num_active: int, host_s: float) -> list[Estimate]:
+        """Predicted times of new jobs, while so many are active."""
+        step_s, row_s = np.zeros((2, len(self._rules)))
+        for cell, rule in enumerate(self._rules):
+            num_rows = min(rule.max_rows, num_active // len(self._tables) + 1)
+            one_s = self._cost.seconds(cell, num_rows, 1)
+            quantum = choose_quantum(rule, num_rows, one_s if host_s else 0.0, host_s)
+            step_s[cell] = self._cost.seconds(cell, num_rows, quantum) / quantum
+            row_s[cell] = self._cost.seconds(cell, rule.max_rows, rule.max_steps) / (rule.max_steps * rule.max_rows)
+        found = np.zeros((len(jobs), 4))
+        load_kernels().measure(*graphs, step_s, row_s, self._ran / self._asked, found)
+        slowdown = self._slowdown if num_active else 1.0
+        free = math.inf if self._max_slots is None else self._max_slots - min([one.slots[1] for one in self._tables])
+        estimates = []
+        for job, (path_s, work_s, expected, asked) in zip(jobs, found.tolist(), strict=True):
+            work_s = slowdown * max(work_s, path_s * min(1.0, job.slots / max(1.0, free))) / len(self._tables)
+            estimates.append(Estimate(path_s, slowdown * path_s, 0.0 if job.bulk else work_s, expected, asked))
+        return estimates
+
+    def late_s(self, entry: QueuedCellJob, now: float) -> float:
+        """Seconds by which a new job, or one that waits behind it, would be late; 0 or less: none."""
+        job = _queued(entry)
+        if not len(self._waiting) and any(self._has_room(entry, table) for table in self._tables):
+            return now - job.latest_begin
+        left_s = 0.0
+        for table, joined in zip(self._tables, self._joined, strict=True):
+            rows, due = table.online
+            left_s += float(joined.left_s(rows[: int(np.searchsorted(due, entry.due, side="right"))]).sum())
+        return self._waiting.lateness(job, now + left_s)
+
+    def admit(self, entry: QueuedCellJob, now: float, num_active: int) -> float:
+        """0 for a job that is admitted, which then waits; else the seconds by which it, or another, would be late.
+
+        A job that would be late runs all the same while none is active, once a second: predictions that are far too
+        high learn only from tasks.
+        """
+        if entry.bulk:
+            return 0.0
+        late_s = 0.0 if entry.job.deadline is None else self.late_s(entry, now)
+        if late_s > 0:
+            if num_active or now < self._next_trial:
+                return late_s
+            self._next_trial = now + _TRIAL_EVERY_S
+        self._waiting.add([_queued(entry)])
+        return 0.0
+
+    def stop_waiting(self, ids: Iterable[int]) -> None:
+        """Jobs have left. Ids of jobs that do not wait are skipped."""
+        if len(self._waiting):
+            self._waiting.remove(ids)
+
+    def join(self, device: int, rows: Sequence[int], entries: Sequence[QueuedCellJob]) -> None:
+        """Jobs have joined a device."""
+        self.stop_waiting([entry.job.id for entry in entries])
+        self._joined[device].join(rows, [entry.estimate for entry in entries])
+
+    def planned(self, device: int, rows: PlannedRows, now: float) -> None:
+        """Rows are in a task."""
+        self._joined[device].begin(self._tables[device].rows_of(rows), now)
+
+    def ran(self, device: int, rows: PlannedRows, steps: Int32Array) -> None:
+        """A task has been settled."""
+        self._joined[device].ran(self._tables[device].rows_of(rows), steps)
+
+    def leave(self, device: int, rows: Sequence[int]) -> None:
+        """Jobs were cancelled, or have expired."""
+        self._joined[device].leave(rows)
+
+    def end(self, device: int, rows: Sequence[int], now: float) -> None:
+        """Jobs have run all their steps, or have stopped."""
+        if not rows:
+            return
+        jobs = self._joined[device].leave(rows)
+        ran, decay = jobs[:, RAN], _DECAY ** len(rows)
+        self._ran, self._asked = decay * self._ran + ran.sum(), decay * self._asked + jobs[:, ASKED].sum()
+        predicted_s = float((jobs[:, PATH_S] * ran / jobs[:, EXPECTED]).sum())
+        took_s = float((now - jobs[:, BEGAN]).sum())
+        if predicted_s > 0 and 0 < took_s < math.inf:
+            self._slowdown = min(max(corrected(self._slowdown, took_s / predicted_s), _LEAST), _MOST)
+
+    def _has_room(self, entry: QueuedCellJob, table: JobTable) -> bool:
+        online, _ = table.num_ready
+        has_rows = all(count < rule.max_rows for count, rule in zip(online, self._rules, strict=True))
+        return has_rows and (self._max_slots is None or sum(table.slots) + entry.job.slots <= self._max_slots)
+
+
+def _queued(entry: QueuedCellJob) -> QueuedJob:
+    job, estimate = entry.job, entry.estimate
+    deadline = math.inf if job.deadline is None else job.deadline
+    latest_begin = deadline - estimate.path_s
+    return QueuedJob(entry.due, entry.number, job.id, 1, job.arrival, deadline, estimate.work_s, latest_begin)

@@ -1,0 +1,46 @@
+"""The deadlines of active jobs, earliest first."""
+
+import heapq
+from collections.abc import Callable
+from typing import NamedTuple
+
+_FEW = 1000  # entries of jobs that have left, which are not worth a removal
+
+
+class Deadline(NamedTuple):
+    """When a job expires. Its number tells it from a later job of the same id."""
+
+    at: float
+    number: int
+    job_id: int
+
+
+class Deadlines:
+    """A heap that also holds deadlines of jobs that have left, until they are half of all."""
+
+    def __init__(self, is_active: Callable[[int, int], bool]) -> None:
+        """is_active: whether the job of an id and a number has not left."""
+        self._heap: list[Deadline] = []
+        self._is_active = is_active
+
+    def push(self, deadline: Deadline) -> None:
+        """Add the deadline of a job."""
+        heapq.heappush(self._heap, deadline)
+
+    def pop(self, now: float) -> list[Deadline]:
+        """Remove those that have passed. Returns those of active jobs."""
+        passed = []
+        while self._heap and self._heap[0].at <= now:
+            deadline = heapq.heappop(self._heap)
+            if self._is_active(deadline.job_id, deadline.number):
+                passed.append(deadline)
+        return passed
+
+    def next(self, num_active: int) -> float | None:
+        """The earliest of active jobs, which are so many."""
+        if len(self._heap) > 2 * num_active + _FEW:
+            self._heap = [entry for entry in self._heap if self._is_active(entry.job_id, entry.number)]
+            heapq.heapify(self._heap)
+        while self._heap and not self._is_active(self._heap[0].job_id, self._heap[0].number):
+            heapq.heappop(self._heap)
+        return self._heap[0].at if self._heap else None

@@ -1,0 +1,36 @@
+"""The host's own seconds between two results, for quanta that hide them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class HostTime:
+    """Used by the runner's thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._result_at: float | None = None  # when the last result came; None: there was nothing to do since
+        self._starting_s = 0.0  # of the engines' `start` since then: on a CPU it computes
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """An engine's `start` runs."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._starting_s += self._clock() - began
+
+    def take(self) -> float:
+        """Seconds since the last result, without those of `start`; 0 where there was nothing to do."""
+        own_s = 0.0 if self._result_at is None else self._clock() - self._result_at - self._starting_s
+        self._starting_s = 0.0
+        return own_s
+
+    def came(self) -> None:
+        """A result has come."""
+        self._result_at = self._clock()
+
+    def rest(self) -> None:
+        """There is nothing to do."""
+        self._result_at = None
