@@ -1,4 +1,4 @@
-"""Where settings come from: arguments, then environment variables, then a configuration file, then defaults."""
+"""Sources of settings: arguments, then environment variables, then a configuration file, then defaults."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -12,7 +12,7 @@ AdmissionName = Literal["accept", "deadline"]
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """When to run, which jobs together, in which order, and which to reject. ValueError names a bad field."""
+    """Policies of trigger, partition, order and admission, with their limits. ValueError names a bad field."""
 
     max_wait_s: float  # lazy: longest wait for a fuller batch
     max_batch_sequences: int

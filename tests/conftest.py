@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from penstock.ops.kafka import BrokerError, kafka_missing
 from penstock.ops.kafka.jars import fetch_jars
@@ -18,9 +18,9 @@ from tests.examples import QUICK, QUICK_EXAMPLES
 from tests.log_events import listed_fields, unlisted
 from tests.skip_summary import skip_lines
 
-# No deadline an example: the first may load or compile something, and the processor may be shared.
-settings.register_profile("default", deadline=None)
-settings.register_profile(QUICK, max_examples=QUICK_EXAMPLES, deadline=None)
+# No deadline, for an example or for making it: the first may load or compile something, and the processor is shared.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(QUICK, settings.get_profile("default"), max_examples=QUICK_EXAMPLES)
 
 _NO_KAFKA = pytest.StashKey[str]()
 _LISTED_EVENTS = listed_fields()

@@ -30,7 +30,7 @@ def run_members(settings: WorkerSettings) -> int:
 
 
 def placements_for(settings: WorkerSettings, machine: Machine) -> list[Placement]:
-    """Where the members would run. Raises CannotPlace."""
+    """Placement of the members, without starting them. Raises CannotPlace."""
     placements = place(machine, _gpus(settings, machine), settings.processes)
     num_sharing = most_on_a_gpu(placements)
     if settings.mps == "on" and num_sharing < 2:

@@ -9,6 +9,7 @@ from penstock.worker.batching.batch import health_probe
 
 IDLE_S = 30.0  # a batch that ended within this time is sign enough; the watchdog looks after a batch that runs
 PROBE_S = 5.0  # far beyond one token, also on a processor that others share
+LOOP_S = 1.0  # beyond that, for the event loop to say so
 
 
 class EngineProbe:
@@ -22,10 +23,10 @@ class EngineProbe:
         self._running: asyncio.Future[BatchOutput] | None = None
 
     def fault(self) -> str:
-        """Why the engine does not work; empty if it does. Called from another thread, which waits `PROBE_S` at most."""
+        """Why the engine does not work; empty if it does. Called from a thread, for `PROBE_S + LOOP_S` at most."""
         asking = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
         try:
-            return asking.result(PROBE_S + 1.0)
+            return asking.result(PROBE_S + LOOP_S)
         except TimeoutError:
             asking.cancel()
             return "the event loop stands still"

@@ -8,7 +8,6 @@ import structlog
 from aiokafka import TopicPartition
 
 from penstock.cache import ResponseCache
-from penstock.engine.types import Float32Array
 from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.cluster import KafkaCluster
@@ -16,7 +15,7 @@ from penstock.producer.transport.outbox import Outbox
 from penstock.producer.wire.topics import bulk_topic
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.stage import ServedModel, StageCallbacks
-from penstock.worker.delivery_stages import delivery_stages
+from penstock.worker.delivery_stages import delivery_stages, partial_replies
 from penstock.worker.drain import Drain
 from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.backpressure import Backpressure
@@ -26,7 +25,7 @@ from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.kafka.topic_creation import create_topics
 from penstock.worker.replies.delivery import Delivery
-from penstock.worker.replies.reply import encode_partial, encode_replies
+from penstock.worker.replies.reply import encode_replies
 from penstock.worker.replies.write_behind import WriteBehindCache
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.long_slices import LongSlices
@@ -35,7 +34,7 @@ from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.requests.request import Rejection, Results
 from penstock.worker.requests.step_requests import step_requests
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.resolved_settings import ResolvedSettings
@@ -99,7 +98,9 @@ class Worker:
             generation=generation,
         )
         self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=bool(cache))
-        callbacks = StageCallbacks(self._on_ran, self._on_results, self._reject, self._stop.fail, self._on_partial)
+        self._partials = partial_replies(settings, self._cluster, info, tokenizer, Outbox)
+        sent = self._partials.send
+        callbacks = StageCallbacks(self._on_ran, self._on_results, self._reject, self._stop.fail, sent)
         self._dispatcher, load, replied = served.stage(settings, callbacks)
         self._cache = None if cache is None else WriteBehindCache(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
@@ -204,10 +205,6 @@ class Worker:
         self._traces.batch_done(stats, results)
         self._settle(results, stats)
 
-    def _on_partial(self, sequences: Sequence[PendingSequence], result: Float32Array) -> None:
-        for one in sequences if self._settings.delivery == "at_least_once" else ():
-            self._delivery.reply_partially(one, encode_partial(one, result, self._info, self._tokenizer))
-
     def _settle(self, results: Results, stats: BatchStats | None) -> None:
         """Store results of a batch, or without `stats` of the cache, and reply to the requests that they complete."""
         now = time.monotonic()
@@ -243,7 +240,8 @@ class Worker:
         if self._processing_bulk is not None:
             self._processing_bulk.cancel()
         left_s = max(_DISCONNECT_S, drain_until + LEAVE_S - time.monotonic())
-        await asyncio.gather(self.consumer.stop(left_s), self._outbox.stop(left_s - _DISCONNECT_S))
+        outbox = self._outbox.stop(left_s - _DISCONNECT_S)
+        await asyncio.gather(self.consumer.stop(left_s), outbox, self._partials.stop())
         if self._cache is not None:
             await self._cache.close()
         self._monitor.log_rest(time.monotonic())

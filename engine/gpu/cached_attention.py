@@ -10,7 +10,7 @@ from penstock.engine.kernels.paged_attention import paged_attention, supports
 
 @dataclass(frozen=True, slots=True)
 class CacheLines:
-    """What each of R rows attends to. All int32."""
+    """Keys that each of R rows attends to. All int32."""
 
     table: Tensor  # [N, C] pages
     lengths: Tensor  # [N] positions of each line; 0: its rows attend to nothing

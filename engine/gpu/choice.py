@@ -88,7 +88,7 @@ def _flash(head_dim: int) -> AttentionKernel:
 
 
 class _Plans(NamedTuple):
-    """How the batches of a kernel that follows a plan are planned."""
+    """Planning of the batches of a kernel that follows a plan."""
 
     capacity: Callable[[int, int], int]
     items: Callable[[Int32Array, int], Int32Array]

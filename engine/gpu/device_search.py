@@ -218,7 +218,7 @@ class GpuSearch:
         return RunningSteps(requests, fetched, ended)
 
     def _read(self, running: "RunningSteps") -> list[tuple[int, Choice]]:
-        """What steps have found, of the requests that are still open."""
+        """Results of the steps so far, of the requests that are still open."""
         if running.ended is not None:
             running.ended.synchronize()
         rows = zip(running.requests.items(), running.results.numpy(), strict=False)  # the rest is of spare seats

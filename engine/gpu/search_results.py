@@ -1,4 +1,4 @@
-"""What a search on the device has found, by a request's row of results."""
+"""Results of a search on the device, by a request's row."""
 
 from penstock.engine.generation.selection import Choice
 from penstock.engine.gpu.search_state import FINISHED, INVALID, RUNNING

@@ -39,7 +39,7 @@ class SearchShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchTerms:
-    """What a request asks for: int32 [N] where nothing else is said."""
+    """Options of N requests: int32 [N] where nothing else is said."""
 
     max_new: Tensor
     min_new: Tensor
@@ -56,7 +56,7 @@ class SearchTerms:
 
 @dataclass(frozen=True, slots=True)
 class SearchState:
-    """Where N requests of B beams are; int32 where nothing else is said. T: longest result; 0 where B = 1."""
+    """State of N requests of B beams; int32 where nothing else is said. T: longest result; 0 where B = 1."""
 
     status: Tensor  # [N]
     length: Tensor  # [N]: new tokens

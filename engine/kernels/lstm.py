@@ -21,7 +21,7 @@ class Embedding(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """Where the rows of a batch keep their state, and how many steps they run: int32 [R] each."""
+    """State slots of the rows of a batch, and their numbers of steps: int32 [R] each."""
 
     read: Tensor  # slots, of the first step
     write: Tensor  # slots, no two equal except those of rows without steps

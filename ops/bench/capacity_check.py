@@ -18,9 +18,9 @@ from penstock.ops.bench.common.kept_tables import of_newest_machine
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import RESULTS, begin, finite, keep
-from penstock.ops.bench.serving.harness import BenchHarness, Load
-from penstock.ops.bench.serving.outcome import Outcome
-from penstock.ops.bench.serving.systems import default
+from penstock.ops.bench.serving.harness.harness import BenchHarness, Load
+from penstock.ops.bench.serving.loads.outcome import Outcome
+from penstock.ops.bench.serving.loads.systems import default
 from penstock.ops.cli.planning.capacity_plan import UTILISATION, CapacityPlan, Device, plan_capacity
 from penstock.worker.telemetry.logs import configure_logs
 

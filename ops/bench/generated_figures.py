@@ -13,7 +13,8 @@ from pathlib import Path
 from penstock.ops.bench import capacity_check
 from penstock.ops.bench.bulk import bulk_tables as bulk
 from penstock.ops.bench.cache import cache_tables as cache
-from penstock.ops.bench.cellular import cellular_tables as cellular
+from penstock.ops.bench.cellular.report import cellular_tables as cellular
+from penstock.ops.bench.cellular.report import step_tables
 from penstock.ops.bench.common.kept_tables import is_kept, run_table
 from penstock.ops.bench.cpu import cpu_tables as cpu
 from penstock.ops.bench.delivery import delivery_tables as delivery
@@ -36,6 +37,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "cache-targets": cache.against_targets,
     "cellular": cellular.figures,
     "cellular-targets": cellular.against_targets,
+    "cellular-steps": step_tables.steps,
     "bulk": bulk.jobs,
     "bulk-targets": bulk.against_targets,
     "capacity": capacity_check.kept_table,
@@ -85,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not chosen.check:
             path.write_text(text, encoding="utf-8")
     if chosen.plots:
-        from penstock.ops.bench.cellular import cellular_plots  # matplotlib is an optional dependency
+        from penstock.ops.bench.cellular.report import cellular_plots  # matplotlib is an optional dependency
         from penstock.ops.bench.gpu.report import gpu_plots
         from penstock.ops.bench.pipeline import pipeline_plots
 

@@ -1,4 +1,4 @@
-"""How fast `penstock logs` reads: `python -m penstock.ops.bench.logs --gb 1`.
+"""The speed of `penstock logs`: `python -m penstock.ops.bench.logs --gb 1`.
 
 The log is of four workers that each log 100 batches and two requests a second, and their load every ten seconds.
 """
@@ -86,10 +86,10 @@ def main(
 ) -> None:
     """Write a log, add it up three times, and print the rate by processor time and by the clock."""
     os.environ["POLARS_MAX_THREADS"] = str(threads)  # before polars is imported
-    from penstock.ops.logs.digest import Digest
-    from penstock.ops.logs.filters import Filters
-    from penstock.ops.logs.reader import LogReader
-    from penstock.ops.logs.source import Source
+    from penstock.ops.logs.lines.filters import Filters
+    from penstock.ops.logs.lines.reader import LogReader
+    from penstock.ops.logs.lines.source import Source
+    from penstock.ops.logs.totals.digest import Digest
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "worker.log"

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from penstock.ops.bench.common.runs import RESULTS
 from penstock.ops.bench.pipeline.pipeline_settings import PipelineSettings, plan_of
-from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS
+from penstock.ops.bench.serving.loads.length_ranges import DISTRIBUTIONS
 from penstock.ops.cli.setting_options import takes
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.settings_sources import Settings
@@ -163,7 +163,7 @@ def bench_serve(settings: ServeSettings) -> int:
     objectives, two classes, the cost model's errors, and the simulator beside
     real runs. Only --kafka needs Kafka. Takes about ten minutes on two cores.
     """
-    from penstock.ops.bench.serving.run_plan import KAFKA, RunPlan
+    from penstock.ops.bench.serving.harness.run_plan import KAFKA, RunPlan
     from penstock.ops.bench.serving.serving_benchmark import run_serving_benchmark
 
     parts = _names(settings.parts)

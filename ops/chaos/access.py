@@ -62,8 +62,20 @@ def allow(servers: str, given: Sequence[Privilege]) -> None:
 
 def revoke(servers: str, privilege: Privilege) -> None:
     """Take a privilege away. Blocks."""
+    admin = AdminClient({"bootstrap.servers": servers})
+    for done in admin.delete_acls([_binding(privilege)]).values():
+        done.result(_ANSWER_S)
+
+
+def has(servers: str, privilege: Privilege) -> bool:
+    """Whether the worker has a privilege. Blocks."""
+    admin = AdminClient({"bootstrap.servers": servers})
+    return bool(admin.describe_acls(_binding(privilege)).result(_ANSWER_S))
+
+
+def _binding(privilege: Privilege) -> AclBindingFilter:
     kind, operation, name = privilege
-    match = AclBindingFilter(
+    return AclBindingFilter(
         ResourceType[kind],
         name,
         _pattern(kind),
@@ -72,9 +84,6 @@ def revoke(servers: str, privilege: Privilege) -> None:
         AclOperation[operation],
         AclPermissionType.ALLOW,
     )
-    admin = AdminClient({"bootstrap.servers": servers})
-    for done in admin.delete_acls([match]).values():
-        done.result(_ANSWER_S)
 
 
 def _pattern(kind: str) -> ResourcePatternType:

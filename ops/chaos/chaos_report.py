@@ -1,6 +1,7 @@
 """Runs the suite, and reports on a run: what was sent, which faults came when, and whether every promise was kept."""
 
 import asyncio
+import resource
 import shutil
 import tempfile
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ops.chaos import access
+from penstock.ops.chaos.answered_otherwise import answered_otherwise, verdict
 from penstock.ops.chaos.chaos_run import ChaosRun, ChaosSettings
 from penstock.ops.chaos.fault_effects import KILLS, ROLLS, check_effects, effects, worst
 from penstock.ops.chaos.judge import Judge
@@ -22,7 +24,12 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None], log_path: Pat
 
     `log_path` gets the worker's log.
     """
-    config = {"num.network.threads": "2", "num.io.threads": "4", **access.BROKER_CONFIG}
+    config = {
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+        "offsets.topic.segment.bytes": str(1 << 30),  # one segment, which is not compacted: the judge reads all commits
+        **access.BROKER_CONFIG,
+    }
     started = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
@@ -43,15 +50,23 @@ def _report(run: ChaosRun, judge: Judge, seconds: float) -> dict[str, Any]:
     faults = effects(run.faults.injected, Latencies(judge.asked, run.topics[0]), run.started, time.time())
     for kind, example in check_effects(faults):
         judge.complain(kind, [example])
+    otherwise = answered_otherwise(judge.asked, run.faults.injected)
+    missing = run.faults.missing(run.settings.kinds)
     return {
+        "verdict": verdict(judge.counts["good_requests"], otherwise, judge.violations, missing),
         "settings": asdict(run.settings),
         "seconds": round(seconds, 1),
         "phases_s": run.seconds,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000,  # of the load and the judge
         "counts": dict(sorted(judge.counts.items())),
         "raw_duplicate_share": judge.counts["duplicates"] / answers,
+        "good_requests_answered_otherwise": otherwise,
         "unacknowledged_raw_requests": raw.num_unacknowledged,
         "call_errors": dict(calls.errors),
         "faults": faults,
+        "faults_of_the_load": run.worker.failures_of_engines(),
+        "raw_requests_by_codec": dict(raw.acknowledged_by_codec),
+        "kinds_never_injected": missing,
         "faults_not_injected": [f"{fault.kind}: {fault.error}" for fault in run.faults.injected if fault.error],
         "slowest_recovery_after_kill_s": worst(faults, KILLS, "recovery_s"),
         "slowest_p99_of_a_roll_s": worst(faults, ROLLS, "p99_s"),

@@ -3,14 +3,15 @@
 import asyncio
 import contextlib
 import random
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from aiokafka.errors import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
 
 from penstock.engine import PackedBatch, TaskOptions, load_engine
@@ -20,16 +21,17 @@ from penstock.ops.chaos.asked import Ids
 from penstock.ops.chaos.broker_faults import BrokerFaults
 from penstock.ops.chaos.cache_faults import CacheFaults
 from penstock.ops.chaos.calls import CALL_S, REPLIES, Calls
-from penstock.ops.chaos.commit_log import read_commits
+from penstock.ops.chaos.commit_log import Commit, read_commits
 from penstock.ops.chaos.commit_watch import CommitWatch
 from penstock.ops.chaos.fault_effects import KILLS
-from penstock.ops.chaos.faults import KINDS, Faults, moments
+from penstock.ops.chaos.faults import KINDS, Faults, Injected, moments
 from penstock.ops.chaos.faulty_engine import EchoEngine, poison
-from penstock.ops.chaos.judge import Judge, Refusal
+from penstock.ops.chaos.judge import Judge
 from penstock.ops.chaos.latencies import MOST_RECOVERY_S, SLOW_S
-from penstock.ops.chaos.member_faults import MOST_CLOCK_ERROR_S, MemberFaults
+from penstock.ops.chaos.member_faults import MemberFaults
 from penstock.ops.chaos.raw_load import RAW_REPLIES, RawLoad
 from penstock.ops.chaos.read_topics import read_topics
+from penstock.ops.chaos.refusals import refusals
 from penstock.ops.chaos.tiny_model import save_tiny_model
 from penstock.ops.chaos.topic_faults import COPIED, TopicFaults
 from penstock.ops.chaos.traffic import Traffic
@@ -43,11 +45,10 @@ _START_S = 120.0
 _DRAIN_S = 10.0
 _REST_S = 180.0  # after the last fault: all is answered and committed
 _STEADY_S = 60.0  # at most, before a fault that comes alone: its effect is measured
-_REFUSED_S = 30.0  # after a reply topic may be written again: dead letters on their way
-# Faults by which answers become dead letters: the reply topics.
-_REFUSING = {"replies_refused": [RAW_REPLIES], "no_leader": [RAW_REPLIES, REPLIES]}
+_OF_PRIVILEGES = frozenset({"access_revoked", "replies_refused"})
+_DENIED_S = 30.0  # after a privilege is back: the library has noticed
 _BATCH = 256
-_BUG, _SHOWN_CHARS = re.compile("This is a bug|Traceback"), 600
+_BUGS, _SHOWN_CHARS = ("This is a bug", "Traceback"), 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,9 @@ class ChaosRun:
         self.worker = WorkerCommand(folder, settings.seed, self._options(folder, cluster.address("CLEAR")))
         self._privileges = access.privileges(_GROUP, self.topics, self._letters, [REPLIES, RAW_REPLIES])
         self.faults = Faults(
-            BrokerFaults(cluster, settings.outage_s, settings.leaderless_s),
+            BrokerFaults(cluster, settings.outage_s, settings.leaderless_s, lambda: len(self.traffic.raw.acknowledged)),
             MemberFaults(self.worker, folder, settings.outage_s),
-            TopicFaults(self._servers, self._privileges, settings.outage_s / 2),
+            TopicFaults(self._servers, self._privileges, settings.outage_s / 2, self._num_assignments),
             CacheFaults(self.worker, folder / "cache.sqlite", settings.outage_s / 2),
         )
         self._isolation = "read_committed" if settings.delivery == "exactly_once" else "read_uncommitted"
@@ -101,18 +102,17 @@ class ChaosRun:
             Calls(self._servers, _NAME, self._isolation, info.vocab_size, settings.callers, settings.seed),
             RawLoad(self._servers, _NAME, self.topics[0], info.vocab_size, settings.rate, settings.seed),
         )
-        self._watch = CommitWatch(self._servers, _GROUP, self.topics, [REPLIES, RAW_REPLIES, *self._letters])
+        self._watch = CommitWatch(self._servers, _GROUP, self.topics)
 
     async def run(self) -> Judge:
         """Run, and judge every record."""
         self._create_topics()
         await asyncio.to_thread(access.allow, self._servers, self._privileges)
         keeping = asyncio.create_task(self.worker.run())
-        watching = asyncio.create_task(self._watch.run())
         load = asyncio.create_task(self.traffic.run())
         try:
             async with asyncio.timeout(_START_S):
-                while not self.worker.events("partitions_assigned"):  # noqa: ASYNC110 — a log has no event to wait for
+                while not self._num_assignments():  # noqa: ASYNC110 — a log has no event to wait for
                     await asyncio.sleep(0.2)
             with self._timed("load"):
                 await self._inject(load)
@@ -121,12 +121,12 @@ class ChaosRun:
             with self._timed("rest"):
                 await self._come_to_rest()
         finally:
-            for task in (keeping, watching, load):
+            for task in (keeping, load):
                 task.cancel()
-            await asyncio.gather(keeping, watching, load, return_exceptions=True)
+            await asyncio.gather(keeping, load, return_exceptions=True)
             self.exit_code = await self.worker.stop(_DRAIN_S + 20)
         with self._timed("judgement"):
-            return self._judge()
+            return self._judge(*await self._read_commits())
 
     def _options(self, folder: Path, servers: str) -> list[str]:
         settings = self.settings
@@ -168,7 +168,7 @@ class ChaosRun:
                 await load  # it raises
                 raise RuntimeError("The load ended before its time. This is a bug.")
             await self._wait(rng.uniform(*settings.gap_s), num_moments, until)
-            kinds = () if self._is_enough(num_moments, until) else next(coming, ())
+            kinds = () if self._is_enough(num_moments, until) else self._next_kinds(coming, num_moments)
             if len(kinds) == 1:
                 await self._until_steady(until)
             if kinds:
@@ -177,6 +177,12 @@ class ChaosRun:
                 num_moments += 1
             if len(kinds) == 1 and KILLS.issuperset(kinds):
                 await self._until_recovered()
+
+    def _next_kinds(self, coming: Iterator[Sequence[str]], num_moments: int) -> Sequence[str]:
+        """The next moment of faults. After the first round, in which each comes alone, those that failed come again."""
+        is_first_round = num_moments < len(self.settings.kinds)
+        missing = [] if is_first_round else self.faults.missing(self.settings.kinds)
+        return missing[:1] or next(coming, ())
 
     async def _wait(self, seconds: float, num_moments: int, until: float) -> None:
         """Wait, but not longer than the load lasts."""
@@ -214,8 +220,19 @@ class ChaosRun:
         while time.monotonic() < enough and await self._watch.num_behind() > 0:  # noqa: ASYNC110 — brokers are asked
             await asyncio.sleep(1)
 
-    def _judge(self) -> Judge:
-        judge = Judge(poison(self._engine.info), self._direct, self._refusals(), 1e3 * MOST_CLOCK_ERROR_S)
+    def _num_assignments(self) -> int:
+        return self.worker.num_events("partitions_assigned")
+
+    async def _read_commits(self) -> tuple[list[Commit], list[str]]:
+        """All commits, or why they cannot be judged."""
+        try:
+            return await read_commits(self._servers, _GROUP), []
+        except (KafkaError, OSError, ValueError) as error:
+            return [], [repr(error)]
+
+    def _judge(self, commits: Sequence[Commit], unreadable: Sequence[str]) -> Judge:
+        excuses = [*refusals(self.faults.injected, self.settings.delivery)]
+        judge = Judge(poison(self._engine.info), self._direct, excuses)
         judge.requests(read_topics(self._servers, self.topics))
         judge.check_sent(self.traffic.raw.acknowledged)
         judge.check_results(self.traffic.calls.results)
@@ -225,22 +242,16 @@ class ChaosRun:
         for record in read_topics(self._servers, self._letters, self._isolation):
             judge.letter(record)
         judge.check_outcomes(may_repeat=self.settings.delivery == "at_least_once")
-        judge.check_commits((look.committed, look.ends) for look in self._watch.looks)
-        judge.check_commit_order(read_commits(self._servers, _GROUP))
+        judge.check_commits(commits)
+        judge.complain("commits_unreadable", unreadable)
         judge.check_all_committed(*self._watch.committed_and_ends())
         judge.complain("bad_exit", [f"code {self.exit_code} on SIGTERM"] if self.exit_code else [])
-        bugs = [event for event in self.worker.all_events() if _BUG.search(str(event)) and not _is_denial(event)]
+        found = {str(event): event for part in _BUGS for event in self.worker.all_events(part)}
+        bugs = [event for event in found.values() if not is_denial(event, self.faults.injected)]
         judge.complain(
             "bug_in_the_log", [f"{bug['event']}: {bug.get('exception', '')[-_SHOWN_CHARS:]}" for bug in bugs]
         )
         return judge
-
-    def _refusals(self) -> list[Refusal]:
-        return [
-            Refusal(topic, 1e3 * fault.started, 1e3 * (fault.ended + _REFUSED_S))
-            for fault in self.faults.injected
-            for topic in _REFUSING.get(fault.kind, ())
-        ]
 
     def _direct(self, sequences: Sequence[Ids]) -> Mapping[Ids, Float32Array]:
         return direct(self._engine, sequences)
@@ -252,10 +263,14 @@ class ChaosRun:
         self.seconds[phase] = round(time.monotonic() - started, 1)
 
 
-def _is_denial(event: dict[str, Any]) -> bool:
-    """Whether aiokafka reports with a traceback what Kafka denies: privileges are taken away on purpose."""
+def is_denial(event: Mapping[str, Any], faults: Sequence[Injected]) -> bool:
+    """Whether aiokafka reports with a traceback what Kafka denies while a fault has taken a privilege away."""
     is_library = str(event.get("logger", "")).startswith("aiokafka")
-    return is_library and "AuthorizationFailed" in str(event.get("exception", "")).rpartition("\n")[2]
+    if not is_library or "AuthorizationFailed" not in str(event.get("exception", "")).rpartition("\n")[2]:
+        return False
+    at = datetime.fromisoformat(event["timestamp"]).timestamp()
+    taken = [one for one in faults if one.kind in _OF_PRIVILEGES and not one.error]
+    return any(one.started <= at <= one.ended + _DENIED_S for one in taken)
 
 
 def direct(engine: Engine, sequences: Sequence[Ids]) -> Mapping[Ids, Float32Array]:

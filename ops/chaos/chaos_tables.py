@@ -8,6 +8,7 @@ from penstock.ops.bench.common.kept_tables import NONE_KEPT
 from penstock.ops.bench.common.machine import title
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import RESULTS, Run, kept_runs, machines
+from penstock.ops.chaos.answered_otherwise import LETTER
 from penstock.ops.chaos.latencies import MOST_P99_S, MOST_RECOVERY_S
 
 Report = Mapping[str, Any]
@@ -26,6 +27,7 @@ _WRONG = (
     "reply_in_another_topic",
     "reply_with_another_correlation_id",
 )
+_OTHERWISE = "good_requests_answered_otherwise"
 _LETTERS = ("letter_incomplete", "letter_of_nothing", "letter_with_another_code")
 
 
@@ -37,10 +39,13 @@ def outcomes(root: Path = RESULTS) -> str:
         ("requests", lambda report: report["counts"]["requests"]),
         ("of them repeated sequences", _repeated),
         ("faults injected", lambda report: len(_injected(report))),
+        ("kinds of faults that never came", lambda r: ", ".join(r.get("kinds_never_injected", ())) or "0"),
         ("lost", _violations(*_LOST)),
         ("answered wrong", _violations(*_WRONG)),
         ("committed before their answers", _violations("committed_unanswered")),
         ("incomplete dead letters", _violations(*_LETTERS)),
+        ("good requests answered by a dead letter alone", _otherwise(is_letter=True)),
+        ("good requests answered by an error", _otherwise(is_letter=False)),
         ("answered twice for a reader with `read_committed`", _visible_twice),
         ("answered twice in the topic, before readers drop duplicates", lambda r: f"{r['raw_duplicate_share']:.3%}"),
         ("all violations", lambda report: sum(report["violations"].values())),
@@ -92,6 +97,22 @@ def _visible_twice(report: Report) -> int | None:
     if report["settings"]["delivery"] == "at_least_once":
         return None
     return _violations("answered_twice", "letter_of_an_answered_request")(report)
+
+
+def _otherwise(*, is_letter: bool) -> Callable[[Report], str | None]:
+    """Good requests without their results, by code. The first runs did not tell them."""
+
+    def shown(report: Report) -> str | None:
+        if _OTHERWISE not in report:
+            return None
+        found = {
+            name: number
+            for name, number in report[_OTHERWISE]["by_outcome"].items()
+            if name.startswith(LETTER) == is_letter
+        }
+        return ", ".join(f"{number:,} {name}" for name, number in found.items()) or "0"
+
+    return shown
 
 
 def _repeated(report: Report) -> str:

@@ -1,62 +1,25 @@
-"""Watches what the group has committed during a run, beside how far the answers had come at that moment."""
+"""How far the group has committed, for those that wait for it."""
 
 import asyncio
 import math
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from penstock.ops.chaos.asked import Partition
 
-_EVERY_S, _PATIENCE_S = 1.0, 10.0
-_SLOW_S = 2.0  # a look that takes longer has waited for a broker
-_SETTLED_S = 10.0  # the brokers' session timeout: until then a suspended leader may not know that it was replaced
+_PATIENCE_S = 10.0
 # A consumer that does not subscribe is no member of its group.
 _OPTIONS = {"enable.auto.commit": False, "isolation.level": "read_uncommitted", "log_level": 0}
 
-log = structlog.get_logger("penstock.chaos")
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One look. `ends` were asked after `committed`: what was acknowledged before the commit lies below them."""
-
-    committed: Mapping[Partition, int]
-    ends: Mapping[Partition, int]  # of the topics of replies and dead letters
-
 
 class CommitWatch:
-    """Looks once a second. Looks that a broker's outage prevents are left out, and so are those soon after it.
+    """Asks the coordinator of the group and the leaders of the request topics."""
 
-    A leader that was suspended answers with the ends that it knew, although another has gone on in its place.
-    """
-
-    def __init__(self, servers: str, group: str, sources: Sequence[str], answers: Sequence[str]) -> None:
-        """`sources`: topics of requests. `answers`: topics of replies and dead letters."""
-        self.looks: list[Look] = []
+    def __init__(self, servers: str, group: str, sources: Sequence[str]) -> None:
+        """`sources`: topics of requests."""
         self._sources = sources
-        self._answers = answers
         self._consumer = Consumer({"bootstrap.servers": servers, "group.id": group, **_OPTIONS})
-
-    async def run(self) -> None:
-        """Look until cancelled."""
-        settled = 0.0
-        while True:
-            await asyncio.sleep(_EVERY_S)
-            begun = time.monotonic()
-            try:
-                look = await asyncio.to_thread(self._look)
-            except KafkaException as error:
-                log.debug("look_failed", error=repr(error))
-                settled = time.monotonic() + _SETTLED_S
-                continue
-            if time.monotonic() - begun > _SLOW_S:
-                settled = time.monotonic() + _SETTLED_S
-            elif begun > settled:
-                self.looks.append(look)
 
     async def num_behind(self) -> float:
         """Requests, or rather their offsets, that are not committed. Infinite where the brokers do not answer."""
@@ -79,9 +42,6 @@ class CommitWatch:
     def committed_and_ends(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
         """Offsets that the group has committed, and then the ends of the partitions of requests. Blocks."""
         return self._committed(), self._ends(self._sources)
-
-    def _look(self) -> Look:
-        return Look(self._committed(), self._ends(self._answers))
 
     def _committed(self) -> dict[Partition, int]:
         found = self._consumer.committed(self._partitions(self._sources), _PATIENCE_S)

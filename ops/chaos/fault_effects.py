@@ -40,13 +40,14 @@ def worst(faults: Collection[Effect], kinds: Collection[str], measure: str) -> f
 
 
 def _effect(fault: Injected, started: float, until: float, latencies: Latencies) -> Effect:
-    shown = {
+    shown: dict[str, Any] = {
         "kind": fault.kind,
         "at_s": round(fault.started - started, 1),
         "seconds": round(fault.ended - fault.started, 1),
     }
     if fault.error:
         return shown | {"error": fault.error}
+    shown |= {"effect": fault.effect}
     if fault.beside:
         return shown | {"beside": [*fault.beside]}
     recovery, p99 = latencies.recovery(fault.started, until), latencies.p99_s(fault.started, fault.ended)

@@ -5,7 +5,8 @@ import random
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from aiokafka.errors import KafkaError
 from confluent_kafka import KafkaException
@@ -13,10 +14,12 @@ from confluent_kafka import KafkaException
 from penstock.ops.chaos.broker_faults import BrokerFaults
 from penstock.ops.chaos.cache_faults import CacheFaults
 from penstock.ops.chaos.member_faults import MemberFaults
-from penstock.ops.chaos.not_injected import NotInjectedError
+from penstock.ops.chaos.not_injected import Effect, NotInjectedError
 from penstock.ops.chaos.topic_faults import TopicFaults
 
 OF_BROKERS = frozenset({"broker_killed", "broker_restarted", "broker_suspended", "no_leader"})
+_WITHOUT_QUORUM = "no_leader"  # of two controllers
+_OF_CONTROLLERS = frozenset({"partitions_added", "replies_refused", "access_revoked"})
 KINDS = (
     "member_killed",
     "broker_killed",
@@ -49,6 +52,13 @@ class Injected:
     ended: float
     beside: Sequence[str] = ()  # kinds that came together with it
     error: str = ""  # why it could not be injected
+    effect: Effect = field(default_factory=dict)  # what it did
+    at_s: float = 0.0  # after the start of the run
+
+    @property
+    def name(self) -> str:
+        """Which fault of a run it is."""
+        return f"{self.kind} at {self.at_s:.0f} s"
 
 
 class Faults:
@@ -56,6 +66,7 @@ class Faults:
 
     def __init__(self, brokers: BrokerFaults, members: MemberFaults, topics: TopicFaults, cache: CacheFaults) -> None:
         self.injected: list[Injected] = []
+        self._created = time.time()
         self._rooms = (brokers, members, topics, cache)
 
     async def inject(self, kinds: Sequence[str], rng: random.Random) -> None:
@@ -66,15 +77,21 @@ class Faults:
 
     async def _inject(self, kind: str, kinds: Sequence[str], rng: random.Random, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        started, error = time.time(), ""
+        started, error, effect = time.time(), "", dict[str, Any]()
         try:
-            await self._method(kind)(rng)
+            effect |= await self._method(kind)(rng)
         except (NotInjectedError, KafkaError, KafkaException, OSError, sqlite3.Error) as failure:
             error = repr(failure)
         beside = [other for other in kinds if other != kind]
-        self.injected.append(Injected(kind, started, time.time(), beside, error))
+        at_s = round(started - self._created, 1)
+        self.injected.append(Injected(kind, started, time.time(), beside, error, effect, at_s))
 
-    def _method(self, kind: str) -> Callable[[random.Random], Awaitable[None]]:
+    def missing(self, kinds: Sequence[str]) -> list[str]:
+        """Those of these kinds that never came."""
+        came = {fault.kind for fault in self.injected if not fault.error}
+        return [kind for kind in kinds if kind not in came]
+
+    def _method(self, kind: str) -> Callable[[random.Random], Awaitable[Effect]]:
         (method,) = [getattr(room, kind) for room in self._rooms if hasattr(room, kind)]
         return method  # type: ignore[no-any-return]  # by the names of KINDS
 
@@ -83,7 +100,8 @@ def moments(kinds: Sequence[str], most_at_once: int, rng: random.Random) -> Iter
     """Faults to inject together, without end where there are kinds. Rounds have each kind once, in random order.
 
     In every other round, the first among them, each fault comes alone. In the others two to `most_at_once` come
-    together, of which at most one is of brokers.
+    together, of which at most one is of brokers. What only the controllers can do and undo does not come while two of
+    them are away.
     """
     is_alone = True
     while kinds:
@@ -92,9 +110,15 @@ def moments(kinds: Sequence[str], most_at_once: int, rng: random.Random) -> Iter
             size = 1 if is_alone or most_at_once < 2 else rng.randint(2, most_at_once)
             together: list[str] = []
             for kind in list(waiting):
-                is_second_of_brokers = kind in OF_BROKERS and not OF_BROKERS.isdisjoint(together)
-                if len(together) < size and not is_second_of_brokers:
+                if len(together) < size and not any(_exclude(kind, other) for other in together):
                     together.append(kind)
                     waiting.remove(kind)
             yield together
         is_alone = not is_alone
+
+
+def _exclude(kind: str, other: str) -> bool:
+    """Whether these must not come together."""
+    if {kind, other} <= OF_BROKERS:
+        return True
+    return _WITHOUT_QUORUM in (kind, other) and not _OF_CONTROLLERS.isdisjoint((kind, other))

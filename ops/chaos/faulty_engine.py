@@ -10,6 +10,8 @@ from penstock.engine import NullEngine
 from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch
 
 HANG = "hang"  # a file in the control folder; the batch that removes it never ends
+# The errors, by which a log shows them.
+POISONED, PASSING, OUT_OF_MEMORY = "cannot compute this", "a passing fault", "out of memory"
 _FAILING_SHARE = 0.01  # of batches, for each kind of failure
 
 
@@ -55,13 +57,13 @@ class FaultyEngine:
         if self._was_told_to_hang():
             threading.Event().wait()
         if poison(self.info) in batch.token_ids:
-            raise ValueError("cannot compute this")
+            raise ValueError(POISONED)
         if len(batch.options) > 1:
             number = self._random.random()
             if number < _FAILING_SHARE:
-                raise RuntimeError("a passing fault")
+                raise RuntimeError(PASSING)
             if number < 2 * _FAILING_SHARE:
-                raise MemoryError("out of memory")
+                raise MemoryError(OUT_OF_MEMORY)
 
     def _was_told_to_hang(self) -> bool:
         try:

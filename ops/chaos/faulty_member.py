@@ -22,6 +22,16 @@ HANG_S = 5.0
 _LOOK_EVERY_S = 0.25
 
 
+def seen_clock(control: Path, pid: int) -> float | None:
+    """The seconds by which the time of day of a member is wrong. None if it has told none."""
+    path = _seen_path(control, pid)
+    return float(path.read_text() or 0) if path.exists() else None
+
+
+def _seen_path(control: Path, pid: int) -> Path:
+    return control / f"{CLOCK}-{pid}"
+
+
 def _install(control: Path, seed: int) -> None:
     load, measure = process.load, process._cost
 
@@ -50,6 +60,7 @@ def _step_clock(control: Path) -> None:
         while True:
             path = control / CLOCK
             offset_s = float(path.read_text() or 0) if path.exists() else 0.0
+            _seen_path(control, os.getpid()).write_text(f"{offset_s}")
             time.sleep(_LOOK_EVERY_S)
 
     threading.Thread(target=follow, name="clock", daemon=True).start()

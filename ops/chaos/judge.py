@@ -3,9 +3,9 @@
 It knows the wire format and the rules of delivery, and shares no code with the worker.
 """
 
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -22,40 +22,32 @@ from penstock.ops.chaos.asked import (
     Record,
     answer_key,
 )
+from penstock.ops.chaos.commit_log import Commit
+from penstock.ops.chaos.refusals import Refusal
 
+_AT_ONCE = 10_000  # sequences that the engine runs directly
 _MOST_SHOWN = 20  # violations of one kind that a report names
 _TOLERANCE = 2e-5
 _UNDELIVERED = "could not be delivered"  # part of the message of a dead letter whose reply topic refused the reply
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A time in which a fault let a reply topic take no answers: dead letters stand for them. Unix milliseconds."""
-
-    topic: str
-    started_ms: float
-    ended_ms: float
-
-
 class Judge:
-    """Takes all requests, then all replies and letters, then the looks at the commits. `violations` is the verdict."""
+    """Takes all requests, then all replies and letters, then the commits. `violations` is the verdict."""
 
     def __init__(
         self,
         poison: int,
         expected: Callable[[Sequence[Ids]], Mapping[Ids, Float32Array]],
         refusals: Collection[Refusal] = (),
-        clock_error_ms: float = 0.0,
     ) -> None:
-        """`expected` runs the engine directly. `clock_error_ms`: by which faults step the clocks of workers."""
+        """`expected` runs the engine directly."""
         self.violations: Counter[str] = Counter()
         self.examples: dict[str, list[str]] = {}
         self.counts: Counter[str] = Counter()
         self._poison = poison
         self._expected_of = expected
-        self._expected: Mapping[Ids, Float32Array] = {}
+        self._expected: dict[Ids, bytes] = {}  # rows
         self._refusals = refusals
-        self._clock_error_ms = clock_error_ms
         self._asked: dict[bytes, Asked] = {}  # by the key of its answers
 
     @property
@@ -65,16 +57,24 @@ class Judge:
 
     def requests(self, records: Iterable[Record]) -> None:
         """All records of the request topics."""
-        distinct: dict[Ids, None] = {}
+        distinct: dict[Ids, Ids] = {}
         for record in records:
             asked = Asked.of(record, self._poison)
+            asked.ids = tuple([distinct.setdefault(ids, ids) for ids in asked.ids])  # equal ones are held once
             self._asked[asked.answer_key] = asked
-            distinct.update(dict.fromkeys(asked.ids))
             self.counts["requests"] += 1
             self.counts["bombs"] += asked.is_bomb
             self.counts["sequences"] += len(asked.ids)
+            self.counts["good_requests"] += asked.is_good
+            self.counts["poisoned_requests"] += "backend" in asked.codes
         self.counts["distinct_sequences"] = len(distinct)
-        self._expected = self._expected_of(list(distinct))
+        self._expect(list(distinct))
+
+    def _expect(self, sequences: Sequence[Ids]) -> None:
+        """Run the engine directly. Results are kept as bytes, since there are half a million."""
+        for start in range(0, len(sequences), _AT_ONCE):
+            rows = self._expected_of(sequences[start : start + _AT_ONCE])
+            self._expected.update({ids: row.astype("<f4").tobytes() for ids, row in rows.items()})
 
     def check_sent(self, acknowledged: set[bytes]) -> None:
         """Each acknowledged request is in its topic: otherwise the brokers, not the workers, lost it."""
@@ -104,10 +104,10 @@ class Judge:
         if code not in asked.codes:
             wanted = " or ".join(sorted(name or "a reply" for name in asked.codes))
             self._violation("wrong_answer", f"{asked.position}: {code or 'a reply'} and not {wanted}")
-        elif code == "expired" and record.timestamp < (asked.deadline_ms or 0) - self._clock_error_ms:
+        elif code == "expired" and record.timestamp < (asked.deadline_ms or 0):
             self._violation("expired_before_its_deadline", f"{asked.position}")
         if not is_copy:
-            asked.replies.append(AnswerSeen(record.position, code, record.timestamp))
+            asked.replies = (*asked.replies, AnswerSeen(code, record.timestamp))
 
     def letter(self, record: Record) -> None:
         """One record of the dead-letter topics."""
@@ -119,10 +119,10 @@ class Judge:
             self._violation("letter_of_nothing", source.decode())
             return
         code = headers.get("penstock-error-code", b"").decode()
-        is_undelivered = _UNDELIVERED in headers.get("penstock-error-message", b"").decode()
-        is_right = is_undelivered or code in asked.codes
-        asked.letters.append(LetterSeen(record.position, is_right and self._is_refused(asked, record.timestamp)))
-        if not is_right:
+        message = headers.get("penstock-error-message", b"").decode()
+        refused_by = self._refused_by(asked, code, message, record.timestamp)
+        asked.letters = (*asked.letters, LetterSeen(code, record.timestamp, refused_by))
+        if _UNDELIVERED not in message and code not in asked.codes:
             self._violation("letter_with_another_code", f"{asked.position}: {code}")
         if not asked.is_complete(record):
             self._violation("letter_incomplete", source.decode())
@@ -135,7 +135,7 @@ class Judge:
         for asked in self.asked:
             codes = {reply.code for reply in asked.replies} - ON_DEADLINE
             first = asked.replies[0].code if asked.replies else None
-            if not asked.is_answered(None):
+            if math.isinf(asked.answered_at_ms()):
                 self._violation("unanswered", f"{asked.position}, {len(asked.letters)} letters")
             if len(codes) > 1:
                 self._violation("different_answers", f"{asked.position}: {sorted(codes)}")
@@ -148,31 +148,23 @@ class Judge:
             self.counts["duplicates"] += max(0, len(asked.replies) - 1)
             self.counts["answered_twice"] += len(asked.replies) > 1
             self.counts["letters_twice"] += len(asked.letters) > 1
+            self.counts["letter_beside_its_reply"] += bool(asked.letters) and "" in codes
             self.counts[f"outcome_{first or 'reply'}" if first is not None else "outcome_letter"] += 1
 
-    def check_commits(self, looks: Iterable[tuple[Mapping[Partition, int], Mapping[Partition, int]]]) -> None:
-        """No committed offset passed a record whose answer was not acknowledged by then. In the order of the looks."""
-        by_source: dict[Partition, dict[int, Asked]] = {}
-        for asked in self.asked:
-            by_source.setdefault(asked.position[0], {})[asked.position[1]] = asked
-        checked: dict[Partition, int] = {}
-        for committed, ends in looks:
-            self.counts["looks"] += 1
-            for source, offset in committed.items():
-                for number in range(checked.get(source, 0), offset):
-                    passed = by_source.get(source, {}).get(number)
-                    if passed is not None and not passed.is_answered(ends):
-                        self._violation("committed_unanswered", f"{passed.position}, committed: {offset}")
-                checked[source] = max(offset, checked.get(source, 0))
-
-    def check_commit_order(self, commits: Iterable[tuple[Partition, int]]) -> None:
-        """No committed offset of a partition is below an earlier one. In the order in which they were committed."""
+    def check_commits(self, commits: Iterable[Commit]) -> None:
+        """No commit passes a record before brokers have its answer, and none goes back. In their order."""
+        left: dict[Partition, deque[Asked]] = {}
+        for asked in self.asked:  # of each partition in their order
+            left.setdefault(asked.partition, deque()).append(asked)
         reached: dict[Partition, int] = {}
-        for source, offset in commits:
+        for at_ms, source, offset in commits:
             self.counts["commits"] += 1
             if offset < reached.get(source, 0):
                 self._violation("committed_offset_went_back", f"{source}: {offset} after {reached[source]}")
             reached[source] = offset
+            waiting = left.get(source, ())
+            while waiting and waiting[0].offset < offset:
+                self._check_passed(waiting.popleft(), at_ms)
 
     def check_all_committed(self, committed: Mapping[Partition, int], ends: Mapping[Partition, int]) -> None:
         """At rest nothing is left behind."""
@@ -184,6 +176,12 @@ class Judge:
         """Count violations that were found elsewhere."""
         for example in examples:
             self._violation(kind, example)
+
+    def _check_passed(self, asked: Asked, at_ms: int) -> None:
+        answered_at_ms = asked.answered_at_ms()
+        if answered_at_ms > at_ms:
+            when = "never" if math.isinf(answered_at_ms) else f"{answered_at_ms - at_ms:.0f} ms later"
+            self._violation("committed_unanswered", f"{asked.position}, answered {when}")
 
     def _code(self, record: Record, asked: Asked) -> str:
         """The error code of an answer; "" for a reply with the right rows."""
@@ -197,14 +195,22 @@ class Judge:
     def _are_right(self, sequences: Sequence[Ids], data: bytes, shape: Sequence[int]) -> bool:
         """Whether rows of float32 are those of a direct run. Mostly they are the same bytes."""
         wanted = [self._expected[ids] for ids in sequences]
-        if not wanted or list(shape) != [len(wanted), len(wanted[0])]:
+        if not wanted or list(shape) != [len(wanted), len(wanted[0]) // 4]:
             return False
-        if data == b"".join([row.tobytes() for row in wanted]):
+        right = b"".join(wanted)
+        if data == right:
             return True
-        return bool(np.allclose(np.frombuffer(data, "<f4").reshape(shape), wanted, rtol=1e-5, atol=_TOLERANCE))
+        if len(data) != len(right):
+            return False
+        return bool(np.allclose(np.frombuffer(data, "<f4"), np.frombuffer(right, "<f4"), rtol=1e-5, atol=_TOLERANCE))
 
-    def _is_refused(self, asked: Asked, at_ms: float) -> bool:
-        return any(one.topic == asked.reply_topic and one.started_ms <= at_ms <= one.ended_ms for one in self._refusals)
+    def _refused_by(self, asked: Asked, code: str, message: str, at_ms: float) -> str:
+        """The fault by which a dead letter may be the only answer; "" if it may not."""
+        for refusal in self._refusals:
+            is_said = _UNDELIVERED in message and refusal.message.search(message)
+            if refusal.covers(asked.reply_topic, at_ms) and (is_said or (code in asked.codes and not asked.is_good)):
+                return refusal.fault
+        return ""
 
     def _violation(self, kind: str, example: str) -> None:
         self.violations[kind] += 1

@@ -29,7 +29,7 @@ class Latencies:
     """Of all requests of a topic that got an answer in a reply topic. Times are Unix seconds, by the records."""
 
     def __init__(self, asked: Iterable[Asked], topic: str) -> None:
-        online = [one for one in asked if one.replies and one.position[0][0] == topic]
+        online = [one for one in asked if one.replies and one.partition[0] == topic]
         sent_ms = np.array([one.timestamp for one in online], np.float64)
         answered_ms = np.array([min(reply.timestamp for reply in one.replies) for one in online], np.float64)
         order = np.argsort(sent_ms, kind="stable")

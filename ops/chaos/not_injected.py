@@ -1,4 +1,9 @@
-"""The error of a fault that found nothing to act on."""
+"""What a fault did, or the error of one that did nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Effect = Mapping[str, Any]  # as it was seen, for the report
 
 
 class NotInjectedError(RuntimeError):

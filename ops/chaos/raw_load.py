@@ -3,6 +3,7 @@
 import asyncio
 import struct
 import uuid
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,7 @@ class RawLoad:
     def __init__(self, servers: str, model: str, topic: str, vocab_size: int, rate: float, seed: int) -> None:
         """`topic`: of online requests. `rate`: records a second."""
         self.acknowledged: set[bytes] = set()  # correlation ids
+        self.acknowledged_by_codec: Counter[str] = Counter()  # a bomb is gzip too
         self.num_unacknowledged = 0  # their producers gave up; they may be in the topic
         self._servers = servers
         self._model = model
@@ -50,28 +52,29 @@ class RawLoad:
 
     async def run(self, is_over: asyncio.Event) -> None:
         """Send until `is_over`. Returns when every record is acknowledged or failed."""
-        producers = [self._producer(codec) for codec in CODECS]
-        bomber = self._producer("gzip", **{"batch.num.messages": 1})  # a bomb alone in its batch is all that is lost
+        producers = [(codec, self._producer(codec)) for codec in CODECS]
+        # A bomb alone in its batch is all that is lost.
+        bomber = "gzip", self._producer("gzip", **{"batch.num.messages": 1})
         owed = 0.0
         while not is_over.is_set():
             owed = min(owed + self._rate * _TICK_S, _CATCH_UP_S * self._rate)
             while owed >= 1 and self._waiting < _MOST_WAITING:
                 owed -= 1
                 self._send_one(producers, bomber)
-            for producer in (*producers, bomber):
+            for _, producer in (*producers, bomber):
                 producer.poll(0)
             await asyncio.sleep(_TICK_S)
         while self._waiting:
-            for producer in (*producers, bomber):
+            for _, producer in (*producers, bomber):
                 producer.poll(0)
             await asyncio.sleep(_TICK_S)
 
     def _producer(self, codec: str, **more: int) -> Any:
         return Producer({"bootstrap.servers": self._servers, "compression.type": codec, **_OPTIONS, **more})
 
-    def _send_one(self, producers: list[Any], bomber: Any) -> None:
+    def _send_one(self, producers: list[tuple[str, Any]], bomber: tuple[str, Any]) -> None:
         """Send one record by any producer, or a bomb by its own."""
-        number, producer = self._random.random(), self._random.choice(producers)
+        number, (codec, producer) = self._random.random(), self._random.choice(producers)
         correlation_id = uuid.UUID(int=self._random.getrandbits(128)).bytes
         headers = [("kafka_correlationId", correlation_id)]
         if number > _UNADDRESSED_SHARE:
@@ -82,20 +85,21 @@ class RawLoad:
         if number > 1 - _MALFORMED_SHARE:
             body = self._random.randbytes(len(body))
         if self._num_sent == _FIRST_BOMB or abs(number - 0.5) < _BOMB_SHARE / 2:
-            producer, body = bomber, bytes(_BOMB_BYTES)
+            (codec, producer), body = bomber, bytes(_BOMB_BYTES)
         self._num_sent += 1
         topic = self._topics[self._random.random() < _BULK_SHARE]
         key = self._random.randbytes(8) if self._random.random() < _KEY_SHARE else None
         self._waiting += 1
-        ended = partial(self._ended, correlation_id)
+        ended = partial(self._ended, correlation_id, codec)
         try:
             producer.produce(topic, body, key, headers=headers, on_delivery=ended)
         except (BufferError, KafkaException) as error:
             ended(error, None)
 
-    def _ended(self, correlation_id: bytes, error: object, _: object) -> None:
+    def _ended(self, correlation_id: bytes, codec: str, error: object, _: object) -> None:
         self._waiting -= 1
         if error is None:
             self.acknowledged.add(correlation_id)
+            self.acknowledged_by_codec[codec] += 1
         else:
             self.num_unacknowledged += 1

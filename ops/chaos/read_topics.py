@@ -7,13 +7,15 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from penstock.ops.chaos.asked import Record
 
-_AT_ONCE, _POLL_S, _PATIENCE_S = 10_000, 1.0, 60.0
+_AT_ONCE, _POLL_S, _PATIENCE_S = 2_000, 1.0, 60.0
 _OPTIONS = {
     "group.id": "unused",  # librdkafka asks for one; nothing is committed
     "enable.auto.commit": False,
     "enable.partition.eof": True,
-    "fetch.message.max.bytes": 8 << 20,
-    "queued.max.messages.kbytes": 128 << 10,
+    # What is fetched is unpacked at once, and a bomb of some kilobytes has 17 MiB.
+    "fetch.message.max.bytes": 512 << 10,
+    "fetch.max.bytes": 4 << 20,
+    "queued.max.messages.kbytes": 32 << 10,
     "log_level": 0,
 }
 

@@ -4,14 +4,19 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.ops.chaos.faulty_engine import OUT_OF_MEMORY, PASSING, POISONED
+
+_EVENT = re.compile(rb'"event": "(\w+)"')
 _RESTART_S = 1.0
 _LOOK_EVERY_S = 0.2
 
@@ -26,6 +31,8 @@ class WorkerCommand:
         self._command = (sys.executable, "-m", "penstock.ops.chaos.faulty_worker", str(folder), str(seed), *options)
         self._process: subprocess.Popen[bytes] | None = None
         self._logs: list[subprocess.Popen[bytes]] = []
+        self._counted: Counter[str] = Counter()  # events in the first `_counted_bytes` of the log, by name
+        self._counted_bytes = 0
 
     @property
     def pid(self) -> int | None:
@@ -84,10 +91,32 @@ class WorkerCommand:
         """The events called so that were logged so far."""
         return [event for event in self.all_events(f'"event": "{name}"') if event["event"] == name]
 
+    def num_events(self, name: str) -> int:
+        """How many events called so were logged so far. Reads what is new, as the log grows to a million lines."""
+        if self.log_path.exists():
+            with self.log_path.open("rb") as log:
+                log.seek(self._counted_bytes)
+                new = log.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._counted.update([found.decode() for found in _EVENT.findall(whole)])
+            self._counted_bytes += len(whole)
+        return self._counted[name]
+
     def num_killed(self) -> int:
         """How many members SIGKILL has ended, by the log of their supervisors."""
         killed = signal.SIGKILL.name
         return sum(killed in str(event.get("signal")) for event in self.events("member_exited"))
+
+    def failures_of_engines(self) -> dict[str, int]:
+        """How many failures of engines were logged, by kind."""
+        if not self.log_path.exists():
+            return {}
+        found = dict.fromkeys((POISONED, PASSING, OUT_OF_MEMORY), 0)
+        with self.log_path.open(encoding="utf-8", errors="replace") as log:
+            for line in log:
+                for kind in found:
+                    found[kind] += kind in line
+        return {f"logged_{kind.replace(' ', '_')}": number for kind, number in found.items()}
 
     def all_events(self, part: str = "") -> list[dict[str, Any]]:
         """The events whose lines hold `part`."""

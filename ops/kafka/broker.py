@@ -2,10 +2,7 @@
 
 import atexit
 import contextlib
-import random
 import signal
-import socket
-import struct
 import subprocess
 import time
 import uuid
@@ -19,13 +16,11 @@ from penstock.ops.kafka.errors import BrokerFailed
 from penstock.ops.kafka.guard import StartGate
 from penstock.ops.kafka.jars import fetch_jars, java_path
 from penstock.ops.kafka.owned_folder import OwnedFolder
+from penstock.ops.kafka.ports import answers, free_ports
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 LOG_TAIL_BYTES = 3000
-# Below Linux's ephemeral range (32768 upwards): a client that retries a stopped broker's port can then neither receive
-# that port as its source port nor connect to itself, and the broker can bind the port again.
-PORTS = range(20000, 32000)
 # For a short life, as in tests and demos: start-up time matters more than peak throughput.
 FAST_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m")
 # For benchmarks: with the flags above the broker limits a fast worker.
@@ -64,7 +59,7 @@ class KafkaBroker:
         self._jvm_flags = tuple(jvm_flags)
         self._node_id = node_id
         self._cluster_id = cluster_id or new_cluster_id()
-        self._port, self._controller_port, *ports = _free_ports(2 + len(listeners))
+        self._port, self._controller_port, *ports = free_ports(2 + len(listeners))
         self._listeners = dict(listeners)
         self._listener_ports = dict(zip(listeners, ports, strict=True))
         self._process: subprocess.Popen[bytes] | None = None
@@ -230,7 +225,7 @@ class KafkaBroker:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not _answers(self._port):
+        while not answers(self._port):
             if self._process is None:
                 raise BrokerFailed("The broker was not launched. This is a bug.")
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -256,31 +251,3 @@ class KafkaBroker:
 def new_cluster_id() -> str:
     """A random id for the nodes of one cluster."""
     return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-
-
-def _answers(port: int) -> bool:
-    """Whether a broker at this port answers a metadata request with at least one live node."""
-    # Size, api key 3 (Metadata), version 1, correlation id, null client id, empty list of topics.
-    request = struct.pack(">ihhihi", 14, 3, 1, 1, -1, 0)
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection, connection.makefile("rb") as reply:
-            connection.sendall(request)
-            head = reply.read(12)
-    except OSError:
-        return False
-    if len(head) < 12:
-        return False
-    _size, _correlation_id, num_nodes = struct.unpack(">iii", head)
-    return bool(num_nodes > 0)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Distinct free ports on 127.0.0.1."""
-    ports: list[int] = []
-    for port in random.sample(PORTS, len(PORTS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise BrokerFailed(f"No free ports on 127.0.0.1 between {PORTS.start} and {PORTS.stop}.")

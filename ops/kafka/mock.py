@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from penstock.ops.kafka.errors import BrokerFailed, BrokerMissing
 
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
 LOG_ERRORS_ONLY = 3  # syslog severity; the mock announces itself at 5 (notice)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits at most so many seconds for a key; empty if none was pressed. Stdin is a terminal."""
+    """A function that waits at most the given seconds for a key; empty if none was pressed. Stdin is a terminal."""
     place = sys.stdin.fileno()
     before = termios.tcgetattr(place)
 

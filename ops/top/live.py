@@ -18,7 +18,7 @@ def watch(
     wait: Callable[[float], str],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Show the fleet until `q` is pressed. `wait` returns a key, or nothing after so many seconds. Raises NoAnswer."""
+    """Show the fleet until `q` is pressed. `wait` returns a key, or nothing after its seconds. Raises NoAnswer."""
     view, moment, next_s = View(), datetime.now(), clock()
     fleet.look()
     with Live(console=console, screen=True, auto_refresh=False) as live:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from penstock.ops.logs.event import printable
+from penstock.ops.logs.lines.event import printable
 from penstock.ops.top.errors import BadAddress, NoAnswer
 from penstock.worker.telemetry.metric_definitions import METRICS
 

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.ops.logs.event import duration
-from penstock.ops.logs.tables import BAD, DIM, HEAD, WARN, count, curve
+from penstock.ops.logs.lines.event import duration
+from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, WARN, count, curve
 from penstock.ops.top.figures import Figures
 from penstock.ops.top.fleet import Fleet, Row, describe_states
 

@@ -21,7 +21,7 @@ log = structlog.get_logger("penstock.tracing")
 
 
 def open_tracing(service: Mapping[str, str]) -> "Tracing | None":
-    """Where the spans of this process go; None: it makes none. The caller closes it.
+    """Receiver of this process's spans; None: it makes none. The caller closes it.
 
     They go to the application's tracer provider if it has set one. Else they are exported if OpenTelemetry's variables
     name an exporter; `service` then has the attributes of the resource that the variables do not give. A fault of the

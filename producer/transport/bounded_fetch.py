@@ -12,6 +12,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.protocol.fetch import FetchRequest
 
+from penstock.producer.transport.failover_client import FailoverClient
 from penstock.producer.transport.record_batches import Bounds, is_packed, unpack
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
@@ -28,6 +29,12 @@ log = structlog.get_logger("penstock.fetch")
 
 class BoundedConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no type information
     """A consumer that reads compressed batches within bounds. Gets its topics or partitions after `start`."""
+
+    _client: Any
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._client = FailoverClient(self._client)
 
     async def start(self) -> None:
         await super().start()

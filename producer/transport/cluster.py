@@ -1,4 +1,4 @@
-"""Where a Kafka cluster is and how to authenticate there."""
+"""Addresses of a Kafka cluster, and credentials for it."""
 
 import asyncio
 import ssl

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     KafkaConnectionError,
@@ -16,6 +16,7 @@ from aiokafka.errors import (
 )
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
+from penstock.producer.transport.failover_client import FailoverAdmin
 
 BACKOFF_MS = 200  # between retries against a broker that is down
 METADATA_MAX_AGE_MS = 30_000
@@ -103,7 +104,7 @@ async def ensure_topics(cluster: KafkaCluster, topics: Sequence[str], num_partit
     A refusal (no permission, or a mock broker without the request) is logged and not raised. The topic may be created
     on first use; otherwise the first send or poll fails.
     """
-    admin = AIOKafkaAdminClient(**cluster.arguments)
+    admin = FailoverAdmin(**cluster.arguments)
     try:
         await admin.start()
         existing = set(await admin.list_topics())

@@ -20,6 +20,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS
+from penstock.producer.transport.failover_client import FailoverProducer
 from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE, ReplaceableProducer
 from penstock.producer.transport.topic_directory import TopicDirectory
 from penstock.producer.wire.headers import partition_for
@@ -112,7 +113,7 @@ class Outbox:
         await self._producer.stop()
 
     def _make_producer(self) -> AIOKafkaProducer:
-        return AIOKafkaProducer(
+        return FailoverProducer(
             **self._cluster.arguments,
             client_id=self._client_id,
             enable_idempotence=True,

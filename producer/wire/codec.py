@@ -6,29 +6,28 @@ is allocated from them.
 
 import functools
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgpack
 import numpy as np
 
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.errors import InvalidRequest, PenstockError
+from penstock.producer.wire.envelope import VERSION, string, unpack
 from penstock.producer.wire.messages import (
     NO_OPTIONS,
     ErrorReply,
     Options,
     Reply,
     Request,
-    Text,
-    Tokens,
     Vector,
     utf8_fault,
 )
-from penstock.producer.wire.options import check_applicable, check_options, check_task, show
+from penstock.producer.wire.options import check_applicable, check_options, check_task
 from penstock.producer.wire.reply_rows import LITTLE_ENDIAN, decode_rows, dtype_name, is_int, matrix_bytes, row_items
+from penstock.producer.wire.request_fields import check_pairs, decode_text, decode_tokens
 from penstock.producer.wire.sequence_codec import MAX_ITEMS, decode_fields
 
-VERSION = 1
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 MAX_SEQUENCES = 4096
 MAX_ROW_ERRORS = 64  # sequences that one error reply names
@@ -36,9 +35,7 @@ MAX_REPLY_BYTES = 16 * MAX_RECORD_BYTES
 MAX_LABELS = 65_536  # of one row, or of a model whose tokens are classified: indices have 16 bits
 
 _UINT32 = np.dtype("<u4")
-_SMALL_BYTES = 64 * 1024  # a record this short cannot take much memory
 _TIMING_TYPES, _BATCH_TYPES, _STRING = frozenset({float, int}), frozenset({int, str}), frozenset({str})
-_MAX_FIELDS = 64
 _MAX_REQUEST_CONTAINERS = MAX_ITEMS  # lists of the fields of `sequence`; one list a text pair; fields of later versions
 _MAX_REPLY_CONTAINERS = 2 * MAX_SEQUENCES + 64  # two lists a row of classes
 
@@ -73,16 +70,16 @@ def encode_request(request: Request) -> bytes:
 
 def decode_request(value: bytes | None) -> Request:
     """Parse and check a request value. Raises InvalidRequest or a subclass; the message names the field."""
-    body = _unpack(value, MAX_RECORD_BYTES, MAX_SEQUENCES, _MAX_REQUEST_CONTAINERS)
-    model = _string(body, "model")
-    task = check_task(_string(body, "task"))
+    body = unpack(value, MAX_RECORD_BYTES, MAX_SEQUENCES, _MAX_REQUEST_CONTAINERS)
+    model = string(body, "model")
+    task = check_task(string(body, "task"))
     if task == "sequence":
         return Request(model, task, sequences=decode_fields(body.get("sequences")))
-    tokens = _decode_tokens(body)
-    text = _decode_text(body)
+    tokens = decode_tokens(body, MAX_SEQUENCES)
+    text = decode_text(body)
     if (tokens is None) == (text is None):
         raise InvalidRequest("Give exactly one of `text` and `ids` with `lens`.")
-    _check_pairs(task, text)
+    check_pairs(task, text)
     opts = body.get("opts")
     if opts is None:
         return Request(model, task, tokens, text, NO_OPTIONS)
@@ -152,7 +149,7 @@ def encode_error(error: PenstockError) -> bytes:
 
 def decode_reply(value: bytes | None) -> Reply | ErrorReply:
     """Parse and check a reply value. Raises InvalidRequest for anything but a reply of this version."""
-    body = _unpack(value, MAX_REPLY_BYTES, MAX_LABELS, _MAX_REPLY_CONTAINERS)
+    body = unpack(value, MAX_REPLY_BYTES, MAX_LABELS, _MAX_REPLY_CONTAINERS)
     ok, n, cached = body.get("ok"), body.get("n"), body.get("cached")
     if ok is False:
         return _decode_error(body.get("error"))
@@ -160,124 +157,11 @@ def decode_reply(value: bytes | None) -> Reply | ErrorReply:
         raise InvalidRequest("`ok` must be true or false.")
     if not is_int(n) or not 1 <= n <= MAX_SEQUENCES:
         raise InvalidRequest(f"`n` must be a count of rows, 1 to {MAX_SEQUENCES}.")
-    reply = Reply(_string(body, "model"), _string(body, "revision"), **decode_rows(body, n))
+    reply = Reply(string(body, "model"), string(body, "revision"), **decode_rows(body, n))
     reply.cached = cached if is_int(cached) else 0
     reply.timing = _entries(body.get("timing"), _TIMING_TYPES)
     reply.batch = _entries(body.get("batch"), _BATCH_TYPES)
     return reply
-
-
-def _unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: int) -> dict[str, Any]:
-    """One msgpack map of this version. Raises InvalidRequest; bounds are checked before memory is allocated."""
-    if not value:
-        raise InvalidRequest("The record has no value; a msgpack map was expected.")
-    if len(value) > max_bytes:
-        raise InvalidRequest(f"The record has {len(value):,} bytes; at most {max_bytes:,} are accepted.")
-    count_containers = _container_bound(max_containers) if len(value) > _SMALL_BYTES else None
-    try:
-        body = msgpack.unpackb(
-            value,
-            use_list=True,
-            object_hook=count_containers,
-            list_hook=count_containers,
-            ext_hook=_refuse_extension,
-            max_array_len=max_list,
-            max_map_len=_MAX_FIELDS,
-        )
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("A string in the record is not UTF-8.") from error
-    except msgpack.StackError as error:
-        raise InvalidRequest("The record is nested too deeply.") from error
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        reason = str(error).rstrip(".") or "a byte that msgpack does not know"
-        raise InvalidRequest(f"The record is not a msgpack map within the size bounds: {reason}.") from error
-    if not isinstance(body, dict):
-        raise InvalidRequest(f"The record must be a msgpack map. Given: {show(body)}")
-    version = body.get("v")
-    if version != VERSION or not is_int(version):
-        raise InvalidRequest(f"`v` must be {VERSION}. Given: {show(version)}")
-    return body
-
-
-def _container_bound(max_containers: int) -> Callable[[Any], Any]:
-    """A hook that ends unpacking when a record holds more maps and lists than a valid one can."""
-    count = 0
-
-    def hook(container: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count > max_containers:
-            raise ValueError(f"more than {max_containers} nested maps and lists")
-        return container
-
-    return hook
-
-
-def _refuse_extension(code: int, data: bytes) -> Any:
-    raise ValueError(f"extension type {code} is not part of the format")
-
-
-def _string(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"`{name}` is missing or not a non-empty string.")
-    return value
-
-
-def _decode_tokens(body: Mapping[str, Any]) -> Tokens | None:
-    ids, lens = body.get("ids"), body.get("lens")
-    if ids is None and lens is None:
-        return None
-    if not isinstance(ids, bytes) or not isinstance(lens, bytes) or len(ids) % 4 or len(lens) % 4:
-        raise InvalidRequest("`ids` and `lens` must both be bytes of little-endian uint32.")
-    if len(lens) > 4 * MAX_SEQUENCES:
-        raise InvalidRequest(f"A record holds at most {MAX_SEQUENCES} sequences. Given: {len(lens) // 4}")
-    lengths = (int.from_bytes(lens, "little"),) if len(lens) == 4 else struct.unpack(f"<{len(lens) // 4}I", lens)
-    if not lengths:
-        raise EmptyInput("`lens` is empty: the request holds no sequence.")
-    if 0 in lengths:
-        raise EmptyInput(f"Sequence {lengths.index(0)} has zero ids.")
-    if sum(lengths) * 4 != len(ids):
-        raise InvalidRequest(f"`lens` add up to {sum(lengths)}, but `ids` holds {len(ids) // 4} ids.")
-    return Tokens(np.frombuffer(ids, _UINT32), lengths)
-
-
-def _decode_text(body: Mapping[str, Any]) -> tuple[Text, ...] | None:
-    text = body.get("text")
-    if text is None:
-        return None
-    if isinstance(text, str):
-        text = [text]
-    if not isinstance(text, list):
-        raise InvalidRequest("`text` must be a string, or a list of strings and pairs of strings.")
-    if not text:
-        raise EmptyInput("`text` is an empty list: the request holds no sequence.")
-    return tuple([_decode_one_text(item, index) for index, item in enumerate(text)])
-
-
-def _decode_one_text(item: object, index: int) -> Text:
-    if isinstance(item, str):
-        if not item.strip():
-            raise EmptyInput(f"Text {index} is empty.")
-        return item
-    if isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], str):
-        if not (item[0].strip() and item[1].strip()):
-            raise EmptyInput(f"Text pair {index} has an empty member.")
-        return (item[0], item[1])
-    raise InvalidRequest(f"`text` item {index} must be a string or a pair of strings.")
-
-
-def _check_pairs(task: str, text: Sequence[Text] | None) -> None:
-    """Check that `rerank` has pairs, whose halves only the tokenizer can mark, and tasks of tokens single texts."""
-    if task not in ("rerank", "token_classify", "generate"):
-        return
-    if task == "rerank" and text is None:
-        raise InvalidRequest("`rerank` needs `text`: `ids` cannot say where the second text of a pair begins.")
-    expected = "a pair of strings" if task == "rerank" else "a single string"
-    at_fault = [index for index, item in enumerate(text or ()) if isinstance(item, str) is (task == "rerank")]
-    if at_fault:
-        errors = {index: InvalidRequest(f"For `{task}`, a text must be {expected}.") for index in at_fault}
-        raise InvalidRequest(f"For `{task}`, `text` item {at_fault[0]} must be {expected}.", errors)
 
 
 def _decode_options(opts: object) -> Options:
@@ -293,8 +177,8 @@ def _decode_error(detail: object) -> ErrorReply:
     if not isinstance(rows, list):
         raise InvalidRequest("`error.rows` must be a list.")
     return ErrorReply(
-        _string(detail, "code"),
-        _string(detail, "message"),
+        string(detail, "code"),
+        string(detail, "message"),
         detail.get("retriable") is True,
         tuple([_decode_row_error(row) for row in rows]),
     )

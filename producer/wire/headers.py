@@ -144,7 +144,7 @@ def replay_headers(
 
 
 def num_replays(headers: Headers) -> int:
-    """How often a record was sent again, by its own account."""
+    """Number of times that a record was sent again, by its own header."""
     raw = dict(headers).get(REPLAYS) or b""
     return int(raw) if raw.isdigit() and len(raw) < 10 else 0
 

@@ -25,7 +25,7 @@ _flat = lru_cache(CostTable)
 def cheapest_cuts(
     ascending: FloatArray, cost: CostFunction, *, max_sequences: int, max_tokens: int, max_seconds: float = math.inf
 ) -> tuple[list[int], list[float]]:
-    """Where to cut sequences of these lengths, in ascending order, into batches with the least total of seconds.
+    """Cut sequences of these lengths, in ascending order, into batches with the least total of seconds.
 
     Returns ([0, ..., n], seconds of each batch). C[0] = 0 and C[j] = min over i < j of C[i] + cost(i..j), where a batch
     of two or more that breaks a cap costs infinity. (The paper's printed listing has index slips; this is its Eq. 2

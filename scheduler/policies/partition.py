@@ -177,7 +177,7 @@ def _pace(in_order: Partition, lengths: Sequence[int]) -> float:
 
 
 def _num_in_time(lengths: Sequence[int], cost: CostFunction, max_seconds: float) -> int:
-    """How many of the first sequences still run within `max_seconds`, where one more would not; at least one."""
+    """Number of the first sequences that run within `max_seconds`, where one more would not; at least one."""
     return max(1, bisect_right(range(1, len(lengths)), max_seconds, key=lambda num: _seconds_of(lengths[:num], cost)))
 
 

@@ -425,7 +425,7 @@ async def test_a_look_up_that_takes_too_long_finds_nothing_and_holds_up_no_other
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("PRAGMA locking_mode = EXCLUSIVE")
     other.execute("BEGIN EXCLUSIVE")
-    cache = ResponseCache(path, max_bytes=1 << 20, ttl_s=1e9, look_up_s=0.001)
+    cache = ResponseCache(path, max_bytes=1 << 20, ttl_s=1e9, look_up_s=0.001, lock_s=600.0)
     assert await cache.get_many([key(1)]) == {}
     assert cache.stats.works  # SQLite is still waiting for the lock: nothing has failed
     assert await cache.get_many([key(1)]) == {}

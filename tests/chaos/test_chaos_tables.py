@@ -15,6 +15,8 @@ def kept(root: Path, day: int, delivery: str, **violations: int) -> None:
         "phases_s": {"load": 600.0},
         "counts": {"requests": 5000, "sequences": 6000, "distinct_sequences": 3000},
         "raw_duplicate_share": 0.0123,
+        "good_requests_answered_otherwise": {"by_outcome": {"dead letter (backend)": 1234, "error reply (expired)": 2}},
+        "kinds_never_injected": ["clock_stepped"],
         "faults": [
             {"kind": "rolled", "recovery_s": 1.0},
             {"kind": "member_killed", "recovery_s": 4.25},
@@ -44,6 +46,9 @@ def test_the_newest_run_of_each_mode_is_shown_with_what_it_broke(tmp_path: Path)
     assert cells(text, "lost") == ["1", "0"]
     assert cells(text, "answered wrong") == ["2", "0"]
     assert cells(text, "all violations") == ["3", "3"]
+    assert cells(text, "good requests answered by a dead letter alone") == ["1,234 dead letter (backend)"] * 2
+    assert cells(text, "good requests answered by an error") == ["2 error reply (expired)"] * 2
+    assert cells(text, "kinds of faults that never came") == ["clock_stepped"] * 2
     assert cells(text, "answered twice for a reader with `read_committed`") == ["", "3"]
     assert cells(text, "answered twice in the topic, before readers drop duplicates") == ["1.230%", "1.230%"]
 

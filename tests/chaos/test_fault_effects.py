@@ -10,7 +10,7 @@ from penstock.ops.chaos.fault_effects import KILLS, check_effects, effects, wors
 from penstock.ops.chaos.faults import Injected
 from penstock.ops.chaos.latencies import Latencies
 
-REQUESTS, REPLIES = "requests", "replies"
+REQUESTS = "requests"
 LOAD_S, DEAD_S = 100, 98.0
 
 
@@ -20,7 +20,7 @@ def load(waited_s: Callable[[float], float]) -> Latencies:
     for number in range(20 * LOAD_S):
         sent = number / 20
         one = Asked.of(Record(REQUESTS, 0, number, int(1000 * sent), None, None, ()), poison=99)
-        one.replies.append(AnswerSeen(((REPLIES, 0), number), "", int(1000 * (sent + waited_s(sent)))))
+        one.replies = (AnswerSeen("", int(1000 * (sent + waited_s(sent)))),)
         found.append(one)
     return Latencies(found, REQUESTS)
 

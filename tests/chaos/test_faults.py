@@ -1,7 +1,11 @@
 """A fault that found nothing to act on is recorded as one that did not happen."""
 
+import asyncio
+import itertools
+import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from penstock.ops.chaos import broker_faults, member_faults
 from penstock.ops.chaos.broker_faults import BrokerFaults
 from penstock.ops.chaos.cache_faults import CacheFaults
-from penstock.ops.chaos.faults import Faults
+from penstock.ops.chaos.faults import Faults, Injected
 from penstock.ops.chaos.faulty_engine import HANG
 from penstock.ops.chaos.member_faults import MemberFaults
+
+NUM_ACKNOWLEDGED = itertools.count()  # one more at each look
 
 
 class Worker:
@@ -31,8 +38,15 @@ class Worker:
     def limit_files(self, num_bytes: int) -> int:
         return len(self.members)
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return []
+    def num_events(self, name: str) -> int:
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here takes as long as it may beside brokers."""
+    monkeypatch.setattr(member_faults, "_CLOCK_S", 0.01)
+    monkeypatch.setattr(broker_faults, "_AWAY_S", 0.5)
 
 
 @pytest.fixture
@@ -42,13 +56,18 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         started.kill()
 
 
-async def error_of(kind: str, worker: Any, folder: Path) -> str:
-    brokers: Any = BrokerFaults.__new__(BrokerFaults)
-    members, cache = MemberFaults(worker, folder, 0.0, roll_s=0.0), CacheFaults(worker, folder / "cache", 0.0)
-    faults = Faults(brokers, members, object(), cache)  # type: ignore[arg-type]  # no fault of topics
+async def injected(kind: str, worker: Any, folder: Path, brokers: Any = None) -> Injected:
+    nodes: Any = BrokerFaults(brokers, 0.2, 0.2, lambda: next(NUM_ACKNOWLEDGED))
+    members, cache = MemberFaults(worker, folder, 0.1, roll_s=0.0), CacheFaults(worker, folder / "cache", 0.0)
+    faults = Faults(nodes, members, object(), cache)  # type: ignore[arg-type]  # no fault of topics
     await faults.inject([kind], random.Random(1))
-    (injected,) = faults.injected
-    return injected.error
+    (fault,) = faults.injected
+    assert faults.missing([kind]) == ([kind] if fault.error else [])
+    return fault
+
+
+async def error_of(kind: str, worker: Any, folder: Path) -> str:
+    return (await injected(kind, worker, folder)).error
 
 
 @pytest.mark.parametrize(
@@ -60,6 +79,7 @@ async def error_of(kind: str, worker: Any, folder: Path) -> str:
         ("rolled", "No supervisor ran"),
         ("engine_hung", "No member ran a batch"),
         ("disk_full", "No member ran"),
+        ("clock_stepped", "No member took the time"),
         ("cache_damaged", "FileNotFoundError"),
     ],
 )
@@ -77,9 +97,91 @@ async def test_a_roll_that_does_not_end_did_not_happen(tmp_path: Path) -> None:
 async def test_a_member_that_has_ended_was_not_killed(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
     process.kill()
     process.wait()
-    assert "ProcessLookupError" in await error_of("member_killed", Worker(process.pid), tmp_path)
+    assert "had ended before" in await error_of("member_killed", Worker(process.pid), tmp_path)
+
+
+async def test_a_member_that_has_ended_and_is_not_reaped_was_not_killed(
+    process: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    process.kill()
+    await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert "had ended before" in await error_of("member_killed", Worker(process.pid), tmp_path)
 
 
 async def test_a_member_that_runs_is_killed(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    assert await error_of("member_killed", Worker(process.pid), tmp_path) == ""
+    fault = await injected("member_killed", Worker(process.pid), tmp_path)
+    assert (fault.error, fault.effect) == ("", {"pid": process.pid, "dead": True})
     assert process.wait() == -signal.SIGKILL
+
+
+async def test_a_member_that_is_suspended_stops_and_goes_on(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    fault = await injected("member_suspended", Worker(process.pid), tmp_path)
+    assert (fault.error, fault.effect["then"]) == ("", "resumed")
+    process.communicate(b"\n", timeout=30)
+    assert process.returncode == 0
+
+
+async def test_a_full_disk_that_no_member_noticed_was_none(tmp_path: Path) -> None:
+    assert "No member wrote" in await error_of("disk_full", Worker(1), tmp_path)
+
+
+async def test_a_cache_without_bytes_is_not_damaged(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    assert "was empty" in await error_of("cache_damaged", Worker(1), tmp_path)
+    (tmp_path / "cache").write_bytes(bytes(1000))
+    assert (await injected("cache_damaged", Worker(1), tmp_path)).effect["bytes_changed"] > 0
+
+
+class Node:
+    """Stands for a broker: a process, and a port at which something may answer."""
+
+    def __init__(self, pid: int, port: int = 1) -> None:
+        self.pid: int | None = pid
+        self.bootstrap_servers = f"127.0.0.1:{port}"
+
+    def suspend(self) -> None:
+        os.kill(self.pid or 0, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid or 0, signal.SIGCONT)
+
+    def kill(self) -> None: ...
+
+
+class Nodes:
+    """Stands for a cluster."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self.nodes = nodes
+
+    def start(self) -> None: ...
+
+
+async def test_a_suspended_broker_is_silent(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are open and get no answer
+        fault = await injected("broker_suspended", None, tmp_path, Nodes(Node(process.pid, silent.getsockname()[1])))
+    assert (fault.error, fault.effect["unanswered_requests"] > 0) == ("", True)
+
+
+async def test_a_suspended_broker_that_answers_was_not_suspended(
+    process: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(1))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        fault = await injected("broker_suspended", None, tmp_path, Nodes(Node(process.pid, port)))
+    assert "answers although" in fault.error
+
+
+async def test_brokers_that_took_records_were_not_leaderless(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    process.kill()
+    process.wait()
+    fault = await injected("no_leader", None, tmp_path, Nodes(Node(process.pid), Node(process.pid)))
+    assert "Brokers took 1 records" in fault.error
+
+
+async def test_a_broker_that_lives_on_was_not_killed(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert "does not end" in (await injected("broker_killed", None, tmp_path, Nodes(Node(process.pid)))).error

@@ -3,13 +3,12 @@
 from penstock.ops.chaos.asked import AnswerSeen, Asked, Record
 from penstock.ops.chaos.latencies import Latencies
 
-REQUESTS, REPLIES = "requests", "replies"
+REQUESTS = "requests"
 
 
 def asked(topic: str, sent_s: int, *answered_after_s: float) -> Asked:
     found = Asked.of(Record(topic, 0, sent_s, 1000 * sent_s, None, None, ()), poison=99)
-    for seconds in answered_after_s:
-        found.replies.append(AnswerSeen(((REPLIES, 0), 0), "", int(1000 * (sent_s + seconds))))
+    found.replies = tuple([AnswerSeen("", int(1000 * (sent_s + seconds))) for seconds in answered_after_s])
     return found
 
 

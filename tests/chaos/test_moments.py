@@ -29,5 +29,12 @@ def test_no_two_faults_of_brokers_come_together() -> None:
         assert all(len(OF_BROKERS.intersection(moment)) < 2 for moment in rounds(seed))
 
 
+def test_what_controllers_undo_does_not_come_while_two_of_three_are_away() -> None:
+    of_controllers = {"partitions_added", "replies_refused", "access_revoked"}
+    for seed in range(20):
+        beside = [set(moment) & of_controllers for moment in rounds(seed) if "no_leader" in moment]
+        assert not any(beside)
+
+
 def test_the_seed_decides() -> None:
     assert rounds(seed=1) == rounds(seed=1) != rounds(seed=2)

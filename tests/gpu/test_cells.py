@@ -8,9 +8,9 @@ from penstock.engine.cells.contract import Cell
 from penstock.engine.gpu.lstm import LstmCell
 from penstock.engine.gpu.step_engine import GpuStepEngine
 from penstock.engine.kernels import lstm
-from penstock.ops.bench.cellular.cell_checks import check_decoder, check_lstm, decoder
-from penstock.ops.bench.cellular.closed_loop import Sentences
-from penstock.ops.bench.cellular.lstm_models import LstmModel
+from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
+from penstock.ops.bench.cellular.steps.closed_loop import Sentences
+from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
 from tests.engine.gpu import lstm_reference
 from tests.gpu.references import HALVES, randn
 

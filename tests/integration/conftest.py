@@ -29,7 +29,7 @@ from tests.log_events import unlisted_in
 ECHO = [str(Path(__file__).with_name("echo_worker.py"))]
 PENSTOCK = ["-c", "from penstock.ops.cli.main import main; main()", "worker"]
 # Files whose tests stop and kill brokers of their own; another process may run them beside the others.
-OWN_BROKERS = ("test_outage", "test_worker_shutdown")
+OWN_BROKERS = ("test_frozen_broker", "test_outage", "test_worker_shutdown")
 
 Event = dict[str, Any]
 
@@ -78,7 +78,7 @@ class WorkerProcess:
         await self.event("partitions_assigned")
         return self
 
-    async def exit_code(self, timeout_s: float = 30.0) -> int:
+    async def exit_code(self, timeout_s: float = 60.0) -> int:
         """Wait for the end of the process. Returns the exit code."""
         return await asyncio.to_thread(self.process.wait, timeout_s)
 
@@ -130,6 +130,12 @@ def kafka() -> Iterator[KafkaBroker]:
     """The shared broker. A test that stops or kills a broker starts its own `KafkaBroker` instead."""
     with KafkaBroker(num_partitions=4) as broker:
         yield broker
+
+
+@pytest.fixture(autouse=True)
+def patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls without a timeout of their own outlast a machine that stands still, and the start of a worker."""
+    monkeypatch.setenv("PENSTOCK_TIMEOUT_S", "100")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError
 
 from penstock.engine import NullEngine
 from penstock.engine.types import BatchOutput, PackedBatch
+from penstock.producer.transport import outbox
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.scheduler import LearnedCost
 from penstock.worker import WorkerSettings, process, worker
@@ -29,8 +30,10 @@ POISON = 30_000  # the token on which the engine fails
 KILLER = 30_001  # the token on which the process dies
 BATCH_S = float(os.environ.get("ECHO_BATCH_S", "0"))  # how long each batch takes
 BREAKS = bool(os.environ.get("ECHO_BREAKS"))  # whether everything after the warm-up fails
+GATE = os.environ.get("ECHO_GATE")  # a file: batches of more than one token end when it is there
 HANGS = bool(os.environ.get("ECHO_HANGS"))  # whether batches of more than one token never end
 HANG_S = os.environ.get("ECHO_HANG_S")  # after how long the worker notices it
+METADATA_MAX_AGE_MS = os.environ.get("ECHO_METADATA_MAX_AGE_MS")  # of the outbox
 STALL_S = os.environ.get("ECHO_STALL_S")  # after how long a destination is stalled
 RELEASE = Path(os.environ.get("ECHO_RELEASE", ""))
 
@@ -47,6 +50,8 @@ class EchoEngine(NullEngine):
             os.kill(os.getpid(), signal.SIGSEGV)
         if HANGS and len(batch.token_ids) > 1 and self.serves:
             threading.Event().wait()
+        while GATE and len(batch.token_ids) > 1 and self.serves and not Path(GATE).exists():
+            time.sleep(0.02)
         if BATCH_S and len(batch.token_ids) > 1:
             time.sleep(BATCH_S)  # stands for the work of a model
         if self.broken or POISON in batch.token_ids:
@@ -83,6 +88,8 @@ if __name__ == "__main__":
         return cost
 
     watchdog.HANG_S = watchdog.HANG_S if HANG_S is None else float(HANG_S)
+    if METADATA_MAX_AGE_MS is not None:
+        outbox.METADATA_MAX_AGE_MS = int(METADATA_MAX_AGE_MS)  # type: ignore[attr-defined]  # imported there
     reply_destinations.STALL_S = reply_destinations.STALL_S if STALL_S is None else float(STALL_S)
     process._cost = measure_then_break  # type: ignore[assignment]  # called with an EchoEngine only
     process.NullEngine = EchoEngine  # type: ignore[attr-defined,assignment]  # the whole worker, but for its arithmetic

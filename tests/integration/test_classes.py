@@ -37,9 +37,9 @@ async def both(broker: KafkaBroker, model: str) -> AsyncIterator[tuple[Client, C
 async def test_online_requests_are_answered_while_bulk_saturates_the_worker(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
 ) -> None:
-    """The worker may hold 64 records, and bulk alone would keep it busy for half a minute."""
+    """The worker may hold 64 records, and bulk alone would keep it busy for two minutes."""
     model = unique("classes")
-    worker = start_worker(kafka, served_name=model, echo_batch_s=0.05, max_batch_sequences=1, max_in_flight=64, lanes=1)
+    worker = start_worker(kafka, served_name=model, echo_batch_s=0.2, max_batch_sequences=1, max_in_flight=64, lanes=1)
     async with both(kafka, model) as (online, bulk):
         await worker.ready()
         waiting = [asyncio.create_task(bulk.embed(ids=[ids(number)])) for number in range(NUM_BULK)]
@@ -77,7 +77,7 @@ async def test_an_online_request_equal_to_a_queued_bulk_request_does_not_wait_as
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
 ) -> None:
     model = unique("classes")
-    worker = start_worker(kafka, served_name=model, echo_batch_s=0.05, max_batch_sequences=1, lanes=1)
+    worker = start_worker(kafka, served_name=model, echo_batch_s=0.1, max_batch_sequences=1, lanes=1)
     async with both(kafka, model) as (online, bulk):
         await worker.ready()
         waiting = [asyncio.create_task(bulk.embed(ids=[ids(number)])) for number in range(NUM_BULK)]
@@ -151,7 +151,7 @@ async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, uniqu
 
         async def take(count: int) -> list[tuple[str, bytes | None]]:
             taken.clear()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while len(taken) < count:
                     await reader.poll(100)
             return sorted(taken)

@@ -1,9 +1,11 @@
 """Deadlines through a real broker: requests that would be late are rejected at once; misses are counted by cause."""
 
 import asyncio
+import itertools
 import urllib.request
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -35,6 +37,24 @@ def code(answer: dict[str, Any]) -> str:
     return "ok" if answer["ok"] else str(answer["error"]["code"])
 
 
+class Counts(NamedTuple):
+    """What a worker has counted so far."""
+
+    batches: int
+    refusals: int
+    overloaded: float
+    predicted_wrong: float
+
+    @classmethod
+    async def of(cls, worker: Any) -> "Counts":
+        return cls(
+            len(worker.events("batch_done")),
+            len(worker.events("request_refused")),
+            await metric(worker, "penstock_overload_refusals_total"),
+            await metric(worker, 'penstock_deadline_misses_total{cause="predicted_wrong"}'),
+        )
+
+
 async def outcome(call: Awaitable[Any]) -> type[PenstockError] | None:
     try:
         await call
@@ -46,7 +66,10 @@ async def outcome(call: Awaitable[Any]) -> type[PenstockError] | None:
 async def test_requests_that_would_be_late_are_rejected_and_admitted_ones_are_in_time(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
 ) -> None:
-    """40 requests of 0.2 s each, one at a time, all with two seconds: there is time for nine or ten."""
+    """40 requests of 0.2 s each, one at a time, all with two seconds: there is time for nine or ten.
+
+    A machine that stands still makes them late, which says nothing of the rejections: then 40 more are sent.
+    """
     model = unique("deadlines")
     worker = start_worker(
         kafka, served_name=model, echo_batch_s=BATCH_S, max_batch_sequences=1, lanes=1, metrics_port=0
@@ -56,16 +79,24 @@ async def test_requests_that_would_be_late_are_rejected_and_admitted_ones_are_in
         await asyncio.gather(
             *[client.embed(ids=[ids(number)]) for number in range(100, 105)]
         )  # topics and leaders known
-        asked = [client.embed(ids=[ids(number)], timeout_s=2.0) for number in range(1, 41)]
-        outcomes = await asyncio.gather(*map(outcome, asked))
-    answered, refused = outcomes.count(None), outcomes.count(Overloaded)
-    assert 5 <= answered <= 10
+        for attempt in range(1, 6):
+            before = await Counts.of(worker)
+            asked = [client.embed(ids=[ids(200 * attempt + number)], timeout_s=2.0) for number in range(40)]
+            outcomes = await asyncio.gather(*map(outcome, asked))
+            async with asyncio.timeout(60):
+                while await metric(worker, "penstock_unfinished_records"):  # noqa: ASYNC110 — there is no event
+                    await asyncio.sleep(0.1)
+            after = await Counts.of(worker)
+            answered, refused = outcomes.count(None), outcomes.count(Overloaded)
+            if answered >= 5 and answered + refused == 40:
+                break
     assert answered + refused == 40
-    codes = {event["code"] for event in worker.events("request_refused")}
+    assert 5 <= answered <= 10
+    codes = {event["code"] for event in worker.events("request_refused")[before.refusals :]}
     assert codes == {"overloaded"}
-    assert await metric(worker, "penstock_overload_refusals_total") >= refused
-    assert await metric(worker, 'penstock_deadline_misses_total{cause="predicted_wrong"}') == 0
-    assert len(worker.events("batch_done")) == 5 + answered  # rejected requests were not run
+    assert after.overloaded - before.overloaded >= refused
+    assert after.predicted_wrong == before.predicted_wrong
+    assert after.batches - before.batches == answered  # rejected requests were not run
 
 
 @pytest.mark.parametrize(("slo", "codes"), [({}, {"ok"}), ({"slo_ms": 1000}, {"ok", "overloaded"})])
@@ -80,8 +111,12 @@ async def test_a_plain_request_without_a_deadline_is_refused_only_if_the_worker_
     model = unique("deadlines")
     worker = start_worker(kafka, served_name=model, echo_batch_s=BATCH_S, max_batch_sequences=1, lanes=1, **slo)
     await worker.ready()
-    answers = await post(kafka, model, [(ids(number), []) for number in range(1, 16)])
-    assert set(map(code, answers)) == codes
+    found = set[str]()
+    for first in range(1, 76, 15):  # more than once if the machine stands still in between
+        found |= set(map(code, await post(kafka, model, [(ids(first + number), []) for number in range(15)])))
+        if found >= codes:
+            break
+    assert codes <= found <= (codes | {"expired"} if slo else codes)
 
 
 async def test_misses_are_counted_by_cause(
@@ -93,16 +128,27 @@ async def test_misses_are_counted_by_cause(
     worker = start_worker(kafka, served_name=model, echo_batch_s=4 * BATCH_S, **settings)
     await worker.ready()
 
-    async def codes(*numbers: int, timeout_s: float) -> list[str]:
-        answers = await post(kafka, model, [(ids(number), []) for number in numbers], timeout_s=timeout_s)
+    numbers = itertools.count(1)
+
+    async def codes(count: int, timeout_s: float) -> list[str]:
+        requests = [(ids(number), list[tuple[str, bytes]]()) for number in itertools.islice(numbers, count)]
+        answers = await post(kafka, model, requests, timeout_s=timeout_s)
         return sorted(map(code, answers))
 
-    assert await codes(1, timeout_s=60.0) == ["ok"]
-    assert await codes(2, timeout_s=-1.0) == ["expired"]
-    assert await codes(3, timeout_s=2 * BATCH_S) == ["ok"]  # it ran, and its answer was late
-    assert await codes(4, 5, timeout_s=2 * BATCH_S) == ["expired", "ok"]  # one ran, the other expired in the queue
-    for cause, count in {"arrived_late": 1, "queued": 1, "predicted_wrong": 2}.items():
-        assert await metric(worker, f'penstock_deadline_misses_total{{cause="{cause}"}}') == count
-    assert len(worker.events("batch_done")) == 3
-    told = await worker.event("worker_load")
-    assert {"queued_sequences", "queued_tokens", "backlog_s", "overloaded", "missed"} <= told.keys()
+    assert await codes(1, 60.0) == ["ok"]
+    assert await codes(1, -1.0) == ["expired"]
+    told = Counter[str]()  # of requests whose time is over before their batch is; more if the machine stands still
+    while "ok" not in (said := await codes(1, 2 * BATCH_S)):
+        told.update(said)
+    told.update(said)  # it ran, and its answer was late
+    while (said := await codes(2, 2 * BATCH_S)) != ["expired", "ok"]:
+        told.update(said)
+    told.update(said)  # one ran, the other expired in the queue
+    causes = ("arrived_late", "queued", "predicted_wrong")
+    misses = {cause: await metric(worker, f'penstock_deadline_misses_total{{cause="{cause}"}}') for cause in causes}
+    assert misses["predicted_wrong"] == told["ok"]
+    assert misses["arrived_late"] + misses["queued"] == 1 + told["expired"]
+    assert min(misses["arrived_late"], misses["queued"]) >= 1
+    assert len(worker.events("batch_done")) == 1 + told["ok"]
+    load = await worker.event("worker_load")
+    assert {"queued_sequences", "queued_tokens", "backlog_s", "overloaded", "missed"} <= load.keys()

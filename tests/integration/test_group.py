@@ -15,8 +15,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 
-JOIN_S = 15.0  # 5 s is promised, on a machine without other work
-
 StartWorker = Callable[..., Any]
 Unique = Callable[[str], str]
 Committed = Callable[[KafkaBroker, str], Any]
@@ -106,7 +104,7 @@ async def test_a_restart_resumes_at_the_unfinished_offsets(
     model, inbox = unique("restarted"), TopicPartition(unique("penstock.replies."), 0)
     topic, group = f"penstock.requests.{model}", f"penstock.{model}"
     settings = {"served_name": model, "max_batch_sequences": 4, "lanes": 1}
-    first = start_worker(kafka, echo_batch_s=0.05, **settings)
+    first = start_worker(kafka, echo_batch_s=0.25, **settings)
     await first.ready()
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
     consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
@@ -134,7 +132,7 @@ async def test_a_restart_resumes_at_the_unfinished_offsets(
             return sum((await committed(kafka, group)).values())
 
         await receive(40)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await done():  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0.05)
         first.process.kill()
@@ -206,7 +204,7 @@ async def test_a_drain_that_takes_too_long_ends_and_leaves_its_records_to_other_
         calls = [asyncio.create_task(client.embed(ids=[[n + 1, 5]])) for n in range(100)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         slow.process.terminate()
-        assert await slow.exit_code(10) == 0
+        assert await slow.exit_code() == 0
         assert slow.events("drain_incomplete")[0]["unfinished"] > 0
         left = 100 - sum((await committed(kafka, f"penstock.{model}")).values())
         assert left > 0
@@ -248,9 +246,9 @@ async def test_a_rebalance_waits_for_no_queued_bulk(
             await asyncio.sleep(0.002)  # calls of one moment share a partition, which may not be the second worker's
         await first.event("batch_done")
         second = start_worker(kafka, served_name=model)  # it is fast
-        drained = await first.event("drained", timeout_s=40)
+        drained = await first.event("drained", timeout_s=100)
         answers = await asyncio.gather(*calls)
-    assert drained["seconds"] < 5
+    assert num_batches(first, ended(drained) - drained["seconds"], ended(drained)) < 30  # of 200
     assert [vector for answer in answers for vector in answer.tolist()] == [[2, n, 5, n + 5] for n, _ in rows]
     first.process.terminate()
     assert await first.exit_code() == 0
@@ -274,9 +272,15 @@ async def test_a_joining_worker_answers_soon_however_much_the_others_have_queued
             call.cancel()
         await asyncio.wait(calls)
     [warm] = second.events("metrics_served")  # the last event before it connects
-    assert 0 < seconds_between(warm, done) < JOIN_S
+    assert num_batches(first, ended(warm), ended(done)) < 150  # of 300, in the 5 s that are promised, or 30
     assert not first.events("drain_incomplete")
 
 
-def seconds_between(first: dict[str, Any], second: dict[str, Any]) -> float:
-    return (datetime.fromisoformat(second["timestamp"]) - datetime.fromisoformat(first["timestamp"])).total_seconds()
+def ended(event: dict[str, Any]) -> float:
+    """When an event was logged, in Unix seconds."""
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
+
+
+def num_batches(worker: Any, since: float, until: float) -> int:
+    """How many batches ended meanwhile. None does while the machine stands still."""
+    return sum(since <= ended(event) <= until for event in worker.events("batch_done"))

@@ -75,7 +75,7 @@ def test_a_job_runs_on_its_own_broker_and_worker_and_ends_them(source: Path, tmp
     for phase in ("Starting Kafka on this machine.", "Starting a worker for null …"):
         assert phase in said
     assert len(below) >= NUM_PROCESSES
-    wait_for(lambda: not any(map(is_alive, below)), 10.0)
+    wait_for(lambda: not any(map(is_alive, below)), 60.0)
 
 
 @pytest.mark.usefixtures("sighup")
@@ -90,11 +90,11 @@ def test_a_job_that_is_ended_leaves_no_process_and_no_data(
     below = descendants(job.pid)
     kept = sorted(path.name[:15] for path in folders.glob("penstock-*"))
     job.send_signal(number)
-    said, _ = job.communicate(timeout=30)
+    said, _ = job.communicate(timeout=60)
     assert len(below) >= NUM_PROCESSES, said
     assert kept == ["penstock-kafka-", "penstock-local-"]
     assert job.returncode == (-number if number == signal.SIGKILL else 128 + number), said
-    wait_for(lambda: not any(map(is_alive, below)), 15.0)
+    wait_for(lambda: not any(map(is_alive, below)), 60.0)
     assert not (tmp_path / "out.csv").exists()
     if number == signal.SIGKILL:  # the next start cleans up
         monkeypatch.setattr(tempfile, "tempdir", str(folders))

@@ -33,4 +33,4 @@ async def test_a_partition_goes_on_after_records_that_are_too_large_for_it(kafka
 async def _sent(outbox: Outbox, topic: str, value: bytes) -> KafkaError | None:
     outcome: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
     outbox.put(topic, 0, [OutRecord(b"key", value, [], lambda _, error: outcome.set_result(error))])
-    return await asyncio.wait_for(outcome, 20)
+    return await asyncio.wait_for(outcome, 60)

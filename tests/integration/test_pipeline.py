@@ -160,7 +160,7 @@ async def test_bad_records_are_answered_and_dead_lettered_and_the_rest_is_served
         num_replies = 2 * len(bad) - len(UNANSWERABLE)
         replies: dict[str, Any] = {}
         letters: dict[bytes, Any] = {}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(replies) < num_replies or len(letters) < len(bad) - len(NOT_AT_FAULT):
                 for source, records in (await consumer.getmany(timeout_ms=200)).items():
                     for record in records:

@@ -52,7 +52,7 @@ async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_ar
         assert len(workers) == MAX_DEATHS + 1
         consumer.assign([TopicPartition(f"{topic}.dead-letter", p) for p in range(8)])
         await consumer.seek_to_beginning()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             letter = await consumer.getone()
         reasons = dict(letter.headers)
         assert msgpack.unpackb(letter.value)["ids"] == struct.pack("<I", KILLER)

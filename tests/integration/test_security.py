@@ -33,6 +33,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from penstock.ops.cli.checks import kafka_probe
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, InvalidRequest
@@ -134,7 +135,7 @@ def secured(keys: Keys) -> Iterator[KafkaBroker]:
             info = ScramCredentialInfo(mechanism, 4096)
             for user in ("worker", "client"):
                 upsert = UserScramCredentialUpsertion(user, info, PASSWORD.encode())
-                admin.alter_user_scram_credentials([upsert])[user].result(30)
+                admin.alter_user_scram_credentials([upsert])[user].result(60)
         yield broker
 
 
@@ -165,7 +166,7 @@ def deny(broker: KafkaBroker, user: str, kind: str, operation: str, name: str) -
     match = AclBindingFilter(what, name, pattern_of(kind), f"User:{user}", "*", may, allowed)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     for done in admin.delete_acls([match]).values():
-        assert len(done.result(30)) == 1
+        assert len(done.result(60)) == 1
 
 
 def allow(broker: KafkaBroker, user: str, kind: str, operation: str, *names: str) -> None:
@@ -175,7 +176,7 @@ def allow(broker: KafkaBroker, user: str, kind: str, operation: str, *names: str
     ]
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     for done in admin.create_acls(bindings).values():
-        done.result(30)
+        done.result(60)
 
 
 def credentials(broker: KafkaBroker, keys: Keys, mechanism: str, user: str) -> dict[str, Any]:
@@ -289,7 +290,7 @@ async def test_other_refusals_name_the_setting(
     secured: KafkaBroker, keys: Keys, mechanism: str, wrong: dict[str, Any], sentence: str
 ) -> None:
     settings = changed(credentials(secured, keys, mechanism, "client"), keys, wrong)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(InvalidRequest) as raised:
             async with Client(model="m", **settings):
                 pass
@@ -359,11 +360,12 @@ async def test_a_running_worker_waits_for_revoked_transactional_ids(
     async with Client(model=model, timeout_s=60, **credentials(secured, keys, "PLAIN", "client")) as client:
         assert (await client.embed(ids=[[4]])).tolist() == [[1, 4, 4, 4]]
         deny(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}-")
-        await asyncio.sleep(0.5)  # the broker applies it when it has read the metadata log
         admin = AdminClient({"bootstrap.servers": secured.bootstrap_servers})
-        (member,) = admin.describe_consumer_groups([group])[group].result(30).members
-        await evict(KafkaCluster(secured.bootstrap_servers), group, member.member_id)  # it is assigned them again
-        event = await worker.event("transactions_not_opened", 60)
+        while not worker.events("transactions_not_opened"):  # the broker applies it when it has read the metadata log
+            for member in admin.describe_consumer_groups([group])[group].result(60).members:
+                await evict(KafkaCluster(secured.bootstrap_servers), group, member.member_id)  # assigned them again
+            await asyncio.sleep(2.0)
+        event = await worker.event("transactions_not_opened")
         assert f"ACL WRITE on transactional ids with the prefix {group}-" in event["hint"]
         allow(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}-")
         assert (await client.embed(ids=[[4, 5]])).tolist() == [[2, 4, 5, 9]]
@@ -396,7 +398,7 @@ def test_an_operator_needs_the_privileges_that_the_manual_names(
 
     def ends(code: int, sentence: str) -> None:
         """Run the command again until the broker, which applies ACLs a moment later, has it end so."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while True:
             done = CliRunner().invoke(app, [*command, "--topic", topic, *options], env={"COLUMNS": "300"})
             if (done.exit_code, sentence in done.output) == (code, True):
@@ -414,7 +416,7 @@ def make_letter(broker: KafkaBroker, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     suffixes = ("", ".replies", ".bulk", ".dead-letter", ".bulk.dead-letter")
     for made in admin.create_topics([NewTopic(topic + suffix, 1, 1) for suffix in suffixes]).values():
-        made.result(30)
+        made.result(60)
     value = encode_request(Request("null", "embed", join_tokens([np.array([5, 6], np.uint32)])))
     address: list[tuple[str, str | bytes | None]] = [
         ("kafka_correlationId", b"c"),
@@ -441,7 +443,8 @@ async def test_denied_topics_fail_a_client_with_a_sentence(secured: KafkaBroker,
             await client.embed(ids=[[4, 5]])
 
 
-def test_check_reports_a_refusal(secured: KafkaBroker, keys: Keys) -> None:
+def test_check_reports_a_refusal(secured: KafkaBroker, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_probe, "KAFKA_TIMEOUT_S", 60.0)
     settings = credentials(secured, keys, "PLAIN", "worker")
     options = [part for name, value in settings.items() for part in ("--" + name.replace("_", "-"), str(value))]
     done = CliRunner().invoke(app, ["check", *options], env={"COLUMNS": "200"})

@@ -163,7 +163,7 @@ async def test_each_token_has_the_label_and_the_span_that_transformers_gives_it(
         assert_same_tokens(await tokenizing.token_classify(TEXTS), expected)
 
         request = Request(model, "token_classify", text=tuple(TEXTS), options=Options(top_k=0, dtype="float16"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (reply := await client.request(request)).cached < len(TEXTS):
                 pass  # replies do not wait for the cache
         assert reply.tokens is not None

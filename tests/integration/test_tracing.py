@@ -21,7 +21,7 @@ from penstock.producer.wire.topics import request_topic
 from tests.integration.conftest import PENSTOCK, StartWorker
 from tests.tracing import MemorySpans, context_of
 
-EXIT_S = 10.0
+EXIT_S = 25.0
 
 
 class Exported(NamedTuple):
@@ -106,11 +106,11 @@ async def test_a_call_is_one_trace_through_the_client_the_members_their_cache_an
                 await asyncio.gather(*[client.embed(ids=[[n, n + 1, 5]]) for n in range(first, first + 4)])
             with pytest.raises(InvalidRequest):
                 await client.embed(ids=[[2**31]])
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not await is_cached(client, model):
                     pass  # the cache is written behind
         topic = request_topic(model)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(collector.named(f"process {topic}")) < len(spans.named(f"send {topic}")):  # noqa: ASYNC110 — no event
                 await asyncio.sleep(0.05)
     worker.process.terminate()

@@ -3,12 +3,14 @@
 import asyncio
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgpack
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.protocol.admin import CreateAclsRequest
 
 from penstock.ops.kafka import KafkaBroker
@@ -34,11 +36,24 @@ async def deny(broker: KafkaBroker, kind: int, name: str, pattern: int) -> None:
     answer = await admin._send_request(CreateAclsRequest(kind, name, pattern, "User:*", "*", WRITE, DENY))
     await admin.close()
     assert "error_code=0" in str(answer), answer
-    await asyncio.sleep(0.5)  # the broker applies it when it has read the metadata log
+
+
+async def is_open(broker: KafkaBroker, transactional_id: str) -> bool:
+    producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id=transactional_id)
+    try:
+        await producer.start()
+    except KafkaError:
+        return False
+    finally:
+        await producer.stop()
+    return True
 
 
 async def test_a_transactional_id_that_is_denied_is_named(broker: KafkaBroker, start_worker: StartWorker) -> None:
     await deny(broker, TRANSACTIONAL_ID, "penstock.denied-", PREFIXED)
+    async with asyncio.timeout(60):  # the broker applies it when it has read the metadata log
+        while await is_open(broker, "penstock.denied-"):
+            pass
     worker = start_worker(broker, served_name="denied", partitions=1, delivery="exactly_once")
     assert await worker.exit_code(60) != 0
     assert "Kafka denies the transactional id penstock.denied-penstock.requests.denied" in worker.tail()
@@ -56,6 +71,9 @@ async def test_a_reply_topic_that_is_denied_gets_dead_letters_in_its_place(
         for topic in ("penstock.replies.open", "penstock.replies.denied"):
             await producer.partitions_for(topic)  # creates it
         await deny(broker, TOPIC, "penstock.replies.denied", LITERAL)
+        with suppress(TopicAuthorizationFailedError):
+            while True:  # the broker applies it when it has read the metadata log
+                await producer.send_and_wait("penstock.replies.denied", b"")
         for n in range(30):
             ids, lens = struct.pack("<2I", n + 1, 5), struct.pack("<I", 2)
             value = msgpack.packb({"v": 1, "model": "open", "task": "embed", "ids": ids, "lens": lens})

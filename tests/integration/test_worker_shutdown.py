@@ -16,7 +16,9 @@ from penstock.producer import Client
 from penstock.producer.wire.messages import Request, join_tokens
 
 DRAIN_S, LEAVE_S = 1.0, 5.0
-EXIT_S = 2.0  # for the running batch and the interpreter's end, on a busy machine
+EXIT_S = 30.0  # for a machine that stands still. A frozen broker would hold each step up for aiokafka's 40 s
+
+STOOD_STILL = "the event loop has not answered for 1 s"  # as the machine has
 
 
 @pytest.fixture
@@ -64,27 +66,27 @@ async def test_sigterm_in_mid_run_ends_the_worker_within_the_bound(
 async def test_a_worker_is_ready_from_its_join_to_its_drain(
     broker: KafkaBroker, start_worker: Callable[..., Any]
 ) -> None:
-    slow = {"echo_batch_s": 0.5, "max_batch_sequences": 1, "lanes": 1}
-    worker = start_worker(broker, served_name="m", drain_s=3.0, metrics_port=0, **slow)
+    slow = {"echo_batch_s": 2.0, "max_batch_sequences": 1, "lanes": 1}
+    worker = start_worker(broker, served_name="m", drain_s=60.0, metrics_port=0, **slow)
     await worker.ready()
     [served] = [event for event in worker.events() if event["event"] == "metrics_served"]
 
     def ready() -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", served["port"], timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", served["port"], timeout=60)
         connection.request("GET", "/readyz")
         answer = connection.getresponse()
         return answer.status, json.load(answer)
 
-    async with asyncio.timeout(30):  # its partitions are assigned, and their offsets not yet known
+    async with asyncio.timeout(60):  # its partitions are assigned, and their offsets not yet known
         while (answer := await asyncio.to_thread(ready))[0] != 200:
-            assert answer[1]["reason"] == "its partitions are being assigned"
+            assert answer[1]["reason"] in ("its partitions are being assigned", STOOD_STILL)
     assert answer == (200, {"ready": True})
     async with Client(bootstrap_servers=broker.bootstrap_servers, model="m") as client:
         calls = [asyncio.create_task(client.request(Request("m", "embed", join_tokens([[n, 2]])))) for n in range(1, 7)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         worker.process.terminate()
-        async with asyncio.timeout(2):
-            while (answer := await asyncio.to_thread(ready))[0] == 200:
+        async with asyncio.timeout(60):
+            while (answer := await asyncio.to_thread(ready))[0] == 200 or answer[1]["reason"] == STOOD_STILL:
                 pass
         assert answer == (503, {"ready": False, "reason": "draining"})
         await asyncio.gather(*calls, return_exceptions=True)

@@ -11,19 +11,20 @@ import torch
 
 from penstock.engine.cells.contract import CellBatch
 from penstock.engine.gpu import lstm as fused
-from penstock.ops.bench.cellular import cellular_tables, workloads
-from penstock.ops.bench.cellular.cell_work import padded_work
-from penstock.ops.bench.cellular.cellular_measures import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING, measures
-from penstock.ops.bench.cellular.contestants import Contestant, Tried, contestants
+from penstock.ops.bench.cellular.contestants.contestants import Contestant, Tried, contestants
 from penstock.ops.bench.cellular.evaluation import SHARES, Effort, Evaluation
-from penstock.ops.bench.cellular.host_engine import HostEngine
-from penstock.ops.bench.cellular.load import Driver, MonotonicClock, Offered
+from penstock.ops.bench.cellular.loads.load import Driver, MonotonicClock, Offered
+from penstock.ops.bench.cellular.loads.null_engine import NullEngine
+from penstock.ops.bench.cellular.loads.tape import RecordedBatch, RecordingEngine, Tape
 from penstock.ops.bench.cellular.measured_load import latencies, measure_peak, throughput
-from penstock.ops.bench.cellular.null_engine import NullEngine
-from penstock.ops.bench.cellular.policies import GraphBatching, depths, depths_results_last
-from penstock.ops.bench.cellular.request_shapes import parse_trees, translated_lengths, wmt_like_lengths
-from penstock.ops.bench.cellular.tape import RecordedBatch, RecordingEngine, Tape
-from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
+from penstock.ops.bench.cellular.policies.policies import GraphBatching, depths, depths_results_last
+from penstock.ops.bench.cellular.report import cellular_tables
+from penstock.ops.bench.cellular.report.cellular_measures import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING, measures
+from penstock.ops.bench.cellular.steps.host_engine import HostEngine
+from penstock.ops.bench.cellular.workloads import workloads
+from penstock.ops.bench.cellular.workloads.cell_work import padded_work
+from penstock.ops.bench.cellular.workloads.request_shapes import parse_trees, translated_lengths, wmt_like_lengths
+from penstock.ops.bench.cellular.workloads.workloads import WORKLOADS, Shape, Workload
 from penstock.ops.bench.common.verdicts import targets
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellTask
 from penstock.worker.stepping.contract import StepEvents, StepJob

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.bench.cellular.generation_models import MARIAN, step_floor
-from penstock.ops.bench.cellular.generation_probe import main
+from penstock.ops.bench.cellular.generation.generation_models import MARIAN, step_floor
+from penstock.ops.bench.cellular.generation.generation_probe import main
 
 
 @pytest.mark.slow

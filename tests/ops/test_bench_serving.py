@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ops.bench.serving.arrivals import BURSTS, OnOff, bursty, poisson
-from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS, draw
-from penstock.ops.bench.serving.measured_driver import MeasuredDriver
-from penstock.ops.bench.serving.outcome import Outcome, Ran
+from penstock.ops.bench.serving.loads.arrivals import BURSTS, OnOff, bursty, poisson
+from penstock.ops.bench.serving.loads.length_ranges import DISTRIBUTIONS, draw
+from penstock.ops.bench.serving.loads.measured_driver import MeasuredDriver
+from penstock.ops.bench.serving.loads.outcome import Outcome, Ran
+from penstock.ops.bench.serving.loads.stream import BULK_WAITING, TOGETHER, Arrivals, Stream
 from penstock.ops.bench.serving.parts.rate_search import confirm, highest
 from penstock.ops.bench.serving.simulation.noise import HostTime, Noise, Overhead, noisy
 from penstock.ops.bench.serving.simulation.simulate import simulate
 from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, Loss, Traffic, simulate_fleet
-from penstock.ops.bench.serving.stream import BULK_WAITING, TOGETHER, Arrivals, Stream
 from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
 
 pytestmark = pytest.mark.slow

@@ -10,18 +10,19 @@ import pytest
 
 from penstock.engine import BatchOutput, NullEngine, PackedBatch
 from penstock.engine.errors import EngineError
-from penstock.ops.bench.serving.arrivals import poisson
-from penstock.ops.bench.serving.drive import Requests, drive, random_ids
-from penstock.ops.bench.serving.length_ranges import draw
-from penstock.ops.bench.serving.measured_driver import MeasuredDriver
-from penstock.ops.bench.serving.outcome import Outcome
-from penstock.ops.bench.serving.stream import BULK_WAITING, TOGETHER, Stream
+from penstock.ops.bench.serving.loads.arrivals import poisson
+from penstock.ops.bench.serving.loads.drive import Requests, drive, random_ids
+from penstock.ops.bench.serving.loads.length_ranges import draw
+from penstock.ops.bench.serving.loads.measured_driver import MeasuredDriver
+from penstock.ops.bench.serving.loads.outcome import Outcome
+from penstock.ops.bench.serving.loads.stream import BULK_WAITING, TOGETHER, Stream
 from penstock.scheduler import CostTable, Job, LearnedCost, PackedCost, Scheduler, SchedulerSettings
 from penstock.scheduler.types import RejectedJob
 
 pytestmark = pytest.mark.slow
 
 BATCH_S = 0.01  # of `Slow`
+NO_END_S = 3600.0  # a grace that no test outlasts: a run ends with its last answer
 
 
 class Slow(NullEngine):
@@ -76,7 +77,7 @@ def stream(rate_per_s: float, count: int, num_bulk: int = 0) -> Stream:
 
 
 def run(
-    engine: NullEngine, offered: Stream, chosen: SchedulerSettings, *, grace_s: float = 10.0, num_lanes: int = 1
+    engine: NullEngine, offered: Stream, chosen: SchedulerSettings, *, grace_s: float = NO_END_S, num_lanes: int = 1
 ) -> tuple[Outcome, Watched]:
     cost = LearnedCost(CostTable(PackedCost(BATCH_S, 0.0, 0.0, 0.0)))
     scheduler = Watched(chosen, cost)
@@ -87,9 +88,7 @@ def run(
 @pytest.mark.parametrize("num_lanes", [1, 2])
 def test_every_request_is_answered_once_and_the_run_ends_with_the_last(num_lanes: int) -> None:
     offered = stream(3000.0, 300)
-    began = time.monotonic()
-    outcome, _ = run(NullEngine(), offered, settings(), grace_s=60.0, num_lanes=num_lanes)
-    assert time.monotonic() - began < 30  # and not with the grace
+    outcome, _ = run(NullEngine(), offered, settings(), num_lanes=num_lanes)
     assert np.all(outcome.start >= outcome.arrival)
     assert np.all(outcome.finish >= outcome.start)
     assert sum(batch.count for batch in outcome.batches) == 300
@@ -107,11 +106,13 @@ def test_a_lazy_scheduler_is_asked_again_when_it_wants_to_be() -> None:
 
 def test_what_is_not_answered_when_the_grace_is_over_stays_unanswered() -> None:
     offered = stream(1000.0, 100)
-    outcome, _ = run(Slow(), offered, settings(max_batch_sequences=1), grace_s=0.05)
-    answered = np.isfinite(outcome.finish)
-    assert 0 < answered.sum() < 100
-    assert outcome.percentile_s(99) == np.inf
-    assert len(outcome.batches) == answered.sum()
+    num_answered = 0
+    while num_answered == 0:  # on a machine that stands still the grace may be over before the first answer
+        outcome, _ = run(Slow(), offered, settings(max_batch_sequences=1), grace_s=0.05)
+        num_answered = int(np.isfinite(outcome.finish).sum())
+        assert num_answered < 100
+        assert outcome.percentile_s(99) == np.inf
+        assert len(outcome.batches) == num_answered
     assert not any(thread.name.startswith("engine-lane") for thread in threading.enumerate())
 
 
@@ -135,9 +136,7 @@ def test_bulk_is_topped_up_until_it_is_worked_off() -> None:
 
 def test_refused_requests_are_counted_by_cause_and_never_run() -> None:
     strict = settings(max_batch_sequences=1, slo_s=5 * BATCH_S, order="edf", admission="deadline")
-    began = time.monotonic()
-    outcome, _ = run(Slow(), stream(1000.0, 100), strict, grace_s=60.0)
-    assert time.monotonic() - began < 30  # nothing is left to wait for
+    outcome, _ = run(Slow(), stream(1000.0, 100), strict)  # and ends: nothing is left to wait for
     assert outcome.num_refused > 20
     assert set(outcome.refused) <= {"overloaded", "queued", "arrived_late"}
     assert int(np.isfinite(outcome.finish).sum()) + outcome.num_refused == 100
@@ -145,9 +144,9 @@ def test_refused_requests_are_counted_by_cause_and_never_run() -> None:
 
 
 def test_the_cost_learns_from_what_was_measured_and_errors_are_those_of_the_plans() -> None:
-    outcome, _ = run(Slow(), stream(500.0, 50), settings())
+    outcome, _ = run(Slow(), stream(500.0, 50), settings(max_batch_sequences=8))
     assert outcome.busy_s == pytest.approx(sum(batch.measured_s for batch in outcome.batches))
     assert all(batch.measured_s >= 0.9 * BATCH_S for batch in outcome.batches)
     expected = [abs(batch.predicted_s / batch.measured_s - 1) for batch in outcome.batches]
     assert outcome.prediction_errors() == expected
-    assert len(expected) == len(outcome.batches) > 1
+    assert len(expected) == len(outcome.batches) >= 7

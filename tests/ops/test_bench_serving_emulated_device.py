@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.engine.types import PackedBatch, PipelinedEngine, TaskOptions
-from penstock.ops.bench.serving.simulation.emulated_device import EmulatedEngine
+from penstock.ops.bench.serving.emulated_device import EmulatedEngine
 from penstock.scheduler import CostTable, PackedCost
 
 

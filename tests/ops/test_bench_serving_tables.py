@@ -12,24 +12,13 @@ from penstock.engine import NullEngine
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.runs import begin, current_runs, keep, machines
 from penstock.ops.bench.common.verdicts import targets
-from penstock.ops.bench.serving.drive import packed_batch, random_ids
-from penstock.ops.bench.serving.harness import BenchHarness, Known, Load
-from penstock.ops.bench.serving.measured_driver import MeasuredDriver
-from penstock.ops.bench.serving.outcome import Outcome
-from penstock.ops.bench.serving.padding import padded, with_padding
-from penstock.ops.bench.serving.parts.saturation import Row
-from penstock.ops.bench.serving.report.document import render
-from penstock.ops.bench.serving.report.report_files import write_beside
-from penstock.ops.bench.serving.report.run_tables import grids
-from penstock.ops.bench.serving.report.serving_measures import measures
-from penstock.ops.bench.serving.report.serving_plots import draw
-from penstock.ops.bench.serving.run_plan import LENGTHS, PARTS, RunPlan
-from penstock.ops.bench.serving.serving_benchmark import measure, record_of
-from penstock.ops.bench.serving.simulation.noise import Noise, noisy
-from penstock.ops.bench.serving.simulation.simulate import simulate as simulate_worker
-from penstock.ops.bench.serving.simulation.sweep import LARGE, SweepPlan, UnusableResult, run_sweep
-from penstock.ops.bench.serving.simulation.sweep import PARTS as SWEEP_PARTS
-from penstock.ops.bench.serving.systems import (
+from penstock.ops.bench.serving.harness.harness import BenchHarness, Known, Load
+from penstock.ops.bench.serving.harness.run_plan import LENGTHS, PARTS, RunPlan
+from penstock.ops.bench.serving.loads.drive import packed_batch, random_ids
+from penstock.ops.bench.serving.loads.measured_driver import MeasuredDriver
+from penstock.ops.bench.serving.loads.outcome import Outcome
+from penstock.ops.bench.serving.loads.padding import padded, with_padding
+from penstock.ops.bench.serving.loads.systems import (
     PAPER_CHAIN,
     PAPER_RATES,
     EngineKind,
@@ -40,6 +29,17 @@ from penstock.ops.bench.serving.systems import (
     on_packed,
     tei,
 )
+from penstock.ops.bench.serving.parts.saturation import Row
+from penstock.ops.bench.serving.report.document import render
+from penstock.ops.bench.serving.report.report_files import write_beside
+from penstock.ops.bench.serving.report.run_tables import grids
+from penstock.ops.bench.serving.report.serving_measures import measures
+from penstock.ops.bench.serving.report.serving_plots import draw
+from penstock.ops.bench.serving.serving_benchmark import measure, record_of
+from penstock.ops.bench.serving.simulation.noise import Noise, noisy
+from penstock.ops.bench.serving.simulation.simulate import simulate as simulate_worker
+from penstock.ops.bench.serving.simulation.sweep import LARGE, SweepPlan, UnusableResult, run_sweep
+from penstock.ops.bench.serving.simulation.sweep import PARTS as SWEEP_PARTS
 from penstock.ops.cli.main import app
 from penstock.scheduler import CostTable, LearnedCost, PackedCost, PaddedCost, Scheduler, SchedulerSettings
 from penstock.worker.settings import WorkerSettings

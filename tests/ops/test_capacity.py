@@ -11,8 +11,8 @@ import pytest
 
 from penstock.cache import CostKey, CostTables
 from penstock.ops.bench import capacity_check
-from penstock.ops.bench.serving import length_ranges
-from penstock.ops.bench.serving.length_ranges import draw
+from penstock.ops.bench.serving.loads import length_ranges
+from penstock.ops.bench.serving.loads.length_ranges import draw
 from penstock.ops.bench.serving.simulation.noise import Noise
 from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, FleetOutcome, Traffic, simulate_fleet
 from penstock.ops.cli.planning.capacity_plan import (

@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
 from penstock.ops.cli import terminal
+from penstock.ops.cli.checks import kafka_probe
 from penstock.ops.cli.checks.finding import CheckSettings
 from penstock.ops.cli.development.broker import BrokerSettings
 from penstock.ops.cli.jobs import embed as embed_module
@@ -272,7 +273,7 @@ class Admin:
 async def test_topics_that_a_command_creates_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: list[str], said: str
 ) -> None:
-    monkeypatch.setattr(kafka, "AIOKafkaAdminClient", lambda **_: Admin(refused))
+    monkeypatch.setattr(kafka, "FailoverAdmin", lambda **_: Admin(refused))
     before = structlog.get_config()
     terminal.narrate_logs("localhost:9092")
     try:
@@ -304,6 +305,11 @@ async def create_topic(name: str, bootstrap_servers: str) -> None:
 
 
 class TestCheck:
+    @pytest.fixture(autouse=True)
+    def patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A broker that runs answers in time, however long the machine stands still."""
+        monkeypatch.setattr(kafka_probe, "KAFKA_TIMEOUT_S", 60.0)
+
     def test_no_broker(self) -> None:
         code, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1")
         assert code == 1
@@ -409,7 +415,7 @@ class TestCheck:
         code, text = penstock(*args, "--processes", "100000")
         assert code == 1
         assert re.search(r"100000 members need 100000 x \d.\d GiB, \d+.\d GiB are free: \d+ fit", text)
-        assert "Give so many --processes" in text
+        assert "Give that number as --processes" in text
 
     def test_a_model_that_generates(self, tmp_path: Path) -> None:
         save_seq2seq(tmp_path / "t5", "t5")
@@ -489,7 +495,7 @@ class Process:
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
         self.process.send_signal(number)
-        rest, _ = self.process.communicate(timeout=30)
+        rest, _ = self.process.communicate(timeout=60)
         self.said += rest
         return self.process.returncode
 

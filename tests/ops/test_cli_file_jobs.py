@@ -63,6 +63,7 @@ def instant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[InstantClie
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 4)
     monkeypatch.setattr(part_writer, "PART_ROWS", 8)
+    monkeypatch.setattr(part_writer, "PART_S", float("inf"))
     fresh = type("Fresh", (InstantClient,), {})
     monkeypatch.setattr(client, "Client", fresh)
     return fresh

@@ -40,6 +40,7 @@ from penstock.producer.files import parquet_reader, part_writer
 from penstock.producer.files.part_directory import PartDirectory
 
 row_blocks.BLOCK_ROWS = parquet_reader.BLOCK_ROWS = part_writer.PART_ROWS = 64
+part_writer.PART_S = float("inf")
 add_part = PartDirectory.add_part
 PartDirectory.add_part = lambda self: (add_part(self), os.kill(os.getpid(), signal.SIGKILL))
 main()
@@ -112,7 +113,7 @@ def served() -> Iterator[str]:
             yield broker.bootstrap_servers
         finally:
             worker.terminate()
-            assert worker.wait(30) == 0
+            assert worker.wait(60) == 0
 
 
 async def num_requests(servers: str) -> tuple[int, int]:

@@ -22,7 +22,7 @@ def run(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def work() -> None:
         async with local_worker(settings) as while_alive:
-            await while_alive(asyncio.sleep(30 if "exit" in program else 0))
+            await while_alive(asyncio.sleep(600 if "exit" in program else 0))
 
     asyncio.run(work())
 
@@ -45,5 +45,5 @@ def test_no_log_is_left_where_the_error_says_everything(tmp_path: Path, monkeypa
 
 
 def test_no_log_is_left_of_a_worker_that_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(f"import time; {_READY}time.sleep(60)", tmp_path, monkeypatch)
+    run(f"import time; {_READY}time.sleep(600)", tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []

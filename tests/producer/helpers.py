@@ -53,7 +53,7 @@ class Loop:
         return 8
 
     async def until_waiting(self, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.waiting < count:
                 self._unanswered.clear()
                 await self._unanswered.wait()

@@ -37,6 +37,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 4)
     monkeypatch.setattr(parquet_reader, "BLOCK_ROWS", 4)
     monkeypatch.setattr(parts, "PART_ROWS", 8)
+    monkeypatch.setattr(parts, "PART_S", float("inf"))
     monkeypatch.setattr(join_parts, "ROW_GROUP_ROWS", 16)
 
 

@@ -160,7 +160,7 @@ async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
     await asyncio.sleep(0)
     assert not ended.is_set()
     calls[2].cancel()
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), 60)
     await asyncio.gather(*calls, return_exceptions=True)
 
 

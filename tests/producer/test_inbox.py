@@ -127,7 +127,7 @@ async def test_a_poll_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch
     inbox = inbox_over(StandIn(error, error, [reply_to(b"a", 1.0)]))
     answer = inbox.expect(b"a", 1e12)
     await inbox.start(1)
-    assert number(await asyncio.wait_for(answer, 5)) == 1.0
+    assert number(await asyncio.wait_for(answer, 60)) == 1.0
     await inbox.stop(ShuttingDown("closed"))
 
 
@@ -155,7 +155,7 @@ async def test_an_unexpected_error_does_not_end_the_reading(monkeypatch: pytest.
     inbox = inbox_over(StandIn(error, [reply_to(b"a", 1.0)]))
     answer = inbox.expect(b"a", 1e12)
     await inbox.start(1)
-    assert number(await asyncio.wait_for(answer, 5)) == 1.0
+    assert number(await asyncio.wait_for(answer, 60)) == 1.0
     await inbox.stop(ShuttingDown("closed"))
 
 
@@ -170,8 +170,8 @@ async def test_an_answer_that_breaks_the_decoder_fails_its_own_call(monkeypatch:
     a, b = inbox.expect(b"a", 1e12), inbox.expect(b"b", 1e12)
     await inbox.start(1)
     with pytest.raises(BackendError, match="This is a bug"):
-        await asyncio.wait_for(a, 5)
-    assert number(await asyncio.wait_for(b, 5)) == 2.0
+        await asyncio.wait_for(a, 60)
+    assert number(await asyncio.wait_for(b, 60)) == 2.0
     await inbox.stop(ShuttingDown("closed"))
 
 
@@ -205,7 +205,7 @@ async def test_a_record_whose_header_name_is_not_utf8_is_stepped_over(monkeypatc
             await put_records(producer, [reply_to(b"before", 1.0)])
             await put_records(producer, [reply_to(b"beside", 2.0), poisoned, poisoned])
             await put_records(producer, [reply_to(b"after", 3.0)])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert [number(await answers[name]) for name in (b"before", b"beside", b"after")] == [1.0, 2.0, 3.0]
                 await put_records(producer, [poisoned])
                 await put_records(producer, [reply_to(b"later", 4.0)])

@@ -279,7 +279,7 @@ async def test_a_producer_whose_batch_failed_is_replaced_and_ends_its_other_batc
     async with outbox_over(first, second) as outbox:
         outbox.put("t", 0, [results.record(b"slow")])
         outbox.put("t", 1, [results.record(b"failed")])
-        await asyncio.wait_for(replied.wait(), 5)
+        await asyncio.wait_for(replied.wait(), 60)
         assert results.of == [(b"failed", None)]
         gate.set()
         await outbox.flush()
@@ -418,7 +418,7 @@ async def test_a_sender_that_dies_reaches_the_event_loop() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: caught.set_result(context))
     async with outbox_over(first, second) as outbox:
         outbox.put("t", 0, [results.record(b"0")])
-        context = await asyncio.wait_for(caught, 10)
+        context = await asyncio.wait_for(caught, 60)
     assert repr(context["exception"]) == "ValueError('a bug')"
     assert "handle" in context  # of a callback, unlike a task, whose error may still be awaited
 

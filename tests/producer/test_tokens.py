@@ -7,7 +7,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -114,10 +113,9 @@ class TestCommand:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(token_command, "_MOST_S", 0.5)
-        started = time.monotonic()
         with pytest.raises(AuthenticationFailedError, match=r"has not ended after 0\.5 s"):
-            await source({**OAUTH, "sasl_oauthbearer_token_command": "sh -c 'sleep 1000 & sleep 1000'"}).token()
-        assert time.monotonic() - started < 30
+            async with asyncio.timeout(60):
+                await source({**OAUTH, "sasl_oauthbearer_token_command": "sh -c 'sleep 1000 & sleep 1000'"}).token()
 
 
 class Provider(HTTPServer):

@@ -77,6 +77,10 @@ class Member:
     def acknowledge(self, index: int) -> None:
         self.ledger.acknowledge([self.records.pop(index)])
 
+    def take_back(self, index: int) -> None:
+        """As `Drain.partitions` with a record or a slice that is not finished soon, while others still are."""
+        self.ledger.give_up([self.records.pop(index)])
+
     def give_up(self) -> None:
         """As `Worker._on_revoked`, when the drain has taken as long as it may."""
         self.ledger.give_up([record for record in self.records if record.state is RecordState.QUEUED])
@@ -152,8 +156,12 @@ class World:
         for partition, position in member.positions.items():
             if position < self.num_records[partition]:
                 yield ("fetch", number, partition)
+        is_draining = self.is_rebalancing and number in self.group and member.generation is not None
         for index, record in enumerate(member.records):
-            yield ("reply" if record.state is RecordState.QUEUED else "acknowledge", number, index)
+            is_queued = record.state is RecordState.QUEUED
+            yield ("reply" if is_queued else "acknowledge", number, index)
+            if is_queued and is_draining:
+                yield ("take_back", number, index)
         if member.commit is not None:
             yield ("commit", number)
         elif member.tracker._changed:
@@ -207,6 +215,9 @@ class World:
 
     def _acknowledge(self, number: int, index: int) -> None:
         self.members[number].acknowledge(index)
+
+    def _take_back(self, number: int, index: int) -> None:
+        self.members[number].take_back(index)
 
     def _offer(self, number: int) -> None:
         member = self.members[number]

@@ -29,7 +29,10 @@ class Watched(NullEngine):
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Idle at once. No stall of the machine is a fault."""
     monkeypatch.setattr(engine_probe, "IDLE_S", 0.0)
+    monkeypatch.setattr(engine_probe, "PROBE_S", 60.0)
+    monkeypatch.setattr(engine_probe, "LOOP_S", 60.0)
     return Watched()
 
 
@@ -37,7 +40,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Watched:
 async def lanes(engine: Watched) -> AsyncIterator[EngineLanes]:
     lanes = EngineLanes(engine)
     yield lanes
-    assert await lanes.close(30.0)
+    assert await lanes.close(60.0)
 
 
 async def asked(probe: EngineProbe) -> str:
@@ -87,7 +90,7 @@ async def test_an_engine_that_hangs_is_a_fault_until_it_goes_on(
         assert len(engine.batches) == 1
     finally:
         go_on.set()
-    monkeypatch.setattr(engine_probe, "PROBE_S", 30.0)
+    monkeypatch.setattr(engine_probe, "PROBE_S", 60.0)
     assert await asked(probe) == ""
 
 

@@ -40,4 +40,4 @@ def test_one_process_ignores_resizing_and_drains_on_hangup(worker: subprocess.Po
         assert read_until(worker, "signal_ignored")["signal"] == number.name
     worker.send_signal(signal.SIGHUP)
     read_until(worker, "stopped")
-    assert worker.wait(20) == 0
+    assert worker.wait(60) == 0

@@ -1,32 +1,39 @@
 """Every order of answers, transactions, lost connections, crashes and takeovers, around the real transaction plan."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from penstock.worker.kafka.offsets import Progress
+from penstock.worker.kafka.custody import Custody
+from penstock.worker.kafka.offsets import Progress, Source
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.transactions.transaction_plan import TransactionPlan
 from tests.worker.protocol_model import Violation
-from tests.worker.transaction_model import Member, World, explore
+from tests.worker.transaction_model import KeptMarks, Member, World, explore
 
 
 @pytest.mark.parametrize(
-    ("num_records", "faults"),
+    ("num_records", "faults", "num_states"),
     [
-        (2, {"crashes": 1}),
-        (2, {"losses": 1}),
-        pytest.param(1, {"losses": 2}, marks=pytest.mark.slow),
-        (1, {"revocations": 1}),
-        (1, {"evictions": 1}),
-        pytest.param(1, {"crashes": 1, "losses": 1}, marks=pytest.mark.slow),
-        pytest.param(2, {"evictions": 1}, marks=pytest.mark.slow),
+        (2, {"crashes": 1}, 500),
+        (2, {"losses": 1}, 900),
+        pytest.param(1, {"losses": 2}, 1_400, marks=pytest.mark.slow),
+        (1, {"revocations": 1}, 800),
+        (1, {"evictions": 1}, 2_000),
+        pytest.param(1, {"crashes": 1, "losses": 1}, 2_200, marks=pytest.mark.slow),
+        pytest.param(1, {"crashes": 1, "revocations": 1}, 10_000, marks=pytest.mark.slow),
+        pytest.param(2, {"evictions": 1}, 16_000, marks=pytest.mark.slow),
+        pytest.param(1, {"crashes": 1, "evictions": 1}, 23_000, marks=pytest.mark.slow),
     ],
 )
 def test_no_order_of_events_answers_a_request_twice_or_commits_an_unanswered_one(
-    num_records: int, faults: dict[str, Any]
+    num_records: int, faults: dict[str, Any], num_states: int, record_property: Callable[[str, int], None]
 ) -> None:
-    assert explore(World.of(num_records, **faults)) > 100
+    """`num_states`: about as many are explored."""
+    explored = explore(World.of(num_records, **faults))
+    record_property("states", explored)
+    assert explored >= num_states
 
 
 class SendsAgain(Member):
@@ -75,6 +82,16 @@ class Forgets(Member):
     plan_class = Plan
 
 
+class TakesItselfForDead(Member):
+    """Does not know its own mark again."""
+
+    class Marks(KeptMarks):
+        def own_mark(self, source: Source, found: Custody) -> Custody | None:
+            return None
+
+    marks_class = Marks
+
+
 @pytest.mark.parametrize(
     ("mutant", "faults", "found"),
     [
@@ -83,6 +100,7 @@ class Forgets(Member):
         (Forgets, {"losses": 1}, "these are answered"),
         (RunsUnmarked, {"crashes": 1}, "has left no mark"),
         (ReadsFirst, {"evictions": 1}, "these are answered"),
+        (TakesItselfForDead, {"crashes": 1, "evictions": 1}, "its own mark"),
     ],
 )
 @pytest.mark.slow

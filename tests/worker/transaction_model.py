@@ -42,6 +42,7 @@ class Transaction(NamedTuple):
     epoch: int  # of its producer
     content: Content
     is_open: bool  # whether its answers and its offset are written, so that only its end is left
+    sender: int | None  # None: it has died
 
 
 def done(answers: Sequence[Answer], error: KafkaError | None) -> None:
@@ -52,13 +53,14 @@ class Member:
     """One worker, from idle over the assignment to the loss of the partition."""
 
     plan_class: type[TransactionPlan] = TransactionPlan
+    marks_class: type[KeptMarks] = KeptMarks
     reads_first = False  # before it fences the last owner
 
     def __init__(self) -> None:
         self.tracker = OffsetTracker()
         self.ledger = RecordLedger(Backpressure(1000), self.tracker, "bulk")
-        self.marks = KeptMarks()
-        self.phase = "idle"  # then: fenced (the others), owns, leaving
+        self.marks = self.marks_class()
+        self.phase = "idle"  # then: fenced (the others), owns, draining, leaving
         self.plan = self.plan_class(SOURCE, self.tracker, self.marks)
         self.epoch: int | None = None  # of its producer; None: it has failed
         self.position = 0
@@ -70,10 +72,16 @@ class Member:
         """As `Consumer._open` once the earlier owner is fenced."""
         self.phase, self.position = "owns", 0 if committed is None else committed.offset
         if committed is not None:
-            found = committed._replace(custody=committed.custody and committed.custody.taken_over(committed.offset, 99))
+            found = committed._replace(
+                custody=committed.custody and self.taken_over(committed.custody, committed.offset)
+            )
             self.tracker.restore({SOURCE: found})
             self.marks._take_over({SOURCE: found})
         self.plan.take_over(committed)
+
+    def taken_over(self, custody: Custody, offset: int) -> Custody:
+        """As `committed_progress.take_over`. A member that finds its own mark goes on with it."""
+        return self.marks.own_mark(SOURCE, custody) or custody.taken_over(offset, 99)
 
     def fetch(self) -> None:
         """As the stages up to the engine. The mark is committed before the engine has the record."""
@@ -88,8 +96,12 @@ class Member:
         record = self.records.pop(index)
         self.ledger.answer([record])
         answers = [Answer(b"", b"", [], done, record)]
-        owns = self.phase in ("owns", "leaving")
+        owns = self.phase in ("owns", "draining", "leaving")
         self.complete(self.plan.put("replies", 0, answers) if owns else answers)
+
+    def take_back(self, index: int) -> None:
+        """As `Drain.partitions` with a record or a slice that is not finished soon, while others still are."""
+        self.ledger.give_up([self.records.pop(index)])
 
     def complete(self, answers: Sequence[Answer]) -> None:
         self.ledger.acknowledge([answer.origin for answer in answers])
@@ -115,8 +127,10 @@ class Member:
         return (
             (self.phase, self.position, _epoch_key(self.epoch, epoch), tuple(sorted(records))),
             (plan._committed, plan._mark, _content_key(plan._in_doubt), tuple(sorted(waiting))),
-            None if partition is None else (partition.next_offset, *partition.started, *sorted(partition.finished)),
-            (bool(self.marks._marked), self.marks._custody.get(SOURCE)),
+            None
+            if partition is None
+            else (partition.next_offset, partition.num_given_up, *partition.started, *sorted(partition.finished)),
+            (bool(self.marks._marked), self.marks._custody.get(SOURCE), tuple(self.marks._given.get(SOURCE, ()))),
             _transaction_key(self.sent, epoch),
         )
 
@@ -132,7 +146,7 @@ def _content_key(content: Content | None) -> Any:
 def _transaction_key(transaction: Transaction | None, epoch: int) -> Any:
     if transaction is None:
         return None
-    return transaction.epoch == epoch, _content_key(transaction.content), transaction.is_open
+    return transaction.epoch == epoch, _content_key(transaction.content), transaction.is_open, transaction.sender
 
 
 @dataclass
@@ -149,6 +163,7 @@ class World:
     epoch: int = 0  # of the transactional id
     opened: Transaction | None = None  # at the coordinator
     committed: Progress | None = None
+    committer: int | None = None  # that made the last commit, if it has not died since
     answered: Counter[int] = field(default_factory=Counter)  # visible to readers with read_committed
     owner: int | None = None  # in the eyes of the group
     members: list[Member] = field(default_factory=list)
@@ -187,8 +202,11 @@ class World:
             yield from self._actions_of_owner(number, member)
         for index, record in enumerate(member.records):
             is_stale = record.reading != member.tracker.reading(SOURCE)
-            if is_stale or (member.phase == "owns" and member.plan.is_marked):
+            has_run = member.phase in ("owns", "draining") and member.plan.is_marked
+            if is_stale or has_run:
                 yield ("answer", number, index)
+            if member.phase == "draining" and not is_stale:
+                yield ("take_back", number, index)
         if member.phase != "idle" and is_owner:
             if self.crashes:
                 yield ("crash", number)
@@ -203,6 +221,8 @@ class World:
                 yield ("notice", number)
             elif self.revocations:
                 yield ("revoke", number)
+        elif member.phase == "draining":
+            yield ("hand_over", number)
         else:
             yield ("leave", number)
         if member.sent is not None:
@@ -226,7 +246,7 @@ class World:
         budgets = self.crashes, self.evictions, self.revocations, self.losses
         opened = _transaction_key(self.opened, self.epoch)
         delayed = tuple(sorted([_transaction_key(one, self.epoch) for one in self.delayed], key=repr))
-        return members, budgets, opened, delayed, self.committed, frozenset(self.answered), self.owner
+        return members, budgets, opened, delayed, self.committed, self.committer, frozenset(self.answered), self.owner
 
     def _check(self, before: Progress | None) -> None:
         offset = 0 if self.committed is None else self.committed.offset
@@ -253,16 +273,22 @@ class World:
         if member.reads_first:
             self._fence(member)
         member.own(member.found if member.reads_first else self.committed)
+        mark = None if self.committed is None or self.committer != number else self.committed.custody
+        if mark is not None and 0 < mark.deaths < member.marks.custody(SOURCE).deaths:
+            raise Violation("a member that lives takes its own mark for that of one that died")
 
     def _crash(self, number: int) -> None:
         self.crashes -= 1
         member, self.owner = self.members[number], None
-        has_run = any(record.reading == member.tracker.reading(SOURCE) for record in member.records)
+        reading, has_marks = member.tracker.reading(SOURCE), member.phase in ("owns", "draining")
+        has_run = has_marks and any(record.reading == reading for record in member.records)
         is_mark_there = self.committed is not None and self.committed.custody is not None
         if has_run and member.plan.is_marked and member.epoch == self.epoch and not is_mark_there:
             raise Violation("a member died with records that ran, and has left no mark")
         if member.sent is not None:
             self.delayed.append(member.sent)
+        self.delayed = [one._replace(sender=None) if one.sender == number else one for one in self.delayed]
+        self.committer = None if self.committer == number else self.committer
         self.members[number] = self.member_class()
 
     def _evict(self, number: int) -> None:
@@ -276,6 +302,10 @@ class World:
 
     def _notice(self, number: int) -> None:
         """The member hears that it has lost the partition, by a heartbeat after its eviction at the latest."""
+        self.members[number].phase = "draining"
+
+    def _hand_over(self, number: int) -> None:
+        """The drain is over. What runs still leaves no mark, as it may only be slow."""
         self.members[number].phase = "leaving"
         self.members[number].marks.hand_over()
 
@@ -296,13 +326,16 @@ class World:
     def _answer(self, number: int, index: int) -> None:
         self.members[number].answer(index)
 
+    def _take_back(self, number: int, index: int) -> None:
+        self.members[number].take_back(index)
+
     def _send(self, number: int) -> None:
         member = self.members[number]
         content = member.plan.next()
         assert content is not None
         assert member.epoch is not None
         member.plan.begin(content)
-        member.sent = Transaction(member.epoch, content, is_open=False)
+        member.sent = Transaction(member.epoch, content, is_open=False, sender=number)
 
     def _deliver(self, number: int) -> None:
         """A request reaches the coordinator, and its answer the member."""
@@ -347,6 +380,7 @@ class World:
         self.answered.update(content.offsets)
         custody = Custody.parse(content.mark) if content.mark else None
         self.committed, self.opened = Progress(content.offset, custody=custody), None
+        self.committer = transaction.sender
 
     def _arrive(self, index: int) -> None:
         """A request whose sender waits no more. That it opens a transaction makes no difference: it is never ended."""

@@ -46,7 +46,7 @@ class SequenceDispatcher(Protocol):
 
 
 class StageLoad(Protocol):
-    """What telemetry shows of the stage's work. The properties are read from other threads too."""
+    """Figures of the stage's work for telemetry. The properties are read from other threads too."""
 
     @property
     def num_queued(self) -> int:

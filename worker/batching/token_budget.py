@@ -1,4 +1,4 @@
-"""How many tokens a batch may hold: half after a lack of memory, and twice as many again after each quiet time."""
+"""Most tokens of a batch: half after a lack of memory, and twice as many again after each quiet time."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -29,7 +29,7 @@ class TokenBudget:
         log.warning("token_budget_halved", failed_tokens=failed_tokens, tokens=self.tokens, of=self._max_tokens)
 
     def num_fitting(self, sequences: Sequence[PendingSequence]) -> int:
-        """How many of the first sequences of a planned batch may run together: at least one, however long it is."""
+        """Number of the first sequences of a planned batch that may run together: at least one, however long."""
         if self.tokens == self._max_tokens:  # the usual case, at no cost
             return len(sequences)
         self._recover()

@@ -214,7 +214,7 @@ class Consumer:
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions are assigned."""
+        """Number of assigned partitions."""
         return len(self._joined.assignment())
 
     @property

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 
 import structlog
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
@@ -14,6 +13,7 @@ from aiokafka.errors import KafkaError, UnknownMemberIdError, for_code
 from aiokafka.protocol.group import LeaveGroupRequest
 
 from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.failover_client import FailoverAdmin
 
 _EVICT_S = 5.0
 
@@ -60,7 +60,7 @@ def assignor_for(revision: str) -> type[RoundRobinPartitionAssignor]:
 
 async def evict(cluster: KafkaCluster, group_id: str, member_id: str) -> None:
     """Tell the group that a member has died. Otherwise all others wait for it, for up to 10 s, before they go on."""
-    admin = AIOKafkaAdminClient(**cluster.arguments)
+    admin = FailoverAdmin(**cluster.arguments)
     try:
         async with asyncio.timeout(_EVICT_S):
             await admin.start()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-STALL_S = 10.0
+STALL_S = 20.0  # a failover takes about 10 s, of which 9 are the session of a broker
 _SHARE = 0.25  # of the worker's bounds, for the answers to one stalled destination
 _LOOK_S = 0.25
 _OUTAGE_S = 1.0  # the first acknowledgement of any after as long ends an outage, and others get time for theirs

@@ -10,14 +10,14 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from penstock.producer.errors import BackendError, Expired, InvalidRequest, PenstockError
 from penstock.producer.wire.codec import encode_error
-from penstock.producer.wire.headers import PARTIAL, ReplyAddress
+from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.group import client_id
 from penstock.worker.kafka.reply_destinations import Destination, Footprint
 from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
 from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
+from penstock.worker.requests.request import PendingRequest, Rejection
 from penstock.worker.telemetry.record_fields import record_fields, unquoted_reason
 from penstock.worker.telemetry.request_samples import correlation_text
 
@@ -69,13 +69,6 @@ class Delivery:
                 for request, value in zip(requests, values, strict=True)
             ]
         )
-
-    def reply_partially(self, sequence: PendingSequence, value: bytes) -> None:
-        """Send what there is of a sequence's result. Nothing waits for it: the record still has to be answered."""
-        request = sequence.request
-        answer = self._answer(request.record, request.address, value, self._note_ended)
-        answer.headers = [*answer.headers, (PARTIAL, b"%d" % sequence.index)]
-        self._send([answer])
 
     def reject(self, rejections: Iterable[Rejection]) -> None:
         """Answer records with errors. Keep the originals of those at fault as dead letters.

@@ -1,4 +1,4 @@
-"""Where answers go: at once to their topics, or into transactions."""
+"""The way of answers: at once to their topics, or into transactions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Requests of the task `generate`: their options, checked by the model, and the keys of their sequences."""
 
 import functools
-import secrets
+import hashlib
 from collections.abc import Sequence
 
 from penstock.cache import KeySpace
@@ -12,6 +12,7 @@ from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire.generation import GenerationOptions as WireOptions
 from penstock.producer.wire.messages import Request, Uint32Array
 from penstock.worker.batching.stage import ReadOptions
+from penstock.worker.replies.dead_letters import reply_key
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 _SEED_BITS = 62
@@ -34,19 +35,29 @@ class GenerationRequests:
     def sequences(
         self, request: PendingRequest, token_ids: Sequence[Int32Array | Uint32Array]
     ) -> list[PendingSequence]:
-        """The sequences of a valid request. Sampling without a seed gets a random one for each, and is not stored."""
+        """The sequences of a valid request. Sampling without a seed gets one for each, and is not stored.
+
+        It is that of the record: a worker that answers the record again samples the same tokens.
+        """
         options = self.options(request.message)
         given = dict(request.message.options.generation).get("seed")
         is_stored = given is not None or not options.do_sample
         sequences = []
         for index, ids in enumerate(token_ids):
-            seed = 0 if not options.do_sample else secrets.randbits(_SEED_BITS) if given is None else int(given)
+            seed = 0 if not options.do_sample else _seed(request, index) if given is None else int(given)
             # Every field of the options is in their text, the model's own too.
             space = KeySpace(self._info.revision, self._info.dtype, "generate", None, None, None, f"{options} {seed}")
             task = TaskOptions("generate", generation=options, seed=seed)
             key = space.key(ids.tobytes())
             sequences.append(PendingSequence(request, index, ids, None, task, key, is_stored))
         return sequences
+
+
+def _seed(request: PendingRequest, index: int) -> int:
+    """As random as the record's position in its topic. A replayed record has the seed of the one that it repeats."""
+    key = reply_key(request.record.original, request.address.replay_of)
+    digest = hashlib.blake2b(b"seed %d" % index, key=key, digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - _SEED_BITS)
 
 
 def _without_seed(options: WireOptions) -> WireOptions:

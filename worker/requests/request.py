@@ -22,7 +22,7 @@ class Rejection(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SliceTimes:
-    """When the stages took a slice of records: one object, which all requests of the slice share."""
+    """Times at which the stages took a slice of records: one object, which all requests of the slice share."""
 
     arrived: float  # monotonic seconds at validation
     arrived_unix_ms: float  # the same moment

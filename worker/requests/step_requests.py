@@ -1,4 +1,4 @@
-"""What a served model needs of its requests beside validation: options of `generate`, or graphs of cells."""
+"""Readers of requests that a served model needs beside validation: options of `generate`, or graphs of cells."""
 
 from typing import NamedTuple
 

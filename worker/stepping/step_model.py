@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.engine.types import ModelInfo
 from penstock.worker.batching.stage import ReadFields, ReadOptions, Stage, StageCallbacks
-from penstock.worker.engine_probe import IDLE_S, PROBE_S
+from penstock.worker.engine_probe import IDLE_S, LOOP_S, PROBE_S
 from penstock.worker.requests.request import PendingSequence
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepRunner
@@ -55,7 +55,7 @@ class StepModel:
         """See `ServedModel`. An idle runner runs one small job."""
         asking = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
         try:
-            return asking.result(PROBE_S + 1.0)
+            return asking.result(PROBE_S + LOOP_S)
         except TimeoutError:
             asking.cancel()
             return "the event loop stands still"

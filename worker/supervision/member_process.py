@@ -95,7 +95,7 @@ class MemberProcess:
 
     @property
     def served_s(self) -> float | None:
-        """How long it has been in the group; None if it never was."""
+        """Seconds since it joined the group; None if it never did."""
         return None if self.joined_at is None else time.monotonic() - self.joined_at
 
     async def loaded(self, timeout_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""How many members run, and on which GPU and cores each. Pure: the machine is an argument."""
+"""Number of members, and the GPU and cores of each. Pure: the machine is an argument."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one member runs."""
+    """GPU and cores of one member."""
 
     worker: int  # unique among the supervisor's members
     gpu: int | None  # number among the visible GPUs; None: on the CPU
@@ -79,7 +79,7 @@ def place(machine: Machine, gpus: Sequence[int], processes: int | None) -> list[
 
 
 def most_on_a_gpu(placements: Sequence[Placement]) -> int:
-    """How many members share a GPU, where the most do; 0 on a CPU."""
+    """Most members that share one GPU; 0 on a CPU."""
     return max(Counter(one.gpu for one in placements if one.gpu is not None).values(), default=0)
 
 
@@ -95,7 +95,7 @@ def one_more(machine: Machine, placed: Sequence[Placement]) -> Placement:
 
 
 def num_fitting(wanted: int, free_bytes: int | None, member_bytes: int) -> tuple[int, str]:
-    """How many of `wanted` members the memory holds, and the arithmetic, if it is fewer."""
+    """Number of the `wanted` members that the memory holds, and the arithmetic if it is fewer."""
     if free_bytes is None or wanted * member_bytes <= free_bytes:
         return wanted, ""
     fitting = free_bytes // member_bytes

@@ -1,4 +1,4 @@
-"""When a member that ended is started again. Pure: times are arguments."""
+"""Pauses before a member that ended is started again. Pure: times are arguments."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 64.0
 HEALTHY_S = 60.0  # a member that served for so long is not blamed for what came before

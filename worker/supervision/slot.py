@@ -163,12 +163,12 @@ def _reason(member: MemberProcess, code: int) -> str:
 
 
 def exit_fields(code: int) -> dict[str, Any]:
-    """How a process ended, for a log event."""
+    """The end of a process, for a log event."""
     return {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
 
 
 def exit_text(code: int) -> str:
-    """How a process ended, for a sentence."""
+    """The end of a process, for a sentence."""
     return _signal_name(-code) if code < 0 else f"exit code {code}"
 
 

@@ -13,7 +13,7 @@ def ports(slots: Sequence[Slot]) -> Mapping[int, int]:
 
 
 def states(slots: Sequence[Slot], given_up: Counter[str]) -> Mapping[str, int]:
-    """How many members are in each state. `given_up`: how many of each device."""
+    """Number of members in each state; `given_up` is by device."""
     counts = Counter(slot.state for slot in slots)
     return dict.fromkeys(STATES, 0) | counts | {"given_up": given_up.total()}
 

@@ -38,7 +38,7 @@ log = structlog.get_logger("penstock.supervisor")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long the supervisor waits for a member. Tests shorten them."""
+    """Times that the supervisor waits for a member. Tests shorten them."""
 
     load_s: float = 900.0  # the first start downloads the model, compiles the kernels and times the batches
     # Longer than any stall that a member recovers from by itself: a compilation, swapping, a suspended machine. Kafka

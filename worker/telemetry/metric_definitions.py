@@ -104,6 +104,13 @@ WORKER_METRICS = (
         ("trigger", "policy"),
         "Batches run, by the trigger that fired and the partition policy that made them.",
     ),
+    MetricDefinition(
+        "penstock_partition_gain_ratio",
+        "gauge",
+        "",
+        (),
+        "Share of FIFO's predicted time that the partition of the last batch saves. 0: made by FIFO.",
+    ),
     MetricDefinition("penstock_batch_tokens", "histogram", "tokens", (), "Tokens of a batch."),
     MetricDefinition("penstock_tokens_total", "counter", "tokens", (), "Tokens computed."),
     MetricDefinition(

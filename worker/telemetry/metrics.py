@@ -92,6 +92,7 @@ class Metrics:
         sequences = self._counter("penstock_sequences_total")
         self.from_cache, self._from_engine = sequences.labels("cache"), sequences.labels("engine")
         self._batches = functools.cache(self._counter("penstock_batches_total").labels)
+        self._partition_gain = self._gauge("penstock_partition_gain_ratio")
         self._batch_tokens = self._histogram("penstock_batch_tokens", _TOKENS)
         self.event_loop_lag = self._histogram("penstock_event_loop_lag_seconds", _SECONDS)
         self._device_seconds = self._counter("penstock_device_seconds_total")
@@ -116,6 +117,7 @@ class Metrics:
         """Count one batch that ran."""
         sums = stats.sums
         self._batches(stats.trigger, stats.partition).inc()
+        self._partition_gain.set(stats.dp_gain)
         self._batch_tokens.observe(sums.tokens)
         self._device_seconds.inc(stats.device_s)
         self._tokens.inc(sums.tokens)

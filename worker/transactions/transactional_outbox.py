@@ -10,6 +10,7 @@ from aiokafka.errors import InvalidTransactionTimeout, TransactionalIdAuthorizat
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
+from penstock.producer.transport.failover_client import FailoverProducer
 from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
@@ -227,7 +228,7 @@ class TransactionalOutbox(PartitionMarks):
         )
 
     def _make_carrier(self) -> AIOKafkaProducer:
-        return AIOKafkaProducer(
+        return FailoverProducer(
             **self._cluster.arguments,
             client_id="penstock-worker",
             retry_backoff_ms=BACKOFF_MS,

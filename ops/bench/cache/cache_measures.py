@@ -27,7 +27,7 @@ def measures(record: Record) -> Measures:
 
 
 def kind(size: int) -> str:
-    """Name of records of so many sequences."""
+    """Name of records by their number of sequences."""
     return "single records" if size == 1 else f"records of {size}"
 
 

@@ -60,7 +60,7 @@ async def answered(servers: str, replies: str, count: int, pid: int) -> Pass:
 
 
 async def _until(consumer: AIOKafkaConsumer, source: TopicPartition, count: int, pid: int) -> tuple[int, float, float]:
-    """Wait for so many replies. Returns their number, the time and the worker's processor seconds."""
+    """Wait for `count` replies. Returns their number, the time and the worker's processor seconds."""
     while (number := (await consumer.end_offsets([source]))[source]) < count:  # noqa: ASYNC110 — the broker sends no event
         await asyncio.sleep(_LOOK_S)
     return number, time.perf_counter(), sum(cpu_s(pid))

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from penstock.ops.bench.cellular.cellular_tables import load_grids, verdict_grid
-from penstock.ops.bench.cellular.closed_loop import Sentences
-from penstock.ops.bench.cellular.contestants import Tried, contestants, ours
-from penstock.ops.bench.cellular.cudnn_baseline import sorted_requests_per_s
+from penstock.ops.bench.cellular.contestants.contestants import Tried, contestants, ours
 from penstock.ops.bench.cellular.evaluation import Effort, Evaluation
-from penstock.ops.bench.cellular.load import MonotonicClock
-from penstock.ops.bench.cellular.lstm_models import LstmModel
+from penstock.ops.bench.cellular.loads.load import MonotonicClock
+from penstock.ops.bench.cellular.loads.null_engine import NullEngine
 from penstock.ops.bench.cellular.measured_load import Figures, measure_peak
-from penstock.ops.bench.cellular.null_engine import NullEngine
-from penstock.ops.bench.cellular.request_shapes import wmt_like_lengths
-from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
+from penstock.ops.bench.cellular.report.cellular_tables import load_grids, verdict_grid
+from penstock.ops.bench.cellular.steps.closed_loop import Sentences
+from penstock.ops.bench.cellular.steps.cudnn_baseline import sorted_requests_per_s
+from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
+from penstock.ops.bench.cellular.workloads.request_shapes import wmt_like_lengths
+from penstock.ops.bench.cellular.workloads.workloads import WORKLOADS, Shape, Workload
 from penstock.ops.bench.common.console_tables import show_grid
 from penstock.ops.bench.common.machine import describe_machine, title, use_cores
 from penstock.ops.bench.common.processes import calm_garbage_collection
@@ -33,7 +33,7 @@ _CORES = 2
 
 @dataclass(frozen=True, slots=True)
 class CellularPlan:
-    """What `penstock bench cellular` measures."""
+    """Options of `penstock bench cellular`."""
 
     parts: Sequence[str]
     device: str  # cpu or cuda

@@ -8,6 +8,8 @@ from penstock.ops.bench.common.sampler import Samples, Stack
 # (module or package, stage); the first match of the innermost frame that matches any.
 STAGES: Sequence[tuple[str, str]] = (
     ("penstock.producer.wire.codec", "encode and decode values"),
+    ("penstock.producer.wire.envelope", "encode and decode values"),
+    ("penstock.producer.wire.request_fields", "encode and decode values"),
     ("penstock.producer.wire.messages", "encode and decode values"),
     ("penstock.producer.wire.reply_rows", "encode and decode values"),
     ("msgpack", "encode and decode values"),
@@ -15,6 +17,8 @@ STAGES: Sequence[tuple[str, str]] = (
     ("penstock.producer.transport.outbox", "outbox"),
     ("penstock.producer.transport.inbox", "inbox"),
     ("penstock.producer.client", "client calls"),
+    ("penstock.producer.caller", "client calls"),
+    ("penstock.producer.request_preparation", "client calls"),
     ("penstock.producer.transport.exchange", "client calls"),
     ("penstock.producer.transport.permits", "client calls"),
     ("penstock.producer.transport.partitioner", "headers, hashes, partitions"),

@@ -1,7 +1,7 @@
 """The engine alone, in float32 or bfloat16: ours, sentence-transformers and the GEMM floor, in turn."""
 
 import statistics
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -53,14 +53,7 @@ def _run(setup: Setup, dtype: str) -> PartResult:
     tried_floors = fastest(VARIANTS, lambda variant: floor.seconds(variant, few_tokens))
     best_batch, best_floor = next(iter(tried_batches)), next(iter(tried_floors))
 
-    seconds: dict[str, list[float]] = {"ours": [], "default": [], "best": [], "floor": []}
-    for _ in range(ROUNDS):
-        vectors, ours_s = ours.embed(texts)
-        seconds["ours"].append(ours_s)
-        seconds["floor"].append(floor.seconds(best_floor, batch_tokens))
-        their_vectors, best_s = theirs.embed(texts, best_batch)
-        seconds["best"].append(best_s)
-        seconds["default"].append(best_s if best_batch == DEFAULT_BATCH else theirs.embed(texts, DEFAULT_BATCH)[1])
+    seconds, vectors, their_vectors = _rounds(ours, theirs, floor, texts, best_batch, best_floor)
     tokenize_s = ours.tokenize_s(texts)
     ours.close()
     reference = their_vectors if dtype == "float32" else _float32_reference(setup, texts)
@@ -68,15 +61,7 @@ def _run(setup: Setup, dtype: str) -> PartResult:
     cosines, their_cosines = cosine(vectors, reference), cosine(their_vectors, reference)
     return PartResult(
         comparisons=[_speed(dtype, rates, best_batch, best_floor), _agreement(dtype, cosines, their_cosines)],
-        grids=[
-            Grid(
-                f"{dtype}: the fastest of each kind, tried on {len(few)} texts, is compared",
-                ("what", "req/s"),
-                [(f"sentence-transformers, batch {batch}", len(few) / s) for batch, s in tried_batches.items()]
-                + [(f"GEMM floor: {variant}", len(few) / s) for variant, s in tried_floors.items()]
-                + [("our tokenizer alone", len(texts) / tokenize_s)],
-            )
-        ],
+        grids=[_tried(dtype, len(few), tried_batches, tried_floors, len(texts) / tokenize_s)],
         details={
             "texts": len(texts),
             "tokens": sum(batch_tokens),
@@ -86,13 +71,52 @@ def _run(setup: Setup, dtype: str) -> PartResult:
             "requests_per_s": rates,
             "tokens_per_s": {name: rate * sum(batch_tokens) / len(texts) for name, rate in rates.items()},
             "tokenization_alone_texts_per_s": len(texts) / tokenize_s,
-            "cosine_to_float32": {"mean": float(cosines.mean()), "min": float(cosines.min())},
-            "cosine_to_float32_of_sentence_transformers": {
-                "mean": float(their_cosines.mean()),
-                "min": float(their_cosines.min()),
-            },
+            "cosine_to_float32": _mean_and_min(cosines),
+            "cosine_to_float32_of_sentence_transformers": _mean_and_min(their_cosines),
         },
     )
+
+
+def _rounds(
+    ours: EngineAlone,
+    theirs: SentenceTransformersAlone,
+    floor: GemmFloor,
+    texts: Sequence[str],
+    best_batch: int,
+    best_floor: Variant,
+) -> tuple[dict[str, list[float]], Float32Array, Float32Array]:
+    """Seconds of each contestant, in turn, and the last vectors of both engines."""
+    batch_tokens = ours.batch_tokens(texts)
+    seconds: dict[str, list[float]] = {"ours": [], "default": [], "best": [], "floor": []}
+    for _ in range(ROUNDS):
+        vectors, ours_s = ours.embed(texts)
+        seconds["ours"].append(ours_s)
+        seconds["floor"].append(floor.seconds(best_floor, batch_tokens))
+        their_vectors, best_s = theirs.embed(texts, best_batch)
+        seconds["best"].append(best_s)
+        seconds["default"].append(best_s if best_batch == DEFAULT_BATCH else theirs.embed(texts, DEFAULT_BATCH)[1])
+    return seconds, vectors, their_vectors
+
+
+def _tried(
+    dtype: str,
+    num_texts: int,
+    tried_batches: Mapping[int, float],
+    tried_floors: Mapping[Variant, float],
+    tokenized_per_s: float,
+) -> Grid:
+    """Rates of the batch sizes and floors that were tried on a few texts."""
+    return Grid(
+        f"{dtype}: the fastest of each kind, tried on {num_texts} texts, is compared",
+        ("what", "req/s"),
+        [(f"sentence-transformers, batch {batch}", num_texts / s) for batch, s in tried_batches.items()]
+        + [(f"GEMM floor: {variant}", num_texts / s) for variant, s in tried_floors.items()]
+        + [("our tokenizer alone", tokenized_per_s)],
+    )
+
+
+def _mean_and_min(cosines: Float32Array) -> dict[str, float]:
+    return {"mean": float(cosines.mean()), "min": float(cosines.min())}
 
 
 def _float32_reference(setup: Setup, texts: Sequence[str]) -> Float32Array:

@@ -97,7 +97,7 @@ async def _records(servers: str, topic: str) -> AsyncIterator[Any]:
 
 
 def counts(transcript: Transcript) -> dict[str, int]:
-    """How many requests were answered how often, before and after a reader has dropped equal keys."""
+    """Number of requests by the number of their answers, before and after a reader has dropped equal keys."""
     every = list(transcript.answers.values())
     return {
         "requests": len(transcript.sent),

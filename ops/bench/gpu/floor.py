@@ -38,7 +38,7 @@ class GemmFloor:
         self._inner = normal(max_tokens, intermediate)
 
     def graph(self, tokens: int) -> Callable[[], object]:
-        """A replay of the products for so many tokens, in the faster of the two layouts."""
+        """A replay of the products for a number of tokens, in the faster of the two layouts."""
         replays = {
             name: self._recorder.capture(partial(self._products, weights, tokens))
             for name, weights in self._weights.items()

@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.pipeline.call_times import figures, recovery_s, timeline
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
+from penstock.ops.bench.pipeline.load_line import busiest_cores, load_line
 from penstock.ops.bench.pipeline.loads import ROWS, SHORT, Load
 from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
 from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
@@ -84,7 +85,7 @@ class FleetBench:
             "lag_p99_ms": offered.lag_p99_ms,
             "cores": cores,
         }
-        self._bench.clock.say(_line(load, record))
+        self._bench.clock.say(load_line(load, record))
         return record
 
     def warm_up(self, load: Load) -> None:
@@ -158,7 +159,7 @@ class FleetBench:
         before = read_cpu_s(watched)
         time.sleep(_IDLE_S)
         cores = cores_used(before, read_cpu_s(watched), _IDLE_S)
-        self._bench.clock.say(f"idle: {_busiest(cores)}")
+        self._bench.clock.say(f"idle: {busiest_cores(cores)}")
         return {"cores": cores}
 
     def drain(self, saturation_per_s: float) -> Record:
@@ -237,25 +238,3 @@ def _ended(batches: Iterable[Record], since: float, until: float) -> list[Record
 def _sleep_until(moment: float) -> None:
     """`moment` is of perf_counter."""
     time.sleep(max(0.0, moment - time.perf_counter()))
-
-
-def _line(load: Load, record: Record) -> str:
-    answered = f"{record['requests_per_s']:,.0f} req/s, p50 {record['p50_ms']:.1f} p99 {record['p99_ms']:.1f} ms"
-    failures = f", not answered {record['failures']}" if record["failures"] else ""
-    return f"{load.name}: {answered}{failures}; {_busiest(record['cores'])}"
-
-
-def _busiest(cores: dict[str, float]) -> str:
-    """Cores of the broker, of each member, and of the busiest client."""
-
-    def of(kind: str) -> Sequence[float]:
-        return [used for label, used in cores.items() if label.startswith(kind)]
-
-    groups: list[tuple[str, Callable[[Sequence[float]], Sequence[float]]]] = [
-        ("broker", list),
-        ("member", list),
-        ("supervisor", list),
-        ("client", lambda used: [max(used)]),
-    ]
-    shown = [f"{kind} {' '.join(f'{used:.2f}' for used in pick(of(kind)))}" for kind, pick in groups if of(kind)]
-    return f"cores: {', '.join(shown)}"

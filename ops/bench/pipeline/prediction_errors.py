@@ -1,4 +1,4 @@
-"""How far the predicted times of batches were off, in all and by load."""
+"""Errors of the predicted times of batches, in all and by load."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -108,7 +108,7 @@ class WorkerFleet:
         return any(True for _ in self.events("supervisor_starting"))
 
     def wait_for_members(self, count: int, timeout_s: float) -> bool:
-        """Wait until so many members are alive; False if they are not in time."""
+        """Wait until that number of members is alive; False if they are not in time."""
         ends = time.monotonic() + timeout_s
         while len(self.members()) < count:
             if time.monotonic() > ends:

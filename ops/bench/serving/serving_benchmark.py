@@ -11,13 +11,13 @@ from rich.console import Console
 from penstock.ops.bench.common.console_tables import show_grid
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.runs import RESULTS, begin, finite, keep
-from penstock.ops.bench.serving.harness import BenchHarness
+from penstock.ops.bench.serving.harness.harness import BenchHarness
+from penstock.ops.bench.serving.harness.run_plan import KAFKA, RunPlan
 from penstock.ops.bench.serving.parts import kafka, paper, saturation, scheduler, simulator_check, slo
 from penstock.ops.bench.serving.parts.saturation import Row, Say
 from penstock.ops.bench.serving.report.document import render
 from penstock.ops.bench.serving.report.report_files import require_plots, write_beside
 from penstock.ops.bench.serving.report.run_tables import grids
-from penstock.ops.bench.serving.run_plan import KAFKA, RunPlan
 from penstock.ops.demo.demo_model import SERVED_NAME, model_directory
 from penstock.worker.telemetry.logs import configure_logs
 

@@ -68,7 +68,7 @@ def members(settings: CheckSettings, machine: Machine, memory: MemberMemory) -> 
         why += "; fewer if memory does not hold all, which --model shows"
     found, short = "; ".join(lines) + f" ({why})", [shortage for shortage in shortages if shortage]
     if short:
-        remedy = "The worker starts as many as fit. Give so many --processes."
+        remedy = "The worker starts as many as fit. Give that number as --processes."
         return Finding("Members", "problem", f"{found}. {'; '.join(short)}", remedy)
     return Finding("Members", "OK", found)
 

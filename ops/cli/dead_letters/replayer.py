@@ -39,7 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line, on
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How records are sent again."""
+    """Options of sending records again."""
 
     deadline_s: float | None
     reply_topic: str | None  # None: each record's own address

@@ -8,7 +8,7 @@ import typer
 
 from penstock.ops.cli.development import asyncapi_schemas as schemas
 from penstock.producer.wire import headers
-from penstock.producer.wire.codec import VERSION
+from penstock.producer.wire.envelope import VERSION
 from penstock.producer.wire.topics import (
     DEAD_LETTER_PARTITIONS,
     NUM_PARTITIONS,

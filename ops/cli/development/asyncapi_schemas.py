@@ -8,7 +8,8 @@ from typing import Any, get_args, get_type_hints
 from penstock.ops.cli.development.wire_page import WireRow, wire_table
 from penstock.producer.errors import ERRORS_BY_CODE
 from penstock.producer.wire import headers
-from penstock.producer.wire.codec import MAX_LABELS, MAX_ROW_ERRORS, MAX_SEQUENCES, VERSION
+from penstock.producer.wire.codec import MAX_LABELS, MAX_ROW_ERRORS, MAX_SEQUENCES
+from penstock.producer.wire.envelope import VERSION
 from penstock.producer.wire.generation import GENERATION_OPTIONS
 from penstock.producer.wire.messages import DTYPES, FINISHES, NO_OPTIONS, POOLINGS, TASKS, Options
 from penstock.producer.wire.sequence_codec import EMITTED_DTYPES

@@ -23,7 +23,7 @@ class GenerateSettings(JobSettings):
     temperature: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Of sampling: less is closer to the likeliest token."
     )
-    top_k: int | None = Field(None, ge=0, description="Of sampling: among so many of the likeliest tokens. 0: all.")
+    top_k: int | None = Field(None, ge=0, description="Number of likeliest tokens that sampling draws from. 0: all.")
     top_p: float | None = Field(
         None, gt=0, le=1, description="Of sampling: among the likeliest tokens of this probability together."
     )

@@ -13,14 +13,14 @@ import typer
 
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, exit_code_of, say
 from penstock.ops.cli.workers.reading_bar import reading_bar
-from penstock.ops.logs.digest import Digest
 from penstock.ops.logs.errors import BadFilter
-from penstock.ops.logs.event_line import event_line
-from penstock.ops.logs.facts import facts
-from penstock.ops.logs.filters import Filters, parse_filters, split_arguments
-from penstock.ops.logs.reader import LogReader
-from penstock.ops.logs.source import STDIN, find_sources
-from penstock.ops.logs.tables import make_console
+from penstock.ops.logs.lines.filters import Filters, parse_filters, split_arguments
+from penstock.ops.logs.lines.reader import LogReader
+from penstock.ops.logs.lines.source import STDIN, find_sources
+from penstock.ops.logs.screens.event_line import event_line
+from penstock.ops.logs.screens.tables import make_console
+from penstock.ops.logs.totals.digest import Digest
+from penstock.ops.logs.totals.facts import facts
 
 logs = typer.Typer(
     add_completion=False,
@@ -45,7 +45,7 @@ def summary(
 
     $ penstock logs summary /var/log/penstock since=1h
     """
-    from penstock.ops.logs.summary_screen import show_summary
+    from penstock.ops.logs.screens.summary_screen import show_summary
 
     def body() -> int:
         digest = _digest(given)
@@ -71,8 +71,8 @@ def request(
 
     Exit code 1: no line names it.
     """
-    from penstock.ops.logs.request_screen import show_request
-    from penstock.ops.logs.request_story import RequestStory
+    from penstock.ops.logs.screens.request_screen import show_request
+    from penstock.ops.logs.totals.request_story import RequestStory
 
     def body() -> int:
         files, filters = _arguments(given)
@@ -88,7 +88,7 @@ def request(
 @logs.command()
 def slow(given: Input = None, count: Count = 20) -> None:
     """Show the slowest requests, slow periods and the longest batches."""
-    from penstock.ops.logs.table_screens import show_slow
+    from penstock.ops.logs.screens.table_screens import show_slow
 
     _run(lambda: _show(given, lambda digest: show_slow(make_console(), digest, count)))
 
@@ -96,7 +96,7 @@ def slow(given: Input = None, count: Count = 20) -> None:
 @logs.command()
 def errors(given: Input = None) -> None:
     """Show rejected requests by code, and warnings and errors by event."""
-    from penstock.ops.logs.table_screens import show_errors
+    from penstock.ops.logs.screens.table_screens import show_errors
 
     _run(lambda: _show(given, lambda digest: show_errors(make_console(), digest)))
 
@@ -104,7 +104,7 @@ def errors(given: Input = None) -> None:
 @logs.command()
 def batches(given: Input = None) -> None:
     """Show triggers, partitions, sizes and padding of batches."""
-    from penstock.ops.logs.table_screens import show_batches
+    from penstock.ops.logs.screens.table_screens import show_batches
 
     _run(lambda: _show(given, lambda digest: show_batches(make_console(), digest)))
 
@@ -112,7 +112,7 @@ def batches(given: Input = None) -> None:
 @logs.command()
 def costs(given: Input = None) -> None:
     """Compare the predicted seconds of batches with the measured ones."""
-    from penstock.ops.logs.table_screens import show_costs
+    from penstock.ops.logs.screens.table_screens import show_costs
 
     _run(lambda: _show(given, lambda digest: show_costs(make_console(), digest)))
 
@@ -127,7 +127,7 @@ def tail(
 
     $ penstock logs tail /var/log/penstock level=warning
     """
-    from penstock.ops.logs.tail import Tail
+    from penstock.ops.logs.lines.tail import Tail
 
     def body() -> int:
         files, filters = _arguments(given)
@@ -153,7 +153,7 @@ def diff(
 
     $ penstock logs diff before.log after.log
     """
-    from penstock.ops.logs.diff_screen import show_diff
+    from penstock.ops.logs.screens.diff_screen import show_diff
 
     def body() -> int:
         files, texts = split_arguments(given or [])
@@ -176,7 +176,7 @@ def report(
 
     $ penstock logs report last-night.html /var/log/penstock since=22:00
     """
-    from penstock.ops.logs.report import write_report
+    from penstock.ops.logs.report.report import write_report
 
     def body() -> int:
         write_report(out, lambda: _digest(given))
@@ -197,7 +197,7 @@ def _run(body: Callable[[], int]) -> None:
 
 
 def _show(given: list[str] | None, show: Callable[[Digest], None]) -> int:
-    from penstock.ops.logs.summary_screen import show_notes
+    from penstock.ops.logs.screens.summary_screen import show_notes
 
     digest = _digest(given)
     show(digest)

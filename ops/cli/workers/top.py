@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.ops.cli.terminal import EXIT_OK, BadUsage, exit_code_of
-from penstock.ops.logs.tables import make_console
+from penstock.ops.logs.screens.tables import make_console
 from penstock.ops.top.errors import BadAddress
 from penstock.ops.top.fleet import Fleet
 from penstock.ops.top.keyboard import keys

@@ -12,11 +12,11 @@ from penstock.engine.gpu import lstm as fused
 from penstock.engine.gpu.cell_batches import CellLayout, row_bucket, row_buckets
 from penstock.engine.gpu.state_pool import StatePool
 from penstock.engine.gpu.torch_quantum import TorchQuantum
-from penstock.ops.bench.cellular.cell_checks import check_decoder, check_lstm, decoder
-from penstock.ops.bench.cellular.closed_loop import ClosedLoop, Sentences
-from penstock.ops.bench.cellular.host_engine import HostEngine
-from penstock.ops.bench.cellular.lstm_models import LstmModel
-from penstock.ops.bench.cellular.request_shapes import wmt_like_lengths
+from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
+from penstock.ops.bench.cellular.steps.closed_loop import ClosedLoop, Sentences
+from penstock.ops.bench.cellular.steps.host_engine import HostEngine
+from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
+from penstock.ops.bench.cellular.workloads.request_shapes import wmt_like_lengths
 from tests.engine.gpu import lstm_reference
 
 CPU = torch.device("cpu")

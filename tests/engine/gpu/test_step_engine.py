@@ -12,9 +12,9 @@ from penstock.engine.errors import DeviceFailed, InvalidBatch
 from penstock.engine.gpu import lstm as fused
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.step_engine import GpuStepEngine
-from penstock.ops.bench.cellular.cell_checks import check_decoder, check_lstm, decoder
-from penstock.ops.bench.cellular.closed_loop import Sentences
-from penstock.ops.bench.cellular.lstm_models import LstmModel
+from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
+from penstock.ops.bench.cellular.steps.closed_loop import Sentences
+from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
 from tests.engine.gpu import lstm_reference
 from tests.engine.gpu.fake_cuda import FakeCuda
 

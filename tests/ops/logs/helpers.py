@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.ops.logs.digest import Digest
-from penstock.ops.logs.filters import parse_filters
-from penstock.ops.logs.reader import LogReader
-from penstock.ops.logs.source import find_sources
+from penstock.ops.logs.lines.filters import parse_filters
+from penstock.ops.logs.lines.reader import LogReader
+from penstock.ops.logs.lines.source import find_sources
+from penstock.ops.logs.totals.digest import Digest
 
 SAMPLES = Path(__file__).parent / "samples"
 FLEET, HOST_A, HOST_B = (SAMPLES / name for name in ("fleet.log", "host-a.log", "host-b.log"))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from penstock.ops.logs import source
-from penstock.ops.logs.digest import Digest
 from penstock.ops.logs.errors import NoEvents
-from penstock.ops.logs.source import MAX_LINE_BYTES, find_sources
+from penstock.ops.logs.lines import source
+from penstock.ops.logs.lines.source import MAX_LINE_BYTES, find_sources
+from penstock.ops.logs.totals.digest import Digest
 from tests.ops.logs.helpers import FLEET, HOST_A, batch, digest, line
 
 

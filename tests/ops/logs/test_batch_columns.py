@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.logs import batch_columns
-from penstock.ops.logs.batch_columns import BATCH_COLUMNS, BatchColumns, batches_of
-from penstock.ops.logs.event import parse_time
+from penstock.ops.logs.lines import batch_columns
+from penstock.ops.logs.lines.batch_columns import BATCH_COLUMNS, BatchColumns, batches_of
+from penstock.ops.logs.lines.event import parse_time
 from tests.ops.logs.helpers import FLEET, HOST_A, SAMPLES, batch, digest
 
 pytestmark = pytest.mark.slow  # the scanner is compiled once on each machine

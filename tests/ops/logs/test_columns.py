@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ops.logs.columns import column_of, distinct
-from penstock.ops.logs.event import Event, number
+from penstock.ops.logs.lines.event import Event, number
+from penstock.ops.logs.totals.columns import column_of, distinct
 from tests.ops.logs.helpers import batch, digest, line
 
 VALUES = st.one_of(

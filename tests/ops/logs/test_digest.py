@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.ops.logs.facts import facts
-from penstock.ops.logs.histogram import LogHistogram
-from penstock.ops.logs.series import (
+from penstock.ops.logs.totals.facts import facts
+from penstock.ops.logs.totals.histogram import LogHistogram
+from penstock.ops.logs.totals.series import (
     LATENCIES,
     LATENCY_BOUNDS_S,
     MISSES,
@@ -18,7 +18,7 @@ from penstock.ops.logs.series import (
     latency_column,
     latency_percentile_s,
 )
-from penstock.ops.logs.slow_periods import slow_periods
+from penstock.ops.logs.totals.slow_periods import slow_periods
 from penstock.scheduler import Cause, Trigger
 from penstock.worker.telemetry import metrics
 from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, SAMPLES, batch, digest, line, lines

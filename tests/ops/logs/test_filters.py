@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.ops.logs.errors import BadFilter
-from penstock.ops.logs.event import Event, parse_time
-from penstock.ops.logs.filters import parse_filters, split_arguments
+from penstock.ops.logs.lines.event import Event, parse_time
+from penstock.ops.logs.lines.filters import parse_filters, split_arguments
 from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, digest, lines
 
 NOW_S = datetime(2026, 11, 22, 3, 30, tzinfo=UTC).timestamp()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.logs import batch_columns
-from penstock.ops.logs.block_parser import BlockParser, LineCounts
-from penstock.ops.logs.event import Event
+from penstock.ops.logs.lines import batch_columns
+from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts
+from penstock.ops.logs.lines.event import Event
 from tests.ops.logs.helpers import FLEET, batch
 
 pytestmark = pytest.mark.slow  # the scanner is compiled once on each machine

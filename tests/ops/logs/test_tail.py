@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.logs.filters import Filters, parse_filters
-from penstock.ops.logs.tail import Tail
+from penstock.ops.logs.lines.filters import Filters, parse_filters
+from penstock.ops.logs.lines.tail import Tail
 from tests.ops.logs.helpers import HOST_A, HOST_B, NOW_S, batch, line, lines
 
 NO_FILTERS = Filters()

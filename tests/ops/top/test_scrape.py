@@ -119,21 +119,19 @@ def test_an_answer_that_drips_ends_at_the_deadline(
     monkeypatch.setattr(scrape_module, "_WITHIN_S", 0.3)
 
     def drip(connection: socket.socket) -> None:
-        for _ in range(100):
+        while True:  # until the other side gives up
             connection.sendall(b"H")
             time.sleep(0.05)
 
     def drip_lines(connection: socket.socket) -> None:
         connection.sendall(HEAD)
-        for _ in range(100):
+        while True:
             connection.sendall(b"# a comment\n")
             time.sleep(0.05)
 
     for answer in (drip, drip_lines):
-        began = time.monotonic()
         with pytest.raises(NoAnswer, match=r"does not answer within 0\.3 s"):
             scrape(port(answer))
-        assert time.monotonic() - began < 3.0
 
 
 def test_an_answer_without_end_is_not_kept(

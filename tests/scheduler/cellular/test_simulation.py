@@ -5,9 +5,10 @@ import random
 import pytest
 
 from penstock.ops.bench.cellular.decision import measure_decision
-from penstock.ops.bench.cellular.policies import BucketPadding, GraphBatching, padded
-from penstock.ops.bench.cellular.simulation import CellScheduling, Outcome, Simulation
+from penstock.ops.bench.cellular.policies.cell_scheduling import CellScheduling
+from penstock.ops.bench.cellular.policies.policies import BucketPadding, GraphBatching, padded
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings
+from tests.scheduler.cellular.virtual_devices import Outcome, Simulation
 
 RULES = [CellRule("lstm", 64, max_steps=4)]
 SETTINGS = CellSettings()

@@ -43,7 +43,7 @@ class SmallEngine:
         self.may_run.set()
 
     def run(self, batch: PackedBatch) -> BatchOutput:
-        assert self.may_run.wait(10)
+        assert self.may_run.wait(60)
         sequences = np.split(batch.token_ids, batch.cu_seqlens[1:-1])
         self.batches.append([ids.tolist() for ids in sequences])
         if self.broken or POISON in batch.token_ids:
@@ -109,7 +109,7 @@ class Bench:
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()

@@ -83,7 +83,7 @@ async def test_a_partition_that_its_owner_does_not_get_yet_holds_up_no_other(mon
     owner = consumer.owner = Owner()
     consumer._consumer = member
     await consumer._on_assigned({A, B})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await consumer.assigned.wait()
         assert (member.paused, member.positions) == ({B}, {A: 7})
         consumer.pause("requests")

@@ -129,5 +129,5 @@ async def test_the_way_back_waits_for_no_partition_that_a_rebalance_has_taken(mo
         assignment=lambda: list(owned), committed=committed, seek=lambda source, _: sought.append(source)
     )
     going_back: Coroutine[Any, Any, None] = seek_back(consumer, {})
-    await asyncio.wait_for(going_back, 5)
+    await asyncio.wait_for(going_back, 60)
     assert sought == [other]

@@ -97,7 +97,7 @@ class Admin:
 async def test_a_departure_that_kafka_refuses_is_no_eviction(
     monkeypatch: pytest.MonkeyPatch, code: int, logged: list[str]
 ) -> None:
-    monkeypatch.setattr(group, "AIOKafkaAdminClient", lambda **_: Admin(code))
+    monkeypatch.setattr(group, "FailoverAdmin", lambda **_: Admin(code))
     with capture_logs() as events:
         await evict(KafkaCluster.of(KafkaSettings.model_validate({"bootstrap_servers": "127.0.0.1:1"})), "g", "m")
     assert [event["event"] for event in events] == logged

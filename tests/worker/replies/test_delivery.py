@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import BackendError, BadTokenId, Expired, InvalidRequest, Overloaded, PenstockError
 from penstock.producer.transport.outbox import OutRecord
-from penstock.producer.wire.headers import CORRELATION_ID, PARTIAL, ReplyAddress
+from penstock.producer.wire.headers import ReplyAddress
 from penstock.scheduler import Cause
 from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.kafka.backpressure import Backpressure
@@ -84,20 +84,6 @@ def answer(desk: Desk, info: ModelInfo, sequence: PendingSequence) -> None:
 def reject(desk: Desk, record: Any, address: ReplyAddress | None, error: PenstockError) -> None:
     pending = PendingRecord(record, (record.topic, record.partition), bulk_topic=False)
     desk.delivery.reject([Rejection(pending, address, error)])
-
-
-def test_a_partial_reply_finishes_nothing_whatever_becomes_of_it(
-    desk: Desk, info: ModelInfo, make_sequences: MakeSequences
-) -> None:
-    [_, sequence] = make_sequences([1], [2])
-    desk.delivery.reply_partially(sequence, b"so far")
-    ((topic, _, record),) = desk.sent
-    assert (topic, record.value) == ("penstock.replies", b"so far")
-    assert list(record.headers) == [(CORRELATION_ID, b"id"), (PARTIAL, b"1")]
-    assert desk.held.reply_bytes == 6
-    desk.acknowledge(0, KafkaError("gone"))
-    assert desk.held.reply_bytes == 0
-    assert desk.events == ["produced to penstock.replies", "refused 0"]
 
 
 def test_a_record_is_finished_when_its_reply_is_acknowledged(

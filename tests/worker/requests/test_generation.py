@@ -49,11 +49,11 @@ class Bench:
             raise InvalidOption("max_new_tokens must be at most 100")
         return options
 
-    async def sequences(self, *ids: list[int], **options: Any) -> list[PendingSequence]:
+    async def sequences(self, *ids: list[int], offset: int = 0, **options: Any) -> list[PendingSequence]:
         """The sequences of one request. Raises its rejection."""
         asked = Options(generation=read_generation(options))
         value = encode_request(Request(self.info.name, "generate", join_tokens(ids), options=asked))
-        record = PendingRecord(FakeRecord(value), ("t", 0), bulk_topic=False)
+        record = PendingRecord(FakeRecord(value, offset=offset), ("t", 0), bulk_topic=False)
         requests, rejections = self._validator.validate([record], 1.0, 1.0)
         prepared, more = await self._preparer.prepare(requests)
         for rejection in (*rejections, *more):
@@ -88,6 +88,15 @@ async def test_keys_differ_with_everything_that_decides_the_tokens(bench: Bench)
         assert (await bench.sequences([5, 6], **way))[0].key == key
     assert (await bench.sequences([5, 6], max_new_tokens=12))[0].key == keys[0]  # the model's own, said aloud
     assert (await bench.sequences([5, 6], seed=7))[0].key == keys[0]  # nothing is drawn
+
+
+async def test_sampling_without_a_seed_has_that_of_its_record_so_that_a_second_run_gives_the_same_tokens(
+    bench: Bench,
+) -> None:
+    first, again = [await bench.sequences([5, 6], [5, 6], do_sample=True) for _ in range(2)]
+    assert [one.options.seed for one in first] == [one.options.seed for one in again]
+    (elsewhere,) = await bench.sequences([5, 6], offset=8, do_sample=True)
+    assert elsewhere.options.seed != first[0].options.seed
 
 
 async def test_sampling_without_a_seed_is_neither_shared_nor_stored(bench: Bench) -> None:

@@ -73,7 +73,7 @@ async def test_the_probe_is_a_cell_that_runs_from_zeros() -> None:
     with pytest.raises(InvalidRequest, match="KeyError"):
         model.read_fields({})
     assert model._probe.graph.cells.tolist() == [1]  # type: ignore[attr-defined]  # of the runner's own type
-    assert await asyncio.wait_for(model.close(1.0), 5.0)
+    assert await asyncio.wait_for(model.close(600.0), 60.0)
 
 
 def test_a_model_without_a_cell_that_runs_from_zeros_is_rejected() -> None:

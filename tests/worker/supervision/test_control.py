@@ -20,7 +20,7 @@ import socket, sys, time
 from penstock.worker.supervision.control import SupervisorLink
 link = SupervisorLink(socket.socket(fileno=int(sys.argv[1])))
 link.report(device=f"{link.worker} {link.settings['model']}")
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -29,7 +29,7 @@ def start() -> tuple[subprocess.Popen[bytes], socket.socket]:
     with theirs:
         command = [sys.executable, "-c", MEMBER, str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
-    ours.settimeout(30)
+    ours.settimeout(60)
     ours.send(setup_packet(3, {"model": "m"}, 5.0, 2))
     return process, ours
 
@@ -41,7 +41,7 @@ def test_a_member_that_is_loading_ends_with_its_supervisor(num_read: int) -> Non
         assert Report(**json.loads(connection.recv(MAX_PACKET_BYTES, socket.MSG_PEEK))) == Report()
         reports = [Report(**json.loads(connection.recv(MAX_PACKET_BYTES))) for _ in range(num_read)]
     assert [report.device for report in reports] == ["", "3 m"][:num_read]
-    assert process.wait(10) == 1
+    assert process.wait(60) == 1
 
 
 def test_a_failure_of_any_length_reaches_the_supervisor() -> None:
@@ -50,10 +50,10 @@ def test_a_failure_of_any_length_reaches_the_supervisor() -> None:
     with theirs:
         process = subprocess.Popen([sys.executable, "-c", reporter, str(theirs.fileno())], pass_fds=(theirs.fileno(),))
     with ours:
-        ours.settimeout(30)
+        ours.settimeout(60)
         ours.send(setup_packet(3, {"model": "m"}, 5.0, 2))
         reports = [read_report(ours.recv(MAX_PACKET_BYTES)) for _ in range(2)]
-    process.wait(10)
+    process.wait(60)
     assert reports[1] is not None
     assert set(reports[1].failure) == {"x"}
     assert reports[1].device == "3 m"

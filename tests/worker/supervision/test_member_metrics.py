@@ -8,6 +8,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, make_wsgi_app
 
+from penstock.worker.supervision import member_metrics
 from penstock.worker.supervision.member_metrics import MemberMetrics
 
 
@@ -17,8 +18,9 @@ class _Silent(WSGIRequestHandler):
 
 
 @pytest.fixture
-def ports() -> Iterator[dict[int, int]]:
-    """Two members that serve metrics, and one that does not answer."""
+def ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
+    """Two members that serve metrics, in time however long the machine stands still, and one that does not answer."""
+    monkeypatch.setattr(member_metrics, "_SCRAPE_S", 60.0)
     servers = []
     for worker in range(2):
         registry = CollectorRegistry()

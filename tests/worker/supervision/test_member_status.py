@@ -5,13 +5,23 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.worker.settings import WorkerSettings
+from penstock.worker.supervision import member_status
 from penstock.worker.supervision.member_status import members_status
+from penstock.worker.telemetry import status_server
 from penstock.worker.telemetry.status_server import Status, serve_status
 
 SETTINGS = WorkerSettings.model_validate({"model": "m", "metrics_port": 9100, "metrics_host": "0.0.0.0"})
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that runs answers in time, however long the machine stands still."""
+    monkeypatch.setattr(status_server, "_LOOP_S", 60.0)
+    monkeypatch.setattr(member_status, "_ANSWER_S", 100.0)
 
 
 @asynccontextmanager

@@ -46,7 +46,7 @@ def test_a_daemon_runs_while_the_members_do(tmp_path: Path, monkeypatch: pytest.
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -47,10 +47,16 @@ class Running:
 
     async def event(self, name: str, count: int = 1) -> Any:
         """Wait for an event."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.named(name)) < count:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0)
         return self.named(name)[-1]
+
+    async def serving(self, count: int) -> None:
+        """Wait until so many members serve, and there are no others."""
+        async with asyncio.timeout(60):
+            while self.states() != {"serving": count}:  # noqa: ASYNC110 — as above
+                await asyncio.sleep(0)
 
     def states(self) -> dict[str, int]:
         (family,) = [f for f in self._supervisor._metrics.collect() if f.name == "penstock_members"]
@@ -60,7 +66,7 @@ class Running:
         return self._supervisor._not_ready()
 
     async def exit_code(self) -> int:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._running
 
 
@@ -75,7 +81,7 @@ async def supervisor(count: int, gpus: Sequence[int] = ()) -> AsyncIterator[Runn
         yield Running(made, running, events)
         if not running.done():
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait_for(running, 10)
+            await asyncio.wait_for(running, 60)
 
 
 def scripted(*steps: Callable[[FakeMember], object]) -> Callable[[FakeMember], object]:
@@ -128,7 +134,7 @@ async def test_it_is_ready_while_all_members_serve(processes: FakeProcesses) -> 
         assert running.not_ready() == "Kafka denies requests"
         processes.members[0].report = Report(phase="joined")
         os.kill(os.getpid(), signal.SIGTTOU)
-        await asyncio.sleep(0.01)
+        await running.serving(1)
         assert running.not_ready() == ""  # one fewer was asked for
         os.kill(os.getpid(), signal.SIGTERM)
         await running.event("supervisor_stopping")
@@ -304,10 +310,9 @@ async def test_members_are_added_and_removed_but_not_the_last(processes: FakePro
         await processes.until(2)
         os.kill(os.getpid(), signal.SIGTTIN)
         assert (await processes.until(3))[2].placement.worker == 2
-        for _ in range(2):
+        for left in (2, 1):
             os.kill(os.getpid(), signal.SIGTTOU)
-            await asyncio.sleep(0.01)
-        assert running.states() == {"serving": 1}
+            await running.serving(left)
         os.kill(os.getpid(), signal.SIGTTOU)
         await running.event("member_not_removed")
 

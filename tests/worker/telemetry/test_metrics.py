@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 
 from penstock.engine.types import ModelInfo
 from penstock.scheduler import CostTable, LaneDriver, LearnedCost, PackedCost, Scheduler, SchedulerSettings
+from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.encoder_model import EncoderLoad
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
@@ -85,6 +86,12 @@ def test_the_build_has_the_version_and_the_model(bench: Bench) -> None:
     exposition = generate_latest(bench.metrics.registry).decode()
     assert "# TYPE penstock_build_info gauge" in exposition
     assert re.search(r'penstock_build_info\{.*model="tiny",revision="r1",version="\d.*"\} 1.0', exposition)
+
+
+def test_the_gain_of_the_partition_is_that_of_the_last_batch(bench: Bench) -> None:
+    for policy, gain in (("dp", 0.125), ("fifo", 0.0)):
+        bench.metrics.observe_batch(BatchStats("full", policy, gain, Sums(8, 32, 4, 2), 0.001, 0.001))
+        assert bench.value("penstock_partition_gain_ratio") == gain
 
 
 def test_the_lag_is_what_is_not_finished_up_to_the_end(bench: Bench) -> None:

@@ -231,7 +231,7 @@ async def marked(line: Line, custody: Custody = CLEAN) -> bool:
     """Commit a mark, with the help of the partition's task."""
     running = asyncio.create_task(line.transactions.run())
     try:
-        return await asyncio.wait_for(line.marks.mark({SOURCE: custody}), 10)
+        return await asyncio.wait_for(line.marks.mark({SOURCE: custody}), 60)
     finally:
         running.cancel()
 
@@ -270,9 +270,9 @@ async def test_a_mark_of_a_fenced_owner_is_not_committed(line: Line) -> None:
     await Producer(line.broker).start()
     waiting = asyncio.create_task(line.marks.mark({SOURCE: CLEAN}))
     with pytest.raises(PartitionLost, match="another producer"):
-        await asyncio.wait_for(line.transactions.run(), 10)
+        await asyncio.wait_for(line.transactions.run(), 60)
     await line.transactions.close()
-    assert not await asyncio.wait_for(waiting, 10)
+    assert not await asyncio.wait_for(waiting, 60)
     assert line.committed is None
     assert not line.marks.is_marked(SOURCE)
 
@@ -297,7 +297,7 @@ async def test_answers_wait_for_a_reply_partition_without_a_leader_and_are_then_
     assert (line.broker.commits, line.done) == ([], [])
     assert await marked(line)  # meanwhile
     line.broker.missing = {"replies": STALL_S}
-    await asyncio.wait_for(committing, 10)
+    await asyncio.wait_for(committing, 60)
     assert [(key, type(error)) for key, error in line.done] == [(b"%d" % n, LeaderNotAvailableError) for n in (0, 1)]
     line.broker.missing = {}
     line.answer(0, 1)
@@ -315,7 +315,7 @@ async def test_a_dead_letter_waits_for_its_leader(line: Line) -> None:
         await asyncio.sleep(0)
     assert line.done == []
     line.broker.missing = {}
-    await asyncio.wait_for(committing, 10)
+    await asyncio.wait_for(committing, 60)
     assert (line.broker.written, line.done) == ([b"0"], [(b"0", None)])
 
 
@@ -328,7 +328,7 @@ async def test_an_outage_of_all_brokers_costs_no_answer(line: Line, monkeypatch:
     await asyncio.wait((committing,), timeout=0.1)
     assert (committing.done(), line.done) == (False, [])
     line.broker.stuck = set()
-    await asyncio.wait_for(committing, 10)
+    await asyncio.wait_for(committing, 60)
     assert (line.broker.written, line.done) == ([b"0"], [(b"0", None)])
 
 
@@ -341,7 +341,7 @@ async def test_a_partition_whose_transaction_does_not_end_is_given_up(
     line.broker.outcomes = [(False, TimeoutError())]
     line.broker.stuck = {"id"}
     with pytest.raises(PartitionLost, match="does not end"):
-        await asyncio.wait_for(line.transactions.commit(), 10)
+        await asyncio.wait_for(line.transactions.commit(), 60)
     await line.transactions.close()
     assert line.done == [(b"0", None)]
     assert line.broker.written == []

@@ -18,13 +18,13 @@ import numpy as np
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
 from penstock.ops.bench.serving.ablation.variants import VARIANTS
-from penstock.ops.bench.serving.arrivals import BURSTS, Floats, bursty, poisson
-from penstock.ops.bench.serving.length_ranges import draw
-from penstock.ops.bench.serving.measured_driver import MeasuredDriver
-from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.loads.arrivals import BURSTS, Floats, bursty, poisson
+from penstock.ops.bench.serving.loads.length_ranges import draw
+from penstock.ops.bench.serving.loads.measured_driver import MeasuredDriver
+from penstock.ops.bench.serving.loads.outcome import Outcome
+from penstock.ops.bench.serving.loads.stream import Stream
 from penstock.ops.bench.serving.simulation.noise import Noise, Overhead, Seconds, noisy
 from penstock.ops.bench.serving.simulation.simulate import simulate
-from penstock.ops.bench.serving.stream import Stream
 from penstock.scheduler import CostTable, Job, LearnedCost, PackedCost, RejectedJob, Scheduler, SchedulerSettings
 from penstock.scheduler.types import Cause
 

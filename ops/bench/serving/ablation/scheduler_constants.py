@@ -56,11 +56,12 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
     "cellular.choice.MAX_PASSES": ("tasks", "guarantee: no cell type starves (test_scheduler); not measured"),
     "cellular.cost._WEIGHT": ("of the mean", "not measured: follows a change within some ten tasks"),
     "cellular.cost._FAR": ("times", "guarantee: one task out of proportion changes little; the number is not measured"),
-    "cellular.scheduler._BULK_SHARE": ("of the slots", "guarantee: an online job finds a free slot; not measured"),
+    "cellular.waiting._BULK_SHARE": ("of the slots", "guarantee: an online job finds a free slot; not measured"),
     "cellular.scheduler._FEW": (
         "deadlines",
         "not measured: entries of jobs that have left which are not worth a removal",
     ),
+    "cellular.waiting._FEW": ("deadlines", "the same"),
 }
 
 

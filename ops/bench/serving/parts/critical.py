@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.loads.outcome import Outcome
 from penstock.ops.bench.serving.parts.rate_search import confirm, highest
 
 _CONFIRM_TIMES = 2.0  # the usual length of a run

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ops.bench.common.processes import Service, run_once
-from penstock.ops.bench.serving.harness import BenchHarness
+from penstock.ops.bench.serving.harness.harness import BenchHarness
+from penstock.ops.bench.serving.harness.run_plan import RunPlan
+from penstock.ops.bench.serving.loads.systems import System, default, no_batch, on_packed, tei
 from penstock.ops.bench.serving.parts.critical import critical_point
 from penstock.ops.bench.serving.parts.kafka_client import ClientSpec
 from penstock.ops.bench.serving.parts.saturation import Row, Say
-from penstock.ops.bench.serving.run_plan import RunPlan
-from penstock.ops.bench.serving.systems import System, default, no_batch, on_packed, tei
 from penstock.ops.kafka import KafkaBroker, MockBroker, kafka_missing
 
 _PATIENCE_S = 30.0  # deadline of a call where the system has no objective: longer than the backlog of an overloaded run

@@ -21,9 +21,9 @@ import uvloop
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.processes import calm_garbage_collection, cpu_s
 from penstock.ops.bench.common.runs import finite
-from penstock.ops.bench.serving.arrivals import Floats, poisson
-from penstock.ops.bench.serving.drive import random_ids
-from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.loads.arrivals import Floats, poisson
+from penstock.ops.bench.serving.loads.drive import random_ids
+from penstock.ops.bench.serving.loads.outcome import Outcome
 from penstock.ops.bench.serving.parts.critical import Row, critical_point
 from penstock.producer import Client
 

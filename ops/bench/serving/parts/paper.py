@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.ops.bench.serving.harness import BenchHarness
+from penstock.ops.bench.serving.harness.harness import BenchHarness
+from penstock.ops.bench.serving.harness.run_plan import RunPlan
+from penstock.ops.bench.serving.loads.systems import PAPER_CHAIN, all_systems
 from penstock.ops.bench.serving.parts.saturation import Row, Say, described
-from penstock.ops.bench.serving.run_plan import RunPlan
-from penstock.ops.bench.serving.systems import PAPER_CHAIN, all_systems
 
 
 def run(bench: BenchHarness, plan: RunPlan, workload: Mapping[str, Any], say: Say) -> Row:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ops.bench.serving.harness import BenchHarness
-from penstock.ops.bench.serving.outcome import Outcome, p50_p95
+from penstock.ops.bench.serving.harness.harness import BenchHarness
+from penstock.ops.bench.serving.harness.run_plan import RunPlan
+from penstock.ops.bench.serving.loads.outcome import Outcome, p50_p95
+from penstock.ops.bench.serving.loads.systems import System, all_systems, default
 from penstock.ops.bench.serving.parts.rate_search import confirm, highest
-from penstock.ops.bench.serving.run_plan import RunPlan
-from penstock.ops.bench.serving.systems import System, all_systems, default
 
 _OVERLOAD = 1.4  # times the throughput that is expected
 _SATURATED = 0.9  # answered / offered: above it there was no overload

@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 
-from penstock.ops.bench.serving.harness import BenchHarness
+from penstock.ops.bench.serving.harness.harness import BenchHarness
+from penstock.ops.bench.serving.loads.systems import EngineKind, Limits, default, on_packed
 from penstock.ops.bench.serving.parts.saturation import Row
-from penstock.ops.bench.serving.systems import EngineKind, Limits, default, on_packed
 from penstock.scheduler import Job, Plan, Scheduler, SchedulerSettings
 from penstock.scheduler.policies.dp import cheapest_cuts
 

@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 
-from penstock.ops.bench.serving.harness import BenchHarness
-from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.harness.harness import BenchHarness
+from penstock.ops.bench.serving.harness.run_plan import RunPlan
+from penstock.ops.bench.serving.loads.outcome import Outcome
+from penstock.ops.bench.serving.loads.systems import default, tei
 from penstock.ops.bench.serving.parts.saturation import Row, Say
 from penstock.ops.bench.serving.parts.slo import saturation_of
-from penstock.ops.bench.serving.run_plan import RunPlan
-from penstock.ops.bench.serving.systems import default, tei
 
 _LOADS = (0.5, 0.8)
 _LEARNT_LOADS = (0.4, 0.65, 0.9, 1.3)

@@ -4,11 +4,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from penstock.ops.bench.serving.arrivals import BURSTS
-from penstock.ops.bench.serving.harness import BenchHarness
+from penstock.ops.bench.serving.harness.harness import BenchHarness
+from penstock.ops.bench.serving.harness.run_plan import RunPlan
+from penstock.ops.bench.serving.loads.arrivals import BURSTS
+from penstock.ops.bench.serving.loads.systems import default, tei
 from penstock.ops.bench.serving.parts.saturation import Row, Say, described
-from penstock.ops.bench.serving.run_plan import RunPlan
-from penstock.ops.bench.serving.systems import default, tei
 
 LOADS = (0.5, 0.9, 1.0, 1.5, 2.0)  # of the default's saturation
 SLO_SHARES = (0.5, 1.0, 2.0)  # 25, 50 and 100 ms where the objective is 50 ms

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.ops.bench.common.markdown import table
+from penstock.ops.bench.serving.loads.systems import ENGINES
 from penstock.ops.bench.serving.report.run_tables import grids
-from penstock.ops.bench.serving.systems import ENGINES
 
 Record = Mapping[str, Any]
 

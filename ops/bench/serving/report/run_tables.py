@@ -1,12 +1,12 @@
 """A result file as tables."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.ops.bench.common.comparison import Grid
-from penstock.ops.bench.serving.arrivals import BURSTS
-from penstock.ops.bench.serving.systems import PAPER_CHAIN, PAPER_RATES
+from penstock.ops.bench.serving.loads.arrivals import BURSTS
+from penstock.ops.bench.serving.loads.systems import PAPER_CHAIN, PAPER_RATES
+from penstock.ops.bench.serving.report.run_cells import ms, percentile, shown_off, shown_rate, shown_share
 
 Record = Mapping[str, Any]
 
@@ -46,12 +46,12 @@ def _saturation(workload: Record) -> Grid:
         rows.append(
             (
                 row["system"],
-                _rate(row["saturation_per_s"]),
+                shown_rate(row["saturation_per_s"]),
                 f"{row['saturation_per_s'] / reference:.2f}",
                 f"{busy['mean_batch']:.1f}",
                 f"{busy['padding']:.0%}" if row["engine"] != "packed" else "0%",
                 f"{busy['scheduler_us']:.1f}",
-                _share(busy["prediction_error"][1]),
+                shown_share(busy["prediction_error"][1]),
             )
         )
     columns = ("system", "req/s", "x no batch", "sequences a batch", "padding", "scheduler µs/req", "p95 cost error")
@@ -76,10 +76,10 @@ def _critical(workload: Record) -> Grid:
         rows.append(
             (
                 row["system"],
-                _rate(row["at_critical"]["offered_per_s"]) + late,
-                f"{_ms(latency['avg'])} ({_ms(latency['min'])}, {_ms(latency['max'])})",
-                _ms(latency["p50"]),
-                _ms(latency["p99"]),
+                shown_rate(row["at_critical"]["offered_per_s"]) + late,
+                f"{ms(latency['avg'])} ({ms(latency['min'])}, {ms(latency['max'])})",
+                ms(latency["p50"]),
+                ms(latency["p99"]),
             )
         )
     title = f"At each system's critical point, {workload['lengths']} tokens, SLO {workload['slo_s'] * 1e3:.0f} ms"
@@ -91,11 +91,11 @@ def _paper_ratios(workload: Record) -> Grid:
     theirs = PAPER_RATES[workload["lengths"]]
     ours = [found[name] for _, name in PAPER_CHAIN]
     rows = [
-        (name, _rate(paper), f"{paper / theirs[0]:.2f}", system, _rate(rate), f"{rate / ours[0]:.2f}")
+        (name, shown_rate(paper), f"{paper / theirs[0]:.2f}", system, shown_rate(rate), f"{rate / ours[0]:.2f}")
         for (name, system), paper, rate in zip(PAPER_CHAIN, theirs, ours, strict=True)
     ]
     best = found["penstock default"]
-    rows.append(("", "", "", "penstock default", _rate(best), f"{best / ours[0]:.2f}"))
+    rows.append(("", "", "", "penstock default", shown_rate(best), f"{best / ours[0]:.2f}"))
     columns = ("TurboTransformers", "req/s", "ratio", "here", "req/s", "ratio")
     return Grid(f"The paper's setting, {workload['lengths']} tokens, hungry, batches of at most 20", columns, rows)
 
@@ -104,7 +104,7 @@ def _paper_latencies(workload: Record) -> Grid:
     rows = []
     for row in workload["rows"]:
         cells = [_paper_cell(row["cells"].get(name)) for name, _ in PAPER_CHAIN]
-        rows.append((_rate(row["rate_per_s"]), *cells))
+        rows.append((shown_rate(row["rate_per_s"]), *cells))
     title = f"avg (min, max) ms of the paper's systems at their critical points, {workload['lengths']} tokens"
     return Grid(title, ("req/s", *(name for name, _ in PAPER_CHAIN)), rows)
 
@@ -113,7 +113,7 @@ def _paper_cell(cell: Record | None) -> str:
     if cell is None:
         return "+∞"
     latency = cell["latency_s"]
-    return f"{_ms(latency['avg'])} ({_ms(latency['min'])}, {_ms(latency['max'])})"
+    return f"{ms(latency['avg'])} ({ms(latency['min'])}, {ms(latency['max'])})"
 
 
 def _goodput(part: Record) -> Grid:
@@ -122,8 +122,8 @@ def _goodput(part: Record) -> Grid:
             f"{row['load']:g} x",
             f"{row['slo_s'] * 1e3:.0f}",
             row["system"],
-            _rate(row["goodput_per_s"]),
-            _share(row["in_time_of_accepted"]),
+            shown_rate(row["goodput_per_s"]),
+            shown_share(row["in_time_of_accepted"]),
             f"{sum(row['refused'].values()) / row['requests']:.1%}",
         )
         for row in part["rows"]
@@ -138,11 +138,11 @@ def _bursts(part: Record) -> Grid:
             f"{row['load']:g} x",
             row["system"],
             _periods(row),
-            _rate(row["goodput_per_s"]),
-            _share(row["in_time_of_accepted"]),
+            shown_rate(row["goodput_per_s"]),
+            shown_share(row["in_time_of_accepted"]),
             f"{sum(row['refused'].values()) / row['requests']:.1%}",
-            _ms(row["latency_s"]["p50"]),
-            _ms(row["latency_s"]["p99"]),
+            ms(row["latency_s"]["p50"]),
+            ms(row["latency_s"]["p99"]),
         )
         for row in part["rows"]
     ]
@@ -161,10 +161,10 @@ def _classes(part: Record) -> Grid:
     rows = [
         (
             row["load"],
-            _rate(row["goodput_per_s"]),
-            _ms(row["latency_s"]["p50"]),
-            _ms(row["latency_s"]["p99"]),
-            _rate(row["bulk_per_s"]),
+            shown_rate(row["goodput_per_s"]),
+            ms(row["latency_s"]["p50"]),
+            ms(row["latency_s"]["p99"]),
+            shown_rate(row["bulk_per_s"]),
         )
         for row in part["rows"]
     ]
@@ -183,9 +183,9 @@ def _validation(part: Record) -> Grid:
     for row in part["rows"]:
         simulated = row["simulated"]
         cells = []
-        for key, show in (("answered_per_s", _rate), ("p99_s", _ms)):
+        for key, show in (("answered_per_s", shown_rate), ("p99_s", ms)):
             figures = [row[run][key] for run in ("real", "again", "simulated")]
-            cells += [*map(show, figures), _off(mean_of_real(row, key), simulated[key])]
+            cells += [*map(show, figures), shown_off(mean_of_real(row, key), simulated[key])]
         rows.append((f"{row['system']}, {row['load']:g} x", *cells))
     columns = ("one worker", "real req/s", "again", "simulated", "off", "real p99 ms", "again", "simulated", "off")
     return Grid(f"The simulator beside real runs, {part['lengths']} tokens", columns, rows)
@@ -205,11 +205,11 @@ def _kafka(part: Record) -> Grid:
             rows.append(
                 (
                     f"{row['system']}, {way}",
-                    _rate(found["rate_per_s"]) + ("" if found["was_sustained"] else " (late)"),
+                    shown_rate(found["rate_per_s"]) + ("" if found["was_sustained"] else " (late)"),
                     f"{found['rate_per_s'] / row['in_process']['rate_per_s']:.2f}",
-                    f"{_ms(latency['avg'])} ({_ms(latency['min'])}, {_ms(latency['max'])})",
-                    _ms(latency["p50"]),
-                    _ms(latency["p99"]),
+                    f"{ms(latency['avg'])} ({ms(latency['min'])}, {ms(latency['max'])})",
+                    ms(latency["p50"]),
+                    ms(latency["p99"]),
                     f"{found['client_busy']:.2f}" if "client_busy" in found else "",
                 )
             )
@@ -223,40 +223,12 @@ def _costs(engines: Record) -> Grid:
         (
             kind,
             f"{engine['calibration_s']:.1f}",
-            _share(_percentile(engine["check_errors"], 0.5)),
-            _share(_percentile(engine["check_errors"], 0.95)),
+            shown_share(percentile(engine["check_errors"], 0.5)),
+            shown_share(percentile(engine["check_errors"], 0.95)),
             f"{engine['batches_run']:,}",
-            *[_share(error) for error in engine["run_errors"]],
+            *[shown_share(error) for error in engine["run_errors"]],
         )
         for kind, engine in engines.items()
     ]
     columns = ("engine", "calibration s", "p50 error of checks", "p95", "batches of real runs", "p50 error", "p95")
     return Grid("Cost models: predicted seconds beside measured", columns, rows)
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
-
-
-def _share(value: float | None) -> str:
-    """Share as text; null in the file means that there was nothing to take a share of."""
-    return "" if value is None or math.isnan(value) else f"{value:.2%}"
-
-
-def _off(real: float | None, simulated: float | None) -> str:
-    return "" if real is None or simulated is None else f"{simulated / real - 1:+.1%}"
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _ms(seconds: float | None) -> str:
-    return _ms_of(None if seconds is None or math.isinf(seconds) else seconds * 1e3)
-
-
-def _ms_of(milliseconds: float | None) -> str:
-    if milliseconds is None:
-        return "+∞"
-    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.1f}"

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ops.bench.serving.arrivals import Floats
-from penstock.ops.bench.serving.outcome import Ran
+from penstock.ops.bench.serving.loads.arrivals import Floats
+from penstock.ops.bench.serving.loads.outcome import Ran
 from penstock.scheduler import CostFunction, CostTable
 
 # (tokens, squares, longest, count) of a batch, and whether it found its lane idle -> s

@@ -6,10 +6,10 @@ from array import array
 
 import numpy as np
 
-from penstock.ops.bench.serving.measured_driver import ADMISSION_INTERVAL_S, MeasuredDriver
-from penstock.ops.bench.serving.outcome import Outcome, Ran
+from penstock.ops.bench.serving.loads.measured_driver import ADMISSION_INTERVAL_S, MeasuredDriver
+from penstock.ops.bench.serving.loads.outcome import Outcome, Ran
+from penstock.ops.bench.serving.loads.stream import Arrivals, Stream
 from penstock.ops.bench.serving.simulation.noise import Seconds
-from penstock.ops.bench.serving.stream import Arrivals, Stream
 from penstock.scheduler import LaneBatch
 
 

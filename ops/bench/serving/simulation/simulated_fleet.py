@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.ops.bench.common.lengths import Lengths
-from penstock.ops.bench.serving.arrivals import Floats, poisson
-from penstock.ops.bench.serving.length_ranges import draw
-from penstock.ops.bench.serving.measured_driver import MeasuredDriver
+from penstock.ops.bench.serving.loads.arrivals import Floats, poisson
+from penstock.ops.bench.serving.loads.length_ranges import draw
+from penstock.ops.bench.serving.loads.measured_driver import MeasuredDriver
+from penstock.ops.bench.serving.loads.stream import Stream
 from penstock.ops.bench.serving.simulation.noise import Noise, Overhead, noisy
 from penstock.ops.bench.serving.simulation.simulate import SimulatedWorker
-from penstock.ops.bench.serving.stream import Stream
 from penstock.scheduler import CostFunction, Scheduler, SchedulerSettings
 
 Ids = npt.NDArray[np.int64]

@@ -15,10 +15,11 @@ from penstock.ops.bench.common.console_tables import show_grid
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import begin, finite, keep
-from penstock.ops.bench.serving.length_ranges import draw
+from penstock.ops.bench.serving.loads.length_ranges import draw
 from penstock.ops.bench.serving.report.report_files import require_plots, write_beside
 from penstock.ops.bench.serving.simulation.noise import Noise, Overhead
-from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, FleetOutcome, Loss, Traffic, simulate_fleet
+from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, Loss, Traffic, simulate_fleet
+from penstock.ops.bench.serving.simulation.sweep_rows import figures, words
 from penstock.ops.bench.serving.simulation.sweep_tables import NOTICED, grids
 from penstock.scheduler import CostFunction, CostTable, PackedCost, SchedulerSettings
 
@@ -190,34 +191,8 @@ class _Sweep:
         began = time.monotonic()
         outcome = simulate_fleet(traffic, fleet, num_processes=self._num_processes)
         seconds = time.monotonic() - began
-        self._say(f"  {_words(what)}: {traffic.num_requests:,} requests in {seconds:.1f} s")
-        return {**what, "rate_per_s": traffic.rate_per_s, "simulated_in_s": seconds, **_figures(outcome)}
-
-
-def _words(what: Row) -> str:
-    shown = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in what.items()}
-    return ", ".join(f"{key} {value}" for key, value in shown.items())
-
-
-def _figures(outcome: FleetOutcome) -> Row:
-    count = len(outcome.arrival)
-    if outcome.num_answered + outcome.num_refused != count:
-        raise RuntimeError(f"{count} requests, but {outcome.num_answered} answers and {outcome.num_refused} refusals.")
-    answered = np.isfinite(outcome.finish)
-    latency = (outcome.finish - outcome.arrival)[answered]
-    return {
-        "requests": count,
-        "answered": outcome.num_answered,
-        "refused": outcome.num_refused,
-        "hits": outcome.num_hits,
-        "moved": outcome.num_moved,
-        "p50_s": float(np.percentile(latency, 50)),
-        "p99_s": float(np.percentile(latency, 99)),
-        "max_s": float(latency.max()),
-        "busy_s_per_million": outcome.busy_s_per_million(),
-        "paid_s_per_million": outcome.paid_s_per_million(),
-        "busiest": float(outcome.busy_s.max() / outcome.busy_s.mean()),
-    }
+        self._say(f"  {words(what)}: {traffic.num_requests:,} requests in {seconds:.1f} s")
+        return {**what, "rate_per_s": traffic.rate_per_s, "simulated_in_s": seconds, **figures(outcome)}
 
 
 def _measured(result: Path) -> _Worker:

@@ -1,0 +1,1 @@
+"""Runners of cells under each policy, and of nn.LSTM."""

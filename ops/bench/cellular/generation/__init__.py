@@ -1,0 +1,1 @@
+"""Encoder-decoder generation on one GPU."""

@@ -1,0 +1,1 @@
+"""Loads on a runner, and the tasks that its engine ran."""

@@ -1,0 +1,1 @@
+"""Checks and times of single steps of LSTM cells."""

@@ -1,0 +1,1 @@
+"""Models of cells and requests for them."""

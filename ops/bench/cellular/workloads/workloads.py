@@ -1,0 +1,239 @@
+"""The three workloads of the paper: an LSTM, sequence to sequence, and a TreeLSTM, with their requests.
+
+The first token of a request is its number in the pool of requests, by which a recording tells requests apart (see
+`tape.py`). Others are random. Weights are random too: they do not change what is computed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from penstock.engine.cells.contract import Cell, CellSpec, Int32Array, StepEngine, Tensors
+from penstock.engine.cells.cpu import CpuStepEngine
+from penstock.engine.cells.graph import GraphBuilder
+from penstock.engine.cells.layers import read_dense, read_stack, read_table, weights_of
+from penstock.engine.cells.lstm import GenerateStep, generate_cell, read_cell
+from penstock.engine.cells.model import CellModel, Request
+from penstock.engine.cells.requests import take_tokens
+from penstock.engine.cells.tree import binary_tree_classifier
+from penstock.engine.gpu.lstm import LstmCell, lstm_cell
+from penstock.engine.gpu.step_engine import GpuStepEngine
+from penstock.ops.bench.cellular.workloads.cell_work import CellWork
+from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
+from penstock.ops.bench.cellular.workloads.request_shapes import (
+    MAX_EXTRA_STEPS,
+    Lengths,
+    parse_trees,
+    translated_lengths,
+    wmt_like_lengths,
+)
+from penstock.scheduler.cellular import CellRule
+
+MAX_QUANTUM = 32  # of the engine; a policy may ask for less
+_PREPARE_S = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of models and of their pools of requests."""
+
+    hidden: int
+    vocabulary: int
+    requests: int  # distinct ones; fewer than the vocabulary
+    max_rows: int
+    max_slots: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model on its engine, and a pool of requests."""
+
+    name: str
+    model: CellModel
+    engine: StepEngine
+    entry: str  # the cell of a request's first nodes
+    works: Sequence[CellWork]
+    described: dict[str, Any]
+    lstm: LstmModel | None = None  # the model of a chain as torch has it
+
+    def specs(self, max_rows: int, max_steps: int) -> list[CellSpec]:
+        """The cells with tasks of these rows and steps at most."""
+        return [
+            replace(spec, max_rows=min(max_rows, spec.max_rows), max_steps=min(max_steps, spec.max_steps))
+            for spec in self.model.specs
+        ]
+
+    def rules(self, max_rows: int, max_steps: int) -> list[CellRule]:
+        """The same for a scheduler."""
+        return [
+            CellRule(spec.name, spec.max_rows, spec.max_steps, spec.priority)
+            for spec in self.specs(max_rows, max_steps)
+        ]
+
+
+def lstm_workload(shape: Shape, seed: int) -> Workload:
+    """A chain over the tokens of a sentence. Its last state is the result, which stays on the device."""
+    torch.manual_seed(seed)
+    module, words = _chain(shape)
+    weights = weights_of(lstm=module, embedding=_embedding(words))
+    table, stack = (
+        read_table(weights, "embedding.", shape.dtype),
+        read_stack(weights, "lstm.", shape.hidden, shape.dtype),
+    )
+    cell = _longer(read_cell("read", table, stack, shape.max_rows))
+
+    def unfold(request: Request, graph: GraphBuilder) -> None:
+        graph.add("read", token=take_tokens(request))
+
+    model = CellModel.of([cell], unfold)
+    lengths = wmt_like_lengths(shape.requests, seed)
+    tokens = _sentences(lengths, shape.vocabulary, seed)
+    works = [CellWork.of(model.unfold({"tokens": one})) for one in tokens]
+    on_device = LstmModel(module.to(shape.device, shape.dtype), words.to(shape.device, shape.dtype))
+    engine = _engine(shape, [_on_device(cell, shape, module, words)])
+    described = {"distribution": _first_line(wmt_like_lengths), **_spread(lengths)}
+    return Workload("lstm", model, engine, "read", works, described, on_device)
+
+
+def seq2seq_workload(shape: Shape, seed: int) -> Workload:
+    """An encoder, and a decoder that reads its own tokens. It stops after as many as the translation has."""
+    torch.manual_seed(seed)
+    (encoder, source), (decoder, target) = _chain(shape), _chain(shape)
+    weights = weights_of(
+        encoder=encoder,
+        decoder=decoder,
+        source=_embedding(source),
+        target=_embedding(target),
+        output=nn.Linear(shape.hidden, shape.vocabulary),
+    )
+    encoder_stack, decoder_stack = (
+        read_stack(weights, f"{part}.", shape.hidden, shape.dtype) for part in ("encoder", "decoder")
+    )
+    sources, targets = (read_table(weights, f"{part}.", shape.dtype) for part in ("source", "target"))
+    output = read_dense(weights, "output.", shape.hidden, shape.dtype, num_rows=shape.vocabulary)
+    encode = _longer(read_cell("encode", sources, encoder_stack, shape.max_rows))
+    decode = generate_cell("decode", targets, decoder_stack, output, 0, shape.max_rows)
+    decode = replace(decode, step=CountdownStep(targets, decoder_stack, output))
+
+    def unfold(request: Request, graph: GraphBuilder) -> None:
+        tokens = take_tokens(request)
+        encoded = graph.add("encode", token=tokens)
+        graph.add("decode", reads=[encoded], token=[request["length"]], steps=len(tokens) + MAX_EXTRA_STEPS)
+
+    model = CellModel.of([encode, decode], unfold)
+    lengths = wmt_like_lengths(shape.requests, seed)
+    translated = translated_lengths(lengths, seed + 1)
+    pairs = zip(_sentences(lengths, shape.vocabulary, seed), translated.tolist(), strict=True)
+    works = [CellWork.of(model.unfold({"tokens": tokens, "length": length})) for tokens, length in pairs]
+    cells = [_on_device(encode, shape, encoder, source), _on_device(decode, shape)]
+    described = {
+        "distribution": f"{_first_line(wmt_like_lengths)} {_first_line(translated_lengths)}",
+        **_spread(lengths),
+        "mean_decoded": float(translated.mean()),
+    }
+    return Workload("seq2seq", model, _engine(shape, cells), "encode", works, described)
+
+
+def tree_workload(shape: Shape, seed: int) -> Workload:
+    """A binary TreeLSTM with a classifier at the root."""
+    torch.manual_seed(seed)
+    width = shape.hidden
+    cell = nn.Module()
+    cell.W_iou, cell.U_iou = nn.Linear(width, 3 * width, bias=False), nn.Linear(2 * width, 3 * width, bias=False)
+    cell.U_f = nn.Linear(2 * width, 2 * width)
+    cell.b_iou = nn.Parameter(torch.zeros(1, 3 * width))
+    weights = weights_of(embedding=nn.Embedding(shape.vocabulary, width), cell=cell, linear=nn.Linear(width, 5))
+    model = binary_tree_classifier(weights, dtype=shape.dtype, max_rows=shape.max_rows)
+    trees = parse_trees(shape.requests, seed)
+    requests = [{"tokens": [number] * (len(tree) + 1), "merges": tree} for number, tree in enumerate(trees)]
+    works = [CellWork.of(model.unfold(request)) for request in requests]
+    described = {
+        "distribution": _first_line(parse_trees),
+        **_spread(np.array([len(tree) + 1 for tree in trees])),
+    }
+    engine = _engine(shape, [_on_device(cell, shape) for cell in model.cells])
+    return Workload("tree", model, engine, "leaf", works, described)
+
+
+WORKLOADS: dict[str, Callable[[Shape, int], Workload]] = {
+    "lstm": lstm_workload,
+    "seq2seq": seq2seq_workload,
+    "tree": tree_workload,
+}
+
+
+class CountdownStep(GenerateStep):
+    """Emits its input less one, and computes as much as for the likeliest token, on which the emission depends.
+
+    So a decoder of random weights stops after a number of steps that the load chooses and no policy knows.
+    """
+
+    def forward(self, states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        new, emitted = super().forward(states, inputs)
+        zero = emitted["token"].clamp(max=0)
+        return new, {"token": torch.maximum(inputs["token"][:, None] - 1, zero)}
+
+
+def _chain(shape: Shape) -> tuple[nn.LSTM, torch.Tensor]:
+    """An LSTM of one layer over words as wide as its state, and their embeddings [V, H]."""
+    module = nn.LSTM(shape.hidden, shape.hidden, batch_first=True).eval().requires_grad_(False)
+    return module, torch.randn(shape.vocabulary, shape.hidden)
+
+
+def _embedding(words: torch.Tensor) -> nn.Embedding:
+    return nn.Embedding(words.shape[0], words.shape[1], _weight=words)
+
+
+def _longer(cell: Cell) -> Cell:
+    """The cell for batches of more steps, which the baselines need less often."""
+    return replace(cell, spec=replace(cell.spec, max_steps=MAX_QUANTUM))
+
+
+def _on_device(
+    cell: Cell, shape: Shape, module: nn.LSTM | None = None, words: torch.Tensor | None = None
+) -> Cell | LstmCell:
+    """The cell as the engine runs it: on a GPU by fused kernels where there are some, else by torch."""
+    if shape.device.type == "cpu":
+        return cell
+    if module is not None and words is not None:
+        return lstm_cell(cell.spec, module.to(shape.device), words.to(shape.device, shape.dtype))
+    if not isinstance(cell.step, nn.Module):
+        raise TypeError("A cell with weights is a module. This is a bug.")
+    return replace(cell, step=cell.step.to(shape.device))
+
+
+def _engine(shape: Shape, cells: Sequence[Cell | LstmCell]) -> StepEngine:
+    if shape.device.type == "cpu":
+        return CpuStepEngine([cell for cell in cells if isinstance(cell, Cell)], shape.max_slots + 1)
+    engine = GpuStepEngine(cells, shape.max_slots + 1, device=shape.device)
+    engine.prepare(budget_s=_PREPARE_S)
+    print(f"{engine.num_graphs} graphs of {', '.join(engine.cells)}", flush=True)
+    return engine
+
+
+def _sentences(lengths: Lengths, vocabulary: int, seed: int) -> list[Int32Array]:
+    """Random tokens of each sentence; the first is the sentence's number."""
+    random = np.random.default_rng(seed)
+    sentences = [random.integers(0, vocabulary, length, dtype=np.int32) for length in lengths.tolist()]
+    for number, tokens in enumerate(sentences):
+        tokens[0] = number
+    return sentences
+
+
+def _spread(sizes: Lengths) -> dict[str, float]:
+    return {
+        "count": len(sizes),
+        "mean": float(sizes.mean()),
+        "p50": float(np.median(sizes)),
+        "max": float(sizes.max()),
+    }
+
+
+def _first_line(function: Callable[..., object]) -> str:
+    return (function.__doc__ or "").partition("\n")[0]

@@ -1,0 +1,1 @@
+"""The lines of logs: sources, readers, filters, and the events in them."""

@@ -1,0 +1,341 @@
+"""The compiled scanner of batch_columns.py, which imports it on first use: numba takes half a second to load.
+
+It goes over each line once, and compares the parts that all lines share in words of eight bytes. A JSON parser takes
+about ten times as long. It accepts nothing that a JSON parser rejects, and reads no value otherwise. All of it is in
+one file, because numba's cache notices changes of the file of `scan` only.
+"""
+
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+from numba.core.dispatcher import Dispatcher
+
+ByteArray = npt.NDArray[np.uint8]
+WordArray = npt.NDArray[np.uint64]
+IntArray = npt.NDArray[np.int64]
+
+SKIP, INTEGER, NUMBER, TIME, TEXT, NOTHING = range(6)  # kinds of values; NOTHING: the key's bytes hold the value too
+MAX_TEXTS = 64  # different ones in a block
+WORD = 8  # bytes
+
+_FAILED = -1
+_NEWLINE, _RETURN, _QUOTE, _BACKSLASH, _BRACE, _SPACE = (ord(one) for one in '\n\r"\\} ')
+_MINUS, _PLUS, _POINT, _ZERO, _NINE, _EXPONENT, _CAPITAL = (ord(one) for one in "-+.09eE")
+_DASH, _Z, _T, _COLON, _LOW_T, _LOW_F, _LOW_N = (ord(one) for one in "-ZT:tfn")
+_MAX_DIGITS = 15  # of an integer; a float holds it
+_MAX_KEPT = 10**17  # digits beyond do not change a float
+_MAX_POWER = 308
+_POWERS = np.array([float(f"1e{power}") for power in range(_MAX_POWER + 1)])
+_MASKS = np.array([(1 << 8 * size) - 1 for size in range(WORD + 1)], np.uint64)  # the first bytes of a word
+_NEWLINES, _ONES, _HIGHS = (np.uint64(one * 0x0101010101010101) for one in (_NEWLINE, 1, 0x80))
+_TRUE, _FALSE, _NULL = (np.uint64(int.from_bytes(one, "little")) for one in (b"true", b"fals", b"null"))
+
+
+def _compiled(function: object) -> Dispatcher:
+    """Compile a function, and keep it for the next process where there is a place to write."""
+    try:
+        return cast(Dispatcher, njit(nogil=True, cache=True)(function))
+    except RuntimeError:  # neither beside this file nor in the user's cache folder
+        return cast(Dispatcher, njit(nogil=True)(function))
+
+
+def _inlined(function: object) -> Dispatcher:
+    """Compile a function into its callers: a call would cost as much as its work."""
+    return cast(Dispatcher, njit(nogil=True, forceinline=True)(function))
+
+
+def words_of(data: bytes) -> WordArray:
+    """The eight bytes from each place on, [bytes - 7], little-endian. A view."""
+    return np.ndarray((max(0, len(data) - WORD + 1),), "<u8", data, 0, (1,))
+
+
+@_inlined
+def byte(data: ByteArray, place: int) -> int:
+    """A byte. An index without a sign cannot count from the end, which saves the test for it: a third of the time."""
+    return data[np.uintp(place)]  # type: ignore[no-any-return]  # numba has no cast
+
+
+@_inlined
+def word(words: WordArray, place: int) -> np.uint64:
+    """The eight bytes from a place on. The caller knows that they are there."""
+    return words[np.uintp(place)]  # type: ignore[no-any-return]  # of numba
+
+
+@_inlined
+def is_digit(block: ByteArray, place: int, end: int) -> bool:
+    """Whether a digit is here."""
+    return place < end and _ZERO <= byte(block, place) <= _NINE
+
+
+@_inlined
+def scan_text(block: ByteArray, place: int, end: int) -> int:
+    """The place after a string without escapes, which begins here."""
+    if place >= end or byte(block, place) != _QUOTE:
+        return _FAILED
+    place += 1
+    while place < end:
+        one = byte(block, place)
+        if one == _QUOTE:
+            return place + 1
+        if one == _BACKSLASH or one < _SPACE:
+            return _FAILED
+        place += 1
+    return _FAILED
+
+
+@_inlined
+def scan_integer(block: ByteArray, place: int, end: int) -> tuple[int, int]:
+    """The place after an integer without a sign, and its value."""
+    first, value = place, 0
+    while is_digit(block, place, end):
+        value = value * 10 + byte(block, place) - _ZERO
+        place += 1
+    if not 1 <= place - first <= _MAX_DIGITS or (byte(block, first) == _ZERO and place - first > 1):
+        return _FAILED, 0
+    return place, value
+
+
+@_inlined
+def scan_exponent(block: ByteArray, place: int, end: int) -> tuple[int, int]:
+    """The place after an exponent, if one is here, and its value."""
+    if place >= end or (byte(block, place) != _EXPONENT and byte(block, place) != _CAPITAL):
+        return place, 0
+    place += 1
+    is_negative = place < end and byte(block, place) == _MINUS
+    if is_negative or (place < end and byte(block, place) == _PLUS):
+        place += 1
+    first, exponent = place, 0
+    while is_digit(block, place, end) and place - first < 3:
+        exponent = exponent * 10 + byte(block, place) - _ZERO
+        place += 1
+    return (_FAILED if place == first else place), (-exponent if is_negative else exponent)
+
+
+@_inlined
+def scan_number(block: ByteArray, place: int, end: int) -> tuple[int, float]:
+    """The place after a finite number, and its value. Up to 15 digits are exact."""
+    is_negative = place < end and byte(block, place) == _MINUS
+    place += is_negative
+    first, value, shift = place, 0, 0
+    while is_digit(block, place, end):
+        if value < _MAX_KEPT:
+            value = value * 10 + byte(block, place) - _ZERO
+        else:
+            shift += 1
+        place += 1
+    if place == first or (byte(block, first) == _ZERO and place - first > 1):
+        return _FAILED, 0.0
+    if place < end and byte(block, place) == _POINT:
+        place += 1
+        first = place
+        while is_digit(block, place, end):
+            if value < _MAX_KEPT:
+                value = value * 10 + byte(block, place) - _ZERO
+                shift -= 1
+            place += 1
+        if place == first:
+            return _FAILED, 0.0
+    place, exponent = scan_exponent(block, place, end)
+    shift += exponent
+    number = -float(value) if is_negative else float(value)
+    if shift < -_MAX_POWER:
+        number /= _POWERS[_MAX_POWER]
+        shift += _MAX_POWER
+    if abs(shift) > _MAX_POWER:
+        return _FAILED, 0.0
+    number = number * _POWERS[shift] if shift >= 0 else number / _POWERS[-shift]
+    return (place if np.isfinite(number) else _FAILED), number
+
+
+@_inlined
+def scan_digits(block: ByteArray, place: int, count: int) -> int:
+    """The number in `count` digits; a large negative number if a byte is no digit."""
+    value = 0
+    for at in range(place, place + count):
+        if not _ZERO <= byte(block, at) <= _NINE:
+            return -1_000_000
+        value = value * 10 + byte(block, at) - _ZERO
+    return value
+
+
+@_inlined
+def scan_minute(block: ByteArray, place: int) -> float:
+    """The seconds since 1970 of `"2026-01-31T12:34`, of which all bytes are there. Negative if it is no UTC time."""
+    if byte(block, place) != _QUOTE or byte(block, place + 5) != _DASH or byte(block, place + 8) != _DASH:
+        return -1.0
+    if byte(block, place + 11) != _T or byte(block, place + 14) != _COLON:
+        return -1.0
+    year, month = scan_digits(block, place + 1, 4), scan_digits(block, place + 6, 2)
+    day, hour = scan_digits(block, place + 9, 2), scan_digits(block, place + 12, 2)
+    minute = scan_digits(block, place + 15, 2)
+    if year < 1970 or not 1 <= month <= 12 or day < 1 or not 0 <= hour < 24 or not 0 <= minute < 60:
+        return -1.0
+    is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    if day > (28 + is_leap if month == 2 else 30 + (month + month // 8) % 2):
+        return -1.0
+    # Days from the civil date, as Howard Hinnant's chrono-compatible algorithms count them.
+    year -= month <= 2
+    era = year // 400
+    of_era = year - era * 400
+    of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    days = era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
+    return days * 86400.0 + hour * 3600.0 + minute * 60.0  # type: ignore[no-any-return]  # of numba
+
+
+@_inlined
+def scan_seconds(block: ByteArray, place: int, end: int) -> tuple[int, int]:
+    """The place after `:56.789Z"`, and its whole seconds."""
+    if place + 5 > end or byte(block, place) != _COLON:
+        return _FAILED, 0
+    seconds = scan_digits(block, place + 1, 2)
+    place += 3
+    if byte(block, place) == _POINT:
+        place += 1
+        first = place
+        while is_digit(block, place, end):
+            place += 1
+        if place == first:
+            return _FAILED, 0
+    if place + 1 >= end or byte(block, place) != _Z or byte(block, place + 1) != _QUOTE or not 0 <= seconds < 60:
+        return _FAILED, 0
+    return place + 2, seconds
+
+
+@_inlined
+def find_text(block: ByteArray, words: WordArray, first: int, last: int, texts: IntArray, num_texts: int) -> int:
+    """The number of a text among those before it; `num_texts` if it is new. A word after the text is in the block."""
+    size = last - first
+    mask = _MASKS[min(size, WORD)]
+    head = word(words, first) & mask
+    for number in range(num_texts):
+        start = texts[number, 0]
+        if texts[number, 1] - start != size or word(words, start) & mask != head:
+            continue
+        at = WORD
+        while at < size and byte(block, start + at) == byte(block, first + at):
+            at += 1
+        if at >= size:
+            return number
+    return num_texts
+
+
+@_inlined
+def skip(block: ByteArray, words: WordArray, place: int, end: int) -> int:
+    """The place after a string without escapes, a number or a literal."""
+    if place + WORD > end:
+        return _FAILED
+    first = byte(block, place)
+    if first == _QUOTE:
+        return scan_text(block, place, end)  # type: ignore[no-any-return]  # of numba
+    if first in (_LOW_T, _LOW_F, _LOW_N):
+        found = word(words, place) & _MASKS[4]
+        if found == _FALSE and byte(block, place + 4) == _EXPONENT:
+            return place + 5
+        return place + 4 if found in (_TRUE, _NULL) else _FAILED
+    return scan_number(block, place, end)[0]  # type: ignore[no-any-return]  # of numba
+
+
+@_inlined
+def find_newline(block: ByteArray, words: WordArray, place: int, end: int) -> int:
+    """The place of the next newline; the end without one."""
+    while place + WORD <= end:
+        differs = word(words, place) ^ _NEWLINES
+        if (differs - _ONES) & ~differs & _HIGHS:  # one of the bytes is zero
+            break
+        place += WORD
+    while place < end and byte(block, place) != _NEWLINE:
+        place += 1
+    return place
+
+
+@_compiled
+def scan(
+    block: ByteArray,
+    words: WordArray,
+    keys: WordArray,
+    key_masks: WordArray,
+    key_sizes: IntArray,
+    kinds: IntArray,
+    columns: npt.NDArray[np.float64],
+    texts: IntArray,
+    others: IntArray,
+) -> tuple[int, int, int]:
+    """Go over all lines. Returns the numbers of rows, of texts and of other lines.
+
+    `keys`, `key_masks`: the bytes before each value, in words, of which the last has a mask; `key_sizes` [fields] in
+    bytes; `kinds` [fields]. `columns` [fields, lines] gets numbers, seconds and numbers of texts. `texts`
+    [MAX_TEXTS, 2] gets where each text first was, `others` [lines, 2] where lines are that are laid out otherwise.
+    Empty lines are in neither.
+    """
+    num_rows, num_texts, num_others = 0, 0, 0
+    start, size = 0, len(block)
+    minute, minute_s = -1, 0.0  # the last time was `minute_s` plus seconds, and its first 17 bytes are at `minute`
+    while start < size:
+        place, key = start, 0
+        for field in range(len(kinds)):
+            key_size = key_sizes[field]
+            if place + key_size + WORD > size:
+                place = _FAILED
+                break
+            end = place + key_size
+            while place < end:
+                if word(words, place) & key_masks[np.uintp(key)] != keys[np.uintp(key)]:
+                    break
+                place += WORD
+                key += 1
+            if place < end:
+                place = _FAILED
+                break
+            place = end
+            kind = kinds[field]
+            if kind == INTEGER:
+                place, integer = scan_integer(block, place, size)
+                columns[field, num_rows] = integer
+            elif kind == NUMBER:
+                place, columns[field, num_rows] = scan_number(block, place, size)
+            elif kind == TEXT:
+                first = place + 1
+                place = scan_text(block, place, size)
+                if place != _FAILED and place + WORD <= size:
+                    number = find_text(block, words, first, place - 1, texts, num_texts)
+                    if number == num_texts and num_texts < MAX_TEXTS:
+                        texts[number, 0], texts[number, 1] = first, place - 1
+                        num_texts += 1
+                    columns[field, num_rows] = number
+                    if number == MAX_TEXTS:
+                        place = _FAILED
+                else:
+                    place = _FAILED
+            elif kind == TIME:
+                if place + 22 > size:
+                    place = _FAILED
+                    break
+                is_same = minute >= 0 and byte(block, place + 16) == byte(block, minute + 16)
+                is_same = is_same and word(words, place) == word(words, minute)
+                if not is_same or word(words, place + WORD) != word(words, minute + WORD):
+                    minute, minute_s = place, scan_minute(block, place)
+                    if minute_s < 0:
+                        minute, place = -1, _FAILED
+                        break
+                place, seconds = scan_seconds(block, place + 17, size)
+                columns[field, num_rows] = minute_s + seconds
+            elif kind == SKIP:
+                place = skip(block, words, place, size)
+            if place == _FAILED:
+                break
+        if place != _FAILED and place < size and byte(block, place) == _BRACE:
+            place += 1
+            if place < size and byte(block, place) == _RETURN:
+                place += 1
+            if place >= size or byte(block, place) == _NEWLINE:
+                num_rows += 1
+                start = place + 1
+                continue
+        end = find_newline(block, words, start, size)
+        if end > start:
+            others[num_others, 0], others[num_others, 1] = start, end
+            num_others += 1
+        start = end + 1
+    return num_rows, num_texts, num_others

@@ -1,0 +1,1 @@
+"""Logs as a page with plots."""

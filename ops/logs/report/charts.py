@@ -1,0 +1,209 @@
+"""The plots of the report, drawn by matplotlib. Inks are stand-ins that the page replaces by colours of its theme."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ops.logs.totals.digest import Digest
+from penstock.ops.logs.totals.series import LATENCIES, LATENCY_BOUNDS_S, MISSES, TRIGGERS, latency_percentile_s
+
+INK, FAINT = "#010203", "#040506"  # text and axes; grid
+PALETTE = ("#3b7dd8", "#e08a1e", "#2f9e6e", "#c2483d", "#8a63c9", "#7a8793", "#b3a13a")
+_ERROR_COLOURS = dict(zip((*MISSES, "warnings", "errors"), np.array(PALETTE)[[3, 1, 6, 4, 5, 0]], strict=True))
+_TICKS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+_MAX_TICKS = 5
+_SPANS = 120  # at most, along the time axis
+_MIN_SPAN_S = 2
+
+
+class Chart(NamedTuple):
+    """One plot: its title, what it shows, and the function that draws it, which returns whether there is anything."""
+
+    title: str
+    note: str
+    draw: Callable[[Any, "Spans"], bool]
+
+
+class Spans:
+    """The digest's series in about a hundred spans."""
+
+    def __init__(self, digest: Digest) -> None:
+        self.digest = digest
+        self.width_s = max(_MIN_SPAN_S, -(-digest.series.span_s // _SPANS))
+        starts, self.columns = digest.series.spans(self.width_s)
+        self.width_s = int(starts[1] - starts[0]) if len(starts) > 1 else self.width_s
+        self.starts_s = starts.astype(float)
+        self.edges_s = np.append(self.starts_s, self.starts_s[-1] + self.width_s)
+
+    def rate(self, name: str) -> Any:
+        """A column by second."""
+        return self.columns[name] / self.width_s
+
+
+def charts() -> list[Chart]:
+    """In the order of the page."""
+    return [
+        Chart("Throughput", "answered and rejected requests a second", _throughput),
+        Chart("Latency", "online requests by latency and time: darker is more; the line is p95", _latency),
+        Chart("Triggers", "batches a second by why they ran", _triggers),
+        Chart("Padding", "slots that padded batches would have wasted, as a share", _padding),
+        Chart("Cache", "sequences a second from the cache and from the engine", _cache),
+        Chart("Lag", "how long sampled requests waited in Kafka, and the workers' backlog, at most", _lag),
+        Chart("Errors", "missed deadlines, and warnings and errors in the logs, a second", _errors),
+        Chart("Stages", "of sampled requests: p50, p95 and p99", _stages),
+        Chart("Costs", "predicted over measured seconds of logged batches", _costs),
+    ]
+
+
+def _throughput(axes: Any, spans: Spans) -> bool:
+    answered, rejected = spans.rate("answered"), spans.rate("refused")
+    if not answered.any() and not rejected.any():
+        return False
+    _area(axes, spans, answered, PALETTE[0], "answered")
+    if rejected.any():
+        _steps(axes, spans, rejected, PALETTE[3], "rejected")
+    return _over_time(axes, spans, "requests/s")
+
+
+def _latency(axes: Any, spans: Spans) -> bool:
+    table = np.array([spans.columns[name] for name in LATENCIES])
+    if not table.any():
+        return False
+    used = np.flatnonzero(table.any(axis=1))
+    low, high = max(0, used[0] - 1), min(len(LATENCIES), used[-1] + 2)
+    shown = np.sqrt(table[low:high] / table.max())
+    image = np.zeros((*shown.shape, 4))
+    image[..., :3] = [int(PALETTE[0][place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    image[..., 3] = np.where(shown > 0, 0.12 + 0.88 * shown, 0)
+    extent = (spans.edges_s[0], spans.edges_s[-1], 0, high - low)
+    axes.imshow(image, aspect="auto", origin="lower", extent=extent, interpolation="none")
+    edges = [0.0, *LATENCY_BOUNDS_S][low : high + 1]
+    axes.set_yticks(range(high - low + 1), [_milliseconds(edge) for edge in edges], fontsize=8)
+    _draw_p95(axes, spans, table, low, high)
+    return _over_time(axes, spans, "", has_zero=False)
+
+
+def _draw_p95(axes: Any, spans: Spans, table: Any, low: int, high: int) -> None:
+    edges = np.array([0.0, *LATENCY_BOUNDS_S[:-1]])
+    p95 = np.array([latency_percentile_s(dict(zip(LATENCIES, row, strict=True)), 95) for row in table.T])
+    rows = np.interp(p95, edges, np.arange(len(edges))) - low
+    axes.plot(spans.starts_s + spans.width_s / 2, rows, color=PALETTE[1], linewidth=1.4, label="p95")
+    axes.set_ylim(0, high - low)
+
+
+def _triggers(axes: Any, spans: Spans) -> bool:
+    names = [name for name in TRIGGERS if spans.columns[name].any()]
+    if not names:
+        return False
+    _stack(axes, spans, names, PALETTE)
+    return _over_time(axes, spans, "batches/s")
+
+
+def _padding(axes: Any, spans: Spans) -> bool:
+    slots, tokens = spans.columns["logged_slots"], spans.columns["logged_tokens"]
+    if not slots.any():
+        return False
+    wasted = np.where(slots > 0, 100 * (1 - tokens / np.maximum(slots, 1)), np.nan)
+    _area(axes, spans, wasted, PALETTE[2], "")
+    _over_time(axes, spans, "% avoided")
+    axes.set_ylim(0, 100)
+    return True
+
+
+def _cache(axes: Any, spans: Spans) -> bool:
+    if not spans.columns["cached"].any():
+        return False
+    _stack(axes, spans, ["cached", "sequences"], (PALETTE[2], PALETTE[5]), ["cache", "engine"])
+    return _over_time(axes, spans, "sequences/s")
+
+
+def _lag(axes: Any, spans: Spans) -> bool:
+    kafka, backlog = spans.columns["kafka_s"], spans.columns["backlog_s"]
+    if not kafka.any() and not backlog.any():
+        return False
+    _steps(axes, spans, kafka, PALETTE[0], "in Kafka")
+    _steps(axes, spans, backlog, PALETTE[1], "backlog")
+    return _over_time(axes, spans, "s")
+
+
+def _errors(axes: Any, spans: Spans) -> bool:
+    names = [name for name in (*MISSES, "warnings", "errors") if spans.columns[name].any()]
+    if not names:
+        return False
+    _stack(axes, spans, names, [_ERROR_COLOURS[name] for name in names])
+    return _over_time(axes, spans, "a second")
+
+
+def _stages(axes: Any, spans: Spans) -> bool:
+    found = [(name, times) for name, times in spans.digest.requests.stages.items() if len(times)]
+    if not found:
+        return False
+    for place, (_, times) in enumerate(reversed(found)):
+        low, middle, high = (max(times.percentile(percent), 1e-6) * 1e3 for percent in (50, 95, 99))
+        axes.plot([low, high], [place, place], color=PALETTE[0], linewidth=5, alpha=0.3, solid_capstyle="butt")
+        axes.plot([low, middle], [place, place], color=PALETTE[0], linewidth=5, solid_capstyle="butt")
+        axes.plot([low], [place], marker="|", markersize=11, markeredgewidth=2, color=INK)
+    axes.set_yticks(range(len(found)), [name for name, _ in reversed(found)])
+    axes.set_xscale("log")
+    axes.set_xlabel("ms: p50 is the mark, p95 ends the dark bar, p99 the light", fontsize=8)
+    axes.grid(axis="x", color=FAINT, linewidth=0.6)
+    return True
+
+
+def _costs(axes: Any, spans: Spans) -> bool:
+    ratios = spans.digest.batches.all.ratios
+    if not len(ratios):
+        return False
+    edges = np.geomspace(0.25, 4.0, 49)
+    counts = ratios.between(edges)
+    axes.bar(edges[:-1], counts, width=np.diff(edges), align="edge", color=PALETTE[0], alpha=0.85, linewidth=0)
+    axes.axvline(1.0, color=INK, linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xticks([0.25, 0.5, 1, 2, 4], ["¼", "½", "1", "2", "4"])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("predicted / measured", fontsize=8)
+    axes.set_ylabel("batches", fontsize=8)
+    axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    return True
+
+
+def _steps(axes: Any, spans: Spans, values: Any, colour: str, label: str) -> None:
+    axes.step(spans.edges_s, np.append(values, values[-1]), where="post", color=colour, label=label, linewidth=1.3)
+
+
+def _area(axes: Any, spans: Spans, values: Any, colour: str, label: str) -> None:
+    _steps(axes, spans, values, colour, label)
+    filled = np.nan_to_num(np.append(values, values[-1]))
+    axes.fill_between(spans.edges_s, filled, step="post", color=colour, alpha=0.25, linewidth=0)
+
+
+def _stack(axes: Any, spans: Spans, names: Sequence[str], colours: Sequence[str], labels: Sequence[str] = ()) -> None:
+    heights = [np.append(values, values[-1]) for values in map(spans.rate, names)]
+    look = {"labels": labels or names, "colors": colours, "step": "post", "alpha": 0.85, "linewidth": 0}
+    axes.stackplot(spans.edges_s, heights, **look)
+
+
+def _over_time(axes: Any, spans: Spans, unit: str, *, has_zero: bool = True) -> bool:
+    """Axes that all plots over time have. Returns true."""
+    first, last = spans.edges_s[0], spans.edges_s[-1]
+    axes.set_xlim(first, last)
+    if has_zero:
+        axes.set_ylim(bottom=0)
+    step = next((one for one in _TICKS_S if (last - first) / one <= _MAX_TICKS), None)
+    step = step or 86400 * -(-(last - first) // (86400 * _MAX_TICKS))
+    places = np.arange(-(-first // step) * step, last + 1, step)
+    form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%d %b"
+    axes.set_xticks(places, [datetime.fromtimestamp(place, UTC).strftime(form) for place in places])
+    axes.set_ylabel(unit, fontsize=8)
+    axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    labels = [label for label in axes.get_legend_handles_labels()[1] if not label.startswith("_")]
+    if len(labels) > 1 or labels == ["p95"]:
+        look = {"frameon": False, "fontsize": 8, "borderaxespad": 0.2, "columnspacing": 1.0, "handlelength": 1.2}
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=min(4, len(labels)), **look)
+    return True
+
+
+def _milliseconds(seconds: float) -> str:
+    return "30+ s" if np.isinf(seconds) else f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"

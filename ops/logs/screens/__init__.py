@@ -1,0 +1,1 @@
+"""Logs as tables and text in a terminal."""

@@ -1,0 +1,83 @@
+"""`penstock logs diff`: the figures of two runs side by side."""
+
+import math
+
+from rich.console import Console
+from rich.text import Text
+
+from penstock.ops.logs.lines.event import duration
+from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, row, table
+from penstock.ops.logs.totals.digest import Digest
+from penstock.ops.logs.totals.facts import Fact, facts
+
+_GOOD = "green"
+_NOTABLE = 0.1  # of a change that has a direction: coloured from here on
+_SAME = 0.005
+
+
+def show_diff(console: Console, first: Digest, second: Digest, names: tuple[str, str]) -> None:
+    """Print a row for each figure that either has."""
+    pairs = _paired(first, second)
+    made = table("", f">{names[0]}", f">{names[1]}", ">change", "")
+    row(made, "time", duration(first.series.span_s), duration(second.series.span_s), "")
+    section = ""
+    for before, after in pairs:
+        if before.section != section:
+            section = before.section
+            row(made, Text(section, style=HEAD))
+        row(made, f"  {before.name}", before.text, after.text, _change(before, after))
+    console.print(made)
+    changed = _settings_changed(first, second)
+    if changed:
+        console.print(Text("\nSettings", style=HEAD))
+        made = table("", f">{names[0]}", f">{names[1]}", "")
+        for key, one, other in changed:
+            row(made, f"  {key}", one, other)
+        console.print(made)
+    console.print(
+        Text("\nGreen is better by a tenth or more, red is worse. Counts depend on how long each run was.", style=DIM)
+    )
+
+
+def _paired(first: Digest, second: Digest) -> list[tuple[Fact, Fact]]:
+    """The figures of both, in the order of the first; without those that both lack, or that are zero in both."""
+    one = {(fact.section, fact.name): fact for fact in facts(first)}
+    other = {(fact.section, fact.name): fact for fact in facts(second)}
+    sections = list(dict.fromkeys(section for section, _ in one))
+    keys = sorted(dict.fromkeys([*one, *other]), key=lambda key: sections.index(key[0]))
+    pairs = []
+    for key in keys:
+        known = one.get(key) or other[key]
+        absent = known._replace(value=0.0)
+        before, after = one.get(key, absent), other.get(key, absent)
+        if any(value and not math.isnan(value) for value in (before.value, after.value)):
+            pairs.append((before, after))
+    return pairs
+
+
+def _change(before: Fact, after: Fact) -> Text:
+    if math.isnan(before.value) or math.isnan(after.value):
+        return Text("")
+    if not before.value:
+        return Text("new", style=_style(before.better, math.inf)) if after.value else Text("")
+    change = after.value / before.value - 1.0
+    if abs(change) < _SAME:
+        return Text("=", style=DIM)
+    shown = f"{change + 1:,.1f} times" if change >= 1 else f"{change * 100:+.0f} %"
+    return Text(shown, style=_style(before.better, change))
+
+
+def _style(better: int, change: float) -> str:
+    if not better or abs(change) < _NOTABLE:
+        return ""
+    return _GOOD if change * better > 0 else BAD
+
+
+def _settings_changed(first: Digest, second: Digest) -> list[tuple[str, str, str]]:
+    """Settings in force that differ; a reader compares two versions or two configurations."""
+    own = {"timestamp", "event", "logger", "level", "pid", "worker", "reasons", "metrics_port", "bootstrap_servers"}
+    if not first.settings or not second.settings:
+        return []
+    keys = sorted((first.settings.keys() | second.settings.keys()) - own)
+    pairs = [(key, str(first.settings.get(key, "-")), str(second.settings.get(key, "-"))) for key in keys]
+    return [(key, one[:40], other[:40]) for key, one, other in pairs if one != other]

@@ -1,0 +1,81 @@
+"""Tables, bars and small curves on a terminal. Nothing of a log reaches the terminal as it is."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.ops.logs.lines.event import printable
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_PARTS = " ▏▎▍▌▋▊▉"
+DIM, WARN, BAD, HEAD, BAR = "dim", "yellow", "red", "bold", "cyan"
+LEVEL_STYLES = {"debug": DIM, "info": "", "warning": WARN, "error": BAD, "critical": "bold red"}
+
+
+def make_console() -> Console:
+    """The current stdout."""
+    return Console(highlight=False, markup=False, soft_wrap=False)
+
+
+def heading(console: Console, text: str, note: str = "") -> None:
+    """A section's name, and what its figures are of."""
+    console.print()
+    console.print(Text.assemble((text, HEAD), (f"  {note}" if note else "", DIM)), soft_wrap=True)
+
+
+def table(*columns: str) -> Table:
+    """Columns that begin with `>` are aligned to the right; the last one may fold."""
+    made = Table(box=None, header_style=DIM, padding=(0, 2, 0, 0), pad_edge=False)
+    for place, name in enumerate(columns):
+        is_last = place == len(columns) - 1
+        justify = "right" if name.startswith(">") else "left"
+        made.add_column(name.removeprefix(">"), justify=justify, no_wrap=not is_last, overflow="fold")  # type: ignore[arg-type]
+    return made
+
+
+def row(made: Table, *cells: object, style: str = "") -> None:
+    """Add a row. Text objects keep their style."""
+    made.add_row(*[cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in cells], style=style)
+
+
+def bar(part: float, width: int = 24) -> Text:
+    """A bar for a share of 1."""
+    eighths = round(min(max(part, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return Text("█" * full + (_PARTS[rest] if rest else ""), style=BAR)
+
+
+def curve(values: Sequence[float], name: str, width: int = 60) -> Text:
+    """A curve of one line, and its name. Values are added up into at most `width` characters."""
+    if not len(values):
+        return Text("")
+    chunks = np.array_split(np.asarray(values, float), min(width, len(values)))
+    heights = [float(chunk.mean()) for chunk in chunks]
+    greatest = max(heights)
+    steps = (
+        [0 if not value else max(1, round(value / greatest * 8)) for value in heights]
+        if greatest
+        else [0] * len(chunks)
+    )
+    return Text.assemble(("".join(_BLOCKS[step] for step in steps), BAR), (f"  {name}", DIM))
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Parts that are not empty, by commas."""
+    return ", ".join(part for part in parts if part)
+
+
+def is_known(value: float) -> bool:
+    """Whether the logs tell a figure."""
+    return not math.isnan(value)
+
+
+def count(number: float, noun: str) -> str:
+    """`1 sequence`, `2 sequences`, `3 batches`."""
+    return (
+        f"{number:,.0f} {noun}" if round(number) == 1 else f"{number:,.0f} {noun}{'es' if noun.endswith('ch') else 's'}"
+    )

@@ -1,0 +1,1 @@
+"""Totals over the events of logs, and the story of one request."""

@@ -1,0 +1,105 @@
+"""Everything that logs say, added up in one pass: the summary, the tables, `diff` and the report read it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ops.logs.lines.block_parser import LineCounts
+from penstock.ops.logs.lines.event import Event, number
+from penstock.ops.logs.lines.reader import LogReader, Part
+from penstock.ops.logs.lines.source import Source
+from penstock.ops.logs.totals.batch_totals import BatchTotals
+from penstock.ops.logs.totals.columns import column_of, distinct
+from penstock.ops.logs.totals.lifecycle import Gaps, Lifecycle
+from penstock.ops.logs.totals.request_totals import RequestTotals
+from penstock.ops.logs.totals.series import COUNTED, MISSES, Series, latency_column
+
+_LOAD_EVERY_S = 10.0  # of worker_load: its counts are of so many seconds at most, under steady work
+
+
+class Digest:
+    """The sums of a pass over logs."""
+
+    def __init__(self, reader: LogReader) -> None:
+        """Read all of them. Raises NoEvents."""
+        self.sources: list[Source] = list(reader.sources)
+        self.series = Series()
+        self.batches = BatchTotals()
+        self.requests = RequestTotals()
+        self.lifecycle = Lifecycle()
+        self.gaps = Gaps()
+        self.settings: dict[str, Any] = {}  # of the last settings_resolved
+        self.models: set[str] = set()
+        self._reader = reader
+        self._last_load: dict[tuple[str, Any], float] = {}
+        for part in reader.parts():
+            self._add(part)
+        self.batches.settle(self.series)
+
+    @property
+    def lines(self) -> LineCounts:
+        return self._reader.counts
+
+    @property
+    def num_kept(self) -> int:
+        """Batches and events that passed the filters."""
+        return self._reader.num_kept
+
+    def _add(self, part: Part) -> None:
+        self.batches.add(part.source, part.batches, self.series)
+        self._add_samples([event for event in part.events if event.name == "request_done"])
+        for event in part.events:
+            if event.name != "request_done":
+                self._add_event(event)
+        seconds = part.batches["second"].drop_nulls().unique().to_list()
+        self.gaps.add(part.source, [*seconds, *{event.time_s for event in part.events if event.time_s is not None}])
+
+    def _add_samples(self, events: Sequence[Event]) -> None:
+        """Events of request_done, which are nearly all that are no batches."""
+        self.requests.add_samples(events)
+        timed = [event for event in events if event.time_s is not None]
+        seconds, place = distinct(np.array([int(event.time_s or 0) for event in timed], np.int64))
+        greatest = np.zeros((2, len(seconds)))
+        for row, key in zip(greatest, ("kafka_ms", "total_ms"), strict=True):
+            np.maximum.at(row, place, np.nan_to_num(column_of(timed, key)) / 1e3)
+        for second, kafka_s, slowest_s in zip(seconds.tolist(), *greatest.tolist(), strict=True):
+            self.series.add(second, {"kafka_s": kafka_s, "slowest_s": slowest_s})
+
+    def _add_event(self, event: Event) -> None:
+        self.requests.add(event)
+        self.lifecycle.add(event)
+        name = event.name
+        if name == "settings_resolved":
+            self.settings = event.fields
+        elif name == "worker_ready" and (model := event.text("model")):
+            self.models.add(model)
+        if event.time_s is None:
+            return
+        if name == "worker_load":
+            self._add_load(event, event.time_s)
+        elif name == "request_refused":
+            self.series.add(event.time_s, {"refused": event.number("records") or 1.0})
+        elif event.level in ("error", "critical"):
+            self.series.add(event.time_s, {"errors": 1})
+        elif event.level == "warning":
+            self.series.add(event.time_s, {"warnings": 1})
+
+    def _add_load(self, event: Event, time_s: float) -> None:
+        """Counts since the worker's last load. They are spread over the seconds in between."""
+        worker = self._reader.origin(event.source), event.fields.get("worker")
+        since_s = min(max(time_s - self._last_load.get(worker, time_s - 1.0), 1.0), _LOAD_EVERY_S)
+        self._last_load[worker] = time_s
+        missed, latencies = _mapping(event.fields.get("missed")), _mapping(event.fields.get("latency_le_s"))
+        values = {name: event.number(name) or 0.0 for name in (*COUNTED, "overloaded")}
+        values |= {name: number(missed.get(name)) or 0.0 for name in MISSES[1:]}
+        for bound, requests in latencies.items():
+            column = latency_column(bound)
+            values[column] = values.get(column, 0.0) + (number(requests) or 0.0)
+        self.series.add(time_s, values, spread_s=round(since_s))
+        gauges = {name: event.number(name) or 0.0 for name in ("backlog_s", "queued_sequences")}
+        self.series.add(time_s, gauges)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,77 @@
+"""Requests of the sequences of a call, tokenized where the client has a tokenizer, and the rows of their replies."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.producer.errors import BackendError
+from penstock.producer.tokenization import Encoded, Tokenizer
+from penstock.producer.wire.messages import (
+    Generation,
+    Options,
+    Reply,
+    Request,
+    Row,
+    Uint32Array,
+    concatenate_tokens,
+    join_tokens,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request, and the tokens of its texts where the client has made them."""
+
+    request: Request
+    encoded: Sequence[Encoded] = ()
+    tokenizer: Tokenizer | None = None  # of `encoded`
+
+    def rows_of(self, reply: Reply) -> Sequence[Row]:
+        """The rows of a reply, with the texts and spans that only the client knows."""
+        if self.tokenizer is not None and reply.generations is not None:
+            return _with_texts(reply.generations, self.tokenizer)
+        return _with_spans(reply, self.encoded).rows(self.request.task)
+
+
+async def prepare(
+    model: str, task: str, options: Options, sequences: Sequence[Any], tokenizer: Tokenizer | None
+) -> PreparedRequest:
+    """The request of sequences of one kind: token ids as bytes, maps of fields, texts or pairs."""
+    if isinstance(sequences[0], bytes):
+        return PreparedRequest(Request(model, task, concatenate_tokens(sequences), None, options))
+    if isinstance(sequences[0], dict):
+        return PreparedRequest(Request(model, task, sequences=tuple(sequences)))
+    of_texts = Request(model, task, None, tuple(sequences), options)
+    # Pairs need token types, which `ids` does not carry: the worker tokenizes them.
+    if tokenizer is None or any(isinstance(text, tuple) for text in sequences):
+        return PreparedRequest(of_texts)
+    prompted = tokenizer.prompts.apply(of_texts)
+    spans = task == "token_classify"
+    encoded = await tokenizer.encode_async(prompted.text or (), truncate=False, spans=spans)
+    options = options._replace(prompt_name=None, prompt=None)  # it is in the ids
+    of_ids = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
+    return PreparedRequest(of_ids, encoded, tokenizer)
+
+
+def _with_spans(reply: Reply, encoded: Sequence[Encoded]) -> Reply:
+    """The reply with the spans of its tokens, which only the client knows when it has tokenized the texts."""
+    spans = [sequence.spans for sequence in encoded if sequence.spans is not None]
+    if not spans or reply.tokens is None:
+        return reply
+    lens = reply.tokens.lens
+    if len(lens) != len(spans) or any(length > len(span) for length, span in zip(lens, spans, strict=True)):
+        raise BackendError("The worker answered with other tokens than were sent.")
+    cut = [_cut(span, length) for span, length in zip(spans, lens, strict=True)]
+    return dataclasses.replace(reply, tokens=dataclasses.replace(reply.tokens, spans=np.concatenate(cut)))
+
+
+def _with_texts(rows: Sequence[Generation], tokenizer: Tokenizer) -> list[Generation]:
+    texts = tokenizer.decode([row.tokens for row in rows])
+    return [dataclasses.replace(row, text=text) for row, text in zip(rows, texts, strict=True)]
+
+
+def _cut(spans: Uint32Array, num_tokens: int) -> Uint32Array:
+    """The spans that remain when a worker truncates: the first tokens and the last one."""
+    return spans if len(spans) == num_tokens else np.concatenate([spans[: num_tokens - 1], spans[-1:]])

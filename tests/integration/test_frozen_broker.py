@@ -1,0 +1,112 @@
+"""A broker that hangs with its connections open: its successors take over while it hangs. Three real brokers."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError
+
+from penstock.ops.kafka import BrokerCluster, KafkaBroker
+from penstock.producer import Client
+from penstock.producer.wire.topics import request_topic
+
+Unique = Callable[[str], str]
+StartWorker = Callable[..., Any]
+Ask = Callable[[KafkaBroker, str], Any]  # the fixtures `committed` and `count_records`
+
+PARTITIONS = 6
+# A failover takes the cluster's session timeout of 3 s, and about 3 s more. aiokafka's own time-out is 40 s.
+BOUND_S = 35.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[BrokerCluster]:
+    with BrokerCluster(num_partitions=PARTITIONS) as own:
+        yield own
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_requests_are_answered_and_committed_while_the_leader_of_their_replies_hangs(
+    cluster: BrokerCluster,
+    unique: Unique,
+    start_worker: StartWorker,
+    committed: Ask,
+    count_records: Ask,
+    delivery: str,
+) -> None:
+    """It coordinates the group too, and leads a third of the request partitions."""
+    model, replies = unique("m"), unique("penstock.replies.")
+    number = await make_reply_topic(cluster, replies, f"penstock.{model}")
+    hanging, healthy = cluster.nodes[number - 1], cluster.nodes[number % 3]
+    worker = start_worker(cluster, served_name=model, delivery=delivery, partitions=PARTITIONS)
+    isolation: Any = "read_committed" if delivery == "exactly_once" else "read_uncommitted"
+
+    def make_client() -> Client:
+        return Client(
+            bootstrap_servers=cluster.bootstrap_servers,
+            model=model,
+            reply_topic=replies,
+            timeout_s=BOUND_S,
+            isolation_level=isolation,
+            batch_calls=False,
+        )
+
+    async with make_client() as client:
+        await worker.ready()
+
+        async def all_are_committed() -> None:
+            num_requests = await count_records(healthy, request_topic(model))
+            async with asyncio.timeout(BOUND_S):
+                while sum((await committed(healthy, f"penstock.{model}")).values()) < num_requests:  # noqa: ASYNC110  # Kafka has no event
+                    await asyncio.sleep(0.2)
+
+        await embed(client, 60)
+        # A transaction that is ending when a broker hangs waits for the other brokers' request.timeout.ms of 30 s.
+        await all_are_committed()
+        hanging.suspend()
+        try:
+            assert await embed(client, 60) == list(range(1, 61))
+            await all_are_committed()
+            async with asyncio.timeout(BOUND_S), make_client() as another:  # whichever broker it asks first
+                assert await embed(another, 1) == [1]
+        finally:
+            hanging.resume()
+        assert await embed(client, 60) == list(range(1, 61))
+        if delivery == "at_least_once":  # transactions leave markers too
+            assert await count_records(healthy, replies) == 181
+    assert worker.events("reply_undeliverable") == []
+    worker.process.terminate()
+    assert await worker.exit_code(60) == 0
+
+
+async def embed(client: Client, count: int) -> list[int]:
+    vectors = await asyncio.gather(*[client.embed(ids=[[n + 1]]) for n in range(count)])
+    return [int(vector[0, 1]) for vector in vectors]
+
+
+async def make_reply_topic(cluster: BrokerCluster, topic: str, group: str) -> int:
+    """Create a topic of one partition, led by the coordinator of the group. Returns that node's number."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    await admin.start()
+    try:
+        async with asyncio.timeout(60):
+            leader = await coordinator(admin, group)
+            while leader is None or len((await admin.describe_cluster())["brokers"]) < len(cluster.nodes):
+                await asyncio.sleep(0.1)
+                leader = await coordinator(admin, group)
+        others = [number for number in (1, 2, 3) if number != leader]
+        await admin.create_topics([NewTopic(topic, -1, -1, replica_assignments={0: [leader, *others]})])
+    finally:
+        await admin.close()
+    return leader
+
+
+async def coordinator(admin: AIOKafkaAdminClient, group: str) -> int | None:
+    try:
+        number: int = await admin.find_coordinator(group)
+    except KafkaError:  # the topic of commits is being created
+        return None
+    return number

@@ -1,0 +1,11 @@
+"""Ports that tests scrape."""
+
+import pytest
+
+from penstock.ops.top import scrape
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is late, however long the machine stands still."""
+    monkeypatch.setattr(scrape, "_WITHIN_S", 60.0)
