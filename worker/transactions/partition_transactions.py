@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -103,15 +104,22 @@ class PartitionTransactions:
         return not self._is_closed
 
     async def run(self) -> None:
-        """Commit windows until cancelled. Raises PartitionLost."""
+        """Commit a transaction a window until cancelled. Raises PartitionLost.
+
+        What is answered during a transaction waits for a window of its own: back to back, transactions would be the
+        smaller and the more the busier the worker is.
+        """
         while True:
             await self._changed.wait()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_full.wait(), self._window_s)
-            await self.commit()
+            await self.commit(at_most=1)
 
-    async def commit(self) -> None:
-        """Commit all that is answered up to the first record without an answer. Raises PartitionLost."""
+    async def commit(self, *, at_most: float = math.inf) -> None:
+        """Commit all that is answered up to the first record without an answer, or so many transactions of it.
+
+        Raises PartitionLost.
+        """
         async with self._committing:
             while True:
                 self._check_open()
@@ -122,7 +130,7 @@ class PartitionTransactions:
                 if content is None:
                     return
                 try:
-                    await self._attempt(content)
+                    at_most -= await self._attempt(content)
                 except DestinationRefused as refused:
                     self._refuse(refused.answers, refused.error)
                 except LeaderMissing:
@@ -134,6 +142,10 @@ class PartitionTransactions:
                         raise PartitionLost("another producer has its transactional id") from error
                     log.warning("transaction_failed", partition=self._name, error=repr(error), retry_s=_RETRY_S)
                     await asyncio.sleep(_RETRY_S)
+                if at_most < 1:
+                    if self._plan.num_answered:
+                        self._changed.set()
+                    return
 
     async def close(self) -> None:
         """Abort what is open. Answers that are left are dropped: the partition's next owner makes them again."""
@@ -145,11 +157,11 @@ class PartitionTransactions:
             await disconnect(producer, _STOP_S)
         complete(self._plan.take_all(), None)
 
-    async def _attempt(self, content: Content) -> None:
-        """Commit this, or find out that an earlier attempt has."""
+    async def _attempt(self, content: Content) -> bool:
+        """Commit this and return true, or find out whether an earlier attempt has."""
         if self._producer is None:
             await self._recover()
-            return
+            return False
         batches = await self._batches.make(self._producer, self._plan.answers(content))
         self._check_open()
         self._plan.begin(content)
@@ -165,6 +177,7 @@ class PartitionTransactions:
             raise
         self._batches.grow()
         self._finished(self._plan.finish())
+        return True
 
     async def _recover(self) -> None:
         """Replace the producer.
