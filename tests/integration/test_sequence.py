@@ -144,9 +144,12 @@ async def test_sequences_of_own_cells_fail_alone(
         assert chain["sum"].ravel().tolist() == [1, 2, 3]
         assert isinstance(cyclic, InvalidRequest)
         assert "CyclicGraph: the graph has a cycle" in cyclic.message
-        nan, endless, stopped = await client.map(
-            "sequence", [{"values": [1, 777, 2]}, {"number": -1, "steps": 500}, {"number": 3, "steps": 500}]
-        )
+        odd: list[dict[str, Any]] = [
+            {"values": [1, 777, 2]},
+            {"number": -1, "steps": 500},
+            {"number": 3, "steps": 500},
+        ]
+        nan, endless, stopped = await client.map("sequence", odd)
         assert isinstance(nan, BackendError)
         assert "NaN" in nan.message
         assert isinstance(endless, dict)
