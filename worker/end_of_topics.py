@@ -9,6 +9,7 @@ from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.consumer import Consumer
 
 _QUIET_S = 5.0  # ample for a bulk job, which sends its next rows when it has the answers to the last
+_TURN_S = 0.5  # a turn counts for no more: a process that stood still has not looked
 
 log = structlog.get_logger("penstock.worker")
 
@@ -20,7 +21,8 @@ class EndOfTopics:
         self._consumer = consumer
         self._dispatcher = dispatcher
         self._backpressure = backpressure
-        self._quiet_since = time.monotonic()
+        self._quiet_s = 0.0
+        self._looked_at = time.monotonic()
 
     async def is_reached(self) -> bool:
         """Whether both topics have been at their ends, and answered, for `_QUIET_S`."""
@@ -30,9 +32,9 @@ class EndOfTopics:
         elif self._consumer.assigned.is_set():  # a revocation drains for itself
             self._dispatcher.resume()
         num_records = self._backpressure.num_records
-        if not is_at_end or num_records:
-            self._quiet_since = time.monotonic()
-        if time.monotonic() - self._quiet_since < _QUIET_S:
+        turn_s, self._looked_at = time.monotonic() - self._looked_at, time.monotonic()
+        self._quiet_s = self._quiet_s + min(turn_s, _TURN_S) if is_at_end and not num_records else 0.0
+        if self._quiet_s < _QUIET_S:
             return False
         log.info("end_reached", partitions=self._consumer.num_partitions, unfinished=num_records)
         return True

@@ -135,8 +135,9 @@ class Worker:
         finally:
             for task in background:
                 task.cancel()
-            await self._shut_down()
-        return int(self._stop.failure is not None or (self._settings.once and self._ledger.num_unfinished > 0))
+            is_committed = await self._shut_down()
+        is_left = self._settings.once and (self._ledger.num_unfinished > 0 or not is_committed)
+        return int(self._stop.failure is not None or is_left)
 
     async def _start(self, may_join: Awaitable[None] | None) -> bool:
         """Connect, however long the broker is away. Returns true."""
@@ -228,14 +229,14 @@ class Worker:
         self._ledger.forget(sources)
         self._dispatcher.resume()
 
-    async def _shut_down(self) -> None:
-        """Drain, commit, disconnect. Each step has what the earlier ones left of `drain_s` and `LEAVE_S`."""
+    async def _shut_down(self) -> bool:
+        """Drain, commit, disconnect, in what is left of `drain_s` and `LEAVE_S`. Returns false without the commit."""
         self._stop.ask()
         drain_until = (self._stop.asked_at or time.monotonic()) + self._settings.drain_s
         log.info("stopping", unfinished=self._ledger.num_unfinished)
         await self._drain.worker(drain_until)
         self._quarantine.hand_over()
-        await self._committer.commit_last()
+        is_committed = await self._committer.commit_last()
         self._dispatcher.close()
         if self._processing_bulk is not None:
             self._processing_bulk.cancel()
@@ -246,3 +247,4 @@ class Worker:
             await self._cache.close()
         self._monitor.log_rest(time.monotonic())
         log.info("stopped", answered=self._num_answered)
+        return is_committed

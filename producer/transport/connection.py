@@ -13,6 +13,7 @@ from aiokafka.errors import (
     KafkaError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
+    for_code,
 )
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
@@ -23,6 +24,7 @@ METADATA_MAX_AGE_MS = 30_000
 _CREATED = (0, TopicAlreadyExistsError.errno)  # created, or created concurrently
 _MOST_REPLICAS = 3  # aiokafka cannot ask for the broker's default
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 5.0
+_CREATION_PAUSES_S = (0.5, 1.0, 2.0)
 _NO_PRODUCER = "Kafka denies an idempotent producer. Its user needs the ACL WRITE on a topic."
 _WATCH_EVERY_S, _ANSWER_S = 3.0, 5.0
 
@@ -101,21 +103,42 @@ async def watch(consumer: AIOKafkaConsumer) -> None:
 async def ensure_topics(cluster: KafkaCluster, topics: Sequence[str], num_partitions: int) -> None:
     """Create missing topics, with up to three replicas. Called after a connection was made.
 
-    A refusal (no permission, or a mock broker without the request) is logged and not raised. The topic may be created
-    on first use; otherwise the first send or poll fails.
+    What passes, such as a cluster that elects its controller, is tried again for some seconds. A refusal (no
+    permission, or a mock broker without the request) is logged and not raised. The topic may be created on first use;
+    otherwise the first send or poll fails.
     """
+    created: list[str] = []
+    for pause_s in (*_CREATION_PAUSES_S, None):
+        try:
+            missing, refused = await _create_missing(cluster, topics, num_partitions)
+        except (KafkaError, OSError, ValueError, AttributeError) as error:
+            # OSError includes time-outs. aiokafka raises AttributeError for a cluster without controller, as a mock is.
+            passes, reason = isinstance(error, OSError) or getattr(error, "retriable", False), repr(error)
+        else:
+            passes, reason = any(for_code(code).retriable for code in refused.values()), None
+            created += [topic for topic in missing if topic not in refused]
+        if pause_s is None or not passes:
+            break
+        await asyncio.sleep(pause_s)
+    if reason is not None:
+        log.info("topics_not_created", topics=[topic for topic in topics if topic not in created], reason=reason)
+    elif created or refused:
+        log.info("topics_created", topics=created, refused=refused)
+
+
+async def _create_missing(
+    cluster: KafkaCluster, topics: Sequence[str], num_partitions: int
+) -> tuple[list[str], dict[str, int]]:
+    """Return the topics that were missing, and the code of each that was refused."""
     admin = FailoverAdmin(**cluster.arguments)
     try:
         await admin.start()
         existing = set(await admin.list_topics())
         missing = [topic for topic in topics if topic not in existing]
-        if missing:
-            replicas = min(_MOST_REPLICAS, len((await admin.describe_cluster())["brokers"]))
-            answer = await admin.create_topics([NewTopic(topic, num_partitions, replicas) for topic in missing])
-            refused = {topic: code for topic, code, *_ in answer.topic_errors if code not in _CREATED}
-            log.info("topics_created", topics=[topic for topic in missing if topic not in refused], refused=refused)
-    except (KafkaError, OSError, ValueError, AttributeError) as error:
-        # OSError includes time-outs. aiokafka raises AttributeError for a cluster without controller, such as the mock.
-        log.info("topics_not_created", topics=list(topics), reason=repr(error))
+        if not missing:
+            return [], {}
+        replicas = min(_MOST_REPLICAS, len((await admin.describe_cluster())["brokers"]))
+        answer = await admin.create_topics([NewTopic(topic, num_partitions, replicas) for topic in missing])
+        return missing, {topic: code for topic, code, *_ in answer.topic_errors if code not in _CREATED}
     finally:
         await admin.close()

@@ -36,12 +36,14 @@ class Committer(PartitionMarks):
             await asyncio.sleep(_COMMIT_S)
             await asyncio.shield(self._commit())  # cancelled in mid-commit, its offsets would be offered to no other
 
-    async def commit_last(self) -> None:
-        """Commit what is finished now, or log that `LAST_COMMIT_S` did not suffice."""
+    async def commit_last(self) -> bool:
+        """Commit what is finished now. Where `LAST_COMMIT_S` does not suffice, log it and return false."""
         try:
             await asyncio.wait_for(self._commit_at_last(), LAST_COMMIT_S)
         except TimeoutError:
             log.warning("last_commit_given_up", consequence="the latest requests will be answered again")
+            return False
+        return True
 
     async def _commit_at_last(self) -> None:
         while not await self._commit() and not self._consumer.was_overtaken:  # noqa: ASYNC110 — it asks the broker

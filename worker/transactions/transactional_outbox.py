@@ -99,12 +99,14 @@ class TransactionalOutbox(PartitionMarks):
     async def run(self) -> None:
         """Nothing beside the tasks of the partitions."""
 
-    async def commit_last(self) -> None:
-        """Commit what is answered now, or log that `LAST_COMMIT_S` did not suffice."""
+    async def commit_last(self) -> bool:
+        """Commit what is answered now. Where `LAST_COMMIT_S` does not suffice, log it and return false."""
         try:
             await asyncio.wait_for(self._flush(), LAST_COMMIT_S)
         except TimeoutError:
             log.warning("last_commit_given_up", consequence="the latest requests will be answered again")
+            return False
+        return True
 
     async def _flush(self) -> None:
         running = [self._partitions[source] for source, task in self._running.items() if not task.done()]
