@@ -58,6 +58,8 @@ def configure_logs(log_format: str, level: str, **labels: object) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("penstock").setLevel(level.upper())
+    logging.setLoggerClass(LibraryLogger)
+    logging.captureWarnings(True)
 
 
 def label_logs(labels: Mapping[str, object]) -> None:
@@ -73,6 +75,17 @@ def _console() -> list[Any]:
 def _json(rename: Any) -> list[Any]:
     renames = [] if rename is None else [rename]
     return [structlog.processors.format_exc_info, *renames, structlog.processors.JSONRenderer()]
+
+
+class LibraryLogger(logging.Logger):
+    """The class of loggers that are made from `configure_logs` on: their messages go to the root's handler only.
+
+    transformers, once it is imported, gives its logger a handler of its own, which prints text, and stops propagation.
+    """
+
+    def callHandlers(self, record: logging.LogRecord) -> None:
+        """Called by `Logger.handle`."""
+        logging.getLogger().callHandlers(record)
 
 
 class EventLimit:

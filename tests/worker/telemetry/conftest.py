@@ -13,4 +13,6 @@ def restore_logging() -> Iterator[None]:
     kept = root.handlers[:], root.level, penstock.level
     yield
     root.handlers[:], root.level, penstock.level = kept
+    logging.setLoggerClass(logging.Logger)
+    logging.captureWarnings(False)
     structlog.reset_defaults()

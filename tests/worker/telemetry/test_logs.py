@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -122,6 +124,30 @@ def test_the_level_is_for_this_projects_events_and_libraries_only_warn(capsys: p
     structlog.get_logger("penstock.test").debug("shown")
     logging.getLogger("aiokafka").info("not shown")
     assert [event["event"] for event in events(capsys)] == ["shown"]
+
+
+LIBRARIES = """
+import warnings
+from penstock.worker.telemetry.logs import configure_logs
+configure_logs("json", "info")
+import transformers
+transformers.utils.logging.get_logger("transformers.models.bert").warning("lost %s", "node")
+warnings.warn("old name", FutureWarning)
+"""
+
+
+def test_transformers_and_warnings_are_lines_of_the_log() -> None:
+    """In a process of its own, where transformers is imported after the set-up, as a worker does."""
+    environment = {name: value for name, value in os.environ.items() if name != "CI"}  # there transformers propagates
+    command = [sys.executable, "-c", LIBRARIES]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    logged = {line["logger"]: line for line in map(json.loads, done.stderr.splitlines())}
+    assert (done.returncode, done.stdout) == (0, "")
+    assert (logged["transformers.models.bert"]["event"], logged["transformers.models.bert"]["level"]) == (
+        "lost node",
+        "warning",
+    )
+    assert "FutureWarning: old name" in logged["py.warnings"]["event"]
 
 
 def test_auto_is_json_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
