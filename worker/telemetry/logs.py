@@ -21,13 +21,12 @@ _labels: dict[str, object] = {}  # of this process
 def configure_logs(log_format: str, level: str, **labels: object) -> None:
     """Set up logging, first in a process. `log_format`: "auto" (console on a terminal), "json", "ecs", "console".
 
-    `labels` and the process id are on every line, except where an event has a field of that name.
+    `labels` and the process id are on every line, except where an event has a field of that name. The attributes of
+    the service are on every line of JSON.
     """
-    _labels.clear()
-    label_logs({"pid": os.getpid(), **labels})
-    if log_format == "ecs":
-        label_logs(service_attributes())
     to_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    _labels.clear()
+    label_logs({"pid": os.getpid(), **labels, **({} if to_console else service_attributes())})
     shared: list[Any] = [
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -67,6 +68,19 @@ def test_labels_may_be_added_once_they_are_known(capsys: pytest.CaptureFixture[s
     structlog.get_logger("penstock.test").info("event")
     logging.getLogger("some_library").warning("lost")
     assert [(line["worker"], line["pid"], line["model"]) for line in events(capsys)] == [(1, os.getpid(), "tiny")] * 2
+
+
+def test_json_has_the_attributes_of_the_service_and_text_has_not(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info")
+    structlog.get_logger("penstock.test").info("event")
+    logging.getLogger("some_library").warning("lost")
+    for line in events(capsys):
+        assert line["service.name"] == "penstock-worker"
+        assert line["service.version"] == version("penstock")
+        assert line["service.instance.id"].endswith(f"-{os.getpid()}")
+    configure_logs("console", "info")
+    structlog.get_logger("penstock.test").info("event")
+    assert "service." not in capsys.readouterr().err
 
 
 def test_a_second_has_so_many_lines_of_an_event_and_the_next_line_has_the_number_of_the_others() -> None:
