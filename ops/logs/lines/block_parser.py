@@ -9,6 +9,7 @@ from penstock.ops.logs.libraries import polars
 from penstock.ops.logs.lines.batch_columns import BatchColumns, batches_of
 from penstock.ops.logs.lines.event import Event, parse_time
 from penstock.ops.logs.lines.journal import is_journal, unwrapped
+from penstock.worker.telemetry.ecs import MARK, from_ecs
 
 _MAX_STARTS = 8  # of an object within a broken line
 _MAX_EXAMPLES = 3
@@ -88,9 +89,10 @@ class BlockParser:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    return from_ecs(found) if isinstance(found, dict) and MARK in found else found
 
 
 def _is_event(found: object) -> bool:
