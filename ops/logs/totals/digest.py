@@ -11,6 +11,7 @@ from penstock.ops.logs.lines.reader import LogReader, Part
 from penstock.ops.logs.lines.source import Source
 from penstock.ops.logs.totals.batch_totals import BatchTotals
 from penstock.ops.logs.totals.columns import column_of, distinct
+from penstock.ops.logs.totals.held_twice import held_twice_s
 from penstock.ops.logs.totals.lifecycle import Gaps, Lifecycle
 from penstock.ops.logs.totals.request_totals import RequestTotals
 from penstock.ops.logs.totals.series import COUNTED, MISSES, Series, latency_column
@@ -45,6 +46,11 @@ class Digest:
     def num_kept(self) -> int:
         """Batches and events that passed the filters."""
         return self._reader.num_kept
+
+    @property
+    def held_twice_s(self) -> float:
+        """The longest time for which, by their clocks, workers of two logs held one partition."""
+        return held_twice_s(self.lifecycle.events, self._reader.origin)
 
     def _add(self, part: Part) -> None:
         self.batches.add(part.source, part.batches, self.series)

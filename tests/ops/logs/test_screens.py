@@ -42,6 +42,30 @@ def test_the_summary_as_json() -> None:
     assert found["lines"]["broken"] == 0
 
 
+def test_a_note_about_a_file_begins_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log.gz"
+    packed = gzip.compress(HOST_A.read_bytes())
+    path.write_bytes(packed[: len(packed) // 2])
+    assert "\nworker.log.gz: its gzip data ends early" in logs("summary", path)
+
+
+def test_the_summary_tells_that_the_clocks_of_two_hosts_differ(tmp_path: Path) -> None:
+    """Host b's clock is 30 s behind that of host a, which gives it a partition at 03:01:00."""
+
+    def rebalance(name: str, clock: str, partitions: str) -> str:
+        return line(f"partitions_{name}", f"2026-11-22T{clock}Z", worker=0, partitions={"requests": partitions})
+
+    a = rebalance("assigned", "03:00:00", "0-3") + rebalance("revoked", "03:01:00", "0-3")
+    (tmp_path / "a.log").write_text(a + rebalance("assigned", "03:01:01", "0,2"))
+    behind, right = (rebalance("assigned", clock, "1,3") for clock in ("03:00:31", "03:01:01"))
+    (tmp_path / "b.log").write_text(behind)
+    text = logs("summary", tmp_path / "a.log", tmp_path / "b.log")
+    assert "By their clocks, workers of two logs held one partition for 29 s: the clocks of hosts differ" in text
+    (tmp_path / "b.log").write_text(right)
+    assert "By their clocks" not in logs("summary", tmp_path / "a.log", tmp_path / "b.log")
+    assert "By their clocks" not in logs("summary", HOST_A, HOST_B)
+
+
 def test_filters_choose_what_the_tables_show() -> None:
     text = logs("errors", SAMPLES, "code=too_long,empty")
     assert "too_long" in text
