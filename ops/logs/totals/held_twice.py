@@ -1,4 +1,4 @@
-"""Partitions that two workers held at one time, by their clocks: the clocks of hosts differ, or a worker was evicted."""
+"""Partitions that two workers held at once, by their clocks: clocks of hosts differ, or a worker was evicted."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
