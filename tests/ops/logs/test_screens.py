@@ -97,6 +97,22 @@ def test_a_sampled_request_is_a_chart() -> None:
         assert one["correlation_id"] in text
 
 
+def test_a_request_is_tied_to_its_batch_and_its_failures(tmp_path: Path) -> None:
+    path, of_worker = tmp_path / "worker.log", {"worker": 0, "pid": 7}
+    sample = next(one for one in lines(HOST_A) if one["event"] == "request_done")
+    path.write_text(
+        line("batch_failed", level="warning", batch=812, sequences=3, error="OSError()", **of_worker)
+        + line("batch_failed", level="warning", batch=813, sequences=4, error="OSError()", **of_worker)
+        + line("batch_failed", level="warning", batch=812, sequences=5, error="OSError()", worker=1, pid=8)
+        + json.dumps({**sample, **of_worker, "batch": 812})
+    )
+    text = logs("request", sample["correlation_id"], path)
+    assert "It ran in batch 812, of " in text
+    assert "batch=812 sequences=3" in text
+    assert "sequences=4" not in text
+    assert "sequences=5" not in text
+
+
 def test_a_rejected_request_tells_why_and_what_happened_meanwhile() -> None:
     one = next(one for one in lines(HOST_A) if one["event"] == "request_refused" and one["code"] == "backend")
     text = logs("request", f"{one['topic']}-{one['partition']}-{one['offset']}", HOST_A)
