@@ -104,11 +104,8 @@ class LaneDriver:
             if isinstance(plan, Wait):
                 return done._replace(wake_at=plan.wake_at)
             for ids, predicted_s in plan.batches:
-                self._prepared.append(
-                    LaneBatch(
-                        ids, plan.trigger.value, plan.partition, predicted_s, plan.dp_gain, number=next(self._numbers)
-                    )
-                )
+                rule, number = (plan.trigger.value, plan.partition), next(self._numbers)
+                self._prepared.append(LaneBatch(ids, *rule, predicted_s, plan.dp_gain, number=number))
                 done.planned.extend(ids)
         return done
 
