@@ -23,7 +23,7 @@ _labels: dict[str, object] = {}  # of this process
 def configure_logs(log_format: str, level: str, log_file: Path | None = None, **labels: object) -> None:
     """Set up logging, first in a process. `log_format`: "auto" (console on a terminal), "json", "ecs", "console".
 
-    `log_file`: None for stderr. `labels` and the process id are on every line, except where an event has a field of that
+    `log_file`: None for stderr. `labels` and the process id are on every line, unless an event has a field of that
     name. The attributes of the service are on every line of JSON. Raises OSError if the file cannot be opened.
     """
     is_on_terminal = log_file is None and sys.stderr.isatty()

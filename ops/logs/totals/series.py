@@ -38,14 +38,15 @@ class Series:
     def add(self, time_s: float, values: Mapping[str, float], spread_s: int = 1) -> None:
         """Add to the sums, and raise the greatest values. `spread_s`: the seconds before `time_s` that share sums."""
         last = int(time_s)
+        columns = [(_COLUMN[name], value) for name, value in values.items() if value]
+        shares = [(column, value / spread_s) for column, value in columns if column < _NUM_SUMS]
+        greatest = [(column, value) for column, value in columns if column >= _NUM_SUMS]
         for second in range(last - spread_s + 1, last + 1):
             row = self._row(second)
-            for name, value in values.items():
-                column = _COLUMN[name]
-                if column < _NUM_SUMS:
-                    row[column] += value / spread_s
-                elif value > row[column]:
-                    row[column] = value
+            for column, share in shares:
+                row[column] += share
+            for column, value in greatest:
+                row[column] = max(row[column], value)
 
     def spans(self, width_s: int) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray]]:
         """Starts in Unix seconds and the columns, in spans of at least `width_s`, without holes between them."""
