@@ -30,16 +30,18 @@ class RequestColumns:
         if len(block) < batch_columns.MIN_SCANNED_BYTES and not any(self._layouts.values()):
             return found, lines
         for shape in _SHAPES:
-            for layout in self._layouts[shape.event]:
-                lines = _scanned(layout, lines, found)
-            while (new := self._new_layout(shape, lines)) is not None:
-                lines = _scanned(new, lines, found)
+            known = iter(self._layouts[shape.event][:])
+            while (layout := next(known, None) or self._new_layout(shape, block)) is not None:
+                one, others = layout.scan(block)
+                if len(one.places):
+                    found.append(one)
+                    lines, block = others, _joined(others)
         return found, lines
 
-    def _new_layout(self, shape: Shape, lines: Sequence[bytes]) -> Layout | None:
+    def _new_layout(self, shape: Shape, block: bytes) -> Layout | None:
         """The layout of the first line of this event that is left, unless it is known: then a value is unusual."""
         known = self._layouts[shape.event]
-        first = first_line(shape, _joined(lines)) if len(known) < _MAX_LAYOUTS else {}
+        first = first_line(shape, block) if len(known) < _MAX_LAYOUTS else {}
         if not first or (kernel := load_kernel()) is None:
             return None
         layout = Layout(kernel, shape, first)
@@ -47,15 +49,6 @@ class RequestColumns:
             return None
         known.append(layout)
         return layout
-
-
-def _scanned(layout: Layout, lines: list[bytes], found: list[Found]) -> list[bytes]:
-    """The other lines; those of this layout are added to `found`."""
-    one, others = layout.scan(_joined(lines))
-    if not len(one.places):
-        return lines
-    found.append(one)
-    return others
 
 
 def _joined(lines: Sequence[bytes]) -> bytes:

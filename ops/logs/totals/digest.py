@@ -73,8 +73,7 @@ class Digest:
         self.requests.add_refused(found, source)
         seconds, place = distinct(found.values["timestamp"].astype(np.int64))
         records = np.bincount(place, np.maximum(found.values["records"], 1.0))
-        for second, number_refused in zip(seconds.tolist(), records.tolist(), strict=True):
-            self.series.add(second, {"refused": number_refused})
+        self.series.add_columns(seconds.tolist(), {"refused": records.tolist()})
 
     def _add_samples(self, samples: Samples) -> None:
         """Requests of request_done, which are nearly all events that are no batches."""
@@ -84,8 +83,7 @@ class Digest:
         greatest = np.zeros((2, len(seconds)))
         for row, stage in zip(greatest, ("kafka", "total"), strict=True):
             np.maximum.at(row, place, np.nan_to_num(samples.stages_ms[stage][is_timed]) / 1e3)
-        for second, kafka_s, slowest_s in zip(seconds.tolist(), *greatest.tolist(), strict=True):
-            self.series.add(second, {"kafka_s": kafka_s, "slowest_s": slowest_s})
+        self.series.add_columns(seconds.tolist(), dict(zip(("kafka_s", "slowest_s"), greatest.tolist(), strict=True)))
 
     def _add_event(self, event: Event) -> None:
         self.requests.add(event)

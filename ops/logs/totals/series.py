@@ -1,6 +1,6 @@
 """Figures over time: sums and greatest values by second, in bounded memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -47,6 +47,19 @@ class Series:
                 row[column] += share
             for column, value in greatest:
                 row[column] = max(row[column], value)
+
+    def add_columns(self, seconds: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
+        """The same as `add` for many seconds, in less time. `columns` [seconds]."""
+        named = [(_COLUMN[name], values) for name, values in columns.items()]
+        sums = [one for one in named if one[0] < _NUM_SUMS]
+        greatest = [one for one in named if one[0] >= _NUM_SUMS]
+        for place, second in enumerate(seconds):
+            row = self._row(second)
+            for column, values in sums:
+                row[column] += values[place]
+            for column, values in greatest:
+                if values[place] > row[column]:
+                    row[column] = values[place]
 
     def spans(self, width_s: int) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray]]:
         """Starts in Unix seconds and the columns, in spans of at least `width_s`, without holes between them."""
