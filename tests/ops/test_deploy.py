@@ -157,6 +157,8 @@ def test_an_image_is_small_and_does_not_run_as_root(name: str) -> None:
     build, image = text.split("FROM ")[1:]
     assert "AS build" in build
     assert "PIP_NO_CACHE_DIR=1" in build
+    [extras] = re.findall(r'"\.\[(.+)\]"', build)
+    assert {"logs", "otel"} <= set(extras.split(","))  # as the manual says
     assert "pip install" not in image
     assert re.search(r"^USER 10001$", image, re.M)
     assert re.search(r"^HEALTHCHECK .*\\\n.*/livez", image, re.M)
