@@ -134,6 +134,15 @@ def test_the_schema_knows_every_value_and_the_chart_uses_it() -> None:
         assert named.keys() <= settings.model_fields.keys()
 
 
+def test_the_members_of_all_pods_are_compared_with_the_partitions_with_autoscaling_and_without() -> None:
+    """What `helm template` makes of it is not tested here: the manual has the run."""
+    for name, value in (("deployment", "replicas"), ("scaledobject", "autoscaling.maxReplicas")):
+        assert (
+            f'"penstock.checkMembers" (dict "values" .Values "name" "{value}"'
+            in TEXTS[f"helm/penstock/templates/{name}.yaml"]
+        )
+
+
 @needs_yaml
 def test_the_schema_accepts_the_defaults_and_refuses_wrong_values() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
@@ -145,6 +154,7 @@ def test_the_schema_accepts_the_defaults_and_refuses_wrong_values() -> None:
         {"replica": 2},
         {"graceSeconds": 10},
         {"membersPerPod": 0},
+        {"networkPolicy": {**values["networkPolicy"], "otlpPorts": [0]}},
         {"config": {"kafka": {"bootstrap_servers": "k:1", "sasl_password": "p"}, "worker": values["config"]["worker"]}},
         {"config": {**values["config"], "client": {}}},
     ):
