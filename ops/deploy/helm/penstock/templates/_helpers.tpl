@@ -31,9 +31,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* Fails where so many pods have more members than the topic has partitions. `name` is the value that gives `pods`. */}}
 {{- define "penstock.checkMembers" -}}
-{{- $members := mul .pods .values.membersPerPod -}}
-{{- $partitions := int .values.config.worker.partitions -}}
+{{- $members := mul .pods .root.Values.membersPerPod -}}
+{{- $partitions := int .root.Values.config.worker.partitions -}}
 {{- if gt (int $members) $partitions -}}
-{{- fail (printf "%s %v with membersPerPod %v are %v members, more than config.worker.partitions %v: the others would be idle." .name .pods .values.membersPerPod $members $partitions) -}}
+{{- fail (printf "%s %v with membersPerPod %v are %v members, more than config.worker.partitions %v: the others would be idle." .name .pods .root.Values.membersPerPod $members $partitions) -}}
 {{- end -}}
 {{- end }}
