@@ -25,7 +25,7 @@ def run_cost(setup: Setup) -> PartResult:
     found: dict[str, dict[str, list[Any]]] = {name: {side: [] for side in SIDES} for name in LEVELS}
     with collector() as endpoint:
         for number in range(ROUNDS):
-            for name in LEVELS if number % 2 == 0 else reversed(LEVELS):
+            for name in LEVELS if number % 2 == 0 else reversed(list(LEVELS)):
                 measured = _run(setup, name, endpoint)
                 for side in SIDES:
                     found[name][side] += measured[side]
