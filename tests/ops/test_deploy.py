@@ -131,8 +131,7 @@ def test_the_members_of_all_pods_are_compared_with_the_partitions_with_autoscali
     """What `helm template` makes of it is not tested here: the manual has the run."""
     for name, value in (("deployment", "replicas"), ("scaledobject", "autoscaling.maxReplicas")):
         assert (
-            f'"penstock.checkMembers" (dict "root" . "name" "{value}"'
-            in TEXTS[f"helm/penstock/templates/{name}.yaml"]
+            f'"penstock.checkMembers" (dict "root" . "name" "{value}"' in TEXTS[f"helm/penstock/templates/{name}.yaml"]
         )
 
 
