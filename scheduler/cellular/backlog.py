@@ -7,16 +7,16 @@ import numpy as np
 
 from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, PATH_S, RAN
 from penstock.scheduler.cellular.choice import choose_quantum
-from penstock.scheduler.cellular.cost import TaskCost, corrected
+from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
 from penstock.scheduler.cellular.joined_work import JoinedWork
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.table import Graphs, JobTable, PlannedRows, QueuedCellJob, load_kernels
-from penstock.scheduler.cellular.types import CellJob, CellRule, Estimate, Int32Array
+from penstock.scheduler.cellular.types import CellJob, CellRule, CellTask, Estimate, Int32Array
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 
 _DECAY = 0.98  # of what was learned before, at each job that ends
 _LEAST, _MOST = 0.5, 4.0  # of `_slowdown`
-_TRIAL_EVERY_S = 1.0  # an idle device thought to be too slow for every deadline is measured again this often
+_TRIAL_EVERY_S = 1.0  # a device thought to be too slow is measured again this often, with rows that have not run since
 
 
 class Backlog:
@@ -38,15 +38,16 @@ class Backlog:
         self._ran = self._asked = 1.0  # decayed sums of the steps of ended jobs
         self._slowdown = 1.0  # time of jobs, from their first task on, over their predicted path
         self._next_trial = -math.inf
+        self._ran_at: dict[tuple[int, int], float] = {}  # when a task of a cell and a bucket of rows has ended
 
     def estimate(self, jobs: Sequence[CellJob], graphs: Graphs, num_active: int, host_s: float) -> list[Estimate]:
         """Predicted times of new jobs, while so many are active."""
         step_s, row_s = np.zeros((2, len(self._rules)))
         for cell, rule in enumerate(self._rules):
-            num_rows = min(rule.max_rows, num_active // len(self._tables) + 1)
-            one_s = self._cost.seconds(cell, num_rows, 1)
+            num_rows = self._num_rows(rule, num_active)
+            one_s = self._cost.seconds_at_most(cell, num_rows, 1)
             quantum = choose_quantum(rule, num_rows, one_s if host_s else 0.0, host_s)
-            step_s[cell] = self._cost.seconds(cell, num_rows, quantum) / quantum
+            step_s[cell] = self._cost.seconds_at_most(cell, num_rows, quantum) / quantum
             row_s[cell] = self._cost.seconds(cell, rule.max_rows, rule.max_steps) / (rule.max_steps * rule.max_rows)
         found = np.zeros((len(jobs), 4))
         load_kernels().measure(*graphs, step_s, row_s, self._ran / self._asked, found)
@@ -72,14 +73,14 @@ class Backlog:
     def admit(self, entry: QueuedCellJob, now: float, num_active: int) -> float:
         """0 for a job that is admitted, which then waits; else the seconds by which it, or another, would be late.
 
-        A job that would be late runs all the same while none is active, once a second: predictions that are far too
-        high learn only from tasks.
+        A job that would be late runs all the same, once a second, while none is active, or while it would begin at once
+        in a task of more rows than have run lately: predictions that are far too high learn only from tasks.
         """
         if entry.bulk:
             return 0.0
         late_s = 0.0 if entry.job.deadline is None else self.late_s(entry, now)
         if late_s > 0:
-            if num_active or now < self._next_trial:
+            if now < self._next_trial or (num_active and not self._is_unknown(entry, num_active, now)):
                 return late_s
             self._next_trial = now + _TRIAL_EVERY_S
         self._waiting.add([_queued(entry)])
@@ -99,9 +100,10 @@ class Backlog:
         """Rows are in a task."""
         self._joined[device].begin(self._tables[device].rows_of(rows), now)
 
-    def ran(self, device: int, rows: PlannedRows, steps: Int32Array) -> None:
+    def ran(self, task: CellTask, rows: PlannedRows, steps: Int32Array, now: float) -> None:
         """A task has been settled."""
-        self._joined[device].ran(self._tables[device].rows_of(rows), steps)
+        self._joined[task.device].ran(self._tables[task.device].rows_of(rows), steps)
+        self._ran_at[task.cell, bucket_of(len(task.jobs))] = now
 
     def leave(self, device: int, rows: Sequence[int]) -> None:
         """Jobs were cancelled, or have expired."""
@@ -118,6 +120,17 @@ class Backlog:
         took_s = float((now - jobs[:, BEGAN]).sum())
         if predicted_s > 0 and 0 < took_s < math.inf:
             self._slowdown = min(max(corrected(self._slowdown, took_s / predicted_s), _LEAST), _MOST)
+
+    def _num_rows(self, rule: CellRule, num_active: int) -> int:
+        """Rows of a task that one more job is in."""
+        return min(rule.max_rows, num_active // len(self._tables) + 1)
+
+    def _is_unknown(self, entry: QueuedCellJob, num_active: int, now: float) -> bool:
+        """Whether a job would begin at once, in tasks of so many rows that none like them has run lately."""
+        if len(self._waiting) or not any(self._has_room(entry, table) for table in self._tables):
+            return False
+        buckets = [(cell, bucket_of(self._num_rows(rule, num_active))) for cell, rule in enumerate(self._rules)]
+        return max([self._ran_at.get(key, -math.inf) for key in buckets]) <= now - _TRIAL_EVERY_S
 
     def _has_room(self, entry: QueuedCellJob, table: JobTable) -> bool:
         online, _ = table.num_ready

@@ -147,7 +147,7 @@ class CellScheduler:
         self.cost.observe(task.cell, len(task.jobs), task.quantum, measured_s)
         left = [self._active.pop(job_id).row for job_id in ended]
         if self._backlog is not None:
-            self._backlog.ran(task.device, rows, np.array(steps, np.int32))
+            self._backlog.ran(task, rows, np.array(steps, np.int32), self._latest)
             self._backlog.end(task.device, left, self._latest)
         self.num_joined -= len(ended)
         self._join()

@@ -116,6 +116,35 @@ def test_an_idle_device_thought_to_be_too_slow_is_tried_once_a_second() -> None:
     assert len(admitted) > 2 or scheduler.cost.seconds(0, 1, 1) < 60.0
 
 
+def measured_scheduler(rows: int) -> CellScheduler:
+    """One that has measured tasks of 1, 4, 16 and so many rows, as a model's warm-up does."""
+    scheduler = CellScheduler([CellRule("decode", rows, 4)], CellSettings(max_tasks=1, admission="deadline"))
+    for num_rows in (1, 4, 16, rows):
+        for quantum in (1, 2, 4):
+            scheduler.cost.observe(0, num_rows, quantum, STEP_S * quantum)
+    return scheduler
+
+
+def test_one_slow_task_rejects_nothing_where_larger_tasks_are_known_to_be_faster() -> None:
+    scheduler = measured_scheduler(64)
+    scheduler.cost.observe(0, 20, 2, 30 * STEP_S)  # the first task of 17 to 32 rows
+    server = Server(scheduler)
+    server.run(arrivals(0.35, 64, 20, 0.6, 5.0))
+    assert not server.rejected
+
+
+def test_one_slow_task_of_the_most_rows_is_forgotten_though_jobs_keep_the_device_busy() -> None:
+    scheduler = measured_scheduler(64)
+    for quantum in (1, 2, 4):
+        for _ in range(8):
+            scheduler.cost.observe(0, 64, quantum, 100 * STEP_S)
+    server = Server(scheduler)
+    jobs = arrivals(0.75, 64, 20, 0.6, 20.0)
+    server.run(jobs)
+    assert server.rejected
+    assert max(jobs[one.id].arrival for one in server.rejected) < 10.0
+
+
 def test_one_that_can_no_longer_be_in_time_leaves_before_it_takes_a_slot() -> None:
     scheduler = CellScheduler([CellRule("decode", 1, 1)], CellSettings(max_tasks=1, max_slots=1, admission="deadline"))
     scheduler.cost.observe(0, 1, 1, 0.1)
