@@ -12,6 +12,7 @@ from penstock.worker.batching.single_flight import deadline_of, urgency
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 _STREAM_EVERY_S = 0.05  # a partial result has all that came before, so that few of them make a long answer cheap
+_FEW = 64  # deadlines of members whose flights have ended, which are not worth a removal
 _Key = tuple[bytes, bool]  # the sequence's own; whether it streams
 
 
@@ -59,7 +60,9 @@ class Flights:
         self._ids = itertools.count()
         self._by_key: dict[_Key, Flight] = {}
         self._by_job: dict[int, Flight] = {}
-        self._deadlines: list[tuple[float, int, PendingSequence, Flight]] = []  # a heap, also of those that have ended
+        # A heap, also of members whose flights have ended, until they are half of all.
+        self._deadlines: list[tuple[float, int, PendingSequence, Flight]] = []
+        self._num_members = 0  # of flights that have not ended
         self._num_joined = itertools.count()
         self.num_queued = 0
         self.queued_tokens = 0
@@ -82,6 +85,7 @@ class Flights:
                 if flight.job_id not in new:
                     promoted[flight.job_id] = flight
             flight.members.append(sequence)
+            self._num_members += 1
             sequence.request.job_ids.append(flight.job_id)
             if sequence.request.deadline is not None:
                 entry = sequence.request.deadline, next(self._num_joined), sequence, flight
@@ -95,10 +99,13 @@ class Flights:
 
     def late(self, now: float) -> list[tuple[PendingSequence, float]]:
         """Members whose deadlines have passed since the last call, with the seconds. Their flights go on."""
+        if len(self._deadlines) > 2 * self._num_members + _FEW:
+            self._deadlines = [entry for entry in self._deadlines if self._waits(*entry[2:])]
+            heapq.heapify(self._deadlines)
         found = []
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, _, member, flight = heapq.heappop(self._deadlines)
-            if self._by_job.get(flight.job_id) is flight and not member.request.is_failed:
+            if self._waits(member, flight):
                 found.append((member, now - deadline))
         return found
 
@@ -126,6 +133,7 @@ class Flights:
                 del self._by_key[_key(flight.leader)]
             if flight.started is None:
                 self._count(flight, -1)
+            self._num_members -= len(flight.members)
         return flight
 
     def requests(self, *, queued: bool) -> set[PendingRequest]:
@@ -140,6 +148,9 @@ class Flights:
         for job_id in ids:
             self.end(job_id)
         return ids
+
+    def _waits(self, member: PendingSequence, flight: Flight) -> bool:
+        return self._by_job.get(flight.job_id) is flight and not member.request.is_failed
 
     def _count(self, flight: Flight, sign: int) -> None:
         self.num_queued += sign
