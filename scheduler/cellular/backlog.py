@@ -25,8 +25,8 @@ class Backlog:
     A job needs its path, from its first step to its last, and keeps the device busy for a share of that: as long as
     its rows take in full tasks, or its part of the state slots where these are scarcer. It begins at once where slots
     and rows are free, else when the work that is due before it is done. A chain may stop before its last step: the
-    share of their steps that ended jobs have run is expected. Bulk jobs do not count, except that they hold slots.
-    Nor does what a job costs those that run already and are due later.
+    share of their steps that ended jobs have run is expected. Bulk jobs do not count: they are behind online ones, and
+    leave their slots to them as they end. Nor does what a job costs those that run already and are due later.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Backlog:
         found = np.zeros((len(jobs), 4))
         load_kernels().measure(*graphs, step_s, row_s, self._ran / self._asked, found)
         slowdown = self._slowdown if num_active else 1.0
-        free = math.inf if self._max_slots is None else self._max_slots - min([one.slots[1] for one in self._tables])
+        max_slots = self._max_slots or math.inf
         estimates = []
         for job, (path_s, work_s, expected, asked) in zip(jobs, found.tolist(), strict=True):
-            work_s = slowdown * max(work_s, path_s * min(1.0, job.slots / max(1.0, free))) / len(self._tables)
+            work_s = slowdown * max(work_s, path_s * min(1.0, job.slots / max_slots)) / len(self._tables)
             estimates.append(Estimate(path_s, slowdown * path_s, 0.0 if job.bulk else work_s, expected, asked))
         return estimates
 
