@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, PATH_S, RAN
+from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, PATH_S, RAN, WORK_S
 from penstock.scheduler.cellular.choice import choose_quantum
 from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
 from penstock.scheduler.cellular.joined_work import JoinedWork
@@ -114,9 +114,10 @@ class Backlog:
         if not rows:
             return
         jobs = self._joined[device].leave(rows)
-        ran, decay = jobs[:, RAN], _DECAY ** len(rows)
-        self._ran, self._asked = decay * self._ran + ran.sum(), decay * self._asked + jobs[:, ASKED].sum()
-        predicted_s = float((jobs[:, PATH_S] * ran / jobs[:, EXPECTED]).sum())
+        decay = _DECAY ** len(rows)
+        self._ran, self._asked = decay * self._ran + jobs[:, RAN].sum(), decay * self._asked + jobs[:, ASKED].sum()
+        jobs = jobs[jobs[:, WORK_S] > 0]  # without bulk jobs, which give way to others
+        predicted_s = float((jobs[:, PATH_S] * jobs[:, RAN] / jobs[:, EXPECTED]).sum())
         took_s = float((now - jobs[:, BEGAN]).sum())
         if predicted_s > 0 and 0 < took_s < math.inf:
             self._slowdown = min(max(corrected(self._slowdown, took_s / predicted_s), _LEAST), _MOST)

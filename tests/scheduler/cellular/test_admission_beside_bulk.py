@@ -37,3 +37,7 @@ def share_lost(num_bulk: int, load: float, max_slots: int | None) -> float:
 @pytest.mark.parametrize(("max_slots", "most"), [(ROWS, 0.1), (None, 0.01)], ids=["slots are few", "rows are few"])
 def test_bulk_jobs_make_few_online_jobs_late(max_slots: int | None, most: float) -> None:
     assert share_lost(16, 0.5, max_slots) <= share_lost(0, 0.5, max_slots) + most
+
+
+def test_bulk_jobs_that_give_way_do_not_count_as_slow_ones() -> None:
+    assert share_lost(16, 0.7, None) <= share_lost(0, 0.7, None) + 0.01
