@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, PATH_S, RAN, WORK_S
+from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, NONE, PATH_S, RAN, WORK_S
 from penstock.scheduler.cellular.choice import choose_quantum
 from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
 from penstock.scheduler.cellular.joined_work import JoinedWork
@@ -38,6 +38,7 @@ class Backlog:
         self._ran = self._asked = 1.0  # decayed sums of the steps of ended jobs
         self._slowdown = 1.0  # time of jobs, from their first task on, over their predicted path
         self._next_trial = -math.inf
+        self._trial = NONE  # number of the last job that ran though it was predicted to be late
         self._ran_at: dict[tuple[int, int], float] = {}  # when a task of a cell and a bucket of rows has ended
 
     def estimate(self, jobs: Sequence[CellJob], graphs: Graphs, num_active: int, host_s: float) -> list[Estimate]:
@@ -82,9 +83,15 @@ class Backlog:
         if late_s > 0:
             if now < self._next_trial or (num_active and not self._is_unknown(entry, num_active, now)):
                 return late_s
-            self._next_trial = now + _TRIAL_EVERY_S
+            self._next_trial, self._trial = now + _TRIAL_EVERY_S, entry.number
         self._waiting.add([_queued(entry)])
         return 0.0
+
+    def too_late_s(self, entry: QueuedCellJob, now: float) -> float:
+        """Seconds by which a job that waits would be late if it began now; 0 or less: none."""
+        if entry.bulk or entry.number == self._trial:
+            return 0.0
+        return now - _queued(entry).latest_begin
 
     def stop_waiting(self, ids: Iterable[int]) -> None:
         """Jobs have left. Ids of jobs that do not wait are skipped."""
