@@ -11,7 +11,7 @@ from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
 from penstock.scheduler.cellular.joined_work import JoinedWork
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.table import Graphs, JobTable, PlannedRows, QueuedCellJob, load_kernels
-from penstock.scheduler.cellular.types import CellJob, CellRule, CellTask, Estimate, Int32Array
+from penstock.scheduler.cellular.types import CellJob, CellRule, CellTask, Estimate, Float64Array, Int32Array
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 
 _DECAY = 0.98  # of what was learned before, at each job that ends
@@ -37,15 +37,19 @@ class Backlog:
         self._waiting = JobQueue()  # admitted, and on no device yet
         self._ran = self._asked = 1.0  # decayed sums of the steps of ended jobs
         self._slowdown = 1.0  # time of jobs, from their first task on, over their predicted path
+        self._num_new = self._new_slots = 0  # online jobs of this `add` that were admitted: they join when it ends
+        self._new_ready = np.zeros(len(rules), np.int64)  # their nodes that may run at once
         self._next_trial = -math.inf
         self._trial = NONE  # number of the last job that ran though it was predicted to be late
         self._ran_at: dict[tuple[int, int], float] = {}  # when a task of a cell and a bucket of rows has ended
 
     def estimate(self, jobs: Sequence[CellJob], graphs: Graphs, num_active: int, host_s: float) -> list[Estimate]:
-        """Predicted times of new jobs, while so many are active."""
+        """Predicted times of the jobs of one `add`, while so many are active. `admit` is called for each next."""
+        self._num_new = self._new_slots = 0
+        self._new_ready[:] = 0
         step_s, row_s = np.zeros((2, len(self._rules)))
         for cell, rule in enumerate(self._rules):
-            num_rows = self._num_rows(rule, num_active)
+            num_rows = self._num_rows(rule, num_active + len(jobs) - 1)
             one_s = self._cost.seconds_at_most(cell, num_rows, 1)
             quantum = choose_quantum(rule, num_rows, one_s if host_s else 0.0, host_s)
             step_s[cell] = self._cost.seconds_at_most(cell, num_rows, quantum) / quantum
@@ -63,7 +67,7 @@ class Backlog:
     def late_s(self, entry: QueuedCellJob, now: float) -> float:
         """Seconds by which a new job, or one that waits behind it, would be late; 0 or less: none."""
         job = _queued(entry)
-        if not len(self._waiting) and any(self._has_room(entry, table) for table in self._tables):
+        if self._begins_at_once(entry):
             return now - job.latest_begin
         left_s = 0.0
         for table, joined in zip(self._tables, self._joined, strict=True):
@@ -85,6 +89,10 @@ class Backlog:
                 return late_s
             self._next_trial, self._trial = now + _TRIAL_EVERY_S, entry.number
         self._waiting.add([_queued(entry)])
+        graph = entry.job.graph
+        is_ready = np.diff(graph.dependency_offsets) == 0
+        self._new_ready += np.bincount(graph.cells[is_ready], minlength=len(self._rules))
+        self._num_new, self._new_slots = self._num_new + 1, self._new_slots + entry.job.slots
         return 0.0
 
     def too_late_s(self, entry: QueuedCellJob, now: float) -> float:
@@ -135,15 +143,22 @@ class Backlog:
 
     def _is_unknown(self, entry: QueuedCellJob, num_active: int, now: float) -> bool:
         """Whether a job would begin at once, in tasks of so many rows that none like them has run lately."""
-        if len(self._waiting) or not any(self._has_room(entry, table) for table in self._tables):
+        if not self._begins_at_once(entry):
             return False
         buckets = [(cell, bucket_of(self._num_rows(rule, num_active))) for cell, rule in enumerate(self._rules)]
         return max([self._ran_at.get(key, -math.inf) for key in buckets]) <= now - _TRIAL_EVERY_S
 
-    def _has_room(self, entry: QueuedCellJob, table: JobTable) -> bool:
-        online, _ = table.num_ready
-        has_rows = all(count < rule.max_rows for count, rule in zip(online, self._rules, strict=True))
-        return has_rows and (self._max_slots is None or sum(table.slots) + entry.job.slots <= self._max_slots)
+    def _begins_at_once(self, entry: QueuedCellJob) -> bool:
+        """Whether a device has room for a job and its part of those that join with it, and no other waits."""
+        if len(self._waiting) > self._num_new:
+            return False
+        new_ready, new_slots = self._new_ready / len(self._tables), self._new_slots / len(self._tables)
+        return any(self._has_room(entry.job.slots + new_slots, new_ready, table) for table in self._tables)
+
+    def _has_room(self, num_slots: float, num_ready: Float64Array, table: JobTable) -> bool:
+        rows = zip(table.num_ready[0], num_ready.tolist(), self._rules, strict=True)
+        has_rows = all(online + new < rule.max_rows for online, new, rule in rows)
+        return has_rows and (self._max_slots is None or sum(table.slots) + num_slots <= self._max_slots)
 
 
 def _queued(entry: QueuedCellJob) -> QueuedJob:

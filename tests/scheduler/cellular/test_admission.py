@@ -149,6 +149,24 @@ def test_one_slow_task_of_the_most_rows_is_forgotten_though_jobs_keep_the_device
     assert max(jobs[one.id].arrival for one in server.rejected) < 10.0
 
 
+@pytest.mark.parametrize("num_busy", [0, 40])
+@pytest.mark.parametrize("max_slots", [None, 60])
+def test_jobs_that_come_together_are_admitted_as_if_they_came_one_by_one(num_busy: int, max_slots: int | None) -> None:
+    def num_rejected(*slices: int) -> int:
+        settings = CellSettings(max_tasks=1, max_slots=max_slots, admission="deadline")
+        scheduler = CellScheduler([CellRule("decode", 60, 4)], settings)
+        for num_rows in (1, 2, 4, 8, 16, 32, 60):
+            scheduler.cost.observe(0, num_rows, 4, 4 * STEP_S)
+        graph, numbers = CellGraph.of_stages((0, 100)), iter(range(1000))
+        scheduler.add([CellJob(next(numbers), graph, 0.0) for _ in range(num_busy)], 0.0)
+        rejected = [scheduler.add([CellJob(next(numbers), graph, 0.0, 1.3) for _ in range(num)], 0.0) for num in slices]
+        return sum(map(len, rejected))
+
+    num_free = 60 - num_busy
+    assert num_rejected(*[1] * num_free) == num_rejected(num_free) == 0
+    assert num_rejected(*[1] * num_free * 2) == num_rejected(num_free * 2) > 0
+
+
 def test_one_that_can_no_longer_be_in_time_leaves_before_it_takes_a_slot() -> None:
     scheduler = CellScheduler([CellRule("decode", 1, 1)], CellSettings(max_tasks=1, max_slots=1, admission="deadline"))
     scheduler.cost.observe(0, 1, 1, 0.1)
