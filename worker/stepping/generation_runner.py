@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.engine.errors import EngineError
+from penstock.engine.errors import EngineError, InvalidOption
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
@@ -94,9 +94,14 @@ class GenerationRunner:
             work = job.work
             if not isinstance(work, GenerationWork):
                 raise TypeError(f"Job {job.id} has the work of another runner: {type(work)}. This is a bug.")
+            try:
+                num_slots = self._slots(work)
+            except InvalidOption as error:
+                self._failed[job.id] = error
+                continue
             graph = CellGraph.of_stages((ENCODE, 1), (DECODE, work.options.max_new_tokens))
             size = len(work.token_ids)
-            cells.append(CellJob(job.id, graph, job.arrival, job.deadline, job.bulk, self._slots(work), size))
+            cells.append(CellJob(job.id, graph, job.arrival, job.deadline, job.bulk, num_slots, size))
             self._waiting[job.id], self._num_rows[job.id] = work, work.options.num_beams
             if work.stream:
                 self._streaming.add(job.id)
@@ -129,9 +134,11 @@ class GenerationRunner:
         return self._events(events)
 
     def _slots(self, work: GenerationWork) -> int:
+        """State slots of a sequence. Raises InvalidOption where it needs more pages than there are."""
         limits = self._limits
         pages_per_row = -(-limits.num_pages // limits.max_rows)
         needed = limits.pages_of(len(work.token_ids), work.options)
+        limits.require_pages(needed)
         return min(limits.num_pages, max(needed, work.options.num_beams * pages_per_row))
 
     def _encode(self, task: CellTask) -> StepEvents:

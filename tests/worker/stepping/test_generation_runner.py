@@ -256,6 +256,20 @@ def test_what_the_limits_do_not_allow_is_the_fault_of_the_request() -> None:
     bench.assert_empty()
 
 
+def test_a_sequence_that_needs_more_pages_than_there_are_fails_before_others_wait_for_it() -> None:
+    bench = Bench(replace(SMALL, num_pages=20))
+    running, large, short = sources([4, 4, 4])
+    bench.add(0, running, max_new_tokens=40, min_new_tokens=40)
+    bench.turn()
+    bench.add(1, large, deadline=1000.0, max_new_tokens=60, num_beams=8)
+    bench.add(2, short, max_new_tokens=2)
+    events = bench.turn()
+    assert isinstance(events.failed[1], InvalidOption)
+    assert events.started == [2]
+    bench.drain()
+    bench.assert_empty()
+
+
 def test_a_sequence_that_streams_tells_its_tokens_so_far_and_others_do_not() -> None:
     bench = Bench()
     for id, source in enumerate(sources([4, 5, 6])):
