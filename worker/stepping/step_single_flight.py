@@ -17,7 +17,7 @@ _Key = tuple[bytes, bool]  # the sequence's own; whether it streams
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class StepFlight:
     """Sequences of one key that stream or do not, and the job that runs for them."""
 
     job_id: int
@@ -44,11 +44,11 @@ class Flight:
 class Joined(NamedTuple):
     """Flights that need a job, and the jobs that are to leave: more urgent ones take their places."""
 
-    run: list[Flight]
+    run: list[StepFlight]
     replaced: list[int]
 
 
-class Flights:
+class StepSingleFlight:
     """Bookkeeping of flights by job and by key. Used on the event loop; the counts are read from other threads.
 
     The most urgent member leads a flight, as in `SingleFlight`: while its job is queued, a more urgent sequence that
@@ -58,10 +58,10 @@ class Flights:
 
     def __init__(self) -> None:
         self._ids = itertools.count()
-        self._by_key: dict[_Key, Flight] = {}
-        self._by_job: dict[int, Flight] = {}
+        self._by_key: dict[_Key, StepFlight] = {}
+        self._by_job: dict[int, StepFlight] = {}
         # A heap, also of members whose flights have ended, until they are half of all.
-        self._deadlines: list[tuple[float, int, PendingSequence, Flight]] = []
+        self._deadlines: list[tuple[float, int, PendingSequence, StepFlight]] = []
         self._num_members = 0  # of flights that have not ended
         self._num_joined = itertools.count()
         self.num_queued = 0
@@ -72,12 +72,12 @@ class Flights:
 
     def join(self, sequences: Iterable[PendingSequence]) -> Joined:
         """Add sequences."""
-        new: dict[int, Flight] = {}
-        promoted: dict[int, Flight] = {}  # by the job that leaves
+        new: dict[int, StepFlight] = {}
+        promoted: dict[int, StepFlight] = {}  # by the job that leaves
         for sequence in sequences:
             flight = self._by_key.get(_key(sequence))
             if flight is None or (flight.started is not None and urgency(sequence)[0] < urgency(flight.leader)[0]):
-                flight = Flight(next(self._ids), sequence, [])
+                flight = StepFlight(next(self._ids), sequence, [])
                 self._by_key[_key(sequence)] = self._by_job[flight.job_id] = new[flight.job_id] = flight
                 self._count(flight, 1)
             elif flight.started is None and urgency(sequence) < urgency(flight.leader):
@@ -117,7 +117,7 @@ class Flights:
                 self._count(flight, -1)
                 flight.started = now
 
-    def streaming(self, job_id: int, now: float) -> Flight | None:
+    def streaming(self, job_id: int, now: float) -> StepFlight | None:
         """The flight of a job that has a partial result; None if it was left, or had one just before."""
         flight = self._by_job.get(job_id)
         if flight is None or now - flight.streamed < _STREAM_EVERY_S:
@@ -125,7 +125,7 @@ class Flights:
         flight.streamed = now
         return flight
 
-    def end(self, job_id: int) -> Flight | None:
+    def end(self, job_id: int) -> StepFlight | None:
         """The flight of a job that has ended; None if it was left before."""
         flight = self._by_job.pop(job_id, None)
         if flight is not None:
@@ -149,16 +149,16 @@ class Flights:
             self.end(job_id)
         return ids
 
-    def _waits(self, member: PendingSequence, flight: Flight) -> bool:
+    def _waits(self, member: PendingSequence, flight: StepFlight) -> bool:
         return self._by_job.get(flight.job_id) is flight and not member.request.is_failed
 
-    def _count(self, flight: Flight, sign: int) -> None:
+    def _count(self, flight: StepFlight, sign: int) -> None:
         self.num_queued += sign
         self.queued_tokens += sign * flight.num_tokens
 
 
 def late_and_rest(
-    flight: Flight, job: RejectedJob, now: float
+    flight: StepFlight, job: RejectedJob, now: float
 ) -> tuple[list[tuple[PendingSequence, float]], list[PendingSequence]]:
     """The members of a flight whose job was rejected: those that are late with it, with the seconds, and the others."""
     done_at = deadline_of(flight.leader) + job.late_s if job.cause is Cause.OVERLOADED else now

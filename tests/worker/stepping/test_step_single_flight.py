@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.worker.requests.request import PendingSequence
-from penstock.worker.stepping.flights import Flights
+from penstock.worker.stepping.step_single_flight import StepSingleFlight
 
 MakeSequences = Callable[..., list[PendingSequence]]
 
 
 def test_sequences_that_have_ended_are_forgotten_long_before_their_deadlines(make_sequences: MakeSequences) -> None:
-    flights, ended = Flights(), list[weakref.ref[Any]]()
+    flights, ended = StepSingleFlight(), list[weakref.ref[Any]]()
     for number in range(300):
         [flight] = flights.join(make_sequences([1, number], deadline=3600.0)).run
         flights.end(flight.job_id)
@@ -24,7 +24,7 @@ def test_sequences_that_have_ended_are_forgotten_long_before_their_deadlines(mak
 
 
 def test_a_deadline_of_a_sequence_in_flight_is_kept_while_others_end(make_sequences: MakeSequences) -> None:
-    flights = Flights()
+    flights = StepSingleFlight()
     [first] = flights.join(make_sequences([7, 7], deadline=5.0)).run
     for number in range(300):
         [other] = flights.join(make_sequences([1, number], deadline=3600.0)).run
