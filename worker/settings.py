@@ -254,6 +254,10 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
     log_format: Literal["auto", "json", "ecs", "console"] = Field(
         "auto", description="auto: console on a terminal, JSON elsewhere. ecs: JSON in the Elastic Common Schema."
     )
+    log_file: Path | None = Field(
+        None,
+        description="File to log to, which all members share. It is opened again once it was moved. Default: stderr.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     metrics_port: int | None = Field(
         None,

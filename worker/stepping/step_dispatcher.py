@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from itertools import count
 
 import structlog
 
@@ -54,6 +55,7 @@ class StepDispatcher:
         self._clock = clock
         self._flights = StepSingleFlight()
         self._times = StepTimes()
+        self._numbers = count(1)
         self._rejections: list[Rejection] = []  # of this turn
         self._ended: list[PendingRequest] = []  # the requests that they end
         self._closed = False
@@ -147,7 +149,7 @@ class StepDispatcher:
 
     def _finish(self, finished: Sequence[tuple[int, Float32Array]], task: StepStats | None, now: float) -> None:
         ended = [(flight, row) for job_id, row in finished if (flight := self._flights.end(job_id)) is not None]
-        stats = _batch_stats(task, len(ended))
+        stats = _batch_stats(task, len(ended), next(self._numbers))
         if task is not None:
             self._times.observe(task, len(ended))
             self._callbacks.ran(stats)
@@ -206,10 +208,10 @@ class StepDispatcher:
         self._callbacks.unhealthy(error)
 
 
-def _batch_stats(task: StepStats | None, num_ended: int) -> BatchStats:
+def _batch_stats(task: StepStats | None, num_ended: int, number: int) -> BatchStats:
     """A task as the statistics of a batch: rows are its sequences, and each runs up to a quantum of tokens."""
     if task is None:
-        return BatchStats("step", "step", 0.0, Sums(1, 1, 1, 1), 0.0, 0.0, num_ended)
+        return BatchStats("step", "step", 0.0, Sums(1, 1, 1, 1), 0.0, 0.0, num_ended, number)
     longest = max(task.quantum, -(-task.steps // task.rows))
     sums = Sums(task.steps, task.steps * longest, longest, task.rows)
-    return BatchStats("step", task.cell, 0.0, sums, task.predicted_s, task.device_s, num_ended)
+    return BatchStats("step", task.cell, 0.0, sums, task.predicted_s, task.device_s, num_ended, number)
