@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from aiokafka.errors import KafkaError
+from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError
 
 from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.producer.transport.cluster import KafkaCluster
@@ -12,7 +12,8 @@ from penstock.producer.transport.failover_client import FailoverAdmin
 from penstock.producer.wire.topics import bulk_topic, request_topic
 
 _ANSWER_S = 5.0
-_REMEDY = "Start one (penstock worker --model …), or wait for it with --wait"
+_RETRY_S = 0.2
+_REMEDY = "Start one (penstock worker --model …), or give --wait, also for a group of another name"
 
 
 async def missing_fleet(settings: FileJobSettings) -> str:
@@ -22,27 +23,26 @@ async def missing_fleet(settings: FileJobSettings) -> str:
     """
     model = settings.served_name
     topic, group = bulk_topic(settings.topic or request_topic(model)), f"penstock.{model}"
-    topics: list[str] = []
-    groups: list[Any] = []
     admin = FailoverAdmin(**KafkaCluster.of(settings).arguments, request_timeout_ms=int(_ANSWER_S * 1000))
     try:
         async with asyncio.timeout(_ANSWER_S):
             await admin.start()
-            topics = await admin.list_topics()
-            if topic in topics:
-                groups = [one for answer in await admin.describe_consumer_groups([group]) for one in answer.groups]
-    except (
-        KafkaError,
-        OSError,
-        ValueError,
-        AttributeError,
-    ):  # OSError includes time-outs. The last: a mock broker
+            groups = await _described(admin, group)
+            has_topic = topic in await admin.list_topics()
+    except (KafkaError, OSError, ValueError, AttributeError):  # OSError includes time-outs. The last: a mock broker
         return ""
     finally:
         with contextlib.suppress(KafkaError, OSError):
             await admin.close()
-    if topic not in topics:
-        return f"No worker has served {model!r} at {settings.bootstrap_servers}: there is no topic {topic}. {_REMEDY}."
     if any(error or members for error, _, _, _, _, members, *_ in groups):
         return ""
-    return f"No worker serves {model!r}: the group {group} has no member. {_REMEDY}, as for a group of another name."
+    fault = f"the group {group} has no member" if has_topic else f"there is no topic {topic}"
+    return f"No worker serves {model!r} at {settings.bootstrap_servers}: {fault}. {_REMEDY}."
+
+
+async def _described(admin: FailoverAdmin, group: str) -> list[Any]:
+    """What the group's coordinator says. A new cluster has none until it is asked for the first time."""
+    while True:
+        with contextlib.suppress(GroupCoordinatorNotAvailableError):
+            return [one for answer in await admin.describe_consumer_groups([group]) for one in answer.groups]
+        await asyncio.sleep(_RETRY_S)
