@@ -10,12 +10,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiosqlite
+import structlog
 
 # Errors of sqlite3 for a damaged file, whose messages may quote bytes that are not text, and whose lengths may be huge.
 FILE_ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError, OverflowError, MemoryError)
 MEMORY = ":memory:"  # a path: the database belongs to its connection
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # between attempts, while the file fails
 _LOOK_EVERY_S = 1.0  # at the path, for another file than the one that is open
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}  # primary codes of SQLite
+
+log = structlog.get_logger("penstock.cache")
 
 Step = Callable[[aiosqlite.Connection], Awaitable[None]]
 
@@ -24,7 +28,8 @@ class RetryingConnection:
     """Runs one step at a time. A failed step closes the connection; a later one opens it again, after a pause.
 
     A connection that only reads opens an existing file. One that writes makes the file, and follows its path: when the
-    file was removed or replaced, it opens the new one, and so does its reader.
+    file was removed or replaced, it opens the new one, and so does its reader. It removes a file that it has prepared
+    and that turns out to be damaged; one that it could never prepare may be of another program, and stays.
 
     SQLite finds the log of a file (-wal) and the index of that (-shm) by their names alone, so that two files of one
     name would share them. The order of opening and closing here keeps them apart: see `_connect` and `close`.
@@ -60,7 +65,9 @@ class RetryingConnection:
         self._reader = reader
         self._monotonic = monotonic
         self._db: aiosqlite.Connection | None = None
-        self._file: tuple[int, int] | None = None  # the one that is open
+        self._file: tuple[int, int] | None = None  # the one that was opened last
+        self._prepared: tuple[int, int] | None = None  # the one that was prepared last
+        self._found_damage = False
         self._look_at = 0.0
         self._lock = asyncio.Lock()
         self._num_failures = 0  # in a row
@@ -81,6 +88,9 @@ class RetryingConnection:
                 self._retry_at = self._monotonic() + _PAUSES_S[min(self._num_failures, len(_PAUSES_S) - 1)]
                 self._num_failures += 1
                 self._report(error)
+                self._found_damage = _is_damage(error)
+                if self._found_damage and self._prepared == self._file is not None:
+                    await self._remove_file(repr(error))
                 await self._disconnect()
                 return False
             except BaseException:
@@ -108,6 +118,8 @@ class RetryingConnection:
         now = self._monotonic()
         if self._db is not None and self._prepare is not None and now >= self._look_at:
             self._look_at = now + _LOOK_EVERY_S
+            if self._reader is not None and self._reader._found_damage:
+                await self._remove_file("found by a look-up")
             if await self._is_replaced():
                 await self._disconnect()
         return self._db or await self._connect()
@@ -125,7 +137,15 @@ class RetryingConnection:
             self._file = await asyncio.to_thread(_identity, self._path)
             if self._prepare is not None:
                 await self._prepare(db)
+                self._prepared = self._file
         return db
+
+    async def _remove_file(self, reason: str) -> None:
+        """Remove the file that was opened last, unless the path has another one by now."""
+        await self._disconnect()
+        with contextlib.suppress(OSError):  # a directory that may not be written
+            if self._file is not None and await asyncio.to_thread(_remove, self._path, self._file):
+                log.warning("cache_file_removed", path=self._path, reason=reason)
 
     async def _is_replaced(self) -> bool:
         """Whether the path has another file than the one that is open, or none."""
@@ -139,6 +159,7 @@ class RetryingConnection:
         """Close the connection, and let no step open it meanwhile."""
         async with self._lock:
             await self._disconnect()
+            self._num_failures, self._found_damage = 0, False  # of a file that is gone, or that is tried again
             yield
 
     async def _disconnect(self) -> None:
@@ -158,6 +179,29 @@ def _identity(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def _is_damage(error: BaseException) -> bool:
+    """Whether an error says that the content of the file is not what SQLite wrote."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF in _DAMAGED or isinstance(error, UnicodeDecodeError | OverflowError)
+
+
+def _remove(path: str, file: tuple[int, int]) -> bool:
+    """Remove this file. Returns false if the path has another one, which another process has made."""
+    with contextlib.ExitStack() as stack:
+        _lock_directory(path, stack)
+        if _identity(path) != file:
+            return False
+        os.unlink(path)
+        return True
+
+
+def _lock_directory(path: str, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> None:
+    """Lock the directory of a file until `stack` ends, against other processes that make or remove the file."""
+    directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    stack.callback(os.close, directory)
+    fcntl.flock(directory, fcntl.LOCK_EX)
+
+
 def _clear_for_new_file(path: str, stack: contextlib.AsyncExitStack) -> None:
     """If there is no file, remove what is left of an earlier one, and lock the directory until `stack` ends.
 
@@ -165,9 +209,7 @@ def _clear_for_new_file(path: str, stack: contextlib.AsyncExitStack) -> None:
     """
     if _identity(path) is not None:
         return
-    directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    stack.callback(os.close, directory)
-    fcntl.flock(directory, fcntl.LOCK_EX)
+    _lock_directory(path, stack)
     if _identity(path) is None:
         for suffix in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):

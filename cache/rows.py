@@ -39,6 +39,12 @@ _CHUNK_KEYS = 512  # most keys in one query
 Row = tuple[int, bytes, float, bytes]  # id, key, stored_at in Unix seconds, value under its checksum
 
 
+class DamagedTable(sqlite3.DatabaseError):
+    """A table of the cache has not the content that the cache wrote."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+
 async def prepare_writer(db: aiosqlite.Connection) -> None:
     """Set up a connection that writes; creates the tables if they are missing, which alone takes the write lock."""
     for pragma in _PRAGMAS:
@@ -103,7 +109,7 @@ async def size_and_last_id(db: aiosqlite.Connection) -> tuple[int, int]:
         )
     )
     if len(rows) != 1 or not isinstance(rows[0][0], int):
-        raise sqlite3.DatabaseError("the table response_size is damaged")
+        raise DamagedTable("the table response_size is damaged")
     return rows[0][0], rows[0][1]
 
 

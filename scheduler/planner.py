@@ -9,12 +9,12 @@ from itertools import accumulate, islice
 from penstock.scheduler.costs.cost import CostFunction, predicted_s
 from penstock.scheduler.policies.bulk_share import BulkShare
 from penstock.scheduler.policies.order import ORDERS, Draft
-from penstock.scheduler.policies.partition import Caps, PartitionPolicy, fifo, share_out
+from penstock.scheduler.policies.partition import PartitionPolicy, fifo, share_out
 from penstock.scheduler.policies.trigger import Outlook
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 from penstock.scheduler.queueing.work_estimator import WorkEstimator
 from penstock.scheduler.settings import SchedulerSettings
-from penstock.scheduler.types import Batch, Cause, Plan, RejectedJob, Trigger
+from penstock.scheduler.types import Batch, Caps, Cause, Plan, RejectedJob, Trigger
 
 
 class Planner:

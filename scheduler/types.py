@@ -1,6 +1,7 @@
 """The scheduler's inputs and outputs. Nothing here knows of Kafka, tensors or a clock."""
 
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple
 
 
@@ -39,6 +40,14 @@ class RejectedJob(NamedTuple):
     id: int
     cause: Cause
     late_s: float  # seconds by which it is, or would be, late; OVERLOADED: it, or a job behind it
+
+
+class Caps(NamedTuple):
+    """Limits of a batch. A single sequence is always allowed."""
+
+    max_sequences: int
+    max_tokens: int  # for a padded cost: of longest * count, the slots that run; else of the sum of the lengths
+    max_seconds: float = inf  # predicted
 
 
 class Batch(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-_COMMANDS = {"GPU test": "make test-gpu", "integration test": "make test"}
+_COMMANDS = {"GPU test": "make test-gpu", "integration test": "install Java 17 and Maven, then make test"}
 
 
 def skip_lines(skipped: Iterable[pytest.TestReport]) -> list[str]:

@@ -14,7 +14,7 @@ from penstock.worker.settings import NULL_MODEL, ModelSettings
 if TYPE_CHECKING:
     from penstock.engine import GenerationModel, ServedCells
 
-log = structlog.get_logger("penstock.serve")
+log = structlog.get_logger("penstock.worker")
 
 
 def load_model(settings: ModelSettings) -> "Engine | GenerationModel | ServedCells":

@@ -41,7 +41,7 @@ _SWITCH_INTERVAL_S = 0.0001  # engine lanes and the event loop take turns at eac
 _CLOSE_S = 2.0  # for the running batch, and as much for the interpreter's end
 EXIT_S = LEAVE_S + 2 * _CLOSE_S + 6.0  # after the drain: a process that was asked to stop has ended, whatever hangs
 
-log = structlog.get_logger("penstock.serve")
+log = structlog.get_logger("penstock.worker")
 
 
 def run_worker(settings: WorkerSettings, supervisor: SupervisorLink | None = None) -> int:

@@ -9,7 +9,7 @@ import structlog
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _RESIZE_SIGNALS = (signal.SIGTTIN, signal.SIGTTOU)  # of a supervisor
 
-log = structlog.get_logger("penstock.serve")
+log = structlog.get_logger("penstock.worker")
 
 
 def ignore_resize_signals() -> None:

@@ -1,4 +1,7 @@
-"""Settings in force: values that were given, and defaults that depend on the engine. No other file decides defaults."""
+"""Settings in force: values that were given, and defaults that depend on the engine.
+
+No other file decides defaults, but for `state_slots` and `page_memory_mib`: the model decides them when it is loaded.
+"""
 
 import os
 from collections.abc import Mapping
@@ -18,7 +21,7 @@ _CHOSEN_HERE = {"device", "engine", "dtype"}  # where "auto" is an open value, a
 
 
 class ResolvedSettings(WorkerSettings):
-    """A worker's settings without open values. Made by `resolve`."""
+    """A worker's settings without open values, but those that a loaded model decides. Made by `resolve`."""
 
     served_name: str
     device: Literal["cpu", "cuda"]

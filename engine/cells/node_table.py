@@ -84,7 +84,7 @@ class NodeTable:
         return is_closed
 
     def values_of(self, node: int, column: int, width: int) -> Int32Array:
-        """What a node has emitted so far [steps, width]."""
+        """The values that a node has emitted so far [steps, width]."""
         start = self.places[node, START, column]
         return self.values[start : start + self.nodes[node, DONE] * width].reshape(-1, width)
 

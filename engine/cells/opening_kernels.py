@@ -33,7 +33,7 @@ from penstock.engine.cells.packing import NUM_NODES as PACKED_NODES
 
 def measure(packed: Int32Array, inputs: Int32Array, widths: Int32Array, arity: int, num_inputs: int,
             num_values: Int32Array, needed: Int32Array) -> int:  # fmt: skip
-    """What requests need. The first one that is none of this model, or NONE.
+    """Compute the needs of requests. Return the first one that is none of this model, or NONE.
 
     packed: graphs end to end. inputs, widths: of each cell. Writes num_values [G], and to `needed` [4] the elements of
     blocks of nodes and of values, the slots, and the further references of slots, of all together.

@@ -179,9 +179,9 @@ class ChaosRun:
                 await self._until_recovered()
 
     def _next_kinds(self, coming: Iterator[Sequence[str]], num_moments: int) -> Sequence[str]:
-        """The next moment of faults. After the first round, in which each comes alone, those that failed come again."""
-        is_first_round = num_moments < len(self.settings.kinds)
-        missing = [] if is_first_round else self.faults.missing(self.settings.kinds)
+        """The next moment of faults. After the first round, each alone, those that never came have every other one."""
+        is_turn = num_moments >= len(self.settings.kinds) and num_moments % 2 == 0
+        missing = self.faults.missing(self.settings.kinds) if is_turn else []
         return missing[:1] or next(coming, ())
 
     async def _wait(self, seconds: float, num_moments: int, until: float) -> None:

@@ -1,4 +1,4 @@
-"""What a fault did, or the error of one that did nothing."""
+"""The effect of a fault, or the error of one that did nothing."""
 
 from collections.abc import Mapping
 from typing import Any

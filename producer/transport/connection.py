@@ -107,7 +107,7 @@ async def ensure_topics(cluster: KafkaCluster, topics: Sequence[str], num_partit
     permission, or a mock broker without the request) is logged and not raised. The topic may be created on first use;
     otherwise the first send or poll fails.
     """
-    created: list[str] = []
+    created = list[str]()
     for pause_s in (*_CREATION_PAUSES_S, None):
         try:
             missing, refused = await _create_missing(cluster, topics, num_partitions)
@@ -115,12 +115,12 @@ async def ensure_topics(cluster: KafkaCluster, topics: Sequence[str], num_partit
             # OSError includes time-outs. aiokafka raises AttributeError for a cluster without controller, as a mock is.
             passes, reason = isinstance(error, OSError) or getattr(error, "retriable", False), repr(error)
         else:
-            passes, reason = any(for_code(code).retriable for code in refused.values()), None
+            passes, reason = any(for_code(code).retriable for code in refused.values()), ""
             created += [topic for topic in missing if topic not in refused]
         if pause_s is None or not passes:
             break
         await asyncio.sleep(pause_s)
-    if reason is not None:
+    if reason:
         log.info("topics_not_created", topics=[topic for topic in topics if topic not in created], reason=reason)
     elif created or refused:
         log.info("topics_created", topics=created, refused=refused)

@@ -97,15 +97,18 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:
+                log.exception("broker_watch_failed")  # the next look may succeed
 
     def _silent_brokers(self) -> set[Any]:
         """A broker answers the requests of a connection one after another, so the first one tells."""
         now, before = self._clock(), self._unanswered
         waiting = {
             (connection, connection._requests[0][0]): node_id
-            for (node_id, _), connection in self._conns.items()
-            if connection._requests
+            for (node_id, group), connection in self._conns.items()
+            if connection._requests and group != _OWN_GROUP  # a look that was given up leaves its request there
         }
         self._unanswered = {first: before.get(first, now) for first in waiting}
         asked = [(waiting[first], since) for first, since in self._unanswered.items()]

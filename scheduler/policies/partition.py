@@ -3,7 +3,6 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, count, pairwise, takewhile
-from math import inf
 from operator import mul
 from sys import maxsize
 from typing import NamedTuple
@@ -12,18 +11,11 @@ import numpy as np
 
 from penstock.scheduler.costs.cost import CostFunction, predicted_s
 from penstock.scheduler.policies.dp import cheapest_cuts, load_kernel
+from penstock.scheduler.types import Caps
 
 MIN_GAIN = 0.02  # sharing out must promise to end this much sooner; less is within a cost model's error
 MIN_DP_GAIN = 0.01  # share of FIFO's predicted seconds that the DP must save for `auto` to take it
 _MAX_REST = 64  # plans by FIFO between two questions to the DP, while it gains nothing
-
-
-class Caps(NamedTuple):
-    """Limits of a batch. A single sequence is always allowed."""
-
-    max_sequences: int
-    max_tokens: int  # for a padded cost: of longest * count, the slots that run; else of the sum of the lengths
-    max_seconds: float = inf  # predicted
 
 
 class Partition(NamedTuple):

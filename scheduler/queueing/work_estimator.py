@@ -5,12 +5,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from penstock.scheduler.costs.cost import CostFunction, predicted_s
-from penstock.scheduler.policies.partition import Caps
-from penstock.scheduler.types import Job
+from penstock.scheduler.types import Caps, Job
 
-# Of an SLO, for a batch: one may be running, one prepared, and the job's own still ends in time, with a quarter left
-# for delays before and after, and for prediction errors.
-BATCH_SHARE = 1 / 4
+BATCH_SHARE = 1 / 4  # of an SLO, for a batch: one runs, one is prepared, one is the job's, and delays have the rest
 _NUM_RECENT = 64  # batches whose lateness is remembered
 _BLOCK = 8  # batches in a block, in whose mean chance delays cancel
 _HIGH = 0.9  # quantile taken as a margin

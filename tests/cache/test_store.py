@@ -635,24 +635,63 @@ def damage_and_look(path: Path, data: st.DataObject) -> None:
     asyncio.run(look())
 
 
-async def test_a_damaged_file_that_is_removed_is_made_anew(tmp_path: Path) -> None:
+def damage(path: Path, *, from_page: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(from_page * 8192)
+        file.write(b"\xff" * 8192 * 20)
+
+
+async def test_members_whose_file_is_damaged_share_a_new_one(tmp_path: Path) -> None:
+    path, clock = tmp_path / "cache.db", Clock()
+    async with await open_cache(path, clock=clock) as first, await open_cache(path, clock=clock) as second:
+        await first.put_many(values(*range(1000)))
+    with capture_logs() as logs:
+        async with await open_cache(path, clock=clock) as first, await open_cache(path, clock=clock) as second:
+            damage(path, from_page=2)
+            for cache in (first, second):
+                await cache.get_many(map(key, range(1000)))
+                assert not cache.stats.works
+            for _ in range(3):
+                clock.now += 2.0
+                await first.put_many(values(1))
+                await second.put_many(values(2))
+            for cache in (first, second):
+                assert await cache.get_many(map(key, range(1000))) == values(1, 2)
+                assert cache.stats.works
+    events = [entry["event"] for entry in logs]
+    assert events.count("cache_unavailable") == events.count("cache_recovered") == 2
+    assert "cache_file_removed" in events
+
+
+@pytest.mark.parametrize("from_page", [0, 2])
+async def test_a_file_damaged_before_a_worker_starts_is_made_anew_where_it_can_be_told(
+    tmp_path: Path, from_page: int
+) -> None:
     path, clock = tmp_path / "cache.db", Clock()
     async with await open_cache(path) as cache:
         await cache.put_many(values(*range(1000)))
-    with path.open("r+b") as file:
-        file.seek(2 * 8192)
-        file.write(b"\xff" * 8192 * 20)
-    with capture_logs() as logs:
-        async with await open_cache(path, clock=clock) as cache:
-            await cache.get_many(map(key, range(1000)))
-            assert not cache.stats.works
-            path.unlink()
+    damage(path, from_page=from_page)
+    async with await open_cache(path, clock=clock) as cache:
+        await cache.get_many(map(key, range(1000)))
+        clock.now += 64.0
+        await cache.put_many(values(1))
+        clock.now += 64.0
+        await cache.put_many(values(1))
+        assert await cache.get_many([key(1), key(2)]) == ({} if from_page == 0 else values(1))
+
+
+async def test_a_file_whose_first_page_is_damaged_in_use_is_made_anew(tmp_path: Path) -> None:
+    path, clock = tmp_path / "cache.db", Clock()
+    async with await open_cache(path, clock=clock) as cache:
+        await cache.put_many(values(*range(1000)))
+        cache._writer._db, db = None, cache._writer._db
+        assert db is not None
+        await db.close()  # as after a failure
+        damage(path, from_page=0)
+        for _ in range(3):
             clock.now += 64.0
             await cache.put_many(values(1))
-            assert await cache.get_many([key(1), key(2)]) == values(1)
-            assert cache.stats.works
-    assert [entry["event"] for entry in logs] == ["cache_unavailable", "cache_recovered"]
-    assert path.exists()
+        assert await cache.get_many([key(1), key(2)]) == values(1)
 
 
 async def test_a_damaged_value_is_a_miss_and_is_mended_by_the_next_write(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def code(answer: dict[str, Any]) -> str:
 
 
 class Counts(NamedTuple):
-    """What a worker has counted so far."""
+    """The counts of a worker so far."""
 
     batches: int
     refusals: int

@@ -155,3 +155,23 @@ async def test_connecting_to_a_broker_ends_when_the_cluster_has_replaced_it(brok
     await brokers.client.look()
     assert not await asyncio.wait_for(connecting, 60)
     assert brokers.client._attempts == {}
+
+
+async def test_a_look_that_fails_is_logged_and_followed_by_others(
+    brokers: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([ValueError("unexpected")])
+    looked_again = asyncio.Event()
+
+    async def look() -> None:
+        for error in looks:
+            raise error
+        looked_again.set()
+
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(brokers.client, "look", look)
+    with capture_logs() as logs:
+        watching = asyncio.create_task(brokers.client._watch())
+        await asyncio.wait_for(looked_again.wait(), 60)
+        watching.cancel()
+    assert [one["event"] for one in logs] == ["broker_watch_failed"]

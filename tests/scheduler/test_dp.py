@@ -319,7 +319,8 @@ def test_numba_is_loaded_on_first_use_only(module: str) -> None:
 QUICK = {"NUMBA_OPT": "1", "NUMBA_CACHE_DIR": ""}  # compiled for a single plan
 CUT = """
 from penstock.scheduler import PaddedCost
-from penstock.scheduler.policies.partition import Caps, PartitionPolicy
+from penstock.scheduler.policies.partition import PartitionPolicy
+from penstock.scheduler.types import Caps
 print(PartitionPolicy("dp").partition([5, 1, 5, 1], PaddedCost(1, 1, 1, 0), Caps(9, 99), most=9).batches)
 """
 

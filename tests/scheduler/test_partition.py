@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler import CostFunction, CostTable, PackedCost, PaddedCost
-from penstock.scheduler.policies.partition import MIN_DP_GAIN, POLICIES, Caps, Partition, PartitionPolicy, share_out
+from penstock.scheduler.policies.partition import MIN_DP_GAIN, POLICIES, Partition, PartitionPolicy, share_out
 from penstock.scheduler.settings import PartitionName
+from penstock.scheduler.types import Caps
 from tests.examples import examples
 
 NAMES = get_args(PartitionName)

@@ -14,6 +14,7 @@ class World:
     def __init__(self) -> None:
         self.now, self.num_partitions, self.num_records, self.ends = 100.0, 1, 0, True
         self.assigned = self
+        self.knows_topics = True
         self.drained = 0
 
     def monotonic(self) -> float:
@@ -59,6 +60,11 @@ async def test_the_end_is_reached_after_five_quiet_seconds(world: World) -> None
 
 async def test_a_process_that_stood_still_looks_again(world: World) -> None:
     assert await turns(world, end_of(world), 60.0, 100) == 10
+
+
+async def test_a_topic_that_no_broker_knows_yet_is_waited_for(world: World) -> None:
+    world.knows_topics = False
+    assert await turns(world, end_of(world), 0.1, 1000) in {300, 301}
 
 
 @pytest.mark.parametrize(("ends", "num_records"), [(False, 0), (True, 1)])

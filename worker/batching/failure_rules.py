@@ -1,4 +1,4 @@
-"""What becomes of a batch, or a task of steps, that failed: the rules that both stages share."""
+"""The rules for a batch, or a task of steps, that failed. Both stages share them."""
 
 import random
 from enum import Enum, auto
@@ -10,7 +10,7 @@ _FIRST_PAUSE_S = 0.25  # then twice as long each time; each times a random facto
 
 
 class Remedy(Enum):
-    """What to do with sequences that ran together and failed."""
+    """The next attempt for sequences that ran together and failed."""
 
     RETRY = auto()  # run them again after `pause_s`
     SPLIT = auto()  # run halves; the budget shrinks if memory was lacking

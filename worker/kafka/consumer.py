@@ -183,13 +183,14 @@ class Consumer:
         return self._consumer is None or self._commits.was_overtaken
 
     async def is_at_end(self) -> bool:
-        """Whether the assigned partitions have been handed out up to their present ends. Waits for a broker.
-
-        Partitions of a topic that the brokers do not know yet are still to be assigned.
-        """
+        """Whether the assigned partitions have been handed out up to their present ends. Waits for a broker."""
         await self._ends.refresh(self._joined)
-        are_known = all(self._joined.partitions_for_topic(topic) for topic in self.topics)
-        return are_known and self.assigned.is_set() and await self._ends.are_reached(self._joined)
+        return self.assigned.is_set() and await self._ends.are_reached(self._joined)
+
+    @property
+    def knows_topics(self) -> bool:
+        """Whether the brokers know all topics. Partitions of the others are still to be assigned."""
+        return all(self._joined.partitions_for_topic(topic) for topic in self.topics)
 
     def last_ends(self) -> dict[Source, int]:
         """The ends of the assigned partitions as the last fetch of each saw them. Does not wait."""

@@ -1,4 +1,4 @@
-"""What a step dispatcher has learned of its tasks: the time of a sequence, and how well tasks were predicted."""
+"""Measurements of a step dispatcher: the time of a sequence, and the errors of predicted tasks."""
 
 import math
 from collections import deque

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 _LOOP_S = 1.0  # an event loop that takes longer to answer is not live
 _POLL_S = 0.05  # a server that is stopped ends within this
 
-log = structlog.get_logger("penstock.serve")
+log = structlog.get_logger("penstock.worker")
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,15 +102,16 @@ class TransactionalOutbox(PartitionMarks):
     async def commit_last(self) -> bool:
         """Commit what is answered now. Where `LAST_COMMIT_S` does not suffice, log it and return false."""
         try:
-            await asyncio.wait_for(self._flush(), LAST_COMMIT_S)
+            return await asyncio.wait_for(self._flush(), LAST_COMMIT_S)
         except TimeoutError:
             log.warning("last_commit_given_up", consequence="the latest requests will be answered again")
             return False
-        return True
 
-    async def _flush(self) -> None:
+    async def _flush(self) -> bool:
+        """Commit what is answered. Returns false if a partition was lost meanwhile."""
         running = [self._partitions[source] for source, task in self._running.items() if not task.done()]
-        await asyncio.gather(*[transactions.commit() for transactions in running], return_exceptions=True)
+        outcomes = await asyncio.gather(*[transactions.commit() for transactions in running], return_exceptions=True)
+        return not any(isinstance(outcome, BaseException) for outcome in outcomes)
 
     # PartitionMarks
 

@@ -48,7 +48,12 @@ def caption(runs: Sequence[Run], parts: Sequence[str]) -> str:
     newest = runs[-1]
     dates = " to ".join(dict.fromkeys([runs[0].date, newest.date]))
     many = "1 run" if len(runs) == 1 else f"medians (min to max) of {len(runs)} runs"
-    notes = dict.fromkeys(note for run in runs for part in parts for note in run.record.get("notes", {}).get(part, []))
+    notes = dict.fromkeys(
+        f"{part}: {note}" if len(parts) > 1 else note
+        for run in runs
+        for part in parts
+        for note in run.record.get("notes", {}).get(part, [])
+    )
     known = f" Known faults: {'; '.join(notes)}." if notes else ""
     return f"*{title(newest.record['machine'])}, commit {newest.commit}, {dates}, {many}.{known}*"
 

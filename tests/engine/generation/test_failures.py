@@ -30,7 +30,7 @@ _WRITTEN: dict[str, Slots] = {
 
 
 class _OutOfMemoryError(Exception):
-    """What the failing calls raise."""
+    """The error of the failing calls."""
 
 
 class _FailingCalls:

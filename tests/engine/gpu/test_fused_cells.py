@@ -63,7 +63,7 @@ def names_of_fused(model: CellModel) -> list[str]:
 
 
 def answers(model: CellModel, requests: list[dict[str, Any]], cells: list[Cell | LstmCell]) -> list[Any]:
-    """What the cells emit for each request, whatever the batches are."""
+    """The values that the cells emit for each request, whatever the batches are."""
     loop = RandomLoop(model, num_slots=12, seed=3, engine=GpuStepEngine(cells, 12, device="cpu"))
     for id, request in enumerate(requests):
         loop.add(id, request)

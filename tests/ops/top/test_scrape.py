@@ -60,7 +60,7 @@ def port() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
 
 
 def text_of(text: str, looks: int = 2) -> str:
-    """What a terminal shows of a port with these metrics."""
+    """The lines that a terminal shows of a port with these metrics."""
     clock = Clock()
     fleet = Fleet(["http://m:1/metrics"], lambda address: read_samples(text, address), clock)
     for _ in range(looks):
