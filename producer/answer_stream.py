@@ -6,13 +6,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.wire.codec import MAX_RECORD_BYTES
 from penstock.producer.wire.messages import Options, Row, Text, utf8_fault
 
 # Texts in flight, so that the workers do not wait for the source: the answers of the last half second, within these
-# bounds. A long text counts as one for each 4 KiB, so that the window holds at most about 64 MiB.
+# bounds. A long text counts as one for each 4 KiB, and a long row as one for each 16 KiB, so that the window holds
+# 64 MiB of texts and 256 MiB of rows at most.
 WINDOW_ROWS, MOST_WINDOW_ROWS = 4096, 16_384
 _WINDOW_S = 0.5
 _ROW_CHARS = 4 * 1024
+_ROW_BYTES = 16 * 1024
 
 Result = Row | PenstockError
 
@@ -32,6 +35,11 @@ class Batch(Protocol):
 
     @property
     def texts(self) -> Sequence[Text | PenstockError]: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Approximate size of the rows, in bytes."""
+        ...
 
 
 B = TypeVar("B", bound=Batch)
@@ -132,7 +140,8 @@ def num_chars(text: Text) -> int:
 
 
 def _weight(batch: Batch) -> int:
-    return sum([1 if isinstance(text, PenstockError) else 1 + num_chars(text) // _ROW_CHARS for text in batch.texts])
+    texts = [1 if isinstance(text, PenstockError) else 1 + num_chars(text) // _ROW_CHARS for text in batch.texts]
+    return sum(texts) + batch.num_bytes // _ROW_BYTES
 
 
 def _check(text: Text | PenstockError) -> Text | PenstockError:
@@ -142,6 +151,8 @@ def _check(text: Text | PenstockError) -> Text | PenstockError:
     for part in (text,) if isinstance(text, str) else text:
         if not part.strip():
             return EmptyInput("The text is empty.")
+        if len(part) > MAX_RECORD_BYTES:
+            return InvalidRequest(f"The text has {len(part):,} characters; a request holds {MAX_RECORD_BYTES:,} bytes.")
         if fault := utf8_fault(part):
             return InvalidRequest(f"The text cannot be UTF-8: {fault}.")
     return text

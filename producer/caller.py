@@ -117,7 +117,7 @@ class Caller:
 
         Args:
             rows: an iterable or async iterable of texts, pairs or mappings; or a table: Arrow's, a frame of pandas or
-                polars, or a data set of Hugging Face. Of a table, the row that comes back is its text.
+                polars, or a data set of Hugging Face. A table's row comes back as a mapping from its columns' names.
             column: of mappings and tables, the text's key or column; of pairs, the two.
 
         Raises:

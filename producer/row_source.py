@@ -20,7 +20,8 @@ class RowBatch:
     """Rows that are sent in one call."""
 
     texts: Sequence[Text | PenstockError]  # one a row
-    rows: Sequence[Any]  # as given; of Arrow, the texts alone
+    rows: Sequence[Any]  # as given; of Arrow, mappings from the columns' names
+    num_bytes: int = 0  # approximate, of rows that are held for this batch alone
 
 
 async def row_batches(rows: Any, columns: Sequence[str]) -> AsyncIterator[RowBatch]:
@@ -84,12 +85,14 @@ def _arrow_batches(rows: Any) -> Iterable[Any] | None:
 def _of_arrow(batches: Iterable[Any], columns: Sequence[str]) -> Iterator[RowBatch]:
     if not columns:
         raise InvalidRequest("`column` must name the column of the texts.")
+    from penstock.producer.files.arrow_rows import rows_of
+
     for whole in batches:
         for start in range(0, whole.num_rows, _BATCH_ROWS):
             batch = whole.slice(start, _BATCH_ROWS)
             values = list(zip(*[_strings(batch, column) for column in columns], strict=True))
-            given = [row[0] if len(columns) == 1 else row for row in values]
-            yield RowBatch([_text_of(row, ()) for row in given], given)
+            texts = [_text_of(row[0] if len(columns) == 1 else row, ()) for row in values]
+            yield RowBatch(texts, rows_of(batch), batch.nbytes)
 
 
 def _strings(batch: Any, column: str) -> list[Any]:

@@ -11,14 +11,14 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from penstock.producer.settings_file import SettingsFile
 
-_PREFIX = "PENSTOCK_"
+PREFIX = "PENSTOCK_"
 
 
 class Settings(BaseSettings):
     """Base of all settings. Each field is also an environment variable: PENSTOCK_ and its name in capitals."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX,
+        env_prefix=PREFIX,
         env_ignore_empty=True,
         frozen=True,
         extra="forbid",
@@ -100,7 +100,7 @@ class _FileSource(PydanticBaseSettingsSource):
 
 def env_name(field: str) -> str:
     """`max_wait_ms` -> `PENSTOCK_MAX_WAIT_MS`."""
-    return _PREFIX + field.upper()
+    return PREFIX + field.upper()
 
 
 def config_path(given: Mapping[str, Any]) -> Path | None:

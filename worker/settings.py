@@ -67,6 +67,7 @@ class ModelSettings(FileSettings):
         None,
         ge=1,
         description="Memory of the keys and values of a model that generates; sequences wait while none is free. "
+        "At least what one row of the longest source and result needs, also where less is set. "
         "Default: an eighth of the free memory, at most 2048 on a CPU and 8192 on a GPU.",
     )
     head: Path | None = Field(

@@ -41,8 +41,9 @@ FOLDERS = {
     "dead_letters": ("dlq", "replay"),
     "development": ("demo", "broker", "asyncapi"),
 }
-_MODULES = {name: f"penstock.ops.cli.{folder}.{name}" for folder, names in FOLDERS.items() for name in names}
 _BENCH = "penstock.ops.bench"  # part of a checkout, not of the wheel
+MODULES = {name: f"penstock.ops.cli.{folder}.{name}" for folder, names in FOLDERS.items() for name in names}
+MODULES["bench"] = f"{_BENCH}.subcommands"
 
 
 class LazyGroup(TyperGroup):
@@ -66,7 +67,7 @@ def _load(name: str) -> Any:
     if name == "bench" and find_spec(_BENCH) is None:
         fail("Benchmarks run from a checkout of the repository; an installed package does not hold them.")
         raise typer.Exit(EXIT_USAGE)
-    function = getattr(import_module(_MODULES.get(name, f"{_BENCH}.subcommands")), name)
+    function = getattr(import_module(MODULES[name]), name)
     if isinstance(function, typer.Typer):  # several commands
         return typer.main.get_command(function)
     single = typer.Typer(add_completion=False)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
+from penstock.ops.cli.environment import unknown_variables
 from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail
 from penstock.producer.settings_file import SettingsFileError
 from penstock.producer.settings_sources import FileSettings, Settings, env_name
@@ -26,7 +28,7 @@ def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., Non
 
     The settings class receives only the options that were given, as text. It reads environment variables and the
     configuration file, fills in defaults, converts and validates. The body's own parameters (typer arguments and
-    options) stay as they are.
+    options) stay as they are. A PENSTOCK_ variable that is no setting of any command ends the command.
     """
 
     def decorate(body: Callable[..., int]) -> Callable[..., None]:
@@ -37,6 +39,10 @@ def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., Non
         def command(**given: Any) -> None:
             options = {name: given.pop(name) for name in settings.model_fields}
             options = {name: value for name, value in options.items() if value is not None}
+            if unknown := unknown_variables(os.environ):
+                for sentence in unknown:
+                    fail(sentence)
+                raise typer.Exit(EXIT_USAGE)
             try:
                 made = settings(**options)
             except (ValidationError, SettingsFileError) as error:

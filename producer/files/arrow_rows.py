@@ -15,11 +15,16 @@ def objects_of(batch: "pa.RecordBatch") -> list[dict[str, Any]]:
 
     names = batch.schema.names
     columns = [_with_text(column) for column in batch.columns]
+    return rows_of(pa.RecordBatch.from_arrays(columns, names=names))
+
+
+def rows_of(batch: "pa.RecordBatch") -> list[dict[str, Any]]:
+    """One mapping a row, of Python's values."""
     try:
-        rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, names=names).to_pylist()
+        rows: list[dict[str, Any]] = batch.to_pylist()
     except _CONVERSION_ERRORS:
-        values = zip(*[[_readable(scalar) for scalar in column] for column in columns], strict=True)
-        rows = [dict(zip(names, row, strict=True)) for row in values]
+        values = zip(*[[_readable(scalar) for scalar in column] for column in batch.columns], strict=True)
+        rows = [dict(zip(batch.schema.names, row, strict=True)) for row in values]
     return rows
 
 

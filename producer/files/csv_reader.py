@@ -16,7 +16,7 @@ from penstock.producer.wire.messages import Text, utf8_fault
 
 def read_csv(path: Path, columns: Sequence[str]) -> Content:
     """Header and blocks of a file."""
-    with _open_text(path) as file:
+    with open_input(path) as source, _as_text(source) as file:
         records = csv_records(file)
         _, header = next(records, (0, None))
         if header is None:
@@ -25,7 +25,8 @@ def read_csv(path: Path, columns: Sequence[str]) -> Content:
             raise TableError(f"{path} does not begin with column names in UTF-8. Save it as CSV in UTF-8.")
         check_columns(path, header, columns)
         yield header, None
-        yield from in_blocks(_csv_row(line, fields, header, columns) for line, fields in records)
+        rows = (_csv_row(line, fields, header, columns) for line, fields in records)
+        yield from in_blocks(((text, row, sum(map(len, row.values()))) for text, row in rows), source)
 
 
 def _csv_row(
@@ -57,10 +58,10 @@ def _salvaged(line: str, header: Sequence[str]) -> Object:
 
 def count_csv(path: Path) -> int:
     """Number of rows."""
-    with _open_text(path) as file:
+    with open_input(path) as source, _as_text(source) as file:
         return sum(1 for _ in csv_records(file)) - 1
 
 
-def _open_text(path: Path) -> IO[str]:
+def _as_text(source: IO[bytes]) -> IO[str]:
     # Bytes that are not UTF-8 become lone surrogates, which fail their row alone; "strict" would end the file.
-    return io.TextIOWrapper(open_input(path), encoding="utf-8-sig", errors="surrogateescape", newline="")
+    return io.TextIOWrapper(source, encoding="utf-8-sig", errors="surrogateescape", newline="")

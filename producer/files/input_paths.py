@@ -29,7 +29,7 @@ def input_paths(given: Iterable[Path], output: Path) -> list[Path]:
             paths.append(path)  # the reader says that it does not exist
             continue
         candidates = map(Path, glob.iglob(str(path), recursive=True)) if is_pattern else path.rglob("*")
-        found = sorted(_tables(candidates, output))
+        found = sorted(_tables(candidates, output.resolve()))
         if not found:
             raise TableError(f"{path} {'matches' if is_pattern else 'holds'} no table ({', '.join(EXTENSIONS)}).")
         paths += found
@@ -37,7 +37,8 @@ def input_paths(given: Iterable[Path], output: Path) -> list[Path]:
 
 
 def _tables(candidates: Iterable[Path], output: Path) -> Iterator[Path]:
+    """The tables among the candidates, without `output`, a resolved path, however they are spelled."""
     for path in candidates:
         is_hidden = path.name.startswith(_HIDDEN) or path.parent.name.endswith(".parts")
-        if path.suffix.lower() in EXTENSIONS and not is_hidden and path.is_file() and path != output:
+        if path.suffix.lower() in EXTENSIONS and not is_hidden and path.is_file() and path.resolve() != output:
             yield path

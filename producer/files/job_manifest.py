@@ -80,6 +80,10 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TableError(f"{path} is not the manifest of a bulk job. To begin anew give --restart.") from error
 
+    def is_of(self, target: Path) -> bool:
+        """Whether a file is the output that the job has published."""
+        return self.output is not None and self.output == stamp_of(target)
+
     def check_job(self, job: dict[str, Any], directory: Path) -> None:
         """Raise TableError, with the difference and the remedy, if the manifest is of another job."""
         for name, now in job.items():

@@ -11,7 +11,7 @@ from penstock.producer.files.row_blocks import Content, Object, in_blocks, text_
 from penstock.producer.files.standard_streams import open_input
 from penstock.producer.wire.messages import Text
 
-MAX_LINE_BYTES = 4 << 20  # in CSV the csv module's limit of 131,072 characters a field holds
+MAX_LINE_BYTES = 64 << 20  # a row of CSV has as many characters
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
@@ -31,7 +31,8 @@ def read_jsonl(path: Path, columns: Sequence[str]) -> Content:
     """Header and blocks of a file."""
     with open_input(path) as file:
         yield None, None
-        yield from in_blocks(_json_row(number, line, columns) for number, line in _lines(file))
+        rows = ((*_json_row(number, line, columns), len(line or b"")) for number, line in _lines(file))
+        yield from in_blocks(rows, file)
 
 
 def count_jsonl(path: Path) -> int:
@@ -54,18 +55,21 @@ def _json_row(number: int, line: bytes | None, columns: Sequence[str]) -> tuple[
     """The text and the object of a line; a line without an object is kept as {"line": its text}."""
     if line is None:
         return InvalidRequest(f"Line {number} is over {MAX_LINE_BYTES:,} bytes."), {}
-    kept = {"line": line.decode("utf-8-sig", errors="replace").strip()}
     try:
         fields = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        return InvalidRequest(f"Line {number} holds bytes that are not UTF-8."), kept
+        return InvalidRequest(f"Line {number} holds bytes that are not UTF-8."), _kept(line)
     except (ValueError, RecursionError) as error:
-        return InvalidRequest(f"Line {number} is not JSON: {error}."), kept
+        return InvalidRequest(f"Line {number} is not JSON: {error}."), _kept(line)
     if not isinstance(fields, dict):
-        return InvalidRequest(f"Line {number} holds {_JSON_TYPES[type(fields)]}; an object was expected."), kept
+        return InvalidRequest(f"Line {number} holds {_JSON_TYPES[type(fields)]}; an object was expected."), _kept(line)
     for column in columns:
         if column not in fields:
             return InvalidRequest(f"Line {number} has no key {column!r}."), fields
         if not isinstance(fields[column], str):
             return InvalidRequest(f"Line {number}: {column!r} is not a string."), fields
     return text_of([fields[column] for column in columns]), fields
+
+
+def _kept(line: bytes) -> Object:
+    return {"line": line.decode("utf-8-sig", errors="replace").strip()}

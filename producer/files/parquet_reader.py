@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
 
 _BUFFER_BYTES = 1 << 20  # of each column
+_BATCH_BYTES = 64 << 20  # approximate, of rows that are decoded at once
 
 
 def read_parquet(path: Path, columns: Sequence[str]) -> Content:
@@ -41,7 +42,7 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Content:
         yield schema.names, schema
         number = 1
         for rows in _row_batches(path, file):
-            yield Block(_texts(rows, columns, number), rows)
+            yield Block(_texts(rows, columns, number), rows, rows.nbytes)
             number += rows.num_rows
 
 
@@ -49,12 +50,18 @@ def _row_batches(path: Path, file: Any) -> Iterator["pa.RecordBatch"]:
     import pyarrow as pa
 
     try:
-        for batch in file.iter_batches(batch_size=BLOCK_ROWS):
+        for batch in file.iter_batches(batch_size=_batch_rows(file.metadata)):
             rows = max(1, batch.num_rows * BLOCK_BYTES // max(batch.nbytes, BLOCK_BYTES))
             for start in range(0, batch.num_rows, rows):
                 yield batch.slice(start, rows)
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"{path} is damaged: {error}.") from error
+
+
+def _batch_rows(metadata: Any) -> int:
+    """Rows of a block, fewer where they are long."""
+    size: int = sum(metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
+    return max(1, min(BLOCK_ROWS, int(metadata.num_rows) * _BATCH_BYTES // max(size, 1)))
 
 
 def holds_strings(kind: "pa.DataType") -> bool:

@@ -12,6 +12,22 @@ from penstock.producer.files.row_blocks import TableError
 _MANIFEST = "manifest.json"
 
 
+def parts_path(target: Path) -> Path:
+    """The directory of an output's parts."""
+    return target.with_name(f"{target.name}.parts")
+
+
+def kept_manifest(target: Path) -> Manifest | None:
+    """The manifest of an earlier run, without a lock; None if there is none. Raises TableError if it cannot be read."""
+    path = parts_path(target) / _MANIFEST
+    try:
+        return Manifest.load(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
 class PartDirectory:
     """An open directory, locked against other processes until `close` or the end of this one."""
 
@@ -25,7 +41,7 @@ class PartDirectory:
             TableError: another process has it, or it is of another job.
             OSError: it cannot be created or read.
         """
-        self.path = target.with_name(f"{target.name}.parts")
+        self.path = parts_path(target)
         self._target = target
         self._manifest_path = self.path / _MANIFEST
         self.path.mkdir(exist_ok=True)
@@ -63,7 +79,7 @@ class PartDirectory:
     @property
     def is_published(self) -> bool:
         """Whether the output has its name, and only the removal of the parts is missing."""
-        return self.manifest.output is not None and self.manifest.output == stamp_of(self._target)
+        return self.manifest.is_of(self._target)
 
     @property
     def parts(self) -> list[Path]:

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from penstock.producer.errors import PenstockError
 from penstock.producer.wire.messages import Text
@@ -30,27 +30,33 @@ class Block:
 
     texts: Sequence[Text | PenstockError]  # one a row: the text, or the error in its place; of two columns, a pair
     source: "Sequence[Object] | pa.RecordBatch"  # the rows as read: Arrow's form for Parquet, else one object a row
+    num_bytes: int = 0  # approximate, of `source`
+    end_byte: int = 0  # bytes of the input up to the block's last row, or a little further; 0: not counted
 
     def after(self, rows: int) -> Self:
         """The block without its first rows."""
         source = self.source[rows:] if isinstance(self.source, Sequence) else self.source.slice(rows)
-        return type(self)(self.texts[rows:], source)
+        return type(self)(self.texts[rows:], source, self.num_bytes, self.end_byte)
 
 
-def in_blocks(rows: Iterable[tuple[Text | PenstockError, Object]]) -> Iterator[Block]:
-    """Group rows by count and size."""
+def in_blocks(rows: Iterable[tuple[Text | PenstockError, Object, int]], file: IO[bytes]) -> Iterator[Block]:
+    """Group rows, which are read from `file`, by count and size. Each has its text, its object and its size."""
     texts: list[Text | PenstockError] = []
     objects: list[Object] = []
     size = 0
-    for text, fields in rows:
+    for text, fields, num_bytes in rows:
         texts.append(text)
         objects.append(fields)
-        size += sum(len(value) for value in fields.values() if isinstance(value, str))
+        size += num_bytes
         if len(texts) == BLOCK_ROWS or size >= BLOCK_BYTES:
-            yield Block(texts, objects)
+            yield Block(texts, objects, size, _position(file))
             texts, objects, size = [], [], 0
     if texts:
-        yield Block(texts, objects)
+        yield Block(texts, objects, size, _position(file))
+
+
+def _position(file: IO[bytes]) -> int:
+    return file.tell() if file.seekable() else 0
 
 
 def text_of(values: Sequence[str]) -> Text:

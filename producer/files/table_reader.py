@@ -43,14 +43,28 @@ class Reader:
         self._first: Block = first
         self._content = content
         self._skipped = 0
+        self._num_bytes = 0 if STANDARD in paths else sum(path.stat().st_size for path in paths)
+        self._rows_read = self._bytes_read = 0
 
     def skip(self, rows: int) -> None:
         """Leave out the first rows. Called before iteration, which reads over them."""
         self._skipped = rows
 
+    @property
+    def estimated_rows(self) -> int | None:
+        """Rows of the input, from the bytes that the rows so far take. None for standard input and for Parquet.
+
+        Called from any thread while another iterates.
+        """
+        if not self._bytes_read or not self._num_bytes:
+            return None
+        return max(self._rows_read, round(self._rows_read * self._num_bytes / self._bytes_read))
+
     def __iter__(self) -> Iterator[Block]:
         skip = self._skipped
         for block in self._blocks():
+            self._rows_read += len(block.texts)
+            self._bytes_read = block.end_byte
             if skip >= len(block.texts):
                 skip -= len(block.texts)
                 continue
@@ -133,11 +147,13 @@ def _content(paths: Sequence[Path], texts: Sequence[str], read: Callable[[Path, 
         if not _are_equal(first, _header(path, texts, read)):
             raise TableError(f"{path} has other columns, or columns of other types, than {paths[0]}.")
     yield first
+    before = 0
     for path in paths:
         with closing(read(path, texts)) as content:
             next(content)
             for block in content:
-                yield _naming(path, block)
+                yield _naming(path, block, before)
+        before += path.stat().st_size
 
 
 def _header(path: Path, texts: Sequence[str], read: Callable[[Path, Sequence[str]], Content]) -> Header:
@@ -151,9 +167,9 @@ def _are_equal(one: Header, other: Header) -> bool:
     return are_names_equal and (one[1] is None or one[1].equals(other[1]))
 
 
-def _naming(path: Path, block: Block) -> Block:
-    """The block, with the file's name in the errors of its rows."""
+def _naming(path: Path, block: Block, before: int) -> Block:
+    """The block, with the file's name in the errors of its rows, and `before` bytes of earlier files."""
     named = [
         type(text)(f"{path.name}: {text.message}") if isinstance(text, PenstockError) else text for text in block.texts
     ]
-    return Block(named, block.source)
+    return Block(named, block.source, block.num_bytes, block.end_byte and before + block.end_byte)

@@ -1,6 +1,7 @@
 """Writers of tables: the input's rows with their results. See `penstock.producer.files`."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -9,13 +10,13 @@ from penstock.producer.answer_stream import Result
 from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, Encoder, JsonlEncoder
 from penstock.producer.files.job_manifest import describe_job
 from penstock.producer.files.job_report import JobReport
-from penstock.producer.files.part_directory import PartDirectory
+from penstock.producer.files.part_directory import PartDirectory, kept_manifest, parts_path
 from penstock.producer.files.part_writer import PartWriter, refuse_existing
 from penstock.producer.files.reply_tally import ReplyTally
 from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, TableError
 from penstock.producer.files.standard_streams import STANDARD
-from penstock.producer.files.table_reader import Reader, by_extension
+from penstock.producer.files.table_reader import Reader, by_extension, format_of
 from penstock.producer.wire.messages import NO_OPTIONS, Options
 
 _ENCODERS: dict[str, Callable[[Sequence[str] | None, Any, Sequence[str]], Encoder]] = {
@@ -47,20 +48,9 @@ def open_writer(
             are of another job.
     """
     path = Path(path)
-    make_encoder = by_extension(path, _ENCODERS)
-    _check_columns(path, reader, path.suffix.lower())
     columns = ResultColumns(task, options)
-    defaults = NO_OPTIONS._asdict()
-    given = {name: value for name, value in options._asdict().items() if value != defaults[name]}
-    job = describe_job(
-        inputs=reader.paths,
-        texts=reader.texts,
-        task=task,
-        options=json.loads(json.dumps(given)),  # as the manifest is read again
-        model=model,
-        extension=path.suffix.lower(),
-    )
-    encoder = make_encoder(reader.columns, reader.schema, columns.names)
+    encoder = _encoder(path, reader, columns)
+    job = _job(path, reader, task, model, options)
     try:
         directory = PartDirectory(path, job, restart=restart or STANDARD in reader.paths)
     except OSError as error:
@@ -77,14 +67,63 @@ def open_writer(
     return writer
 
 
+def check_writer(
+    path: Path,
+    reader: Reader,
+    task: str,
+    *,
+    model: str = "",
+    options: Options = NO_OPTIONS,
+    overwrite: bool = False,
+    restart: bool = False,
+    standard_format: str | None = None,
+) -> int:
+    """Check what a job would check before it begins, and write nothing. Returns the rows that it would continue after.
+
+    Raises TableError where the job would be refused.
+    """
+    if path == STANDARD:
+        _check_stream(reader, format_of(STANDARD, standard_format))
+        return 0
+    _encoder(path, reader, ResultColumns(task, options))
+    kept = None if restart or STANDARD in reader.paths else kept_manifest(path)
+    if kept is not None:
+        kept.check_job(_job(path, reader, task, model, options), parts_path(path))
+    if kept is None or not kept.is_of(path):
+        refuse_existing(path, overwrite)
+    folder = path.absolute().parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        fault = "is not writable" if folder.is_dir() else "is missing"
+        raise TableError(f"{path} cannot be written: {folder} {fault}.")
+    return 0 if kept is None else kept.report.rows
+
+
+def _encoder(path: Path, reader: Reader, columns: ResultColumns) -> Encoder:
+    """The encoder of the output. Raises TableError if its format is unknown, or cannot hold the input's rows."""
+    make_encoder: Callable[..., Encoder] = by_extension(path, _ENCODERS)
+    _check_columns(path, reader, path.suffix.lower())
+    return make_encoder(reader.columns, reader.schema, columns.names)
+
+
+def _job(path: Path, reader: Reader, task: str, model: str, options: Options) -> dict[str, Any]:
+    defaults = NO_OPTIONS._asdict()
+    given = {name: value for name, value in options._asdict().items() if value != defaults[name]}
+    return describe_job(
+        inputs=reader.paths,
+        texts=reader.texts,
+        task=task,
+        options=json.loads(json.dumps(given)),  # as the manifest is read again
+        model=model,
+        extension=path.suffix.lower(),
+    )
+
+
 class StreamWriter:
     """Writer to standard output, which no later run continues."""
 
     def __init__(self, file: IO[bytes], extension: str, reader: Reader, task: str, options: Options) -> None:
         """Write the header. Raises TableError for an extension other than .csv and .jsonl."""
-        if extension == ".parquet":
-            raise TableError("Standard output is csv or jsonl. Write Parquet to a file.")
-        _check_columns(STANDARD, reader, extension)
+        _check_stream(reader, extension)
         self.tally = ReplyTally()
         self.report = JobReport()
         self._file = file
@@ -103,6 +142,12 @@ class StreamWriter:
             self._file.flush()
         except OSError as error:
             raise TableError(f"Standard output cannot be written: {error.strerror or error}.") from error
+
+
+def _check_stream(reader: Reader, extension: str) -> None:
+    if extension == ".parquet":
+        raise TableError("Standard output is csv or jsonl. Write Parquet to a file.")
+    _check_columns(STANDARD, reader, extension)
 
 
 def _check_columns(path: Path, reader: Reader, extension: str) -> None:

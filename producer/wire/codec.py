@@ -16,6 +16,7 @@ from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.wire.envelope import VERSION, string, unpack
 from penstock.producer.wire.messages import (
     NO_OPTIONS,
+    REQUEST_TOKENS,
     ErrorReply,
     Options,
     Reply,
@@ -113,6 +114,16 @@ def encode_vectors(model: str, revision: str, rows: Sequence[Vector], dtype: str
 def encode_notes(cached: int, timing: Mapping[str, float], batch: Mapping[str, int | str]) -> bytes:
     """The last, informative fields of a reply."""
     return bytes(msgpack.packb({"cached": cached, "timing": timing, "batch": batch})[1:])
+
+
+def encode_shared_notes(cached: int, timing: Mapping[str, float], batch: Mapping[str, int | str]) -> bytes:
+    """`encode_notes` of several replies, for `own_notes`."""
+    return encode_notes(cached, timing, {**batch, REQUEST_TOKENS: 0})
+
+
+def own_notes(shared: bytes, request_tokens: int) -> bytes:
+    """The notes of one reply, with its request's tokens in place of the zero at the end of the shared ones."""
+    return shared[:-1] + bytes(msgpack.packb(request_tokens))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -26,6 +26,7 @@ _ROWS_OF = {
 TASKS = tuple(_ROWS_OF)
 POOLINGS = ("cls", "mean", "max", "last")
 DTYPES = ("float32", "float16")
+REQUEST_TOKENS = "request_tokens"  # key of a reply's `batch`: tokens of all rows of its request
 FINISHES = ("stop", "length", "partial")  # of a generation: an end token; max_new_tokens; a partial reply, no end yet
 
 Text = str | tuple[str, str]
@@ -164,7 +165,9 @@ class Reply:
     emissions: EmissionTable | None = None  # sequence: of n sequences
     cached: int = 0  # rows that came from the cache
     timing: Mapping[str, float] = field(default_factory=dict)  # stage -> ms
-    batch: Mapping[str, int | str] = field(default_factory=dict)  # size, tokens, trigger of its last batch
+    batch: Mapping[str, int | str] = field(
+        default_factory=dict
+    )  # of its last batch: size, tokens, trigger; REQUEST_TOKENS
 
     def rows(self, task: str) -> Sequence[Row]:
         """The answer to each sequence.

@@ -10,6 +10,7 @@ from penstock.engine import PackedBatch, TaskOptions
 from penstock.ops.bench.bulk.bulk_tables import measures
 from penstock.ops.bench.bulk.echo_worker import EchoEngine, EchoTokenizer, marks_of
 from penstock.ops.bench.bulk.input_tables import write_texts
+from penstock.ops.bench.bulk.part_kills import is_kill_due
 from penstock.ops.bench.common.verdicts import targets
 from penstock.producer.wire.messages import Text
 
@@ -34,6 +35,15 @@ def test_a_run_of_one_part_has_its_figures_alone() -> None:
     found = measures({"parts": {"memory": PARTS["memory"]}})
     assert found["nothing computed, largest memory of the job, MB"] == 250
     assert not any("share" in name for name in found)
+
+
+def test_a_run_is_killed_once_it_has_finished_rows_of_its_own(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.json"
+    assert not is_kill_due(manifest, rows_before=0, at_s=0.0)
+    manifest.write_text('{"report": {"rows": 2048}}')
+    assert is_kill_due(manifest, rows_before=0, at_s=0.0)
+    assert not is_kill_due(manifest, rows_before=2048, at_s=0.0)
+    assert not is_kill_due(manifest, rows_before=0, at_s=float("inf"))
 
 
 async def test_the_answer_of_the_echo_identifies_its_text() -> None:

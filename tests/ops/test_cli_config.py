@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from penstock.ops.cli.jobs.classify import ClassifySettings
+from penstock.ops.cli.jobs.generate import GenerateSettings
 from penstock.ops.cli.main import app
+from penstock.ops.cli.planning.capacity import CapacitySettings
 from penstock.producer.settings import ClientSettings
+from penstock.producer.settings_sources import Settings
 from penstock.worker.settings import WorkerSettings
 from tests.ops.test_cli import no_settings_from_outside, penstock
 
@@ -106,8 +110,43 @@ def test_a_setting_that_differs_between_worker_and_client_is_explained_for_both(
     assert output("--explain", "bootstrap_servers").count("type") == 1
 
 
-@pytest.mark.parametrize("settings", [WorkerSettings, ClientSettings])
-def test_every_setting_can_be_explained(settings: type[WorkerSettings | ClientSettings]) -> None:
+def test_the_settings_of_jobs_and_of_capacity_are_explained() -> None:
+    lines = output("--explain", "column").splitlines()
+    assert lines[0] == "column"
+    assert not [line for line in lines if line.startswith("  file")]
+    assert lines[-1] == "  decided   by the option, else the variable, else the default"
+    timeouts = output("--explain", "timeout_s")
+    assert timeouts.startswith("timeout_s of a client\n")
+    assert "timeout_s of classify, embed, generate, rerank\n" in timeouts
+    assert "  default   3600.0\n" in timeouts
+    assert "top_k of generate" in output("--explain", "top_k")
+    assert output("--explain", "rate").startswith("rate\n  Sequences a second")
+
+
+def test_a_variable_that_is_no_setting_is_refused() -> None:
+    runner = CliRunner()
+    environment = {"PENSTOCK_MAX_WAIT_MSS": "2", "PENSTOCK_RATE": "5", "PENSTOCK_MAX_WAIT_MS": "3"}
+    result = runner.invoke(app, ["config", "worker", "--model", "m"], prog_name="penstock", env=environment)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Error: The environment variable PENSTOCK_MAX_WAIT_MSS is no setting. Did you mean PENSTOCK_MAX_WAIT_MS?\n"
+    )
+
+
+def test_what_kubernetes_sets_for_a_service_is_no_setting() -> None:
+    environment = {
+        "PENSTOCK_SERVICE_HOST": "10.0.0.1",
+        "PENSTOCK_SERVICE_PORT_METRICS": "9100",
+        "PENSTOCK_PORT": "tcp://10.0.0.1:9100",
+        "PENSTOCK_WORKER_PORT_9100_TCP_ADDR": "10.0.0.1",
+    }
+    assert "max_wait_ms" in output("worker", "--model", "m", env=environment)
+
+
+@pytest.mark.parametrize(
+    "settings", [WorkerSettings, ClientSettings, ClassifySettings, GenerateSettings, CapacitySettings]
+)
+def test_every_setting_can_be_explained(settings: type[Settings]) -> None:
     for name in settings.model_fields:
         assert f"--{name.replace('_', '-')}" in output("--explain", name)
 

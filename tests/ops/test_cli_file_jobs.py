@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from penstock.cache import CostKey, CostTables
 from penstock.ops.cli.jobs import file_job_command
+from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.ops.cli.main import app
 from penstock.producer import client
 from penstock.producer.answer_stream import Result
@@ -46,13 +47,17 @@ class InstantClient:
         type(self).num_answered += len(texts)
         if self.interrupt_at is not None and self.num_answered > self.interrupt_at:
             raise KeyboardInterrupt
-        self._on_reply(Reply("m", "v1", cached=len(texts) // 2), len(texts))
+        self._on_reply(Reply("m", "v1", cached=len(texts) // 2, batch={"request_tokens": 2 * len(texts)}), len(texts))
         return [self._answer(text) for text in texts]
 
     def _answer(self, text: Text) -> Result:
         if text == "burst":
             return BackendError("The engine failed.")
         return Classification((text.split()[0],), (0.5,)) if isinstance(text, str) else float(len(text[0] + text[1]))
+
+
+async def no_fault(settings: FileJobSettings) -> str:
+    return ""
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +71,7 @@ def instant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[InstantClie
     monkeypatch.setattr(part_writer, "PART_S", float("inf"))
     fresh = type("Fresh", (InstantClient,), {})
     monkeypatch.setattr(client, "Client", fresh)
+    monkeypatch.setattr(file_job_command, "missing_fleet", no_fault)
     return fresh
 
 
@@ -104,6 +110,9 @@ class TestContinuation:
         report = json.loads((tmp_path / "report.json").read_text())
         last_run = report.pop("last_run")
         assert (last_run["resumed_rows"], last_run["answered_rows"], last_run["cached_rows"]) == (16, 14, 7)
+        assert last_run["tokens"] == 28
+        assert last_run["tokens_per_s"] > 0
+        assert " tokens/s: " in said
         assert report == {
             "rows": 30,
             "failed": 0,
@@ -183,6 +192,15 @@ class TestInputs:
             "fee,fee,0.5,",
             "fee,fee,0.5,",
         ]
+
+    @pytest.mark.parametrize("spelled", ["data/../data", "data/../data/*.csv"])
+    def test_the_output_is_no_input_however_it_is_spelled(
+        self, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, spelled: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for _ in range(2):
+            penstock("classify", "--overwrite", spelled, "data/out.csv")
+            assert len((folder / "out.csv").read_text().splitlines()) == 5
 
     def test_the_error_of_a_row_names_its_file(self, tmp_path: Path, folder: Path) -> None:
         (folder / "b.csv").write_text("text\nfee,2\n")
@@ -328,6 +346,29 @@ class TestDryRun:
         assert said.splitlines()[2:] == [
             "About 0:00:07 on one worker like a processor, float32, at 4 characters a token"
         ]
+
+    @pytest.mark.parametrize("output", ["out.xlsx", "in.csv", "old.csv", "missing/out.csv"])
+    def test_what_a_run_refuses_is_refused(self, tmp_path: Path, output: str) -> None:
+        source = write_rows(tmp_path / "in.csv", *CARDS)
+        (tmp_path / "old.csv").write_text("of another")
+        code, said, _ = penstock("classify", source, tmp_path / output, "--dry-run")
+        assert code == 2
+        assert "rows" not in said
+        assert penstock("classify", source, tmp_path / output)[0] == 2
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "old.csv"]
+        if (tmp_path / output).exists():
+            assert penstock("classify", source, tmp_path / output, "--dry-run", "--overwrite")[0] == 0
+
+    def test_an_interrupted_job(self, tmp_path: Path, instant: type[InstantClient]) -> None:
+        source, target = write_rows(tmp_path / "in.csv", *CARDS), tmp_path / "out.csv"
+        instant.interrupt_at = 20
+        penstock("classify", source, target)
+        code, said, _ = penstock("classify", source, target, "--dry-run")
+        assert code == 0
+        assert "16 rows are finished; a run would continue after them." in said
+        code, said, _ = penstock("classify", source, target, "--dry-run", "--truncate")
+        assert code == 2
+        assert "To discard them give --restart" in said
 
     def test_a_file_at_fault(self, tmp_path: Path) -> None:
         code, said, _ = penstock("classify", tmp_path / "in.csv", tmp_path / "out.csv", "--dry-run")

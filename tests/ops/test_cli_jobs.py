@@ -160,6 +160,7 @@ class TestWholeJob:
         target.write_text("to be replaced")
         code, said = classify(source, target, "--overwrite", servers=served, model="demo")
         assert code == 0, said
+        assert " tokens/s: " in said
         with target.open(newline="") as file:
             rows = list(csv.DictReader(file))
         assert [row["text"] for row in rows] == [f"Where is my card number {index}?" for index in range(1500)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.ops.cli.jobs.progress import JobScreen, rate
+from penstock.ops.cli.jobs.progress import JobScreen, rates
 from penstock.producer.files.file_job import BulkResult
 
 
@@ -27,6 +27,14 @@ def test_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_an_estimated_total(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with JobScreen(None, "stalled", clock) as screen:
+        clock.now = 10.0
+        screen.show(BulkResult(rows=500, failed=0, seconds=clock.now), 6000, 2034)
+    assert capsys.readouterr().err == "500 of about 2,034 rows, 0 failed, 50 rows/s, 600 tokens/s, 0:00:31 left\n"
+
+
 def test_says_once_that_nothing_moves(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with JobScreen(None, "Is a worker running?", clock) as screen:
@@ -49,15 +57,15 @@ def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
     with JobScreen(100, "stalled") as screen:
-        screen.show(BulkResult(40, 2, 0.5))
+        screen.show(BulkResult(40, 2, 0.5), 200)
     shown = capsys.readouterr().err
     assert "40/100" in shown
-    assert "80 rows/s" in shown
+    assert "80 rows/s, 400 tokens/s" in shown
     assert "2 failed" in shown
 
 
-def test_rate() -> None:
-    assert rate(BulkResult(10_000, 0, 2.0)) == "5,000"
-    assert rate(BulkResult(3, 0, 2.0)) == "1.5"
-    assert rate(BulkResult(0, 0, 0.0)) == "0.0"
-    assert rate(BulkResult(10_000, 0, 2.0, resumed=9_000)) == "500"
+def test_rates() -> None:
+    assert rates(BulkResult(10_000, 0, 2.0), 0) == "5,000 rows/s"
+    assert rates(BulkResult(3, 0, 2.0), 17) == "1.5 rows/s, 8.5 tokens/s"
+    assert rates(BulkResult(0, 0, 0.0), 0) == "0.0 rows/s"
+    assert rates(BulkResult(10_000, 0, 2.0, resumed=9_000), 40_000) == "500 rows/s, 20,000 tokens/s"

@@ -80,6 +80,24 @@ def lengths(table: Table) -> list[int | str]:
     return [result.code if isinstance(result, PenstockError) else int(result[0]) for _, result in table.written]  # type: ignore[index,arg-type]  # Lengths answers with arrays
 
 
+async def test_a_text_that_no_request_holds_fails_alone() -> None:
+    table = Table(["a", "x" * ((4 << 20) + 1), "b"])
+    await run_bulk(Lengths(), "embed", table, table)
+    assert lengths(table) == [1, "invalid_request", 1]
+
+
+async def test_large_rows_are_not_read_ahead_in_number() -> None:
+    class Large(Table):
+        def __iter__(self) -> Iterator[Block]:
+            for block in super().__iter__():
+                yield Block(block.texts, block.source, num_bytes=64 << 20)
+
+    table = Large(["a"] * 40, rows_per_block=1)
+    await run_bulk(Lengths(), "embed", table, table)
+    assert len(table.written) == 40
+    assert table.most_ahead <= 8
+
+
 async def test_every_row_in_order() -> None:
     texts = ["x" * (1 + index % 13) for index in range(100)]
     table = Table(texts)

@@ -59,7 +59,8 @@ async def test_mappings_come_back_whole() -> None:
 
 
 TABLE = pa.table({"text": ["a", None, "ccc"] * 400, "other": ["x"] * 1200, "number": range(1200)})
-OF_TABLE = [("a", 1), (None, "A text must be a string or a pair of strings. Given: NoneType"), ("ccc", 3)] * 400
+RESULTS = [1, "A text must be a string or a pair of strings. Given: NoneType", 3] * 400
+OF_TABLE = list(zip(TABLE.to_pylist(), RESULTS, strict=True))
 
 
 class DataSet:
@@ -91,10 +92,15 @@ async def test_tables(rows: Any) -> None:
 
 async def test_pairs_of_a_table() -> None:
     assert (await answers(TABLE, column=("text", "other")))[:3] == [
-        (("a", "x"), 2),
-        ((None, "x"), "A text must be a string or a pair of strings. Given: tuple"),
-        (("ccc", "x"), 4),
+        ({"text": "a", "other": "x", "number": 0}, 2),
+        ({"text": None, "other": "x", "number": 1}, "A text must be a string or a pair of strings. Given: tuple"),
+        ({"text": "ccc", "other": "x", "number": 2}, 4),
     ]
+
+
+async def test_a_value_that_python_cannot_hold_ends_no_table() -> None:
+    far = pa.table({"text": ["a"], "at": pa.array([1 << 62], pa.timestamp("s"))})
+    assert await answers(far, column="text") == [({"text": "a", "at": None}, 1)]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,15 @@ from hypothesis import strategies as st
 
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import BackendError, PenstockError
-from penstock.producer.files import TableError, count_rows, open_reader, open_writer
-from penstock.producer.files.jsonl_reader import MAX_LINE_BYTES
+from penstock.producer.files import (
+    TableError,
+    count_rows,
+    csv_records,
+    jsonl_reader,
+    open_reader,
+    open_writer,
+    parquet_reader,
+)
 from penstock.producer.files.row_blocks import BLOCK_ROWS
 from penstock.producer.wire.messages import Classification, Options, Text
 from tests.examples import examples
@@ -72,7 +79,8 @@ def test_csv_comes_back_cell_by_cell(tmp_path_factory: pytest.TempPathFactory, r
     assert count_rows(folder / "in.csv") == len(rows)
 
 
-def test_broken_csv_rows_keep_their_place_and_say_why(tmp_path: Path) -> None:
+def test_broken_csv_rows_keep_their_place_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_records, "MAX_ROW_CHARS", 131_072)
     source = tmp_path / "in.csv"
     long = b"x" * 140_000
     source.write_bytes(
@@ -88,7 +96,7 @@ def test_broken_csv_rows_keep_their_place_and_say_why(tmp_path: Path) -> None:
         ["3", "bad \ufffd byte"],
         ["4", "two\r\nlines"],
         ["5", "six"],
-        ["", ""],
+        ["6", "x" * (131_073 - len("6,"))],
         ["7", "last"],
     ]
     assert [row[2] for row in rows] == ["agoo", "", "", "atwo", "", "", "alas"]
@@ -98,7 +106,7 @@ def test_broken_csv_rows_keep_their_place_and_say_why(tmp_path: Path) -> None:
         "invalid_request: Line 5 holds bytes that are not UTF-8.",
         "",
         "invalid_request: Line 8 has 3 fields; the header has 2.",
-        "invalid_request: Line 9 is not CSV: field larger than field limit (131072).",
+        "invalid_request: Line 9 is not CSV: row of more than 131,072 characters, or 1,048,576 lines.",
         "",
     ]
     assert count_rows(source) == 7
@@ -161,19 +169,47 @@ def test_broken_quotes_cost_their_own_line_and_no_other_row(
     assert count_rows(source) == len(texts) == len(rows) + len(places)
 
 
-def test_an_open_quote_is_given_up_in_bounded_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bound", ["MAX_ROW_CHARS", "MAX_ROW_LINES"])
+def test_an_open_quote_is_given_up_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(csv_records, bound, 10_000)
+    limits = "10,000 characters, or 1,048,576" if bound == "MAX_ROW_CHARS" else "67,108,864 characters, or 10,000"
     source = tmp_path / "in.csv"
     source.write_text('id,text\n1,"open\n' + "".join(f"{number},text {number}\n" for number in range(2, 50_000)))
     texts = read_texts(source, "id")
     assert shown(texts[:2]) == [
-        "! Line 2 is not CSV: field larger than field limit (131072). A quote that it opens is not closed as it should "
-        "be; the lines after it are read as separate rows.",
+        f"! Line 2 is not CSV: row of more than {limits} lines. A quote that it opens is not closed as it should be; "
+        "the lines after it are read as separate rows.",
         "2",
     ]
     assert texts[1:] == [str(number) for number in range(2, 50_000)]
 
 
-def test_broken_lines_of_json_keep_their_place_and_say_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize("extension", ["csv", "jsonl"])
+def test_a_cell_of_50_mb_costs_no_other_column(tmp_path: Path, extension: str) -> None:
+    source, target = tmp_path / f"in.{extension}", tmp_path / f"out.{extension}"
+    large = "<p>" + "x" * 50_000_000
+    rows = [{"id": "7", "html": large, "text": "Where is my card?"}, {"id": "8", "html": "<p>", "text": "Lost"}]
+    with source.open("w", newline="") as file:
+        if extension == "csv":
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+        else:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    run(source, target)
+    if extension == "csv":
+        names, *cells_of_rows = csv_rows(target)
+        written = [dict(zip(names, row, strict=True)) for row in cells_of_rows]
+    else:
+        written = json_rows(target)
+    assert [{name: row[name] for name in rows[0]} for row in written] == rows
+    assert [row["label"] for row in written] == ["aWhe", "aLos"]
+
+
+def test_broken_lines_of_json_keep_their_place_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl_reader, "MAX_LINE_BYTES", 200_000)
     source = tmp_path / "in.jsonl"
     lines = [
         b'\xef\xbb\xbf{"text": "good", "n": 12345678901234567890, "deep": {"a": [1, null]}}',
@@ -184,7 +220,7 @@ def test_broken_lines_of_json_keep_their_place_and_say_why(tmp_path: Path) -> No
         b'{"text": 5}',
         b'{"text": "\xff"}',
         b"[" * 100_000,
-        b'{"text": "' + b"x" * MAX_LINE_BYTES + b'"}',
+        b'{"text": "' + b"x" * 200_000 + b'"}',
         b'{"text": "half \\ud83d"}',
         b'{"text": "last"}',
     ]
@@ -205,7 +241,7 @@ def test_broken_lines_of_json_keep_their_place_and_say_why(tmp_path: Path) -> No
         "Line 7 holds bytes that are not U",
         "Line 8 is not JSON: maximum recur",
     ]
-    assert rows[7]["error"] == f"invalid_request: Line 9 is over {MAX_LINE_BYTES:,} bytes."
+    assert rows[7]["error"] == "invalid_request: Line 9 is over 200,000 bytes."
     assert rows[8]["text"] == "half \ud83d"
     assert rows[9]["label"] == "alas"
     assert len(rows) == count_rows(source) == 10
@@ -425,6 +461,23 @@ def test_large_rows_make_small_blocks(tmp_path: Path, extension: str) -> None:
     assert max(sizes) < 9_000_000
 
 
+def test_few_large_rows_of_parquet_are_decoded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_reader, "_BATCH_BYTES", 100_000)
+    other = [f"{row:05}" * 2000 for row in range(100)]
+    pq.write_table(pa.table({"text": ["a"] * 100, "other": other}), tmp_path / "in.parquet")
+    with open_reader(tmp_path / "in.parquet", "text") as reader:
+        sizes = [len(block.texts) for block in reader]
+    assert sum(sizes) == 100
+    assert max(sizes) <= 10
+
+
+def test_a_large_object_in_json_makes_a_small_block(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "a", "deep": {"list": ["x" * 100_000]}})] * 200
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    with open_reader(tmp_path / "in.jsonl", "text") as reader:
+        assert max(len(block.texts) for block in reader) < 100
+
+
 def test_a_column_of_a_results_name_is_kept(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("text,label,penstock_label\none,mine,too\n")
     run(tmp_path / "in.csv", tmp_path / "out.csv")
@@ -542,6 +595,19 @@ def test_missing_paths_are_told_apart(tmp_path: Path) -> None:
             open_writer(tmp_path / "out.xlsx", reader, "embed")
     with open_reader(tmp_path / "in.jsonl", "text") as reader, pytest.raises(TableError, match=r"write a \.jsonl file"):
         open_writer(tmp_path / "out.csv", reader, "embed")
+
+
+@pytest.mark.parametrize("extension", ["csv", "jsonl"])
+def test_rows_of_text_are_estimated_from_its_bytes(tmp_path: Path, extension: str) -> None:
+    paths = [tmp_path / f"{name}.{extension}" for name in ("one", "two")]
+    for path in paths:
+        lines = [json.dumps({"text": "x" * 50})] * 4000 if extension == "jsonl" else ["text", *["x" * 50] * 4000]
+        path.write_text("\n".join(lines))
+    with open_reader(paths, "text") as reader:
+        assert reader.estimated_rows is None
+        estimates = [reader.estimated_rows or 0 for _ in reader]
+    assert all(7_000 < estimate < 8_100 for estimate in estimates[3:])
+    assert estimates[-1] == 8_000
 
 
 def test_a_text_file_too_large_to_read_twice_has_no_count(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from penstock.engine.cells.emissions import split
 from penstock.engine.types import Emission, Float32Array, ModelInfo
 from penstock.producer.tokenization import Tokenizer
-from penstock.producer.wire.codec import encode_notes, encode_reply, encode_vectors
+from penstock.producer.wire.codec import encode_reply, encode_shared_notes, encode_vectors, own_notes
 from penstock.producer.wire.messages import Classification, Generation, Reply, TokenTable
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.batching.batch import BatchStats
@@ -37,8 +37,8 @@ def encode_replies(
         notes_key = id(request.times), request.record.original.timestamp, request.num_cached
         notes = encoded.get(notes_key)
         if notes is None:
-            notes = encoded[notes_key] = _notes(request, stats, now)
-        values.append(_encode(request, info, notes, tokenizer))
+            notes = encoded[notes_key] = _shared_notes(request, stats, now)
+        values.append(_encode(request, info, own_notes(notes, request.num_tokens), tokenizer))
     return values
 
 
@@ -50,7 +50,7 @@ def encode_partial(
     return encode_reply(Reply(info.name, info.revision, generations=rows))
 
 
-def _notes(request: PendingRequest, stats: BatchStats | None, now: float) -> bytes:
+def _shared_notes(request: PendingRequest, stats: BatchStats | None, now: float) -> bytes:
     times = request.times
     timing_ms = {
         "queue": round(max(0.0, times.arrived_unix_ms - request.record.original.timestamp), 3),
@@ -58,11 +58,11 @@ def _notes(request: PendingRequest, stats: BatchStats | None, now: float) -> byt
         "cache": times.cache_ms,
     }
     if stats is None:
-        return encode_notes(request.num_cached, timing_ms, {})
+        return encode_shared_notes(request.num_cached, timing_ms, {})
     timing_ms["schedule"] = round(max(0.0, now - times.queued - stats.device_s) * 1e3, 3)
     timing_ms["compute"] = round(stats.device_s * 1e3, 3)
     batch: dict[str, int | str] = {"size": stats.sums.count, "tokens": stats.sums.tokens, "trigger": stats.trigger}
-    return encode_notes(request.num_cached, timing_ms, batch)
+    return encode_shared_notes(request.num_cached, timing_ms, batch)
 
 
 def _encode(request: PendingRequest, info: ModelInfo, notes: bytes, tokenizer: Tokenizer | None) -> bytes:

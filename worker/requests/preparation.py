@@ -79,7 +79,9 @@ class RequestPreparer:
         rejections: list[Rejection] = []
         for request, ids in found:
             try:
-                sequences += self._keyed(request, self._fit(request.message, ids, is_bounded=is_bounded))
+                fitted = self._fit(request.message, ids, is_bounded=is_bounded)
+                request.num_tokens = sum([len(one) for one, _ in fitted])
+                sequences += self._keyed(request, fitted)
             except PenstockError as error:
                 rejections.append(request.reject(error))
         return sequences, rejections
@@ -92,7 +94,9 @@ class RequestPreparer:
         rejections: list[Rejection] = []
         for request in requests:
             try:
-                sequences += await cells.sequences(request)
+                steps = await cells.sequences(request)
+                request.num_tokens = sum([len(one.token_ids) for one in steps])
+                sequences += steps
             except PenstockError as error:
                 rejections.append(request.reject(error))
         return sequences, rejections

@@ -42,6 +42,7 @@ class PendingRequest:
     bulk: bool  # of class bulk: latency does not matter
     times: SliceTimes
     num_cached: int = 0  # results that came from the cache
+    num_tokens: int = 0  # of its sequences, once they are prepared
     is_failed: bool = False  # ended with an error; results that come later are ignored
     spans: Sequence[Uint32Array] = ()  # token_classify of texts: [n, 2] a sequence
     job_ids: list[int] = field(default_factory=list)  # every job that the scheduler got for it, or that it shares

@@ -18,8 +18,8 @@ from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
-from penstock.worker.stepping.flights import Flight, Flights, Joined, late_and_rest
 from penstock.worker.stepping.step_load import StepTimes
+from penstock.worker.stepping.step_single_flight import Joined, StepFlight, StepSingleFlight, late_and_rest
 from penstock.worker.stepping.step_thread import StepThread
 from penstock.worker.stepping.step_watchdog import StepWatchdog
 from penstock.worker.telemetry.record_fields import record_fields
@@ -53,7 +53,7 @@ class StepDispatcher:
         self._work_of = work_of
         self._callbacks = callbacks
         self._clock = clock
-        self._flights = Flights()
+        self._flights = StepSingleFlight()
         self._times = StepTimes()
         self._numbers = count(1)
         self._rejections: list[Rejection] = []  # of this turn
@@ -158,7 +158,7 @@ class StepDispatcher:
             own = replace(stats, device_s=max(0.0, now - began))
             self._callbacks.results([(member, row) for member in flight.alive], own)
 
-    def _blame(self, flight: Flight, error: EngineError, num_runs: int) -> None:
+    def _blame(self, flight: StepFlight, error: EngineError, num_runs: int) -> None:
         """The engine fails on one sequence, and works otherwise."""
         is_invalid = isinstance(error, InvalidOption | InvalidSource)
         if not is_invalid:

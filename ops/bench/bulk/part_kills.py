@@ -57,18 +57,28 @@ def measure_kills(spec: FleetSpec, task: str, tables: Sequence[Path], folder: Pa
 
 
 def _kill(arguments: list[str], target: Path, after_s: float, folder: Path, clock: RunClock) -> list[int]:
-    """Rows that were finished at each kill."""
+    """Rows that were finished at each kill: a run is killed after `after_s`, once it has finished rows of its own."""
     manifest = target.with_name(f"{target.name}.parts") / "manifest.json"
     kept: list[int] = []
     for _ in range(_NUM_KILLS):
-        kill_at_s = time.monotonic() + after_s
-        is_due = functools.partial(lambda at_s: time.monotonic() >= at_s, kill_at_s)
+        is_due = functools.partial(is_kill_due, manifest, kept[-1] if kept else 0, time.monotonic() + after_s)
         run = run_job(arguments, folder / "job.log", end_when=is_due, timeout_s=clock.left_s)
         if run.exit_code != -signal.SIGKILL:
             raise ProcessFailed(f"The job ended with {run.exit_code} before it was killed:\n{run.said[-2000:]}")
-        finished = json.loads(manifest.read_text(encoding="utf-8"))["report"]["rows"] if manifest.exists() else 0
-        kept.append(int(finished))
+        kept.append(_finished_rows(manifest))
     return kept
+
+
+def is_kill_due(manifest: Path, rows_before: int, at_s: float) -> bool:
+    """Whether the moment has come, and more rows are finished than at the last kill."""
+    return time.monotonic() >= at_s and _finished_rows(manifest) > rows_before
+
+
+def _finished_rows(manifest: Path) -> int:
+    """Rows that a job's manifest lists as finished; 0 before it is written."""
+    if not manifest.exists():
+        return 0
+    return int(json.loads(manifest.read_text(encoding="utf-8"))["report"]["rows"])
 
 
 def _compared(whole: Path, target: Path) -> dict[str, Any]:

@@ -9,16 +9,29 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+from penstock.ops.cli.jobs.classify import ClassifySettings
+from penstock.ops.cli.jobs.embed import EmbedSettings
+from penstock.ops.cli.jobs.generate import GenerateSettings
+from penstock.ops.cli.jobs.rerank import RerankSettings
+from penstock.ops.cli.planning.capacity import CapacitySettings
 from penstock.ops.cli.setting_options import is_secret, metavar, option_name, takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail
 from penstock.producer.settings import ClientSettings
-from penstock.producer.settings_sources import FileSettings, env_name
+from penstock.producer.settings_sources import FileSettings, Settings, env_name
 from penstock.worker.resolved_settings import open_settings
 from penstock.worker.settings import WorkerSettings
 
 config = typer.Typer(add_completion=False, no_args_is_help=True)
 
-_COMMANDS: dict[str, type[FileSettings]] = {"worker": WorkerSettings, "client": ClientSettings}
+_OWNERS: dict[str, type[Settings]] = {
+    "a worker": WorkerSettings,
+    "a client": ClientSettings,
+    "classify": ClassifySettings,
+    "embed": EmbedSettings,
+    "generate": GenerateSettings,
+    "rerank": RerankSettings,
+    "capacity": CapacitySettings,
+}
 _BOUNDS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 _LATER = "decided when the model is loaded"
 
@@ -32,16 +45,18 @@ def _explain(key: str | None) -> None:
     if key is None:
         return
     name = key.lower().removeprefix("penstock_").removeprefix("--").replace("-", "_")
-    found = {command: settings for command, settings in _COMMANDS.items() if name in settings.model_fields}
-    if not found:
-        near = get_close_matches(name, {name for settings in _COMMANDS.values() for name in settings.model_fields}, 1)
+    owners: dict[str, list[str]] = {}  # explanation -> those that it is true of
+    for owner, settings in _OWNERS.items():
+        if name in settings.model_fields:
+            owners.setdefault("\n".join(_explanation(settings, name)), []).append(owner)
+    if not owners:
+        near = get_close_matches(name, {name for settings in _OWNERS.values() for name in settings.model_fields}, 1)
         fail(f"{key} is no setting.{f' Did you mean {near[0]}?' if near else ''}")
         raise typer.Exit(EXIT_USAGE)
-    if len({settings.model_fields[name].description for settings in found.values()}) == 1:
-        typer.echo("\n".join([name, *_explanation(next(iter(found.values())), name)]))
+    if len(owners) == 1:
+        typer.echo("\n".join([name, *owners]))
     else:
-        texts = ["\n".join([f"{name} of a {command}", *_explanation(found[command], name)]) for command in found]
-        typer.echo("\n\n".join(texts))
+        typer.echo("\n\n".join([f"{name} of {', '.join(of)}\n{text}" for text, of in owners.items()]))
     raise typer.Exit(EXIT_OK)
 
 
@@ -52,7 +67,7 @@ def _config(
         typer.Option("--explain", metavar="KEY", callback=_explain, is_eager=True, help="Explain one setting."),
     ] = None,
 ) -> None:
-    """Print the settings of a worker or a client with the origin of each, or explain one.
+    """Print the settings of a worker or a client with the origin of each, or explain one, also of jobs and capacity.
 
     $ penstock config worker --config penstock.toml
 
@@ -122,12 +137,13 @@ def _by_table(settings: type[FileSettings]) -> dict[str, list[str]]:
     return {table: sorted(names, key=order.index) for table, names in tables.items()}
 
 
-def _table(settings: type[FileSettings], name: str) -> str:
-    """The table of the class that has defined a setting last."""
-    return next(str(vars(base)["table"]) for base in settings.__mro__ if name in get_annotations(base))
+def _table(settings: type[Settings], name: str) -> str:
+    """The table of the class that has defined a setting last; empty for a setting that no file holds."""
+    bases = [base for base in settings.__mro__ if "table" in vars(base) and name in get_annotations(base)]
+    return str(vars(bases[0])["table"]) if bases else ""
 
 
-def _explanation(settings: type[FileSettings], name: str) -> Iterator[str]:
+def _explanation(settings: type[Settings], name: str) -> Iterator[str]:
     field = settings.model_fields[name]
     yield f"  {field.description}"
     yield ""
@@ -135,9 +151,10 @@ def _explanation(settings: type[FileSettings], name: str) -> Iterator[str]:
     yield f"  default   {_default(settings, name)}"
     yield f"  option    {option_name(name)}"
     yield f"  variable  {env_name(name)}"
-    if name != "config":
-        yield f"  file      {name} in [{_table(settings, name)}]"
-    yield "  decided   by the option, else the variable, else the file, else the default"
+    table = _table(settings, name)
+    if table:
+        yield f"  file      {name} in [{table}]"
+    yield f"  decided   by the option, else the variable, {'else the file, ' if table else ''}else the default"
 
 
 def _type(field: FieldInfo) -> str:
@@ -155,7 +172,7 @@ def _type(field: FieldInfo) -> str:
     return ", ".join([shown, *bounds])
 
 
-def _default(settings: type[FileSettings], name: str) -> str:
+def _default(settings: type[Settings], name: str) -> str:
     field = settings.model_fields[name]
     if field.is_required():
         return "none: the setting is required"

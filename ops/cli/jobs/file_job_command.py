@@ -10,12 +10,13 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.ops.cli.jobs.job_settings import FileJobSettings
+from penstock.ops.cli.jobs.fleet_probe import missing_fleet
+from penstock.ops.cli.jobs.job_settings import FileJobSettings, check_report
 from penstock.ops.cli.jobs.job_summary import print_summary, summary_json
 from penstock.ops.cli.jobs.local_fleet import local_broker, local_worker
 from penstock.ops.cli.jobs.one_text import client_settings
 from penstock.ops.cli.jobs.progress import JobScreen
-from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail, say
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, BadUsage, fail, say
 from penstock.producer.files import PartWriter, Reader, StreamWriter, TableError, count_rows, open_reader, open_writer
 from penstock.producer.files.durable import write_synced
 from penstock.producer.files.file_job import BulkResult, TooManyErrors, run_bulk
@@ -36,8 +37,8 @@ def run_file_job(
     target: Path,
 ) -> int:
     """Read, send, write. Invalid files are found before any connection to Kafka. Returns the exit code."""
-    if settings.report is not None and not settings.report.absolute().parent.is_dir():
-        fail(f"--report {settings.report}: there is no directory {settings.report.absolute().parent}.")
+    if report_fault := check_report(settings):
+        fail(report_fault)
         return EXIT_USAGE
     writer: _Writer | None = None
     try:
@@ -102,6 +103,8 @@ async def _all_rows(
     """Run the job. Returns when it began, without the start of a worker of its own, and what it did."""
     from penstock.producer.client import Client
 
+    if not settings.local and not settings.wait and (fault := await missing_fleet(settings)):
+        raise BadUsage(fault)
     resumed = BulkResult(writer.report.rows, writer.report.failed, 0.0, writer.report.rows)
     if resumed.rows:
         say(f"Continuing after {resumed.rows:,} finished rows.")
@@ -119,7 +122,7 @@ async def _all_rows(
                     timeout_s=settings.timeout_s,
                     resumed=resumed,
                     max_errors=settings.most_errors,
-                    on_progress=screen.show,
+                    on_progress=lambda done: screen.show(done, writer.tally.tokens, reader.estimated_rows),
                 )
                 try:
                     return begun, await while_alive(job)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.ops.cli.jobs.job_settings import FileJobSettings
+from penstock.ops.cli.jobs.job_settings import FileJobSettings, check_report
 from penstock.ops.cli.jobs.job_summary import print_lengths
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail, say
 from penstock.producer.errors import PenstockError
@@ -14,6 +14,8 @@ from penstock.producer.files import TableError, open_reader
 from penstock.producer.files.input_paths import input_paths
 from penstock.producer.files.job_report import JobReport
 from penstock.producer.files.row_blocks import Block
+from penstock.producer.files.table_writer import check_writer
+from penstock.producer.wire.messages import Options
 from penstock.producer.wire.topics import served_name_of
 from penstock.worker.batching.startup_costs import MeasuredCosts
 
@@ -21,10 +23,32 @@ _CHARS_PER_TOKEN = 4  # of English
 _SPECIAL_TOKENS = 2
 
 
-def estimate_job(settings: FileJobSettings, columns: Sequence[str], sources: Sequence[Path], target: Path) -> int:
-    """Read the whole input and print what the job would do. Returns the exit code."""
+def estimate_job(
+    task: str,
+    settings: FileJobSettings,
+    options: Options,
+    columns: Sequence[str],
+    sources: Sequence[Path],
+    target: Path,
+) -> int:
+    """Check the job as a run would, read the whole input and print what the job would do. Returns the exit code."""
+    if report_fault := check_report(settings):
+        fail(report_fault)
+        return EXIT_USAGE
     try:
         with open_reader(input_paths(sources, target), columns, standard_format=settings.standard_format) as reader:
+            kept = check_writer(
+                target,
+                reader,
+                task,
+                model=settings.served_name,
+                options=options,
+                overwrite=settings.overwrite,
+                restart=settings.restart,
+                standard_format=settings.standard_format,
+            )
+            if kept:
+                say(f"{kept:,} rows are finished; a run would continue after them. The figures are of all rows.")
             uvloop.run(_print_estimate(reader, settings.served_name))
     except TableError as error:
         fail(str(error))

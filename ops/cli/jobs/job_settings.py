@@ -47,6 +47,9 @@ class FileJobSettings(ClientSettings):
         description="Failed rows that do not end the job, earlier runs' included. Default: any number.",
     )
     fail_fast: bool = Field(False, description="End the job at the first failed row: --max-errors 0.")
+    wait: bool = Field(
+        False, description="Wait for workers. Otherwise a job ends with exit code 2 if none serves the model."
+    )
     format: Literal["csv", "jsonl"] | None = Field(None, description="Format of standard input and output.")
     dry_run: bool = Field(False, description="Print the rows, their lengths and an estimate of the time; send nothing.")
     report: Path | None = Field(None, description="File to write the final report to, as JSON.")
@@ -65,6 +68,13 @@ class FileJobSettings(ClientSettings):
     def most_errors(self) -> int | None:
         """Failed rows that do not end the job; None: any number."""
         return 0 if self.fail_fast else self.max_errors
+
+
+def check_report(settings: FileJobSettings) -> str:
+    """The fault of `report`; empty if the file can be made."""
+    if settings.report is None or settings.report.absolute().parent.is_dir():
+        return ""
+    return f"--report {settings.report}: there is no directory {settings.report.absolute().parent}."
 
 
 class JobSettings(FileJobSettings):

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from penstock.ops.cli.jobs.progress import rate
+from penstock.ops.cli.jobs.progress import rates
 from penstock.ops.cli.terminal import say
 from penstock.producer.files.file_job import BulkResult
 from penstock.producer.files.job_report import JobReport
@@ -15,7 +15,8 @@ _SHOWN_LABELS = 10
 def print_summary(done: BulkResult, report: JobReport, tally: ReplyTally, output: str) -> None:
     """Print the report on stderr."""
     resumed = f" ({done.resumed:,} of earlier runs)" if done.resumed else ""
-    say(f"{done.rows:,} rows{resumed}, {done.failed:,} failed, {done.seconds:.1f} s, {rate(done)} rows/s: {output}")
+    speed = f"{done.seconds:.1f} s, {rates(done, tally.tokens)}"
+    say(f"{done.rows:,} rows{resumed}, {done.failed:,} failed, {speed}: {output}")
     if report.labels:
         others = len(report.labels) - _SHOWN_LABELS
         more = f", {others:,} labels more" if others > 0 else ""
@@ -40,6 +41,8 @@ def summary_json(done: BulkResult, report: JobReport, tally: ReplyTally) -> byte
         "seconds": round(done.seconds, 3),
         "rows_per_s": round(done.rows_per_s, 1),
         "resumed_rows": done.resumed,
+        "tokens": tally.tokens,
+        "tokens_per_s": round(tally.tokens / done.seconds, 1) if done.seconds > 0 else 0.0,
         "answered_rows": tally.rows,
         "cached_rows": tally.cached,
     }

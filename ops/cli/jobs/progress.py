@@ -21,7 +21,7 @@ class JobScreen:
     """A context manager. The job calls `show` after each step, and `tick` once per second in any case."""
 
     def __init__(self, total: int | None, stalled: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`total` rows, None if unknown. `stalled`: message for a job without answers for STALLED_AFTER_S."""
+        """`total`: rows, None if not counted. `stalled`: message for a job that moves no row for STALLED_AFTER_S."""
         self._total = total
         self._stalled = stalled
         self._clock = clock
@@ -52,18 +52,25 @@ class JobScreen:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, done: "BulkResult") -> None:
-        """Show the rows written so far."""
+    def show(self, done: "BulkResult", tokens: int = 0, estimated_total: int | None = None) -> None:
+        """Show the rows written so far.
+
+        Args:
+            tokens: of this run's rows; 0 if the workers do not tell them.
+            estimated_total: rows in all, used where they are not counted.
+        """
+        total = estimated_total if self._total is None else self._total
         now = self._clock()
         self._moved_at = now
         self._is_stalled = False
         if self._bar is not None:
             failed = f"{done.failed:,} failed" if done.failed else ""
-            self._bar.update(self._task, completed=done.rows, rate=f"{rate(done)} rows/s", failed=failed)
+            self._bar.update(self._task, total=total, completed=done.rows, rate=rates(done, tokens), failed=failed)
         elif now - self._line_at >= LINE_EVERY_S:
             self._line_at = now
-            of = f" of {self._total:,}" if self._total is not None else ""
-            say(f"{done.rows:,}{of} rows, {done.failed:,} failed, {rate(done)} rows/s{_left(done, self._total)}")
+            about = "about " if self._total is None else ""
+            of = f" of {about}{total:,}" if total is not None else ""
+            say(f"{done.rows:,}{of} rows, {done.failed:,} failed, {rates(done, tokens)}{_left(done, total)}")
 
     def tick(self) -> None:
         """Print the stall message once, if no row was written for STALLED_AFTER_S."""
@@ -75,9 +82,14 @@ class JobScreen:
                 say(self._stalled, "yellow")
 
 
-def rate(done: "BulkResult") -> str:
-    """Rows per second of this run, formatted."""
-    return f"{done.rows_per_s:,.0f}" if done.rows_per_s >= 10 else f"{done.rows_per_s:.1f}"
+def rates(done: "BulkResult", tokens: int) -> str:
+    """Rows per second of this run and, if they are known, its tokens per second, formatted."""
+    rows = f"{_rate(done.rows_per_s)} rows/s"
+    return f"{rows}, {_rate(tokens / done.seconds)} tokens/s" if tokens and done.seconds > 0 else rows
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"
 
 
 def _left(done: "BulkResult", total: int | None) -> str:

@@ -33,7 +33,7 @@ def run_job(
     if settings.dry_run:
         from penstock.ops.cli.jobs.job_estimate import estimate_job
 
-        return estimate_job(settings, columns, sources, target)
+        return estimate_job(task, settings, options, columns, sources, target)
     from penstock.ops.cli.jobs.file_job_command import run_file_job
 
     return run_file_job(task, settings, options, columns, sources, target)

@@ -117,9 +117,11 @@ def test_vectors_are_encoded_as_every_other_reply(info: ModelInfo, make_sequence
     rows = [vector(1, 2, 3, 4), vector(5, 6, 7, 8)]
     for sequence, row in zip(sequences, rows, strict=True):
         sequence.settle(row)
+    sequences[0].request.num_tokens = 70_000
     [value] = encode_replies([sequences[0].request], info, None, 0.0)
-    timing = {"queue": 0.0, "tokenize": 0.0, "cache": 0.0}
-    assert value == encode_reply(Reply("tiny", "r1", vectors=np.stack(rows).astype(dtype), timing=timing))
+    timing, batch = {"queue": 0.0, "tokenize": 0.0, "cache": 0.0}, {"request_tokens": 70_000}
+    vectors = np.stack(rows).astype(dtype)
+    assert value == encode_reply(Reply("tiny", "r1", vectors=vectors, timing=timing, batch=batch))
 
 
 def test_replies_tell_the_times_of_their_slice_their_batch_and_themselves(
@@ -132,10 +134,13 @@ def test_replies_tell_the_times_of_their_slice_their_batch_and_themselves(
         sequence.request.record.original.timestamp = timestamp
         sequence.settle(vector(1, 2, 3, 4))
     requests[1].request.num_cached = 1
+    for sequence, num_tokens in zip(requests, (5, 300, 0), strict=True):
+        sequence.request.num_tokens = num_tokens
     stats = BatchStats("timeout", "fifo", 0.0, Sums(3, 3, 1, 3), 0.1, device_s=0.125)
     values = encode_replies([sequence.request for sequence in requests], info, stats, 11.0)
     replies = [reply for reply in map(decode_reply, values) if isinstance(reply, Reply)]
     shared = {"tokenize": 1.5, "cache": 0.25, "schedule": 375.0, "compute": 125.0}
     assert [reply.timing for reply in replies] == [{"queue": queue, **shared} for queue in (100.0, 100.0, 10.0)]
     assert [reply.cached for reply in replies] == [0, 1, 0]
-    assert [reply.batch for reply in replies] == [{"size": 3, "tokens": 3, "trigger": "timeout"}] * 3
+    batch = {"size": 3, "tokens": 3, "trigger": "timeout"}
+    assert [reply.batch for reply in replies] == [{**batch, "request_tokens": tokens} for tokens in (5, 300, 0)]

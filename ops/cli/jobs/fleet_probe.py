@@ -1,0 +1,48 @@
+"""Whether a fleet serves a job's model. Without one, a job would wait until its rows expire."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError
+
+from penstock.ops.cli.jobs.job_settings import FileJobSettings
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.failover_client import FailoverAdmin
+from penstock.producer.wire.topics import bulk_topic, request_topic
+
+_ANSWER_S = 5.0
+_RETRY_S = 0.2
+_REMEDY = "Start one (penstock worker --model …), or give --wait, also for a group of another name"
+
+
+async def missing_fleet(settings: FileJobSettings) -> str:
+    """Why no worker can answer: a sentence. Empty if one can, or Kafka does not tell.
+
+    Creates no topic. A broker that does not answer is left to the client, which waits for it.
+    """
+    model = settings.served_name
+    topic, group = bulk_topic(settings.topic or request_topic(model)), f"penstock.{model}"
+    admin = FailoverAdmin(**KafkaCluster.of(settings).arguments, request_timeout_ms=int(_ANSWER_S * 1000))
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            await admin.start()
+            groups = await _described(admin, group)
+            has_topic = topic in await admin.list_topics()
+    except (KafkaError, OSError, ValueError, AttributeError):  # OSError includes time-outs. The last: a mock broker
+        return ""
+    finally:
+        with contextlib.suppress(KafkaError, OSError):
+            await admin.close()
+    if any(error or members for error, _, _, _, _, members, *_ in groups):
+        return ""
+    fault = f"the group {group} has no member" if has_topic else f"there is no topic {topic}"
+    return f"No worker serves {model!r} at {settings.bootstrap_servers}: {fault}. {_REMEDY}."
+
+
+async def _described(admin: FailoverAdmin, group: str) -> list[Any]:
+    """What the group's coordinator says. A new cluster has none until it is asked for the first time."""
+    while True:
+        with contextlib.suppress(GroupCoordinatorNotAvailableError):
+            return [one for answer in await admin.describe_consumer_groups([group]) for one in answer.groups]
+        await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,55 @@
+"""A job for a model that no worker serves ends at once, and creates no topic."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from aiokafka.admin import AIOKafkaAdminClient
+from typer.testing import CliRunner
+
+from penstock.ops.cli.main import app
+from penstock.ops.kafka import KafkaBroker
+from tests.integration.conftest import StartWorker
+
+
+async def embed(kafka: KafkaBroker, model: str, folder: Path, *options: str) -> tuple[int, str]:
+    """Exit code, and what the command says."""
+    (folder / "in.csv").write_text("text\nhello\nworld\n")
+    command = ["embed", "--model", model, "--bootstrap-servers", kafka.bootstrap_servers, "--overwrite", *options]
+    command += [str(folder / "in.csv"), str(folder / "out.csv")]
+    result = await asyncio.to_thread(CliRunner().invoke, app, command, prog_name="penstock", env={"NO_COLOR": "1"})
+    return result.exit_code, result.stderr
+
+
+async def topics(kafka: KafkaBroker) -> list[str]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await admin.start()
+    try:
+        return list(await admin.list_topics())
+    finally:
+        await admin.close()
+
+
+async def test_a_job_needs_a_worker_unless_it_is_to_wait(
+    kafka: KafkaBroker, start_worker: StartWorker, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    model = unique("m")
+    code, said = await embed(kafka, model, tmp_path)
+    assert code == 2
+    assert f"there is no topic penstock.requests.{model}.bulk." in said
+    assert "--wait" in said
+    assert not [topic for topic in await topics(kafka) if model in topic]
+
+    worker = await start_worker(kafka, model="null", served_name=model).ready()
+    code, said = await embed(kafka, model, tmp_path)
+    assert code == 1  # the null engine has no tokenizer: each row fails
+    assert "2 rows, 2 failed" in said
+
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+    code, said = await embed(kafka, model, tmp_path)
+    assert code == 2
+    assert f"the group penstock.{model} has no member." in said
+    code, said = await embed(kafka, model, tmp_path, "--wait", "--timeout-s", "1")
+    assert code == 1
+    assert "Errors: expired 2" in said
