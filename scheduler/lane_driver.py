@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 from penstock.scheduler.scheduler import Scheduler
@@ -23,6 +24,7 @@ class LaneBatch:
     dp_gain: float = 0.0  # share of FIFO's predicted seconds that the partition saves; 0 where FIFO was taken
     num_retries: int = 0  # earlier runs of it that failed for a reason that may pass
     started: float | None = None  # when a lane took it up, on the caller's clock; None: it waits for a lane
+    number: int = 0  # of the batches of its driver, from 1; its parts have it too. 0: a probe
 
     def left_s(self, now: float) -> float:
         """Predicted seconds of lane time that it still needs."""
@@ -49,6 +51,7 @@ class LaneDriver:
         self.scheduler = scheduler
         self.draining = False  # true: run what is queued without waiting for full batches
         self.num_lanes = num_lanes
+        self._numbers = count(1)
         self._prepared: deque[LaneBatch] = deque()  # planned, not handed out
         self._submitted: list[LaneBatch] = []  # handed out, in order; the first `num_lanes` of them run
         self._next_trial = -math.inf
@@ -101,7 +104,8 @@ class LaneDriver:
             if isinstance(plan, Wait):
                 return done._replace(wake_at=plan.wake_at)
             for ids, predicted_s in plan.batches:
-                self._prepared.append(LaneBatch(ids, plan.trigger.value, plan.partition, predicted_s, plan.dp_gain))
+                rule, number = (plan.trigger.value, plan.partition), next(self._numbers)
+                self._prepared.append(LaneBatch(ids, *rule, predicted_s, plan.dp_gain, number=number))
                 done.planned.extend(ids)
         return done
 

@@ -17,7 +17,7 @@ from penstock.worker.resolved_settings import ResolvedSettings
 PAGE = Path(__file__).parent.parent / "ops" / "docs" / "log-events.md"
 ROOMS = ("producer", "worker", "engine", "scheduler", "cache")  # that a worker or a client runs
 SETTINGS = frozenset(ResolvedSettings.model_fields)
-_ROW = re.compile(r"^\| (`\w+`|\*\w+\*) \|([^|]*)\|", re.M)
+_ROW = re.compile(r"^\| (`[\w.]+`|\*\w+\*) \|([^|]*)\|", re.M)
 _NAME = re.compile(r"`([\w.]+)`")
 _GROUP = re.compile(r"\*\w+\*")
 _NOT_FIELDS = {"exc_info", "stack_info"}

@@ -15,7 +15,7 @@ def run_members(settings: WorkerSettings) -> int:
 
     Raises CannotPlace, and what `process.run_worker` and `supervisor.supervise` raise.
     """
-    configure_logs(settings.log_format, settings.log_level)  # `this_machine` may warn
+    configure_logs(settings.log_format, settings.log_level, settings.log_file)  # `this_machine` may warn
     machine = this_machine()
     placements = placements_for(settings, machine)
     if len(placements) == 1:

@@ -55,7 +55,7 @@ def run_worker(settings: WorkerSettings, supervisor: SupervisorLink | None = Non
         TokenizerError: the model's tokenizer is invalid.
     """
     labels = {} if supervisor is None else {"worker": supervisor.worker}
-    configure_logs(settings.log_format, settings.log_level, **labels)
+    configure_logs(settings.log_format, settings.log_level, settings.log_file, **labels)
     ignore_resize_signals()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     is_first = supervisor is None or supervisor.worker == 0  # the settings of all members are the same

@@ -67,6 +67,7 @@ class ModelSettings(FileSettings):
         None,
         ge=1,
         description="Memory of the keys and values of a model that generates; sequences wait while none is free. "
+        "At least what one row of the longest source and result needs, also where less is set. "
         "Default: an eighth of the free memory, at most 2048 on a CPU and 8192 on a GPU.",
     )
     head: Path | None = Field(
@@ -252,6 +253,10 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
     )
     log_format: Literal["auto", "json", "ecs", "console"] = Field(
         "auto", description="auto: console on a terminal, JSON elsewhere. ecs: JSON in the Elastic Common Schema."
+    )
+    log_file: Path | None = Field(
+        None,
+        description="File to log to, which all members share. It is opened again once it was moved. Default: stderr.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     metrics_port: int | None = Field(

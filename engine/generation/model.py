@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
 from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.host_memory import free_host_bytes
 from penstock.engine.loading import default_name
 from penstock.engine.model.checkpoint import resolve_model, revision_of
 from penstock.engine.types import ModelInfo
@@ -139,9 +139,6 @@ def _num_pages(
 
 
 def _free_host_bytes() -> int:
-    """Memory that new work can have without swapping, as Linux estimates it; else all that the machine has."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Memory that is free; all that the machine has where that is unknown."""
+    free_bytes = free_host_bytes()
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if free_bytes is None else free_bytes

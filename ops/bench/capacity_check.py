@@ -28,7 +28,7 @@ _SUITE = "capacity"
 _LENGTHS = "2-100"
 _SLO_S = 0.2
 _TOO_MUCH = 1.25  # times what full batches answer
-_IN_TIME = 0.99
+_IN_TIME = 0.999  # as the manual promises
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from penstock.ops.bench.pipeline import pipeline_tables as pipeline
 from penstock.ops.bench.serving.ablation.ablation_table import ablations
 from penstock.ops.bench.serving.ablation.scheduler_constants import constant_table
 from penstock.ops.bench.serving.report import serving_tables as serving
+from penstock.ops.bench.tracing import tracing_tables as tracing
 from penstock.ops.chaos import chaos_tables as chaos
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "serving-kafka": serving.through_kafka,
     "ablation": ablations,
     "scheduler-constants": constant_table,
+    "tracing": tracing.cost,
     "chaos": chaos.outcomes,
     "chaos-faults": chaos.faults,
 }

@@ -5,18 +5,18 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, PATH_S, RAN
+from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, NONE, PATH_S, RAN, WORK_S
 from penstock.scheduler.cellular.choice import choose_quantum
-from penstock.scheduler.cellular.cost import TaskCost, corrected
+from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
 from penstock.scheduler.cellular.joined_work import JoinedWork
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.table import Graphs, JobTable, PlannedRows, QueuedCellJob, load_kernels
-from penstock.scheduler.cellular.types import CellJob, CellRule, Estimate, Int32Array
+from penstock.scheduler.cellular.types import CellJob, CellRule, CellTask, Estimate, Float64Array, Int32Array
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 
 _DECAY = 0.98  # of what was learned before, at each job that ends
 _LEAST, _MOST = 0.5, 4.0  # of `_slowdown`
-_TRIAL_EVERY_S = 1.0  # an idle device thought to be too slow for every deadline is measured again this often
+_TRIAL_EVERY_S = 1.0  # a device thought to be too slow is measured again this often, with rows that have not run since
 
 
 class Backlog:
@@ -25,8 +25,8 @@ class Backlog:
     A job needs its path, from its first step to its last, and keeps the device busy for a share of that: as long as
     its rows take in full tasks, or its part of the state slots where these are scarcer. It begins at once where slots
     and rows are free, else when the work that is due before it is done. A chain may stop before its last step: the
-    share of their steps that ended jobs have run is expected. Bulk jobs do not count, except that they hold slots.
-    Nor does what a job costs those that run already and are due later.
+    share of their steps that ended jobs have run is expected. Bulk jobs do not count: they are behind online ones, and
+    leave their slots to them as they end. Nor does what a job costs those that run already and are due later.
     """
 
     def __init__(
@@ -37,31 +37,37 @@ class Backlog:
         self._waiting = JobQueue()  # admitted, and on no device yet
         self._ran = self._asked = 1.0  # decayed sums of the steps of ended jobs
         self._slowdown = 1.0  # time of jobs, from their first task on, over their predicted path
+        self._num_new = self._new_slots = 0  # online jobs of this `add` that were admitted: they join when it ends
+        self._new_ready = np.zeros(len(rules), np.int64)  # their nodes that may run at once
         self._next_trial = -math.inf
+        self._trial = NONE  # number of the last job that ran though it was predicted to be late
+        self._ran_at: dict[tuple[int, int], float] = {}  # when a task of a cell and a bucket of rows has ended
 
     def estimate(self, jobs: Sequence[CellJob], graphs: Graphs, num_active: int, host_s: float) -> list[Estimate]:
-        """Predicted times of new jobs, while so many are active."""
+        """Predicted times of the jobs of one `add`, while so many are active. `admit` is called for each next."""
+        self._num_new = self._new_slots = 0
+        self._new_ready[:] = 0
         step_s, row_s = np.zeros((2, len(self._rules)))
         for cell, rule in enumerate(self._rules):
-            num_rows = min(rule.max_rows, num_active // len(self._tables) + 1)
-            one_s = self._cost.seconds(cell, num_rows, 1)
+            num_rows = self._num_rows(rule, num_active + len(jobs) - 1)
+            one_s = self._cost.seconds_at_most(cell, num_rows, 1)
             quantum = choose_quantum(rule, num_rows, one_s if host_s else 0.0, host_s)
-            step_s[cell] = self._cost.seconds(cell, num_rows, quantum) / quantum
+            step_s[cell] = self._cost.seconds_at_most(cell, num_rows, quantum) / quantum
             row_s[cell] = self._cost.seconds(cell, rule.max_rows, rule.max_steps) / (rule.max_steps * rule.max_rows)
         found = np.zeros((len(jobs), 4))
         load_kernels().measure(*graphs, step_s, row_s, self._ran / self._asked, found)
         slowdown = self._slowdown if num_active else 1.0
-        free = math.inf if self._max_slots is None else self._max_slots - min([one.slots[1] for one in self._tables])
+        max_slots = self._max_slots or math.inf
         estimates = []
         for job, (path_s, work_s, expected, asked) in zip(jobs, found.tolist(), strict=True):
-            work_s = slowdown * max(work_s, path_s * min(1.0, job.slots / max(1.0, free))) / len(self._tables)
+            work_s = slowdown * max(work_s, path_s * min(1.0, job.slots / max_slots)) / len(self._tables)
             estimates.append(Estimate(path_s, slowdown * path_s, 0.0 if job.bulk else work_s, expected, asked))
         return estimates
 
     def late_s(self, entry: QueuedCellJob, now: float) -> float:
         """Seconds by which a new job, or one that waits behind it, would be late; 0 or less: none."""
         job = _queued(entry)
-        if not len(self._waiting) and any(self._has_room(entry, table) for table in self._tables):
+        if self._begins_at_once(entry):
             return now - job.latest_begin
         left_s = 0.0
         for table, joined in zip(self._tables, self._joined, strict=True):
@@ -72,18 +78,28 @@ class Backlog:
     def admit(self, entry: QueuedCellJob, now: float, num_active: int) -> float:
         """0 for a job that is admitted, which then waits; else the seconds by which it, or another, would be late.
 
-        A job that would be late runs all the same while none is active, once a second: predictions that are far too
-        high learn only from tasks.
+        A job that would be late runs all the same, once a second, while none is active, or while it would begin at once
+        in a task of more rows than have run lately: predictions that are far too high learn only from tasks.
         """
         if entry.bulk:
             return 0.0
         late_s = 0.0 if entry.job.deadline is None else self.late_s(entry, now)
         if late_s > 0:
-            if num_active or now < self._next_trial:
+            if now < self._next_trial or (num_active and not self._is_unknown(entry, num_active, now)):
                 return late_s
-            self._next_trial = now + _TRIAL_EVERY_S
+            self._next_trial, self._trial = now + _TRIAL_EVERY_S, entry.number
         self._waiting.add([_queued(entry)])
+        graph = entry.job.graph
+        is_ready = np.diff(graph.dependency_offsets) == 0
+        self._new_ready += np.bincount(graph.cells[is_ready], minlength=len(self._rules))
+        self._num_new, self._new_slots = self._num_new + 1, self._new_slots + entry.job.slots
         return 0.0
+
+    def too_late_s(self, entry: QueuedCellJob, now: float) -> float:
+        """Seconds by which a job that waits would be late if it began now; 0 or less: none."""
+        if entry.bulk or entry.number == self._trial:
+            return 0.0
+        return now - _queued(entry).latest_begin
 
     def stop_waiting(self, ids: Iterable[int]) -> None:
         """Jobs have left. Ids of jobs that do not wait are skipped."""
@@ -99,9 +115,10 @@ class Backlog:
         """Rows are in a task."""
         self._joined[device].begin(self._tables[device].rows_of(rows), now)
 
-    def ran(self, device: int, rows: PlannedRows, steps: Int32Array) -> None:
+    def ran(self, task: CellTask, rows: PlannedRows, steps: Int32Array, now: float) -> None:
         """A task has been settled."""
-        self._joined[device].ran(self._tables[device].rows_of(rows), steps)
+        self._joined[task.device].ran(self._tables[task.device].rows_of(rows), steps)
+        self._ran_at[task.cell, bucket_of(len(task.jobs))] = now
 
     def leave(self, device: int, rows: Sequence[int]) -> None:
         """Jobs were cancelled, or have expired."""
@@ -112,17 +129,36 @@ class Backlog:
         if not rows:
             return
         jobs = self._joined[device].leave(rows)
-        ran, decay = jobs[:, RAN], _DECAY ** len(rows)
-        self._ran, self._asked = decay * self._ran + ran.sum(), decay * self._asked + jobs[:, ASKED].sum()
-        predicted_s = float((jobs[:, PATH_S] * ran / jobs[:, EXPECTED]).sum())
+        decay = _DECAY ** len(rows)
+        self._ran, self._asked = decay * self._ran + jobs[:, RAN].sum(), decay * self._asked + jobs[:, ASKED].sum()
+        jobs = jobs[jobs[:, WORK_S] > 0]  # without bulk jobs, which give way to others
+        predicted_s = float((jobs[:, PATH_S] * jobs[:, RAN] / jobs[:, EXPECTED]).sum())
         took_s = float((now - jobs[:, BEGAN]).sum())
         if predicted_s > 0 and 0 < took_s < math.inf:
             self._slowdown = min(max(corrected(self._slowdown, took_s / predicted_s), _LEAST), _MOST)
 
-    def _has_room(self, entry: QueuedCellJob, table: JobTable) -> bool:
-        online, _ = table.num_ready
-        has_rows = all(count < rule.max_rows for count, rule in zip(online, self._rules, strict=True))
-        return has_rows and (self._max_slots is None or sum(table.slots) + entry.job.slots <= self._max_slots)
+    def _num_rows(self, rule: CellRule, num_active: int) -> int:
+        """Rows of a task that one more job is in."""
+        return min(rule.max_rows, num_active // len(self._tables) + 1)
+
+    def _is_unknown(self, entry: QueuedCellJob, num_active: int, now: float) -> bool:
+        """Whether a job would begin at once, in tasks of so many rows that none like them has run lately."""
+        if not self._begins_at_once(entry):
+            return False
+        buckets = [(cell, bucket_of(self._num_rows(rule, num_active))) for cell, rule in enumerate(self._rules)]
+        return max([self._ran_at.get(key, -math.inf) for key in buckets]) <= now - _TRIAL_EVERY_S
+
+    def _begins_at_once(self, entry: QueuedCellJob) -> bool:
+        """Whether a device has room for a job and its part of those that join with it, and no other waits."""
+        if len(self._waiting) > self._num_new:
+            return False
+        new_ready, new_slots = self._new_ready / len(self._tables), self._new_slots / len(self._tables)
+        return any(self._has_room(entry.job.slots + new_slots, new_ready, table) for table in self._tables)
+
+    def _has_room(self, num_slots: float, num_ready: Float64Array, table: JobTable) -> bool:
+        rows = zip(table.num_ready[0], num_ready.tolist(), self._rules, strict=True)
+        has_rows = all(online + new < rule.max_rows for online, new, rule in rows)
+        return has_rows and (self._max_slots is None or sum(table.slots) + num_slots <= self._max_slots)
 
 
 def _queued(entry: QueuedCellJob) -> QueuedJob:

@@ -147,7 +147,7 @@ class CellScheduler:
         self.cost.observe(task.cell, len(task.jobs), task.quantum, measured_s)
         left = [self._active.pop(job_id).row for job_id in ended]
         if self._backlog is not None:
-            self._backlog.ran(task.device, rows, np.array(steps, np.int32))
+            self._backlog.ran(task, rows, np.array(steps, np.int32), self._latest)
             self._backlog.end(task.device, left, self._latest)
         self.num_joined -= len(ended)
         self._join()
@@ -239,15 +239,14 @@ class CellScheduler:
 
     def _may_join(self, entry: QueuedCellJob) -> bool:
         """Whether a job that waits has not left, and can be in time. One that cannot leaves."""
-        job = entry.job
-        if not self._is_active(job.id, entry.number):
+        job_id = entry.job.id
+        if not self._is_active(job_id, entry.number):
             return False
-        late_s = self._latest + entry.estimate.path_s - (math.inf if job.deadline is None else job.deadline)
-        if late_s <= 0 or self._backlog is None or entry.bulk:
+        if self._backlog is None or (late_s := self._backlog.too_late_s(entry, self._latest)) <= 0:
             return True
-        del self._active[job.id]
-        self._backlog.stop_waiting([job.id])
-        self._doomed.append(RejectedJob(job.id, Cause.QUEUED, late_s))
+        del self._active[job_id]
+        self._backlog.stop_waiting([job_id])
+        self._doomed.append(RejectedJob(job_id, Cause.QUEUED, late_s))
         return False
 
     def _is_active(self, job_id: int, number: int) -> bool:

@@ -1,14 +1,14 @@
 """The files of ops/deploy name settings, metrics and paths that exist, and agree with the worker's own times."""
 
-import importlib
 import json
 import re
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from penstock.ops.cli.main import app
@@ -32,12 +32,9 @@ FILES = sorted(
 )
 TEXTS = {path.relative_to(DEPLOY).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
 SETTINGS = WorkerSettings.model_fields.keys() | ClientSettings.model_fields.keys()
-yaml = importlib.import_module("yaml") if find_spec("yaml") else None
-needs_yaml = pytest.mark.skipif(yaml is None, reason="needs PyYAML")
 
 
 def load(path: Path) -> Any:
-    assert yaml is not None
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
@@ -69,13 +66,11 @@ def test_every_probe_is_served() -> None:
     assert named == {"/readyz", "/livez"}
 
 
-@needs_yaml
 @pytest.mark.parametrize("name", [name for name in TEXTS if name.endswith(("values.yaml", "Chart.yaml"))])
 def test_the_files_of_the_chart_parse(name: str) -> None:
     assert load(DEPLOY / name)
 
 
-@needs_yaml
 def test_the_defaults_of_the_chart_are_settings_of_a_worker(tmp_path: Path) -> None:
     """As the chart writes them: numbers of YAML are floats in its TOML."""
     config = load(CHART / "values.yaml")["config"]
@@ -91,7 +86,6 @@ def test_the_defaults_of_the_chart_are_settings_of_a_worker(tmp_path: Path) -> N
     assert settings.drain_s == config["worker"]["drain_s"]
 
 
-@needs_yaml
 def test_a_stop_has_time_for_the_drain_and_for_the_end_of_the_process() -> None:
     values = load(CHART / "values.yaml")
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -108,7 +102,6 @@ def test_a_stop_has_time_for_the_drain_and_for_the_end_of_the_process() -> None:
     assert int(stop_s) > drain_s + EXIT_S
 
 
-@needs_yaml
 def test_the_compose_file_mounts_files_that_exist() -> None:
     """Those of dashboards and rules are folders."""
     folder = DEPLOY / "compose"
@@ -134,9 +127,15 @@ def test_the_schema_knows_every_value_and_the_chart_uses_it() -> None:
         assert named.keys() <= settings.model_fields.keys()
 
 
-@needs_yaml
+def test_the_members_of_all_pods_are_compared_with_the_partitions_with_autoscaling_and_without() -> None:
+    """What `helm template` makes of it is not tested here: the manual has the run."""
+    for name, value in (("deployment", "replicas"), ("scaledobject", "autoscaling.maxReplicas")):
+        assert (
+            f'"penstock.checkMembers" (dict "root" . "name" "{value}"' in TEXTS[f"helm/penstock/templates/{name}.yaml"]
+        )
+
+
 def test_the_schema_accepts_the_defaults_and_refuses_wrong_values() -> None:
-    jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     validator = jsonschema.Draft7Validator(schema)
     values = load(CHART / "values.yaml")
@@ -145,6 +144,7 @@ def test_the_schema_accepts_the_defaults_and_refuses_wrong_values() -> None:
         {"replica": 2},
         {"graceSeconds": 10},
         {"membersPerPod": 0},
+        {"networkPolicy": {**values["networkPolicy"], "otlpPorts": [0]}},
         {"config": {"kafka": {"bootstrap_servers": "k:1", "sasl_password": "p"}, "worker": values["config"]["worker"]}},
         {"config": {**values["config"], "client": {}}},
     ):
@@ -157,6 +157,8 @@ def test_an_image_is_small_and_does_not_run_as_root(name: str) -> None:
     build, image = text.split("FROM ")[1:]
     assert "AS build" in build
     assert "PIP_NO_CACHE_DIR=1" in build
+    [extras] = re.findall(r'"\.\[(.+)\]"', build)
+    assert {"logs", "otel"} <= set(extras.split(","))  # as the manual says
     assert "pip install" not in image
     assert re.search(r"^USER 10001$", image, re.M)
     assert re.search(r"^HEALTHCHECK .*\\\n.*/livez", image, re.M)

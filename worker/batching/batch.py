@@ -30,6 +30,7 @@ class BatchStats:
     predicted_s: float
     device_s: float
     num_ended: int | None = None  # sequences that have their results with it; None: all of `sums`
+    number: int = 0  # of this process's batches, from 1; the parts of a failed batch have it too
 
     @property
     def padding_avoided(self) -> float:

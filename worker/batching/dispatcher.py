@@ -196,13 +196,15 @@ class Dispatcher:
                 late_s = batch.started - deadline_of(sequence)
                 self._queue.reject(sequence, deadline_error(Cause.QUEUED, late_s))
         sums = sums_of(leaders)
-        self._batch_done(
-            BatchStats(batch.trigger, batch.partition, batch.dp_gain, sums, batch.predicted_s, output.device_s), results
-        )
+        rule = batch.trigger, batch.partition, batch.dp_gain
+        stats = BatchStats(*rule, sums, batch.predicted_s, output.device_s, number=batch.number)
+        self._batch_done(stats, results)
 
     def _part(self, batch: LaneBatch, ids: tuple[int, ...]) -> LaneBatch:
         predicted_s = self._predict([self._planned[job_id] for job_id in ids])
-        return LaneBatch(ids, batch.trigger, batch.partition, predicted_s, batch.dp_gain, num_retries=batch.num_retries)
+        rule = batch.trigger, batch.partition
+        retries, number = batch.num_retries, batch.number
+        return LaneBatch(ids, *rule, predicted_s, batch.dp_gain, num_retries=retries, number=number)
 
     def _predict(self, sequences: Sequence[PendingSequence]) -> float:
         sums = sums_of(sequences)

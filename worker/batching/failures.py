@@ -79,11 +79,12 @@ class FailedBatches:
         again = self._part(batch, batch.ids)
         again.num_retries += 1
         seconds = pause_s(batch.num_retries)
-        log.warning("batch_retried", sequences=len(batch.ids), error=repr(error), pause_s=round(seconds, 3))
+        pause = round(seconds, 3)
+        log.warning("batch_retried", batch=batch.number, sequences=len(batch.ids), error=repr(error), pause_s=pause)
         asyncio.get_running_loop().call_later(seconds, self._run_again, [again])
 
     def _split(self, batch: LaneBatch, error: BaseException) -> None:
-        log.warning("batch_failed", sequences=len(batch.ids), error=repr(error))
+        log.warning("batch_failed", batch=batch.number, sequences=len(batch.ids), error=repr(error))
         half = len(batch.ids) // 2
         self._run_again([self._part(batch, ids) for ids in (batch.ids[:half], batch.ids[half:])])
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.engine.errors import EngineError
+from penstock.engine.errors import EngineError, InvalidOption
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
@@ -79,7 +79,8 @@ class GenerationRunner:
         self._streaming: set[int] = set()  # jobs of which results so far are wanted
         self._failed: dict[int, EngineError] = {}  # this and the next: to be returned
         self._expired: deque[RejectedJob] = deque()
-        self._now = 0.0  # when the turn began
+        self._now = self._began = 0.0  # when the turn began, and by `clock` its task
+        self._device_s = 0.0  # of its runs that did not fail: pauses before retries are no cost of a task
 
     @property
     def is_idle(self) -> bool:
@@ -93,9 +94,14 @@ class GenerationRunner:
             work = job.work
             if not isinstance(work, GenerationWork):
                 raise TypeError(f"Job {job.id} has the work of another runner: {type(work)}. This is a bug.")
+            try:
+                num_slots = self._slots(work)
+            except InvalidOption as error:
+                self._failed[job.id] = error
+                continue
             graph = CellGraph.of_stages((ENCODE, 1), (DECODE, work.options.max_new_tokens))
             size = len(work.token_ids)
-            cells.append(CellJob(job.id, graph, job.arrival, job.deadline, job.bulk, self._slots(work), size))
+            cells.append(CellJob(job.id, graph, job.arrival, job.deadline, job.bulk, num_slots, size))
             self._waiting[job.id], self._num_rows[job.id] = work, work.options.num_beams
             if work.stream:
                 self._streaming.add(job.id)
@@ -122,19 +128,20 @@ class GenerationRunner:
         self._expire(planned.rejected)
         if isinstance(planned, Wait):
             return self._events(StepEvents())
-        self.predicted_s = planned.predicted_s
+        self._began, self._device_s, self.predicted_s = self._clock(), 0.0, planned.predicted_s
         events = self._encode(planned) if planned.cell == ENCODE else self._decode(planned)
         self.predicted_s = 0.0
         return self._events(events)
 
     def _slots(self, work: GenerationWork) -> int:
+        """State slots of a sequence. Raises InvalidOption where it needs more pages than there are."""
         limits = self._limits
         pages_per_row = -(-limits.num_pages // limits.max_rows)
         needed = limits.pages_of(len(work.token_ids), work.options)
+        limits.require_pages(needed)
         return min(limits.num_pages, max(needed, work.options.num_beams * pages_per_row))
 
     def _encode(self, task: CellTask) -> StepEvents:
-        began = self._clock()
         works = {job_id: self._waiting.pop(job_id) for job_id in task.jobs.tolist()}
         starting = []
         for job_id, work in works.items():
@@ -147,29 +154,32 @@ class GenerationRunner:
         sizes = {job_id: len(work.token_ids) for job_id, work in works.items()}
         self._encoding.run(starting, StepWork(self._encode_some, self._judge, sizes.__getitem__))
         num_tokens = sum([len(work.token_ids) for work in works.values()])
-        stats = self._finish(task, np.ones(len(works), np.int32), np.ones(len(works), np.bool_), num_tokens, began)
+        stats = self._finish(task, np.ones(len(works), np.int32), np.ones(len(works), np.bool_), num_tokens)
         return StepEvents(started=list(works), stats=stats)
 
     def _encode_some(self, ids: Sequence[int]) -> None:
         """The generator takes so many at once as its limit of tokens allows."""
         remaining = [job_id for job_id in ids if job_id not in self._active]
         while remaining:
+            began = self._clock()
             joined = self._generator.encode(remaining)
             if not joined:
                 raise RuntimeError("A sequence found no free pages. This is a bug.")
+            self._device_s += self._clock() - began
             self._active.update((job_id, []) for job_id in joined)
             remaining = remaining[len(joined) :]
 
     def _decode(self, task: CellTask) -> StepEvents:
-        began = self._clock()
         ids = task.jobs.tolist()
         num_left = dict.fromkeys(ids, task.quantum)  # steps of the task; a sequence may end before
         finished: list[tuple[int, Float32Array]] = []
 
         def decode(quantum: int, some: Sequence[int]) -> None:
+            began = self._clock()
             for progress in self._generator.decode(some, quantum):
                 num_left[progress.id] -= progress.steps
                 self._note(progress, finished)
+            self._device_s += self._clock() - began
 
         # Once, unless a step within the quantum has failed: sequences are then left behind the others.
         while running := [job_id for job_id in ids if num_left[job_id] and job_id in self._active]:
@@ -177,7 +187,7 @@ class GenerationRunner:
             self._decoding.run(running, StepWork(partial(decode, quantum), self._judge, self._num_rows.__getitem__))
         ran = task.quantum - np.array([num_left[job_id] for job_id in ids], np.int32)
         is_stopped = np.array([job_id not in self._active for job_id in ids])
-        stats = self._finish(task, ran, is_stopped, int(ran.sum()), began)
+        stats = self._finish(task, ran, is_stopped, int(ran.sum()))
         streaming = [
             (job_id, tokens) for job_id in ids if job_id in self._streaming and (tokens := self._active.get(job_id))
         ]
@@ -213,9 +223,9 @@ class GenerationRunner:
         finally:
             self._generator.cancel(_PROBE)
 
-    def _finish(self, task: CellTask, ran: Int32Array, is_stopped: object, steps: int, began: float) -> StepStats:
-        device_s = self._clock() - began
-        self._scheduler.finished(task.id, self._now + device_s, ran, np.asarray(is_stopped, np.bool_), device_s)
+    def _finish(self, task: CellTask, ran: Int32Array, is_stopped: object, steps: int) -> StepStats:
+        now, device_s = self._now + self._clock() - self._began, self._device_s
+        self._scheduler.finished(task.id, now, ran, np.asarray(is_stopped, np.bool_), device_s)
         name = self._rules[task.cell].name
         return StepStats(name, len(task.jobs), steps, task.quantum, task.predicted_s, device_s)
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from itertools import count
 
 import structlog
 
@@ -17,8 +18,8 @@ from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
-from penstock.worker.stepping.flights import Flight, Flights, Joined, late_and_rest
 from penstock.worker.stepping.step_load import StepTimes
+from penstock.worker.stepping.step_single_flight import Joined, StepFlight, StepSingleFlight, late_and_rest
 from penstock.worker.stepping.step_thread import StepThread
 from penstock.worker.stepping.step_watchdog import StepWatchdog
 from penstock.worker.telemetry.record_fields import record_fields
@@ -52,8 +53,9 @@ class StepDispatcher:
         self._work_of = work_of
         self._callbacks = callbacks
         self._clock = clock
-        self._flights = Flights()
+        self._flights = StepSingleFlight()
         self._times = StepTimes()
+        self._numbers = count(1)
         self._rejections: list[Rejection] = []  # of this turn
         self._ended: list[PendingRequest] = []  # the requests that they end
         self._closed = False
@@ -147,7 +149,7 @@ class StepDispatcher:
 
     def _finish(self, finished: Sequence[tuple[int, Float32Array]], task: StepStats | None, now: float) -> None:
         ended = [(flight, row) for job_id, row in finished if (flight := self._flights.end(job_id)) is not None]
-        stats = _batch_stats(task, len(ended))
+        stats = _batch_stats(task, len(ended), next(self._numbers))
         if task is not None:
             self._times.observe(task, len(ended))
             self._callbacks.ran(stats)
@@ -156,7 +158,7 @@ class StepDispatcher:
             own = replace(stats, device_s=max(0.0, now - began))
             self._callbacks.results([(member, row) for member in flight.alive], own)
 
-    def _blame(self, flight: Flight, error: EngineError, num_runs: int) -> None:
+    def _blame(self, flight: StepFlight, error: EngineError, num_runs: int) -> None:
         """The engine fails on one sequence, and works otherwise."""
         is_invalid = isinstance(error, InvalidOption | InvalidSource)
         if not is_invalid:
@@ -206,10 +208,10 @@ class StepDispatcher:
         self._callbacks.unhealthy(error)
 
 
-def _batch_stats(task: StepStats | None, num_ended: int) -> BatchStats:
+def _batch_stats(task: StepStats | None, num_ended: int, number: int) -> BatchStats:
     """A task as the statistics of a batch: rows are its sequences, and each runs up to a quantum of tokens."""
     if task is None:
-        return BatchStats("step", "step", 0.0, Sums(1, 1, 1, 1), 0.0, 0.0, num_ended)
+        return BatchStats("step", "step", 0.0, Sums(1, 1, 1, 1), 0.0, 0.0, num_ended, number)
     longest = max(task.quantum, -(-task.steps // task.rows))
     sums = Sums(task.steps, task.steps * longest, longest, task.rows)
-    return BatchStats("step", task.cell, 0.0, sums, task.predicted_s, task.device_s, num_ended)
+    return BatchStats("step", task.cell, 0.0, sums, task.predicted_s, task.device_s, num_ended, number)

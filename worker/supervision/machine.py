@@ -1,4 +1,4 @@
-"""Resources of this machine: cores, GPUs and free memory. Loads no CUDA library, which takes memory on each GPU."""
+"""Resources of this machine: cores, GPUs and memory. Loads no CUDA library, which takes memory on each GPU."""
 
 import os
 import subprocess
@@ -13,11 +13,6 @@ _FIELDS = ("index", "uuid", "name", "memory.free")
 _QUERY = ("nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
 _QUERY_S = 20.0  # it takes seconds where the driver is not kept loaded
 _CPUS = Path("/sys/devices/system/cpu")
-_CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_FILES = (  # limit, use, statistics, and the statistic of pages that can be taken back: of versions 2 and 1
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-)
 
 log = structlog.get_logger("penstock.supervisor")
 
@@ -47,18 +42,6 @@ def visible_gpus(listed: Sequence[Gpu], visible: str | None) -> list[Gpu]:
 def free_gpu_bytes(uuid: str) -> int | None:
     """Free memory of a GPU now; None if it is unknown."""
     return next((gpu.free_bytes for gpu in _listed_gpus() if gpu.uuid == uuid), None)
-
-
-def free_host_bytes() -> int | None:
-    """Memory that this process could still take: of the machine, or of its control group if that is less."""
-    available = [line for line in _read(Path("/proc/meminfo")).splitlines() if line.startswith("MemAvailable:")]
-    free = [int(line.split()[1]) << 10 for line in available]
-    for names in _CGROUP_FILES:
-        limit, used, statistics = (_read(_CGROUP / name).strip() for name in names[:3])
-        if limit.isdigit() and used.isdigit():
-            cached = [line for line in statistics.splitlines() if line.startswith(f"{names[3]} ")]
-            free.append(int(limit) - int(used) + sum(int(line.split()[1]) for line in cached))
-    return min(free, default=None)
 
 
 def resident_bytes(pid: int) -> int:

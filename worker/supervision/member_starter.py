@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 from pydantic import SecretStr
 
+from penstock.engine.host_memory import free_host_bytes
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision import machine
 from penstock.worker.supervision.member_process import MemberProcess
@@ -119,7 +120,7 @@ def growth_bytes(placement: Placement) -> int:
 async def free_bytes(placement: Placement) -> int | None:
     """Memory that is free where a member is placed; None if it is unknown."""
     if placement.uuid is None:
-        return machine.free_host_bytes()
+        return free_host_bytes()
     return await asyncio.to_thread(machine.free_gpu_bytes, placement.uuid)
 
 

@@ -53,7 +53,7 @@ def supervise(
 
     Raises OSError if the metrics port is taken, and MpsUnavailable, before any member starts.
     """
-    configure_logs(settings.log_format, settings.log_level, pid=os.getpid())
+    configure_logs(settings.log_format, settings.log_level, settings.log_file, pid=os.getpid())
     return asyncio.run(Supervisor(settings, machine, bounds or Bounds()).run(placements))
 
 

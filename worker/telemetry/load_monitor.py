@@ -155,6 +155,7 @@ class LoadMonitor:
 def _log(stats: BatchStats) -> None:
     log.info(
         "batch_done",
+        batch=stats.number,
         trigger=stats.trigger,
         partition=stats.partition,
         dp_gain=round(stats.dp_gain, 4),

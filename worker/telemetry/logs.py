@@ -5,6 +5,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -18,16 +20,17 @@ _MOST_A_SECOND = 100  # lines of one event
 _labels: dict[str, object] = {}  # of this process
 
 
-def configure_logs(log_format: str, level: str, **labels: object) -> None:
+def configure_logs(log_format: str, level: str, log_file: Path | None = None, **labels: object) -> None:
     """Set up logging, first in a process. `log_format`: "auto" (console on a terminal), "json", "ecs", "console".
 
-    `labels` and the process id are on every line, except where an event has a field of that name.
+    `log_file`: None for stderr. `labels` and the process id are on every line, unless an event has a field of that
+    name. The attributes of the service are on every line of JSON. Raises OSError if the file cannot be opened.
     """
+    is_on_terminal = log_file is None and sys.stderr.isatty()
+    to_console = log_format == "console" or (log_format == "auto" and is_on_terminal)
+    handler: logging.Handler = logging.StreamHandler(sys.stderr) if log_file is None else LogFile(log_file)
     _labels.clear()
-    label_logs({"pid": os.getpid(), **labels})
-    if log_format == "ecs":
-        label_logs(service_attributes())
-    to_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    label_logs({"pid": os.getpid(), **labels, **({} if to_console else service_attributes())})
     shared: list[Any] = [
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
@@ -45,7 +48,6 @@ def configure_logs(log_format: str, level: str, **labels: object) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),  # `filter_by_level` decides
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(RepeatFilter(_REPEAT_S))
     rendering = _console() if to_console else _json(to_ecs if log_format == "ecs" else None)
     handler.setFormatter(
@@ -55,9 +57,14 @@ def configure_logs(log_format: str, level: str, **labels: object) -> None:
         )
     )
     root = logging.getLogger()
+    for earlier in root.handlers:
+        if isinstance(earlier, LogFile):
+            earlier.close()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("penstock").setLevel(level.upper())
+    logging.setLoggerClass(LibraryLogger)
+    logging.captureWarnings(True)
 
 
 def label_logs(labels: Mapping[str, object]) -> None:
@@ -73,6 +80,34 @@ def _console() -> list[Any]:
 def _json(rename: Any) -> list[Any]:
     renames = [] if rename is None else [rename]
     return [structlog.processors.format_exc_info, *renames, structlog.processors.JSONRenderer()]
+
+
+class LogFile(WatchedFileHandler):
+    """A file that is opened again once it was moved or removed, as logrotate does, before the next line.
+
+    Members of a supervisor write into one file: it is opened for appending, and a line is one write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by `Handler.handle`. A file that cannot be opened again is told on stderr, and tried at each line."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+
+class LibraryLogger(logging.Logger):
+    """The class of loggers that are made from `configure_logs` on: their messages go to the root's handler only.
+
+    transformers, once it is imported, gives its logger a handler of its own, which prints text, and stops propagation.
+    """
+
+    def callHandlers(self, record: logging.LogRecord) -> None:
+        """Called by `Logger.handle`."""
+        logging.getLogger().callHandlers(record)
 
 
 class EventLimit:

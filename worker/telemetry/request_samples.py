@@ -71,6 +71,7 @@ def _fields(answered: _Answered, logged: float) -> dict[str, Any]:
     if stats is not None:
         fields["schedule_ms"] = round(max(0.0, now - times.queued - stats.device_s) * 1e3, 3)
         fields["compute_ms"] = round(stats.device_s * 1e3, 3)
+        fields["batch"] = stats.number
         fields["trigger"] = stats.trigger
         fields["batch_sequences"] = stats.sums.count
         fields["batch_tokens"] = stats.sums.tokens

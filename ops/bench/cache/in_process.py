@@ -7,7 +7,7 @@ replies. The engine is the null engine.
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,14 @@ from penstock.engine import NullEngine
 from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import decode_reply, encode_request
-from penstock.producer.wire.headers import request_headers
+from penstock.producer.wire.headers import TRACEPARENT, request_headers
 from penstock.producer.wire.messages import Reply, Request, Tokens
 from penstock.scheduler import LearnedCost, fit_cost_table
 from penstock.worker import WorkerSettings
 from penstock.worker import worker as worker_module
 from penstock.worker.batching.encoder_model import EncoderModel
 from penstock.worker.resolved_settings import resolve
+from penstock.worker.telemetry.traces import NO_TRACES, Traces
 from penstock.worker.worker import Worker
 
 MODEL = "null"
@@ -94,13 +95,17 @@ class NullOutbox:
 class InProcessWorker:
     """A worker and its outbox; `run` takes values of requests through it."""
 
-    def __init__(self, worker: Worker, outbox: NullOutbox) -> None:
+    def __init__(self, worker: Worker, outbox: NullOutbox, traceparent: Callable[[], bytes] | None) -> None:
         self._worker = worker
         self._outbox = outbox
+        self._traceparent = traceparent
         self._next_offset = 0
 
-    async def run(self, values: Sequence[bytes]) -> Pass:
-        """Answer these requests. Returns when each has its reply, without waiting for the cache's writes."""
+    async def run(self, values: Sequence[bytes], flush: Callable[[], object] | None = None) -> Pass:
+        """Answer these requests. Returns when each has its reply, without waiting for the cache's writes.
+
+        `flush` is measured too, after the last reply.
+        """
         records = self._records(values)
         self._outbox.values.clear()
         calm_garbage_collection()
@@ -111,6 +116,8 @@ class InProcessWorker:
                 await self._worker._process(self._worker._fetched.take_slice(bulk=False))
             await self._until_unanswered(_MOST_UNANSWERED)
         await self._until_unanswered(0)
+        if flush is not None:
+            flush()
         wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
         replies = [decode_reply(value) for value in self._outbox.values]
         found = [reply for reply in replies if isinstance(reply, Reply)]
@@ -133,14 +140,23 @@ class InProcessWorker:
         first, self._next_offset = self._next_offset, self._next_offset + len(values)
         now_ms = int(time.time() * 1e3)
         return [
-            FetchedRecord(value, offset, request_headers(struct.pack("<Q", offset), REPLY_TOPIC, 0, None), now_ms)
-            for offset, value in enumerate(values, first)
+            FetchedRecord(value, offset, self._headers(offset), now_ms) for offset, value in enumerate(values, first)
         ]
+
+    def _headers(self, offset: int) -> list[tuple[str, bytes]]:
+        headers = request_headers(struct.pack("<Q", offset), REPLY_TOPIC, 0, None)
+        return headers if self._traceparent is None else [*headers, (TRACEPARENT, self._traceparent())]
 
 
 @asynccontextmanager
-async def in_process_worker(cache: ResponseCache | None, **settings: Any) -> AsyncIterator[InProcessWorker]:
-    """A worker of the null engine with one lane."""
+async def in_process_worker(
+    cache: ResponseCache | None,
+    *,
+    traces: Traces = NO_TRACES,
+    traceparent: Callable[[], bytes] | None = None,
+    **settings: Any,
+) -> AsyncIterator[InProcessWorker]:
+    """A worker of the null engine with one lane. `traceparent` makes that header of a record; None: there is none."""
     engine = NullEngine(name=MODEL)
     given = WorkerSettings.model_validate({"model": MODEL, "lanes": 1, **settings})
     outbox = NullOutbox()
@@ -149,8 +165,8 @@ async def in_process_worker(cache: ResponseCache | None, **settings: Any) -> Asy
         served = EncoderModel(engine, 1, cost)
         stack.push_async_callback(served.close, 5.0)
         with mock.patch.object(worker_module, "Outbox", return_value=outbox):
-            worker = Worker(resolve(given, engine.info), served, tokenizer=None, cache=cache)
-        yield InProcessWorker(worker, outbox)
+            worker = Worker(resolve(given, engine.info), served, tokenizer=None, cache=cache, traces=traces)
+        yield InProcessWorker(worker, outbox, traceparent)
 
 
 async def open_cache(path: Path, max_bytes: int = 1 << 30) -> ResponseCache:

@@ -14,7 +14,7 @@ from penstock.ops.kafka.jars import jar_dir
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
 _PACKAGES = (
     *("penstock", "aiokafka", "faststream", "msgpack", "numpy", "sentence-transformers"),
-    *("tokenizers", "torch", "transformers", "uvloop"),
+    *("opentelemetry-sdk", "tokenizers", "torch", "transformers", "uvloop"),
 )
 
 

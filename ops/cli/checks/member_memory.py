@@ -6,7 +6,8 @@ A member takes more once its batches have been timed. The supervisor counts that
 import os
 from collections.abc import Sequence
 
-from penstock.worker.supervision.machine import free_gpu_bytes, free_host_bytes, resident_bytes
+from penstock.engine.host_memory import free_host_bytes
+from penstock.worker.supervision.machine import free_gpu_bytes, resident_bytes
 from penstock.worker.supervision.member_starter import growth_bytes
 from penstock.worker.supervision.placement import Machine, Placement, num_fitting
 

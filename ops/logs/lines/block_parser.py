@@ -9,6 +9,9 @@ from penstock.ops.logs.libraries import polars
 from penstock.ops.logs.lines.batch_columns import BatchColumns, batches_of
 from penstock.ops.logs.lines.event import Event, parse_time
 from penstock.ops.logs.lines.journal import is_journal, unwrapped
+from penstock.ops.logs.lines.line_columns import Found
+from penstock.ops.logs.lines.request_columns import RequestColumns
+from penstock.worker.telemetry.ecs import MARK, from_ecs
 
 _MAX_STARTS = 8  # of an object within a broken line
 _MAX_EXAMPLES = 3
@@ -19,6 +22,7 @@ class Parsed(NamedTuple):
     """The contents of a block."""
 
     batches: Any  # a polars frame with BATCH_COLUMNS
+    requests: list[Found]  # request_done and request_refused, where the parser takes them as columns
     events: list[Event]
 
 
@@ -37,26 +41,30 @@ class LineCounts:
 class BlockParser:
     """Parses the blocks of one source, in order. Never raises for what a line holds."""
 
-    def __init__(self, source: int, counts: LineCounts) -> None:
+    def __init__(self, source: int, counts: LineCounts, *, in_columns: bool = False) -> None:
+        """`in_columns`: requests are columns, in large logs, as batches are; else they are events."""
         self._source = source
         self._counts = counts
         self._columns = BatchColumns()
+        self._requests = RequestColumns() if in_columns else None
 
     def parse(self, block: bytes) -> Parsed:
-        """Batches in columns, and the other events of whole lines."""
+        """Batches and requests in columns, and the other events of whole lines."""
         cut = self._columns.cut(unwrapped(block) if is_journal(block) else block)
+        requests, others = self._requests.cut(cut.others) if self._requests is not None else ([], cut.others)
+        num_requests = sum(len(found.places) for found in requests)
         self._counts.lines += len(cut.batches) + len(cut.others)
         events: list[Event] = []
         rows: list[dict[str, Any]] = []
-        for fields in self._objects(cut.others):
+        for fields in self._objects(others):
             if fields["event"] == "batch_done":
                 rows.append(fields)
             else:
                 events.append(self._event(fields))
         batches = polars().concat([cut.batches, batches_of(rows)]) if rows else cut.batches
-        self._counts.events += len(events) + len(batches)
+        self._counts.events += len(events) + len(batches) + num_requests
         self._counts.timeless += sum(event.time_s is None for event in events) + batches["second"].null_count()
-        return Parsed(batches, events)
+        return Parsed(batches, requests, events)
 
     def events(self, block: bytes) -> list[Event]:
         """All events of whole lines, batches too, for a command that shows lines."""
@@ -88,9 +96,10 @@ class BlockParser:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    return from_ecs(found) if isinstance(found, dict) and MARK in found else found
 
 
 def _is_event(found: object) -> bool:

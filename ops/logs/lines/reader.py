@@ -9,6 +9,7 @@ from penstock.ops.logs.errors import NoEvents
 from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts, Parsed
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.filters import Filters
+from penstock.ops.logs.lines.line_columns import Found
 from penstock.ops.logs.lines.source import Source, origin
 
 _TOPIC = re.compile(r"penstock\.requests\.(.+?)(\.bulk)?")
@@ -20,6 +21,7 @@ class Part(NamedTuple):
 
     source: int
     batches: Any  # a polars frame with BATCH_COLUMNS
+    requests: list[Found]  # without filters, of large logs: request_done and request_refused. Else they are events
     events: list[Event]
 
 
@@ -37,11 +39,15 @@ class LogReader:
         self._filters = filters
         self._models: dict[str, dict[int | None, str]] = {}  # by origin and worker
 
-    def parts(self) -> Iterator[Part]:
-        """Read everything, one source after another. Raises NoEvents at the end if no line was an event."""
+    def parts(self, *, in_columns: bool = False) -> Iterator[Part]:
+        """Read everything, one source after another. Raises NoEvents at the end if no line was an event.
+
+        `in_columns`: requests may be columns.
+        """
+        in_columns = in_columns and not self._filters.is_any
         for index, source in enumerate(self.sources):
-            for parsed in _parsed_ahead(source, BlockParser(index, self.counts)):
-                yield self._filtered(index, *parsed)
+            for parsed in _parsed_ahead(source, BlockParser(index, self.counts, in_columns=in_columns)):
+                yield self._filtered(index, parsed)
                 if self._progress is not None:
                     self._progress(sum(one.num_bytes for one in self.sources))
             self.counts.broken += source.num_long_lines
@@ -53,10 +59,11 @@ class LogReader:
         """The name that a log has kept through its rotations: worker.log for worker.log.2.gz."""
         return origin(self.sources[source].name)
 
-    def _filtered(self, source: int, batches: Any, events: list[Event]) -> Part:
+    def _filtered(self, source: int, parsed: Parsed) -> Part:
+        batches, requests, events = parsed
         if not self._filters.is_any:
-            self.num_kept += len(events) + len(batches)
-            return Part(source, batches, events)
+            self.num_kept += len(events) + len(batches) + sum(len(found.places) for found in requests)
+            return Part(source, batches, requests, events)
         models = self._models.setdefault(self.origin(source), {})
         kept = []
         for event in events:
@@ -66,7 +73,7 @@ class LogReader:
                 kept.append(event)
         batches = self._filters.batches(batches, models)
         self.num_kept += len(kept) + len(batches)
-        return Part(source, batches, kept)
+        return Part(source, batches, [], kept)
 
     def _why_nothing(self) -> str:
         names = ", ".join(source.name for source in self.sources[:3]) + (" …" if len(self.sources) > 3 else "")

@@ -207,7 +207,7 @@ def _looks_like_a_log(path: Path) -> bool:
             head = next(probe._decoded(file), b"")[:_SNIFF_BYTES]
     except OSError:
         return True
-    return b'"event":' in head or b'"MESSAGE"' in head
+    return any(mark in head for mark in (b'"event":', b'"MESSAGE"', b'"ecs.version"'))
 
 
 def _tell_apart(sources: Sequence[Source]) -> None:

@@ -9,7 +9,8 @@ from penstock.ops.logs.lines.event import Event, clock, printable
 from penstock.ops.logs.lines.source import Source
 from penstock.ops.logs.screens.tables import DIM, LEVEL_STYLES
 
-_SHOWN_APART = frozenset(("event", "logger", "level", "timestamp", "worker", "pid", "model", "exception"))
+_OF_EVERY_LINE = ("pid", "model", "service.name", "service.version", "service.instance.id")
+_SHOWN_APART = frozenset(("event", "logger", "level", "timestamp", "worker", "exception", *_OF_EVERY_LINE))
 _MAX_VALUE_CHARS = 200
 
 

@@ -37,6 +37,10 @@ def show_request(console: Console, story: RequestStory, sources: Sequence[Source
         heading(console, "Lines that name it")
         for event in others:
             console.print(event_line(event, sources), soft_wrap=True)
+    if story.of_batch:
+        heading(console, "Failures of its batch")
+        for event in in_order(story.of_batch):
+            console.print(event_line(event, sources), soft_wrap=True)
     if story.sample is None:
         _show_neighbours(console, story)
     meanwhile = story.meanwhile()
@@ -75,7 +79,8 @@ def _show_way(console: Console, sample: Event, sources: Sequence[Source]) -> Non
     console.print(Text(f"{clock(end_s, ms=True)} UTC  reply made, {took}"), soft_wrap=True)
     if fields.get("trigger"):
         size = f"{count(sample.number('batch_sequences') or 0, 'sequence')} and {fields.get('batch_tokens')} tokens"
-        console.print(Text(printable(f"It ran in a batch of {size}, by {fields['trigger']}."), style=DIM))
+        number = "a batch" if sample.number("batch") is None else f"batch {fields['batch']},"
+        console.print(Text(printable(f"It ran in {number} of {size}, by {fields['trigger']}."), style=DIM))
     if (sample.number("kafka_ms") or 0.0) < 0:
         console.print(
             Text("Its producer's clock is ahead of the worker's, so the time in Kafka is not known.", style=WARN)

@@ -9,13 +9,14 @@ from penstock.ops.logs.screens.tables import BAD, DIM, WARN, bar, count, curve, 
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import PERCENTS, best_rate, integer, rate, share, short
 from penstock.ops.logs.totals.lifecycle import sentence
-from penstock.ops.logs.totals.request_totals import STAGES
+from penstock.ops.logs.totals.samples import STAGES
 from penstock.ops.logs.totals.series import MISSES, TRIGGERS, latency_percentile_s
 from penstock.ops.logs.totals.slow_periods import slow_periods
 
 _MAX_PERIODS = 5
 _MAX_LIFE = 12
 _MAX_NAME_CHARS = 40
+_MAX_HELD_TWICE_S = 2.0  # more is said
 
 
 def show_summary(console: Console, digest: Digest) -> None:
@@ -42,9 +43,13 @@ def show_notes(console: Console, digest: Digest) -> None:
     if digest.requests.num_ahead:
         number = integer(digest.requests.num_ahead)
         notes.append(f"{number} sampled requests were made later than they arrived: the clocks of hosts differ")
+    if (held_s := digest.held_twice_s) > _MAX_HELD_TWICE_S:
+        held = f"by their clocks, workers of two logs held one partition for {duration(held_s)}"
+        notes.append(f"{held}: the clocks of hosts differ, or a worker was evicted and noticed it late")
+    notes = [f"{note[:1].upper()}{note[1:]}" for note in notes]
     notes += [f"{source.name}: {note}" for source in digest.sources for note in source.notes]
     for note in notes:
-        console.print(Text(f"{note[:1].upper()}{note[1:]}.", style=WARN), soft_wrap=True)
+        console.print(Text(printable(f"{note}."), style=WARN), soft_wrap=True)
     for example in lines.examples[:1]:
         console.print(Text(f"  such as: {ascii(example)[1:-1]}", style=DIM), overflow="ellipsis", no_wrap=True)
 

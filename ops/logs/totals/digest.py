@@ -1,18 +1,21 @@
 """Everything that logs say, added up in one pass: the summary, the tables, `diff` and the report read it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from penstock.ops.logs.lines.block_parser import LineCounts
 from penstock.ops.logs.lines.event import Event, number
+from penstock.ops.logs.lines.line_columns import Found
 from penstock.ops.logs.lines.reader import LogReader, Part
 from penstock.ops.logs.lines.source import Source
 from penstock.ops.logs.totals.batch_totals import BatchTotals
-from penstock.ops.logs.totals.columns import column_of, distinct
+from penstock.ops.logs.totals.columns import distinct
+from penstock.ops.logs.totals.held_twice import held_twice_s
 from penstock.ops.logs.totals.lifecycle import Gaps, Lifecycle
 from penstock.ops.logs.totals.request_totals import RequestTotals
+from penstock.ops.logs.totals.samples import Samples
 from penstock.ops.logs.totals.series import COUNTED, MISSES, Series, latency_column
 
 _LOAD_EVERY_S = 10.0  # of worker_load: its counts are of so many seconds at most, under steady work
@@ -33,7 +36,7 @@ class Digest:
         self.models: set[str] = set()
         self._reader = reader
         self._last_load: dict[tuple[str, Any], float] = {}
-        for part in reader.parts():
+        for part in reader.parts(in_columns=True):
             self._add(part)
         self.batches.settle(self.series)
 
@@ -46,25 +49,41 @@ class Digest:
         """Batches and events that passed the filters."""
         return self._reader.num_kept
 
+    @property
+    def held_twice_s(self) -> float:
+        """The longest time for which, by their clocks, workers of two logs held one partition."""
+        return held_twice_s(self.lifecycle.events, self._reader.origin)
+
     def _add(self, part: Part) -> None:
         self.batches.add(part.source, part.batches, self.series)
-        self._add_samples([event for event in part.events if event.name == "request_done"])
+        self._add_samples(Samples.of_events([event for event in part.events if event.name == "request_done"]))
         for event in part.events:
             if event.name != "request_done":
                 self._add_event(event)
-        seconds = part.batches["second"].drop_nulls().unique().to_list()
+        seconds = set(part.batches["second"].drop_nulls().unique().to_list())
+        for found in part.requests:
+            self._add_requests(found, part.source)
+            seconds |= set(np.unique(found.values["timestamp"]).tolist())
         self.gaps.add(part.source, [*seconds, *{event.time_s for event in part.events if event.time_s is not None}])
 
-    def _add_samples(self, events: Sequence[Event]) -> None:
-        """Events of request_done, which are nearly all that are no batches."""
-        self.requests.add_samples(events)
-        timed = [event for event in events if event.time_s is not None]
-        seconds, place = distinct(np.array([int(event.time_s or 0) for event in timed], np.int64))
+    def _add_requests(self, found: Found, source: int) -> None:
+        if found.event == "request_done":
+            self._add_samples(Samples.of_lines(found, source))
+            return
+        self.requests.add_refused(found, source)
+        seconds, place = distinct(found.values["timestamp"].astype(np.int64))
+        records = np.bincount(place, np.maximum(found.values["records"], 1.0))
+        self.series.add_columns(seconds.tolist(), {"refused": records.tolist()})
+
+    def _add_samples(self, samples: Samples) -> None:
+        """Requests of request_done, which are nearly all events that are no batches."""
+        self.requests.add_samples(samples)
+        is_timed = np.isfinite(samples.times_s)
+        seconds, place = distinct(samples.times_s[is_timed].astype(np.int64))
         greatest = np.zeros((2, len(seconds)))
-        for row, key in zip(greatest, ("kafka_ms", "total_ms"), strict=True):
-            np.maximum.at(row, place, np.nan_to_num(column_of(timed, key)) / 1e3)
-        for second, kafka_s, slowest_s in zip(seconds.tolist(), *greatest.tolist(), strict=True):
-            self.series.add(second, {"kafka_s": kafka_s, "slowest_s": slowest_s})
+        for row, stage in zip(greatest, ("kafka", "total"), strict=True):
+            np.maximum.at(row, place, np.nan_to_num(samples.stages_ms[stage][is_timed]) / 1e3)
+        self.series.add_columns(seconds.tolist(), dict(zip(("kafka_s", "slowest_s"), greatest.tolist(), strict=True)))
 
     def _add_event(self, event: Event) -> None:
         self.requests.add(event)

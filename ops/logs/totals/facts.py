@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from penstock.ops.logs.lines.event import duration
 from penstock.ops.logs.totals.digest import Digest
-from penstock.ops.logs.totals.request_totals import STAGES
+from penstock.ops.logs.totals.samples import STAGES
 from penstock.ops.logs.totals.series import MISSES, TRIGGERS, latency_percentile_s
 
 PERCENTS = (50, 95, 99)

@@ -75,6 +75,13 @@ class RequestStory:
         return next((event for event in self.found if event.name == "request_done"), None)
 
     @property
+    def of_batch(self) -> list[Event]:
+        """Failures of the batch that it ran in."""
+        if self.sample is None or self.sample.number("batch") is None:
+            return []
+        return [event for event in self._notable if _batch_of(event) == _batch_of(self.sample)]
+
+    @property
     def found_position(self) -> Position | None:
         """Its place, as its lines tell it."""
         for event in self.found:
@@ -100,6 +107,10 @@ class RequestStory:
             self.before = event
         if offset > position.offset and (self.after is None or offset < self.after.fields["offset"]):
             self.after = event
+
+
+def _batch_of(event: Event) -> tuple[object, ...]:
+    return event.source, event.fields.get("pid"), event.fields.get("worker"), event.number("batch")
 
 
 def stages(sample: Event) -> list[Stage]:

@@ -3,17 +3,16 @@
 import heapq
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 
 from penstock.ops.logs.lines.event import Event
-from penstock.ops.logs.totals.columns import column_of
+from penstock.ops.logs.lines.line_columns import Found
 from penstock.ops.logs.totals.histogram import LogHistogram
+from penstock.ops.logs.totals.samples import STAGES, Samples, event_of
 
-STAGES = ("kafka", "tokenize", "cache", "schedule", "compute", "total")  # the fields of request_done are STAGE_ms
 NUM_SLOWEST = 100
 _MAX_CODES = 200
 
@@ -51,7 +50,7 @@ class RequestTotals:
         self._number = count()
 
     def add(self, event: Event) -> None:
-        """Any event but request_done."""
+        """Any event but request_done, and but a request_refused of `add_refused`."""
         name = event.name
         self._count(name, 1)
         if name == "request_refused":
@@ -65,19 +64,32 @@ class RequestTotals:
         """The slowest requests that were logged, slowest first."""
         return [event for _, _, event in sorted(self._slowest, reverse=True)]
 
-    def add_samples(self, events: Sequence[Event]) -> None:
-        """Events of request_done."""
-        if not events:
+    def add_samples(self, samples: Samples) -> None:
+        """Requests of request_done."""
+        if not len(samples.is_first):
             return
-        self._count("request_done", len(events))
-        times_ms = {stage: column_of(events, f"{stage}_ms") for stage in STAGES}
+        self._count("request_done", len(samples.is_first))
+        total_ms = samples.stages_ms["total"]
         least_ms = self._slowest[0][0] if len(self._slowest) == NUM_SLOWEST else -math.inf
-        for place in np.flatnonzero(times_ms["total"] > least_ms).tolist():
-            self._keep_slowest(float(times_ms["total"][place]), events[place])
-        is_first = np.array([event.fields.get("sample") == "first" for event in events])
-        for stage, column in times_ms.items():
-            self.stages[stage].add(column[is_first & ~np.isnan(column)] / 1e3)
-        self.num_ahead += int((times_ms["kafka"][is_first] < -1.0).sum())
+        rows = np.flatnonzero(total_ms > least_ms)
+        slowest = rows[np.argsort(-total_ms[rows], kind="stable")[:NUM_SLOWEST]]
+        for row in sorted(slowest.tolist()):
+            self._keep_slowest(float(total_ms[row]), samples.event(row))
+        for stage, column in samples.stages_ms.items():
+            self.stages[stage].add(column[samples.is_first & ~np.isnan(column)] / 1e3)
+        self.num_ahead += int((samples.stages_ms["kafka"][samples.is_first] < -1.0).sum())
+
+    def add_refused(self, found: Found, source: int) -> None:
+        """Lines of request_refused."""
+        self._count("request_refused", len(found.places))
+        codes, times_s = found.values["code"], found.values["timestamp"]
+        for number in np.unique(codes).tolist():
+            rows = np.flatnonzero(codes == number)
+            rows = rows[np.argsort(times_s[rows], kind="stable")]
+            first, last = int(rows[0]), int(rows[-1])
+            refused = _of(self.refused, found.texts[int(number)] or "?")
+            refused.add(event_of(found, first, source), 0)
+            refused.add(event_of(found, last, source), int(found.values["records"][rows].sum()))
 
     def _count(self, name: str, number: int) -> None:
         self.events[name if name in self.events or len(self.events) < _MAX_CODES else "…"] += number

@@ -1,6 +1,6 @@
 """Figures over time: sums and greatest values by second, in bounded memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -38,14 +38,28 @@ class Series:
     def add(self, time_s: float, values: Mapping[str, float], spread_s: int = 1) -> None:
         """Add to the sums, and raise the greatest values. `spread_s`: the seconds before `time_s` that share sums."""
         last = int(time_s)
+        columns = [(_COLUMN[name], value) for name, value in values.items() if value]
+        shares = [(column, value / spread_s) for column, value in columns if column < _NUM_SUMS]
+        greatest = [(column, value) for column, value in columns if column >= _NUM_SUMS]
         for second in range(last - spread_s + 1, last + 1):
             row = self._row(second)
-            for name, value in values.items():
-                column = _COLUMN[name]
-                if column < _NUM_SUMS:
-                    row[column] += value / spread_s
-                elif value > row[column]:
-                    row[column] = value
+            for column, share in shares:
+                row[column] += share
+            for column, value in greatest:
+                row[column] = max(row[column], value)
+
+    def add_columns(self, seconds: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
+        """The same as `add` for many seconds, in less time. `columns` [seconds]."""
+        named = [(_COLUMN[name], values) for name, values in columns.items()]
+        sums = [one for one in named if one[0] < _NUM_SUMS]
+        greatest = [one for one in named if one[0] >= _NUM_SUMS]
+        for place, second in enumerate(seconds):
+            row = self._row(second)
+            for column, values in sums:
+                row[column] += values[place]
+            for column, values in greatest:
+                if values[place] > row[column]:
+                    row[column] = values[place]
 
     def spans(self, width_s: int) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray]]:
         """Starts in Unix seconds and the columns, in spans of at least `width_s`, without holes between them."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.engine import host_memory
 from penstock.engine.errors import CheckpointError, InvalidOption, UnsupportedDevice
 from penstock.engine.generation import model as model_module
 from penstock.engine.generation.cpu import CpuSeq2Seq
@@ -137,7 +138,10 @@ def test_pages_on_a_gpu_follow_its_free_memory(tmp_path: Path, gpu: list[int], f
 def test_pages_on_a_cpu_follow_its_free_memory_or_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_seq2seq(tmp_path, "marian")
     page_bytes = 3 * 16 * 64 * 4
-    monkeypatch.setattr(model_module, "_free_host_bytes", lambda: 8 * 400 * page_bytes)
+    free = 8 * 400 * page_bytes
+    (tmp_path / "memory.max").write_text(f"{free + 1000}\n")  # of the control group: less than the machine's
+    (tmp_path / "memory.current").write_text("1000\n")
+    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
     assert load_generation_model(str(tmp_path), device="cpu", max_rows=8).limits.num_pages == 400
     given = load_generation_model(str(tmp_path), device="cpu", max_rows=8, page_bytes=300 * page_bytes)
     assert given.limits.num_pages == 300

@@ -13,6 +13,7 @@ from penstock.ops.logs.errors import NoEvents
 from penstock.ops.logs.lines import source
 from penstock.ops.logs.lines.source import MAX_LINE_BYTES, find_sources
 from penstock.ops.logs.totals.digest import Digest
+from penstock.worker.telemetry.ecs import to_ecs
 from tests.ops.logs.helpers import FLEET, HOST_A, batch, digest, line
 
 
@@ -199,3 +200,15 @@ def test_journald(tmp_path: Path) -> None:
     found = read(tmp_path, others)
     assert found.lines.foreign == 1
     assert found.lines.events > 50
+
+
+def test_the_elastic_common_schema(tmp_path: Path) -> None:
+    lines = map(json.loads, HOST_A.read_text(encoding="utf-8").splitlines())
+    (tmp_path / "worker.log").write_text("".join(json.dumps(to_ecs(None, "", one)) + "\n" for one in lines))
+    (tmp_path / "other.log").write_text('{"ecs.version": "8.11.0", "penstock": 7}\n')  # of another program
+    found, plain = digest(tmp_path), digest(HOST_A)
+    assert counts(found) == (counts(plain)[0], 0, 1)
+    assert found.series.totals() == pytest.approx(plain.series.totals())
+    assert found.requests.events == plain.requests.events
+    assert found.requests.refused.keys() == plain.requests.refused.keys()
+    assert found.settings["max_wait_ms"] == plain.settings["max_wait_ms"] == 2.0

@@ -60,7 +60,7 @@ def unusual(rng: random.Random, text: bytes) -> bytes:
 def parsed(block: bytes) -> tuple[list[str], list[Event], LineCounts]:
     """Rows with twelve digits of each number, in any order; events; counts."""
     counts = LineCounts()
-    batches, events = BlockParser(0, counts).parse(block)
+    batches, _, events = BlockParser(0, counts).parse(block)
     return sorted(repr([_rounded(value) for value in row]) for row in batches.iter_rows()), events, counts
 
 

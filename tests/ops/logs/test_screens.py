@@ -4,6 +4,7 @@ import gzip
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,30 @@ def test_the_summary_as_json() -> None:
     assert found["lines"]["broken"] == 0
 
 
+def test_a_note_about_a_file_begins_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log.gz"
+    packed = gzip.compress(HOST_A.read_bytes() * 50)
+    path.write_bytes(packed[: len(packed) // 2])
+    assert " worker.log.gz: its gzip data ends early" in logs("summary", path)
+
+
+def test_the_summary_tells_that_the_clocks_of_two_hosts_differ(tmp_path: Path) -> None:
+    """Host b's clock is 30 s behind that of host a, which gives it a partition at 03:01:00."""
+
+    def rebalance(name: str, clock: str, partitions: str) -> str:
+        return line(f"partitions_{name}", f"2026-11-22T{clock}Z", worker=0, partitions={"requests": partitions})
+
+    a = rebalance("assigned", "03:00:00", "0-3") + rebalance("revoked", "03:01:00", "0-3")
+    (tmp_path / "a.log").write_text(a + rebalance("assigned", "03:01:01", "0,2"))
+    behind, right = (rebalance("assigned", clock, "1,3") for clock in ("03:00:31", "03:01:01"))
+    (tmp_path / "b.log").write_text(behind)
+    text = logs("summary", tmp_path / "a.log", tmp_path / "b.log")
+    assert "By their clocks, workers of two logs held one partition for 29 s: the clocks of hosts differ" in text
+    (tmp_path / "b.log").write_text(right)
+    assert "By their clocks" not in logs("summary", tmp_path / "a.log", tmp_path / "b.log")
+    assert "By their clocks" not in logs("summary", HOST_A, HOST_B)
+
+
 def test_filters_choose_what_the_tables_show() -> None:
     text = logs("errors", SAMPLES, "code=too_long,empty")
     assert "too_long" in text
@@ -71,6 +96,23 @@ def test_a_sampled_request_is_a_chart() -> None:
         for part in ("produced", "kafka", "tokenize", "schedule", "compute", "reply made", "its deadline", "batch of"):
             assert part in text
         assert one["correlation_id"] in text
+
+
+def test_a_request_is_tied_to_its_batch_and_its_failures(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    of_worker: dict[str, Any] = {"worker": 0, "pid": 7}
+    sample = next(one for one in lines(HOST_A) if one["event"] == "request_done")
+    path.write_text(
+        line("batch_failed", level="warning", batch=812, sequences=3, error="OSError()", **of_worker)
+        + line("batch_failed", level="warning", batch=813, sequences=4, error="OSError()", **of_worker)
+        + line("batch_failed", level="warning", batch=812, sequences=5, error="OSError()", worker=1, pid=8)
+        + json.dumps({**sample, **of_worker, "batch": 812})
+    )
+    text = logs("request", sample["correlation_id"], path)
+    assert "It ran in batch 812, of " in text
+    assert "batch=812 sequences=3" in text
+    assert "sequences=4" not in text
+    assert "sequences=5" not in text
 
 
 def test_a_rejected_request_tells_why_and_what_happened_meanwhile() -> None:

@@ -101,19 +101,70 @@ def test_a_job_without_a_deadline_and_a_bulk_job_are_never_rejected() -> None:
     assert {jobs[one.id].id % 3 for one in server.rejected} == {2}
 
 
-def test_an_idle_device_thought_to_be_too_slow_is_tried_once_a_second() -> None:
-    scheduler = CellScheduler([CellRule("decode", 4)], CellSettings(max_tasks=1, admission="deadline"))
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_an_idle_device_thought_to_be_too_slow_is_tried_once_a_second(num_devices: int) -> None:
+    scheduler = CellScheduler([CellRule("decode", 4)], CellSettings(num_devices, 1, admission="deadline"))
     scheduler.cost.observe(0, 1, 1, 60.0)  # a stall, such as of a suspended machine
-    graph, admitted = CellGraph.of_stages((0, 2)), []
+    graph, admitted, num_tasks = CellGraph.of_stages((0, 2)), [], 0
     for number in range(30):
         now = number * 0.1
         if scheduler.add([CellJob(number, graph, now, now + 1.0)], now):
             continue
         admitted.append(number)
-        while isinstance(task := scheduler.poll(now), CellTask):
-            scheduler.finished(task.id, now, task.steps, np.zeros(1, np.bool_), 0.001)
+        for device in range(num_devices):
+            while isinstance(task := scheduler.poll(now, device), CellTask):
+                scheduler.finished(task.id, now, task.steps, np.zeros(1, np.bool_), 0.001)
+                num_tasks += 1
     assert admitted[:2] == [0, 10]
+    assert num_tasks == 2 * len(admitted)
     assert len(admitted) > 2 or scheduler.cost.seconds(0, 1, 1) < 60.0
+
+
+def measured_scheduler(rows: int) -> CellScheduler:
+    """One that has measured tasks of 1, 4, 16 and so many rows, as a model's warm-up does."""
+    scheduler = CellScheduler([CellRule("decode", rows, 4)], CellSettings(max_tasks=1, admission="deadline"))
+    for num_rows in (1, 4, 16, rows):
+        for quantum in (1, 2, 4):
+            scheduler.cost.observe(0, num_rows, quantum, STEP_S * quantum)
+    return scheduler
+
+
+def test_one_slow_task_rejects_nothing_where_larger_tasks_are_known_to_be_faster() -> None:
+    scheduler = measured_scheduler(64)
+    scheduler.cost.observe(0, 20, 2, 30 * STEP_S)  # the first task of 17 to 32 rows
+    server = Server(scheduler)
+    server.run(arrivals(0.35, 64, 20, 0.6, 5.0))
+    assert not server.rejected
+
+
+def test_one_slow_task_of_the_most_rows_is_forgotten_though_jobs_keep_the_device_busy() -> None:
+    scheduler = measured_scheduler(64)
+    for quantum in (1, 2, 4):
+        for _ in range(8):
+            scheduler.cost.observe(0, 64, quantum, 100 * STEP_S)
+    server = Server(scheduler)
+    jobs = arrivals(0.75, 64, 20, 0.6, 20.0)
+    server.run(jobs)
+    assert server.rejected
+    assert max(jobs[one.id].arrival for one in server.rejected) < 10.0
+
+
+@pytest.mark.parametrize("num_busy", [0, 40])
+@pytest.mark.parametrize("max_slots", [None, 60])
+def test_jobs_that_come_together_are_admitted_as_if_they_came_one_by_one(num_busy: int, max_slots: int | None) -> None:
+    def num_rejected(*slices: int) -> int:
+        settings = CellSettings(max_tasks=1, max_slots=max_slots, admission="deadline")
+        scheduler = CellScheduler([CellRule("decode", 60, 4)], settings)
+        for num_rows in (1, 2, 4, 8, 16, 32, 60):
+            scheduler.cost.observe(0, num_rows, 4, 4 * STEP_S)
+        graph, numbers = CellGraph.of_stages((0, 100)), iter(range(1000))
+        scheduler.add([CellJob(next(numbers), graph, 0.0) for _ in range(num_busy)], 0.0)
+        rejected = [scheduler.add([CellJob(next(numbers), graph, 0.0, 1.3) for _ in range(num)], 0.0) for num in slices]
+        return sum(map(len, rejected))
+
+    num_free = 60 - num_busy
+    assert num_rejected(*[1] * num_free) == num_rejected(num_free) == 0
+    assert num_rejected(*[1] * num_free * 2) == num_rejected(num_free * 2) > 0
 
 
 def test_one_that_can_no_longer_be_in_time_leaves_before_it_takes_a_slot() -> None:

@@ -68,6 +68,8 @@ async def test_a_failure_that_passes_fails_no_request(
         assert (len(b.results), b.rejections) == (4, [])
         assert engine.batches == [[[1], [2], [3], [4]]] * 3
         retried = [entry for entry in logs if entry["event"] == "batch_retried"]
+        assert [entry["batch"] for entry in retried] == [1, 1]
+        assert [stats.number for stats in b.stats] == [1]
         assert [entry["pause_s"] <= 0.001 * 2**n for n, entry in enumerate(retried)] == [True, True]
 
 
@@ -124,6 +126,8 @@ async def test_a_lack_of_memory_halves_the_batches_and_a_quiet_time_doubles_them
 
         with capture_logs() as logs:
             assert await run(0) == [80, 40, 40, 20, 20, 20, 20]
+            assert {entry["batch"] for entry in logs if entry["event"] == "batch_failed"} == {1}
+            assert [stats.number for stats in b.stats] == [1] * 4
             assert b.dispatcher.token_budget.tokens == 20
             assert await run(8) == [20] * 4
             engine.max_tokens = 1 << 30

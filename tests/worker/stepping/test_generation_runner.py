@@ -148,6 +148,29 @@ def test_a_task_tells_its_rows_and_steps_and_its_prediction() -> None:
     assert stats[-1].predicted_s > 0
 
 
+def test_the_time_of_a_task_is_that_of_the_runs_that_did_not_fail() -> None:
+    bench, now, errors = Bench(), [0.0], [OSError("busy"), OSError("busy")]
+    decode = bench.generator.decode
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def flaky(ids: Any = None, quantum: int = 1) -> list[Progress]:
+        sleep(1.0)
+        if errors:
+            raise errors.pop()
+        return decode(ids, quantum)
+
+    bench.generator.decode = flaky  # type: ignore[method-assign]  # of this instance
+    probe = GenerationWork(np.zeros(1, np.int32), bench.checkpoint.options(max_new_tokens=1), 0)
+    bench.runner = GenerationRunner(bench.generator, SMALL, probe, 4, clock=lambda: now[0], pause=sleep)
+    for id, source in enumerate(sources([5, 9])):
+        bench.add(id, source, max_new_tokens=4, min_new_tokens=4)
+    bench.drain()
+    stats = [events.stats for events in bench.events if events.stats is not None and events.stats.cell == "decode"]
+    assert [one.device_s for one in stats] == pytest.approx([1.0] * len(stats))
+
+
 def never(call: int) -> bool:
     return False
 
@@ -230,6 +253,20 @@ def test_what_the_limits_do_not_allow_is_the_fault_of_the_request() -> None:
     bench.drain()
     assert list(bench.finished) == [0]
     assert isinstance(bench.failed[1], InvalidOption)
+    bench.assert_empty()
+
+
+def test_a_sequence_that_needs_more_pages_than_there_are_fails_before_others_wait_for_it() -> None:
+    bench = Bench(replace(SMALL, num_pages=20))
+    running, large, short = sources([4, 4, 4])
+    bench.add(0, running, max_new_tokens=40, min_new_tokens=40)
+    bench.turn()
+    bench.add(1, large, deadline=1000.0, max_new_tokens=60, num_beams=8)
+    bench.add(2, short, max_new_tokens=2)
+    events = bench.turn()
+    assert isinstance(events.failed[1], InvalidOption)
+    assert events.started == [2]
+    bench.drain()
     bench.assert_empty()
 
 

@@ -101,6 +101,8 @@ def test_a_result_tells_how_long_its_sequence_waited_and_ran(bench: Bench, make_
     ((sequence, _),) = bench.results
     assert sequence.request.times.queued == 100.0
     assert [stats.device_s for stats in bench.stats] == [2.0]  # from the first step to the last
+    assert [one.number for one in bench.ran] == list(range(1, len(bench.ran) + 1))
+    assert bench.stats[-1].number == len(bench.ran)
     assert [(one.trigger, one.partition, one.sums.tokens, one.num_ended) for one in bench.ran] == [
         ("step", "count", 1, ended) for ended in (0, 0, 1)
     ]

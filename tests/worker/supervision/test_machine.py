@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.worker.supervision import machine
-from penstock.worker.supervision.machine import free_gpu_bytes, free_host_bytes, resident_bytes, this_machine
+from penstock.worker.supervision.machine import free_gpu_bytes, resident_bytes, this_machine
 
 LISTED = "0, GPU-aa11, NVIDIA H200, 140000\n1, GPU-bb22, NVIDIA H200, 1024\n2, GPU-bb33, NVIDIA H200, [N/A]\n"
 
@@ -82,23 +82,10 @@ def test_hyperthreads_of_a_core_are_neighbours(tmp_path: Path, monkeypatch: pyte
     assert this_machine({}).cpus == (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-def test_memory_of_a_control_group_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "memory"
-    folder.mkdir()
-    (folder / "memory.limit_in_bytes").write_text("5000000\n")
-    (folder / "memory.usage_in_bytes").write_text("3000000\n")
-    (folder / "memory.stat").write_text("inactive_file 7\ntotal_inactive_file 1000\n")
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
-    assert free_host_bytes() == 2_001_000
-
-
 def test_cores_are_those_that_this_process_may_use() -> None:
     assert set(this_machine({}).cpus) == os.sched_getaffinity(0)
 
 
-def test_host_memory() -> None:
-    free = free_host_bytes()
-    assert free is not None
-    assert free > 1 << 20
+def test_memory_of_a_process() -> None:
     assert resident_bytes(os.getpid()) > 1 << 20
     assert resident_bytes(2**22 + 1) == 0

@@ -147,7 +147,7 @@ def test_a_late_answer_without_a_job_was_not_predicted_wrong(bench: Bench, late:
 
 def test_each_batch_is_logged_and_counted_by_trigger_and_partition(bench: Bench) -> None:
     with capture_logs() as logs:
-        bench.monitor.batch_done(BatchStats("timeout", "dp", 0.12345, Sums(6, 20, 4, 2), 0.5, 0.25))
+        bench.monitor.batch_done(BatchStats("timeout", "dp", 0.12345, Sums(6, 20, 4, 2), 0.5, 0.25, number=7))
     [event] = logs
     assert (event["event"], event["trigger"], event["partition"], event["dp_gain"]) == (
         "batch_done",
@@ -156,7 +156,7 @@ def test_each_batch_is_logged_and_counted_by_trigger_and_partition(bench: Bench)
         0.1235,
     )
     assert (event["sequences"], event["tokens"], event["max_seqlen"], event["padding_avoided"]) == (2, 6, 4, 0.25)
-    assert (event["predicted_s"], event["device_s"]) == (0.5, 0.25)
+    assert (event["predicted_s"], event["device_s"], event["batch"]) == (0.5, 0.25, 7)
     assert bench.value("penstock_batches_total", trigger="timeout", policy="dp") == 1
     assert bench.value("penstock_padded_tokens_total") == 8
 

@@ -3,6 +3,10 @@
 import json
 import logging
 import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +71,19 @@ def test_labels_may_be_added_once_they_are_known(capsys: pytest.CaptureFixture[s
     assert [(line["worker"], line["pid"], line["model"]) for line in events(capsys)] == [(1, os.getpid(), "tiny")] * 2
 
 
+def test_json_has_the_attributes_of_the_service_and_text_has_not(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info")
+    structlog.get_logger("penstock.test").info("event")
+    logging.getLogger("some_library").warning("lost")
+    for line in events(capsys):
+        assert line["service.name"] == "penstock-worker"
+        assert line["service.version"] == version("penstock")
+        assert line["service.instance.id"].endswith(f"-{os.getpid()}")
+    configure_logs("console", "info")
+    structlog.get_logger("penstock.test").info("event")
+    assert "service." not in capsys.readouterr().err
+
+
 def test_a_second_has_so_many_lines_of_an_event_and_the_next_line_has_the_number_of_the_others() -> None:
     now = 7.0
     limit = EventLimit(2, lambda: now)
@@ -122,6 +139,86 @@ def test_the_level_is_for_this_projects_events_and_libraries_only_warn(capsys: p
     structlog.get_logger("penstock.test").debug("shown")
     logging.getLogger("aiokafka").info("not shown")
     assert [event["event"] for event in events(capsys)] == ["shown"]
+
+
+def test_a_log_file_is_opened_again_once_it_was_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, moved = tmp_path / "worker.log", tmp_path / "worker.log.1"
+    configure_logs("auto", "info", path)
+    log = structlog.get_logger("penstock.test")
+    log.info("first")
+    path.rename(moved)  # as logrotate does
+    log.info("second")
+    log.info("third")
+    assert [json.loads(line)["event"] for line in moved.read_text().splitlines()] == ["first"]
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["second", "third"]
+    path.unlink()
+    log.info("fourth")
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["fourth"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_log_file_that_cannot_be_opened_is_an_error_at_the_start_and_a_note_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        configure_logs("json", "info", tmp_path / "none" / "worker.log")
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    configure_logs("json", "info", folder / "worker.log")
+    log = structlog.get_logger("penstock.test")
+    folder.rename(tmp_path / "moved")
+    log.info("lost")
+    assert "FileNotFoundError" in capsys.readouterr().err
+    folder.mkdir()
+    log.info("kept")
+    [line] = (folder / "worker.log").read_text().splitlines()
+    assert json.loads(line)["event"] == "kept"
+
+
+MEMBER = """
+import sys
+from pathlib import Path
+import structlog
+from penstock.worker.telemetry.logs import configure_logs
+configure_logs("json", "info", Path(sys.argv[1]), worker=int(sys.argv[2]))
+log = structlog.get_logger("penstock.test")
+for number in range(60):
+    log.info(f"event_{number}", text="x" * 20_000)
+"""
+
+
+def test_members_share_a_log_file(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    members = [subprocess.Popen([sys.executable, "-c", MEMBER, str(path), str(worker)]) for worker in range(3)]
+    assert [member.wait(60) for member in members] == [0, 0, 0]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted((line["worker"], line["event"]) for line in lines) == sorted(
+        (worker, f"event_{number}") for worker in range(3) for number in range(60)
+    )
+
+
+LIBRARIES = """
+import warnings
+from penstock.worker.telemetry.logs import configure_logs
+configure_logs("json", "info")
+import transformers
+transformers.utils.logging.get_logger("transformers.models.bert").warning("lost %s", "node")
+warnings.warn("old name", FutureWarning)
+"""
+
+
+def test_transformers_and_warnings_are_lines_of_the_log() -> None:
+    """In a process of its own, where transformers is imported after the set-up, as a worker does."""
+    environment = {name: value for name, value in os.environ.items() if name != "CI"}  # there transformers propagates
+    command = [sys.executable, "-c", LIBRARIES]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    logged = {line["logger"]: line for line in map(json.loads, done.stderr.splitlines())}
+    assert (done.returncode, done.stdout) == (0, "")
+    assert (logged["transformers.models.bert"]["event"], logged["transformers.models.bert"]["level"]) == (
+        "lost node",
+        "warning",
+    )
+    assert "FutureWarning: old name" in logged["py.warnings"]["event"]
 
 
 def test_auto_is_json_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

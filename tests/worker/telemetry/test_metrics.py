@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 from prometheus_client import generate_latest
 
 from penstock.engine.types import ModelInfo

@@ -11,7 +11,7 @@ from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.telemetry.request_samples import RequestSamples, correlation_text
 
 MakeSequences = Callable[..., list[PendingSequence]]
-STATS = BatchStats("timeout", "fifo", 0.0, Sums(30, 300, 20, 2), 0.01, 0.008)
+STATS = BatchStats("timeout", "fifo", 0.0, Sums(30, 300, 20, 2), 0.01, 0.008, number=5)
 
 
 def request_at(make_sequences: MakeSequences, arrived: float, **settings: Any) -> PendingRequest:
@@ -40,7 +40,7 @@ def test_the_first_and_the_slowest_of_a_second(make_sequences: MakeSequences) ->
     assert (one["sample"], one["total_ms"], one["ago_ms"]) == ("first", pytest.approx(100), pytest.approx(900))
     assert (other["sample"], other["total_ms"]) == ("slowest", pytest.approx(900))
     assert (other["schedule_ms"], other["compute_ms"]) == (pytest.approx(892), pytest.approx(8))
-    assert (other["trigger"], other["batch_sequences"], other["batch_tokens"]) == ("timeout", 2, 30)
+    assert (other["batch"], other["trigger"], other["batch_sequences"], other["batch_tokens"]) == (5, "timeout", 2, 30)
     assert (other["partition"], other["offset"]) == (slow.record.original.partition, slow.record.original.offset)
     assert logged(samples, 3.0) == []
 

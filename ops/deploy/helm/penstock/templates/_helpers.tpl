@@ -28,3 +28,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "penstock.group" -}}
 {{ .Values.config.worker.group_id | default (printf "penstock.%s" .Values.config.worker.served_name) }}
 {{- end }}
+
+{{/* Fails where so many pods have more members than the topic has partitions. `name` is the value that gives `pods`. */}}
+{{- define "penstock.checkMembers" -}}
+{{- $members := mul .pods .root.Values.membersPerPod -}}
+{{- $partitions := int .root.Values.config.worker.partitions -}}
+{{- if gt (int $members) $partitions -}}
+{{- fail (printf "%s %v with membersPerPod %v are %v members, more than config.worker.partitions %v: the others would be idle." .name .pods .root.Values.membersPerPod $members $partitions) -}}
+{{- end -}}
+{{- end }}

@@ -1,4 +1,4 @@
-"""The compiled scanner of batch_columns.py, which imports it on first use: numba takes half a second to load.
+"""The compiled scanner of line_columns.py, which imports it on first use: numba takes half a second to load.
 
 It goes over each line once, and compares the parts that all lines share in words of eight bytes. A JSON parser takes
 about ten times as long. It accepts nothing that a JSON parser rejects, and reads no value otherwise. All of it is in
@@ -260,14 +260,15 @@ def scan(
     kinds: IntArray,
     columns: npt.NDArray[np.float64],
     texts: IntArray,
+    places: IntArray,
     others: IntArray,
 ) -> tuple[int, int, int]:
     """Go over all lines. Returns the numbers of rows, of texts and of other lines.
 
     `keys`, `key_masks`: the bytes before each value, in words, of which the last has a mask; `key_sizes` [fields] in
     bytes; `kinds` [fields]. `columns` [fields, lines] gets numbers, seconds and numbers of texts. `texts`
-    [MAX_TEXTS, 2] gets where each text first was, `others` [lines, 2] where lines are that are laid out otherwise.
-    Empty lines are in neither.
+    [MAX_TEXTS, 2] gets where each text first was, `places` [lines, 2] where each row is, and `others` [lines, 2] where
+    lines are that are laid out otherwise. Empty lines are in neither.
     """
     num_rows, num_texts, num_others = 0, 0, 0
     start, size = 0, len(block)
@@ -330,6 +331,7 @@ def scan(
             if place < size and byte(block, place) == _RETURN:
                 place += 1
             if place >= size or byte(block, place) == _NEWLINE:
+                places[num_rows, 0], places[num_rows, 1] = start, place
                 num_rows += 1
                 start = place + 1
                 continue

@@ -12,11 +12,12 @@ from penstock.worker.batching.single_flight import deadline_of, urgency
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 _STREAM_EVERY_S = 0.05  # a partial result has all that came before, so that few of them make a long answer cheap
+_FEW = 64  # deadlines of members whose flights have ended, which are not worth a removal
 _Key = tuple[bytes, bool]  # the sequence's own; whether it streams
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class StepFlight:
     """Sequences of one key that stream or do not, and the job that runs for them."""
 
     job_id: int
@@ -43,11 +44,11 @@ class Flight:
 class Joined(NamedTuple):
     """Flights that need a job, and the jobs that are to leave: more urgent ones take their places."""
 
-    run: list[Flight]
+    run: list[StepFlight]
     replaced: list[int]
 
 
-class Flights:
+class StepSingleFlight:
     """Bookkeeping of flights by job and by key. Used on the event loop; the counts are read from other threads.
 
     The most urgent member leads a flight, as in `SingleFlight`: while its job is queued, a more urgent sequence that
@@ -57,9 +58,11 @@ class Flights:
 
     def __init__(self) -> None:
         self._ids = itertools.count()
-        self._by_key: dict[_Key, Flight] = {}
-        self._by_job: dict[int, Flight] = {}
-        self._deadlines: list[tuple[float, int, PendingSequence, Flight]] = []  # a heap, also of those that have ended
+        self._by_key: dict[_Key, StepFlight] = {}
+        self._by_job: dict[int, StepFlight] = {}
+        # A heap, also of members whose flights have ended, until they are half of all.
+        self._deadlines: list[tuple[float, int, PendingSequence, StepFlight]] = []
+        self._num_members = 0  # of flights that have not ended
         self._num_joined = itertools.count()
         self.num_queued = 0
         self.queued_tokens = 0
@@ -69,12 +72,12 @@ class Flights:
 
     def join(self, sequences: Iterable[PendingSequence]) -> Joined:
         """Add sequences."""
-        new: dict[int, Flight] = {}
-        promoted: dict[int, Flight] = {}  # by the job that leaves
+        new: dict[int, StepFlight] = {}
+        promoted: dict[int, StepFlight] = {}  # by the job that leaves
         for sequence in sequences:
             flight = self._by_key.get(_key(sequence))
             if flight is None or (flight.started is not None and urgency(sequence)[0] < urgency(flight.leader)[0]):
-                flight = Flight(next(self._ids), sequence, [])
+                flight = StepFlight(next(self._ids), sequence, [])
                 self._by_key[_key(sequence)] = self._by_job[flight.job_id] = new[flight.job_id] = flight
                 self._count(flight, 1)
             elif flight.started is None and urgency(sequence) < urgency(flight.leader):
@@ -82,6 +85,7 @@ class Flights:
                 if flight.job_id not in new:
                     promoted[flight.job_id] = flight
             flight.members.append(sequence)
+            self._num_members += 1
             sequence.request.job_ids.append(flight.job_id)
             if sequence.request.deadline is not None:
                 entry = sequence.request.deadline, next(self._num_joined), sequence, flight
@@ -95,10 +99,13 @@ class Flights:
 
     def late(self, now: float) -> list[tuple[PendingSequence, float]]:
         """Members whose deadlines have passed since the last call, with the seconds. Their flights go on."""
+        if len(self._deadlines) > 2 * self._num_members + _FEW:
+            self._deadlines = [entry for entry in self._deadlines if self._waits(*entry[2:])]
+            heapq.heapify(self._deadlines)
         found = []
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, _, member, flight = heapq.heappop(self._deadlines)
-            if self._by_job.get(flight.job_id) is flight and not member.request.is_failed:
+            if self._waits(member, flight):
                 found.append((member, now - deadline))
         return found
 
@@ -110,7 +117,7 @@ class Flights:
                 self._count(flight, -1)
                 flight.started = now
 
-    def streaming(self, job_id: int, now: float) -> Flight | None:
+    def streaming(self, job_id: int, now: float) -> StepFlight | None:
         """The flight of a job that has a partial result; None if it was left, or had one just before."""
         flight = self._by_job.get(job_id)
         if flight is None or now - flight.streamed < _STREAM_EVERY_S:
@@ -118,7 +125,7 @@ class Flights:
         flight.streamed = now
         return flight
 
-    def end(self, job_id: int) -> Flight | None:
+    def end(self, job_id: int) -> StepFlight | None:
         """The flight of a job that has ended; None if it was left before."""
         flight = self._by_job.pop(job_id, None)
         if flight is not None:
@@ -126,6 +133,7 @@ class Flights:
                 del self._by_key[_key(flight.leader)]
             if flight.started is None:
                 self._count(flight, -1)
+            self._num_members -= len(flight.members)
         return flight
 
     def requests(self, *, queued: bool) -> set[PendingRequest]:
@@ -141,13 +149,16 @@ class Flights:
             self.end(job_id)
         return ids
 
-    def _count(self, flight: Flight, sign: int) -> None:
+    def _waits(self, member: PendingSequence, flight: StepFlight) -> bool:
+        return self._by_job.get(flight.job_id) is flight and not member.request.is_failed
+
+    def _count(self, flight: StepFlight, sign: int) -> None:
         self.num_queued += sign
         self.queued_tokens += sign * flight.num_tokens
 
 
 def late_and_rest(
-    flight: Flight, job: RejectedJob, now: float
+    flight: StepFlight, job: RejectedJob, now: float
 ) -> tuple[list[tuple[PendingSequence, float]], list[PendingSequence]]:
     """The members of a flight whose job was rejected: those that are late with it, with the seconds, and the others."""
     done_at = deadline_of(flight.leader) + job.late_s if job.cause is Cause.OVERLOADED else now

@@ -1,0 +1,85 @@
+"""Requests that are scanned as columns add up to what parsed ones do."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.logs.lines import batch_columns
+from penstock.ops.logs.lines.request_columns import RequestColumns
+from penstock.ops.logs.totals.digest import Digest
+from tests.ops.logs.helpers import FLEET, HOST_A, SAMPLES, digest, line
+
+pytestmark = pytest.mark.slow  # the scanner is compiled once on each machine
+
+
+@pytest.fixture(autouse=True)
+def any_size_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_columns, "MIN_SCANNED_BYTES", 0)
+
+
+def cut(text: str) -> tuple[int, list[bytes]]:
+    found, others = RequestColumns().cut([one.encode() for one in text.splitlines()])
+    return sum(len(one.places) for one in found), others
+
+
+def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Digest, Digest]:
+    scanned = digest(path)
+    monkeypatch.setattr(batch_columns, "MIN_SCANNED_BYTES", 1 << 40)
+    return scanned, digest(path)
+
+
+@pytest.mark.parametrize("path", [FLEET, HOST_A], ids=lambda path: str(path.name))
+def test_all_real_lines_of_both_events_are_scanned(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    num_requests = sum(json.loads(one)["event"] in ("request_done", "request_refused") for one in text.splitlines())
+    assert cut(text)[0] == num_requests > 50
+
+
+@pytest.mark.parametrize("path", [FLEET, SAMPLES], ids=lambda path: str(path.name))
+def test_the_digest_is_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned, parsed = both(path, monkeypatch)
+    assert scanned.series.totals() == pytest.approx(parsed.series.totals())
+    assert scanned.lines == parsed.lines
+    assert scanned.num_kept == parsed.num_kept
+    assert scanned.requests.events == parsed.requests.events
+    assert scanned.requests.num_ahead == parsed.requests.num_ahead
+    assert [one.fields for one in scanned.requests.slowest] == [one.fields for one in parsed.requests.slowest]
+    for stage, times in scanned.requests.stages.items():
+        assert (len(times), times.greatest) == (
+            len(parsed.requests.stages[stage]),
+            parsed.requests.stages[stage].greatest,
+        )
+    assert scanned.requests.refused.keys() == parsed.requests.refused.keys()
+    for code, refused in scanned.requests.refused.items():
+        assert refused == parsed.requests.refused[code]
+
+
+def test_a_line_with_an_unusual_value_is_left_as_it_is() -> None:
+    lines = FLEET.read_text(encoding="utf-8").splitlines()
+    one = json.loads(next(each for each in lines if '"request_done"' in each))
+    usual = "".join(json.dumps({**one, "offset": offset}) + "\n" for offset in range(3))
+    late, unnamed, quoted = ({**one, "kafka_ms": None}, {**one, "sample": None}, {**one, "class": 'a "b"'})
+    others = [json.dumps(each) for each in (late, unnamed, quoted)]
+    refused = line("request_refused", code="empty", records="two")
+    assert cut(usual + "\n".join(others) + "\n" + refused) == (
+        3,
+        [*[each.encode() for each in others], refused[:-1].encode()],
+    )
+
+
+def test_any_bytes_at_all() -> None:
+    rng = random.Random(4)
+    text = "\n".join(FLEET.read_text(encoding="utf-8").splitlines()[100:130]).encode()
+    columns = RequestColumns()
+    for _ in range(500):
+        mutated = bytearray(text)
+        for _ in range(rng.randint(1, 20)):
+            mutated[rng.randrange(len(mutated))] = rng.randrange(256)
+        lines = [one for one in bytes(mutated).split(b"\n") if one.strip()]
+        found, others = columns.cut(list(lines))
+        for one in found:
+            for row in range(len(one.places)):
+                json.loads(one.line(row).decode("utf-8", "replace"))
+        assert sorted([*others, *[one.line(row) for one in found for row in range(len(one.places))]]) == sorted(lines)
