@@ -8,7 +8,7 @@ from typing import IO
 
 # Bounds of a row, and so of the lines that are held in search of the end of a quote.
 MAX_ROW_CHARS = 64 << 20
-MAX_ROW_LINES = 1 << 20
+MAX_ROW_LINES = 2 << 20
 _LARGE_ROW_CHARS = 1 << 20  # the csv module keeps four bytes for each character of its longest field
 
 

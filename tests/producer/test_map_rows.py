@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import polars
 import pyarrow as pa
 import pytest
 
@@ -83,7 +84,7 @@ class Capsule:
 
 @pytest.mark.parametrize(
     "rows",
-    [TABLE, TABLE.combine_chunks().to_batches()[0], TABLE.to_reader(), Capsule(), DataSet()],
+    [TABLE, TABLE.combine_chunks().to_batches()[0], TABLE.to_reader(), Capsule(), DataSet(), polars.from_arrow(TABLE)],
     ids=lambda rows: type(rows).__name__,
 )
 async def test_tables(rows: Any) -> None:

@@ -106,7 +106,7 @@ def test_broken_csv_rows_keep_their_place_and_say_why(tmp_path: Path, monkeypatc
         "invalid_request: Line 5 holds bytes that are not UTF-8.",
         "",
         "invalid_request: Line 8 has 3 fields; the header has 2.",
-        "invalid_request: Line 9 is not CSV: row of more than 131,072 characters, or 1,048,576 lines.",
+        "invalid_request: Line 9 is not CSV: row of more than 131,072 characters, or 2,097,152 lines.",
         "",
     ]
     assert count_rows(source) == 7
@@ -174,7 +174,7 @@ def test_an_open_quote_is_given_up_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     monkeypatch.setattr(csv_records, bound, 10_000)
-    limits = "10,000 characters, or 1,048,576" if bound == "MAX_ROW_CHARS" else "67,108,864 characters, or 10,000"
+    limits = "10,000 characters, or 2,097,152" if bound == "MAX_ROW_CHARS" else "67,108,864 characters, or 10,000"
     source = tmp_path / "in.csv"
     source.write_text('id,text\n1,"open\n' + "".join(f"{number},text {number}\n" for number in range(2, 50_000)))
     texts = read_texts(source, "id")
