@@ -29,17 +29,19 @@ def test_sources_that_are_rejected(source: list[int], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("bounds", "changes", "words"),
     [
-        ({"max_new_tokens": 65}, "max_new_tokens must be at most 64"),
-        ({"num_beams": 65}, "num_beams must be at most 64"),
-        ({"eos_token_id": 90}, "eos_token_id must be a token in"),
-        ({"num_beams": 60, "max_new_tokens": 64}, "need 961 pages; there are 400"),
+        ({}, {"max_new_tokens": 65}, "max_new_tokens must be at most 64"),
+        ({"max_rows": 8}, {"num_beams": 9}, "num_beams must be at most 8"),
+        ({}, {"eos_token_id": 90}, "eos_token_id must be a token in"),
+        ({}, {"num_beams": 32, "max_new_tokens": 64}, "need 513 pages; there are 400"),
     ],
 )
-def test_options_that_the_model_or_the_limits_do_not_allow(changes: dict[str, Any], words: str) -> None:
+def test_options_that_the_model_or_the_limits_do_not_allow(
+    bounds: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InvalidOption, match=words):
-        small_generator().start(0, sources([4])[0], options_of(**changes))
+        small_generator(**bounds).start(0, sources([4])[0], options_of(**changes))
 
 
 def test_what_waits_is_bounded() -> None:
