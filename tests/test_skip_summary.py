@@ -32,7 +32,7 @@ def test_skips_are_counted_by_kind_and_reason() -> None:
     assert skip_lines(reports) == [
         "1,500 GPU tests did not run (no CUDA device): make test-gpu",
         "2 tests did not run (needs the package nvidia-cuda-nvcc-cu12 (extra: dev))",
-        "1 integration test did not run (Maven is not installed): make test",
+        "1 integration test did not run (Maven is not installed): install Java 17 and Maven, then make test",
     ]
     assert skip_lines([]) == []
 

@@ -15,6 +15,7 @@ from penstock.worker.telemetry.ecs import to_ecs
 from penstock.worker.telemetry.service_attributes import service_attributes
 
 _REPEAT_S = 60.0
+_PRINT_TEXT = frozenset({"transformers", "huggingface_hub"})  # libraries with handlers of their own
 _MOST_A_SECOND = 100  # lines of one event
 
 _labels: dict[str, object] = {}  # of this process
@@ -100,14 +101,16 @@ class LogFile(WatchedFileHandler):
 
 
 class LibraryLogger(logging.Logger):
-    """The class of loggers that are made from `configure_logs` on: their messages go to the root's handler only.
+    """The class of loggers that are made from `configure_logs` on.
 
     transformers, once it is imported, gives its logger a handler of its own, which prints text, and stops propagation.
+    The messages of such libraries go to the root's handler only.
     """
 
     def callHandlers(self, record: logging.LogRecord) -> None:
         """Called by `Logger.handle`."""
-        logging.getLogger().callHandlers(record)
+        prints_text = self.name.partition(".")[0] in _PRINT_TEXT
+        (logging.getLogger().callHandlers if prints_text else super().callHandlers)(record)
 
 
 class EventLimit:
