@@ -35,6 +35,7 @@ class Backlog:
         self._rules, self._max_slots, self._cost, self._tables = rules, settings.max_slots, cost, tables
         self._joined = [JoinedWork() for _ in tables]
         self._waiting = JobQueue()  # admitted, and on no device yet
+        self._joined_s: list[tuple[Float64Array, Float64Array]] = []  # of each device, for this `add`: see `admit`
         self._ran = self._asked = 1.0  # decayed sums of the steps of ended jobs
         self._slowdown = 1.0  # time of jobs, from their first task on, over their predicted path
         self._num_new = self._new_slots = 0  # online jobs of this `add` that were admitted: they join when it ends
@@ -44,9 +45,7 @@ class Backlog:
         self._ran_at: dict[tuple[int, int], float] = {}  # when a task of a cell and a bucket of rows has ended
 
     def estimate(self, jobs: Sequence[CellJob], graphs: Graphs, num_active: int, host_s: float) -> list[Estimate]:
-        """Predicted times of the jobs of one `add`, while so many are active. `admit` is called for each next."""
-        self._num_new = self._new_slots = 0
-        self._new_ready[:] = 0
+        """Predicted times of the jobs of one `add`, while so many are active. `admit` is called next."""
         step_s, row_s = np.zeros((2, len(self._rules)))
         for cell, rule in enumerate(self._rules):
             num_rows = self._num_rows(rule, num_active + len(jobs) - 1)
@@ -64,26 +63,35 @@ class Backlog:
             estimates.append(Estimate(path_s, slowdown * path_s, 0.0 if job.bulk else work_s, expected, asked))
         return estimates
 
-    def late_s(self, entry: QueuedCellJob, now: float) -> float:
-        """Seconds by which a new job, or one that waits behind it, would be late; 0 or less: none."""
-        job = _queued(entry)
-        if self._begins_at_once(entry):
-            return now - job.latest_begin
-        left_s = 0.0
-        for table, joined in zip(self._tables, self._joined, strict=True):
-            rows, due = table.online
-            left_s += float(joined.left_s(rows[: int(np.searchsorted(due, entry.due, side="right"))]).sum())
-        return self._waiting.lateness(job, now + left_s)
+    def admit(self, entries: Sequence[QueuedCellJob], now: float, num_active: int) -> list[float]:
+        """The jobs of one `add`. 0 for each that is admitted, which then waits; else the seconds by which one is late.
 
-    def admit(self, entry: QueuedCellJob, now: float, num_active: int) -> float:
-        """0 for a job that is admitted, which then waits; else the seconds by which it, or another, would be late.
+        That is the job itself, or one behind it. Jobs are looked at one by one only where they may not all be in time.
+        """
+        online = [_queued(entry) for entry in entries if not entry.bulk]
+        if not online:
+            return [0.0] * len(entries)
+        self._joined_s = [_times(table, joined) for table, joined in zip(self._tables, self._joined, strict=True)]
+        if self._waiting.surely_in_time(online, now + sum([float(left_s[-1]) for _, left_s in self._joined_s])):
+            self._waiting.add(online)
+            return [0.0] * len(entries)
+        self._num_new = self._new_slots = 0
+        self._new_ready[:] = 0
+        found: list[float] = []
+        for entry in entries:
+            found.append(self._admit(entry, now, num_active))
+            num_active += found[-1] == 0
+        return found
+
+    def _admit(self, entry: QueuedCellJob, now: float, num_active: int) -> float:
+        """One job, after those before it.
 
         A job that would be late runs all the same, once a second, while none is active, or while it would begin at once
         in a task of more rows than have run lately: predictions that are far too high learn only from tasks.
         """
         if entry.bulk:
             return 0.0
-        late_s = 0.0 if entry.job.deadline is None else self.late_s(entry, now)
+        late_s = 0.0 if entry.job.deadline is None else self._late_s(entry, now)
         if late_s > 0:
             if now < self._next_trial or (num_active and not self._is_unknown(entry, num_active, now)):
                 return late_s
@@ -94,6 +102,14 @@ class Backlog:
         self._new_ready += np.bincount(graph.cells[is_ready], minlength=len(self._rules))
         self._num_new, self._new_slots = self._num_new + 1, self._new_slots + entry.job.slots
         return 0.0
+
+    def _late_s(self, entry: QueuedCellJob, now: float) -> float:
+        """Seconds by which a new job, or one that waits behind it, would be late; 0 or less: none."""
+        job = _queued(entry)
+        if self._begins_at_once(entry):
+            return now - job.latest_begin
+        left_s = sum([float(left[np.searchsorted(due, entry.due, side="right")]) for due, left in self._joined_s])
+        return self._waiting.lateness(job, now + left_s)
 
     def too_late_s(self, entry: QueuedCellJob, now: float) -> float:
         """Seconds by which a job that waits would be late if it began now; 0 or less: none."""
@@ -159,6 +175,14 @@ class Backlog:
         rows = zip(table.num_ready[0], num_ready.tolist(), self._rules, strict=True)
         has_rows = all(online + new < rule.max_rows for online, new, rule in rows)
         return has_rows and (self._max_slots is None or sum(table.slots) + num_slots <= self._max_slots)
+
+
+def _times(table: JobTable, joined: JoinedWork) -> tuple[Float64Array, Float64Array]:
+    """When the online jobs of a device are due, ascending [J], and the work before each and of all [J + 1], seconds."""
+    rows, due = table.online
+    left_s = np.zeros(len(rows) + 1)
+    np.cumsum(joined.left_s(rows), out=left_s[1:])
+    return due, left_s
 
 
 def _queued(entry: QueuedCellJob) -> QueuedJob:

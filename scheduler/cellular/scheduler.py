@@ -88,17 +88,20 @@ class CellScheduler:
             if latest <= now:
                 rejected.append(RejectedJob(job.id, Cause.ARRIVED_LATE, now - latest))
                 continue
-            number = self._num_added + 1
+            self._num_added += 1
             due = min(latest, job.arrival + self._settings.patience_s)
-            entry = QueuedCellJob(job.bulk, due, number, job, estimate)
-            num_active = len(self._active) + len(entries)
-            if self._backlog is not None and (late_s := self._backlog.admit(entry, now, num_active)) > 0:
-                rejected.append(RejectedJob(job.id, Cause.OVERLOADED, late_s))
-                continue
-            self._num_added = number
-            entries.append(entry)
-            if latest < math.inf:
-                self._deadlines.push(Deadline(latest, number, job.id))
+            entries.append(QueuedCellJob(job.bulk, due, self._num_added, job, estimate))
+        if self._backlog is not None:
+            late_s = self._backlog.admit(entries, now, len(self._active))
+            rejected += [
+                RejectedJob(entry.job.id, Cause.OVERLOADED, late)
+                for entry, late in zip(entries, late_s, strict=True)
+                if late > 0
+            ]
+            entries = [entry for entry, late in zip(entries, late_s, strict=True) if late <= 0]
+        for entry in entries:
+            if entry.job.deadline is not None:
+                self._deadlines.push(Deadline(entry.job.deadline, entry.number, entry.job.id))
         if self._waiting.fit_together(entries, self._held()):
             self._enter(0, entries, graphs if not rejected else None)
             return rejected
