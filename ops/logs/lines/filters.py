@@ -18,6 +18,8 @@ _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {">": gt, ">=": ge, "<": lt, "<=": le}
 _TIMES = ("since", "until")
+_SERVICE = ("name", "version", "instance.id")
+_OF_EVERY_LINE = ("timestamp", "level", "pid", "worker", "model", *[f"service.{key}" for key in _SERVICE])
 # What `p` is, by event: a field, and its unit in seconds.
 _P = {"request_done": ("total_ms", 1e-3), "batch_done": ("device_s", 1.0)}
 
@@ -67,6 +69,28 @@ class Filters:
         if LEVELS.index(event.level) < self.level:
             return False
         return all(term.holds(_value(event, term.key, model)) for term in self.terms)
+
+    def passed(self, event: Event, model: str | None) -> Event | None:
+        """What is kept of an event for its figures: all or nothing, but of a worker_load the rejections by code.
+
+        They pass as lines of request_refused would, because those are limited and the counts of a load are not.
+        """
+        is_kept = self.accepts(event, model)
+        rejected = event.fields.get("rejected")
+        is_by_code = any(term.key == "code" for term in self.terms)
+        if event.name != "worker_load" or not isinstance(rejected, Mapping) or (is_kept and not is_by_code):
+            return event if is_kept else None
+        common = {key: event.fields[key] for key in _OF_EVERY_LINE if key in event.fields}
+        kept = {code: count for code, count in rejected.items() if self._passes(code, event, common, model)}
+        if is_kept:
+            return event._replace(fields={**event.fields, "rejected": kept, "overloaded": kept.get("overloaded", 0)})
+        return event._replace(fields={**common, "event": event.name, "rejected": kept}) if kept else None
+
+    def _passes(self, code: str, load: Event, common: Mapping[str, Any], model: str | None) -> bool:
+        """Whether lines of request_refused with this code pass, as far as a load has their fields."""
+        fields = {**common, "event": "request_refused", "code": code}
+        is_known = all(term.key in fields or term.key == "model" for term in self.terms)
+        return is_known and self.accepts(load._replace(fields=fields), model)
 
     def batches(self, frame: Any, models: Mapping[int | None, str]) -> Any:
         """The batches that are kept. `models`: of the workers of their source, by number."""

@@ -69,8 +69,8 @@ class LogReader:
         for event in events:
             if (model := _model_named_by(event)) is not None:
                 models[_worker(event.fields)] = model
-            if self._filters.accepts(event, models.get(_worker(event.fields))):
-                kept.append(event)
+            if (passed := self._filters.passed(event, models.get(_worker(event.fields)))) is not None:
+                kept.append(passed)
         batches = self._filters.batches(batches, models)
         self.num_kept += len(kept) + len(batches)
         return Part(source, batches, [], kept)

@@ -210,5 +210,5 @@ def test_the_elastic_common_schema(tmp_path: Path) -> None:
     assert counts(found) == (counts(plain)[0], 0, 1)
     assert found.series.totals() == pytest.approx(plain.series.totals())
     assert found.requests.events == plain.requests.events
-    assert found.requests.refused.keys() == plain.requests.refused.keys()
+    assert found.rejections.by_code.keys() == plain.rejections.by_code.keys()
     assert found.settings["max_wait_ms"] == plain.settings["max_wait_ms"] == 2.0
