@@ -75,7 +75,7 @@ def test_lines_after_the_last_load_are_counted_and_what_was_left_out_before_it_i
 
 
 def test_a_load_counts_for_its_own_process_only(tmp_path: Path) -> None:
-    other = {"pid": 8, "worker": 1, "service.instance.id": "host-a:8"}
+    other: dict[str, Any] = {"pid": 8, "worker": 1, "service.instance.id": "host-a:8"}
     text = refused(1) + refused(2, **other) + load(3, {"too_long": 5})
     assert by_code(digest(written(tmp_path, text))) == {"too_long": 6}
 
@@ -100,7 +100,7 @@ def test_a_log_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_scanned_lines_count_as_parsed_ones(is_killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_columns, "MIN_SCANNED_BYTES", 0)
-    other = {"pid": 8, "worker": 1, "service.instance.id": "host-a:8"}
+    other: dict[str, Any] = {"pid": 8, "worker": 1, "service.instance.id": "host-a:8"}
     texts = []
     for second in range(40):
         texts += [refused(second + place / 8, ("too_long", "overloaded")[place % 2]) for place in range(8)]
