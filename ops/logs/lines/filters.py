@@ -11,6 +11,7 @@ from typing import Any
 from penstock.ops.logs.errors import BadFilter
 from penstock.ops.logs.libraries import polars
 from penstock.ops.logs.lines.event import LEVELS, Event, parse_time
+from penstock.ops.logs.lines.known_fields import known_fields, near_names
 
 _TERM = re.compile(r"([\w-]+)\s*(!=|>=|<=|=|>|<)\s*(.+)", re.DOTALL)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h|d)")
@@ -18,6 +19,7 @@ _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {">": gt, ">=": ge, "<": lt, "<=": le}
 _TIMES = ("since", "until")
+_NO_FIELDS = {"p", "model"}  # taken from other fields, and from other events
 _SERVICE = ("name", "version", "instance.id")
 _OF_EVERY_LINE = ("timestamp", "level", "pid", "worker", "model", *[f"service.{key}" for key in _SERVICE])
 # What `p` is, by event: a field, and its unit in seconds.
@@ -106,6 +108,11 @@ class Filters:
         return frame
 
     @property
+    def fields(self) -> set[str]:
+        """The names of the fields that are compared."""
+        return {term.key for term in self.terms} - _NO_FIELDS
+
+    @property
     def is_any(self) -> bool:
         """Whether anything is filtered."""
         return bool(self.terms or self.level) or self.since_s is not None or self.until_s is not None
@@ -128,6 +135,15 @@ def parse_filters(texts: Sequence[str], now_s: float) -> Filters:
         else:
             terms.append(_term(key, order, value))
     return Filters(tuple(terms), times.get("since"), times.get("until"), level)
+
+
+def check_fields(absent: Iterable[str]) -> None:
+    """Raise BadFilter for a field that no event of the logs has, and that no worker logs."""
+    unknown = sorted(set(absent) - known_fields()) if absent else []
+    if unknown:
+        near = near_names(unknown[0])
+        hint = f" Near names: {', '.join(near)}." if near else ""
+        raise BadFilter(f"No event of these logs has a field {unknown[0]!r}, and no worker logs one.{hint}")
 
 
 def is_filter(text: str) -> bool:
