@@ -356,7 +356,7 @@ class TestRefusals:
             ([{b"tokens": [1]}], "a field's name must be a string"),
             (
                 [{"a": [0] * 4096}] * 17,
-                "a field is too large: the fields of a record hold at most 65,536 items. Given: field 'a'",
+                "the fields of a record hold at most 65,536 items. Given: field 'a'",
             ),
             ([{"a": [[0] * 4095] * 17}], "at most 65,536 items"),
         ],
