@@ -159,7 +159,7 @@ def _show_slow_periods(console: Console, digest: Digest) -> None:
     periods = slow_periods(digest.series)
     if not periods:
         return
-    note = "late or rejected requests, or a p95 over three times the usual"
+    note = "requests late or rejected for lateness, or a p95 over three times the usual"
     heading(console, f"Slow periods: {len(periods)}", note)
     made = table("from", ">for", ">p95", ">answered", ">missed", ">backlog")
     worst = sorted(periods, key=lambda one: -one.missed)[:_MAX_PERIODS]

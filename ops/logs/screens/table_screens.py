@@ -62,7 +62,7 @@ def show_slow(console: Console, digest: Digest, count: int) -> None:
         console.print("No answered request is in the logs (request_done).")
     periods = slow_periods(digest.series)
     if periods:
-        heading(console, "Slow periods", "late or rejected requests, or a p95 over three times the usual")
+        heading(console, "Slow periods", "requests late or rejected for lateness, or a p95 over three times the usual")
         made = table("from", ">for", ">p95", ">answered", ">missed", ">backlog")
         for one in periods[:_MAX_ROWS]:
             p95 = duration(one.p95_s) if is_known(one.p95_s) else "-"
