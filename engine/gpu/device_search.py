@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,9 @@ from penstock.engine.gpu.search_quantum import Predict, SearchQuantum, num_resul
 from penstock.engine.gpu.search_results import choice_of_beams, greedy_choice
 from penstock.engine.gpu.search_state import MAX_EOS, SearchShape, Seats
 from penstock.engine.gpu.uploads import upload
+from penstock.engine.types import Int32Array
+
+_MOST_KINDS = 4096  # that are kept
 
 
 class SearchKey(NamedTuple):
@@ -43,6 +46,13 @@ class _Pool:
     asked: Tensor  # int64: the seats of a batch, at a fixed address
 
 
+class _Kind(NamedTuple):
+    """What requests with equal options share."""
+
+    shape: SearchShape
+    first: Int32Array  # see `Seats.first_row`
+
+
 @dataclass(slots=True)
 class _Open:
     shape: SearchShape
@@ -53,6 +63,7 @@ class _Open:
 class RunningSteps:
     """A quantum that the device works on."""
 
+    shape: SearchShape
     requests: Mapping[int, _Open]
     results: Tensor  # int32 [at least as many as requests, ...] on the host, filled once `ended` has come
     ended: torch.cuda.Event | None
@@ -84,7 +95,8 @@ class GpuSearch:
         self._underway: list[RunningSteps] = []
         self._device = logits.device
         self._bans = BanTable(logits.shape[1], self._device)
-        self._quantum = SearchQuantum(predict, vocabulary, self._bans, limits.page_size)
+        self._quantum = SearchQuantum(predict, vocabulary, self._bans, limits.page_size, logits)
+        self._kind_of = lru_cache(maxsize=_MOST_KINDS)(self._kind)
         self._pools: dict[SearchShape, _Pool] = {}
         self._open: dict[int, _Open] = {}
         self._graphs: Graphs[SearchKey] | None = Graphs(self._device) if self._device.type == "cuda" else None
@@ -108,7 +120,7 @@ class GpuSearch:
         """See `DeviceSearch.open`."""
         by_shape: dict[SearchShape, list[SearchRequest]] = {}
         for request in requests:
-            by_shape.setdefault(SearchShape.of(request.options), []).append(request)
+            by_shape.setdefault(self._kind_of(request.options).shape, []).append(request)
         try:
             with self._faults.sorted():
                 for shape, group in by_shape.items():
@@ -120,7 +132,7 @@ class GpuSearch:
 
     def _open_some(self, pool: _Pool, shape: SearchShape, requests: Sequence[SearchRequest]) -> None:
         seats = pool.free[-len(requests) :]
-        pool.seats.open(seats, requests, [self._row_of_bans(request.options) for request in requests])
+        pool.seats.open(seats, requests, [self._kind_of(request.options).first for request in requests])
         del pool.free[-len(requests) :]
         self._open.update((request.id, _Open(shape, seat)) for request, seat in zip(requests, seats, strict=True))
 
@@ -183,11 +195,11 @@ class GpuSearch:
             self._graphs.capture_next(self._work)
         return True
 
-    def _row_of_bans(self, options: GenerationOptions) -> int:
-        row = self._bans.row_of(options)
-        if row is None:
+    def _kind(self, options: GenerationOptions) -> _Kind:
+        bans, shape = self._bans.row_of(options), SearchShape.of(options)
+        if bans is None:
             raise RuntimeError("a search was opened that is not supported. This is a bug.")
-        return row
+        return _Kind(shape, self._pool(shape).seats.first_row(options, bans))
 
     def _pool(self, shape: SearchShape) -> _Pool:
         """The seats of a shape: as many as there are rows for."""
@@ -195,7 +207,7 @@ class GpuSearch:
             limits = self._limits
             count = limits.max_rows // shape.beams
             columns = pages_of(limits.max_source_tokens, limits.page_size)
-            seats = Seats(shape, count, limits.max_new_tokens, columns, self._device)
+            seats = Seats(shape, count, limits.max_new_tokens, columns, limits.page_size, self._device)
             asked = torch.full((shape.bucket(count),), count, device=self._device)
             self._pools[shape] = _Pool(seats, list(range(count)), asked)
         return self._pools[shape]
@@ -208,24 +220,26 @@ class GpuSearch:
         (seats,) = upload(self._device, asked)
         pool.asked[: key.requests] = seats
         if self._graphs is None:
-            return RunningSteps(requests, self._work(key)(), None)
+            return RunningSteps(shape, requests, self._work(key)(), None)
         self._graphs.capture_next(self._work)  # a device that is never idle needs its graphs the most
         columns = num_results(shape, quantum, self._limits.max_new_tokens)
         fetched = torch.empty(key.requests, columns, dtype=torch.int32, pin_memory=True)  # may fail: before the steps
         ended: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         fetched.copy_(self._graphs.run(key, self._work(key)), non_blocking=True)
         ended.record()
-        return RunningSteps(requests, fetched, ended)
+        return RunningSteps(shape, requests, fetched, ended)
 
     def _read(self, running: "RunningSteps") -> list[tuple[int, Choice]]:
         """Results of the steps so far, of the requests that are still open."""
         if running.ended is not None:
             running.ended.synchronize()
-        rows = zip(running.requests.items(), running.results.numpy(), strict=False)  # the rest is of spare seats
+        requests, opened = running.requests, self._open
+        rows = running.results[: len(requests)].tolist()  # the rest is of spare seats
+        choice_of = greedy_choice if running.shape.beams == 1 else choice_of_beams
         return [
-            (id, greedy_choice(row) if request.shape.beams == 1 else choice_of_beams(row))
-            for (id, request), row in rows
-            if self._open.get(id) is request
+            (id, choice_of(row))
+            for (id, request), row in zip(requests.items(), rows, strict=True)
+            if opened.get(id) is request
         ]
 
     def _work(self, key: SearchKey) -> Callable[[], Tensor]:

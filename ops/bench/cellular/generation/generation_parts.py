@@ -101,7 +101,7 @@ class Bed:
         )
         weights = self.model()[0].weights
         device = GpuSeq2Seq(weights, limits, device=self.device, dtype=self.dtype)
-        device.search.prepare(options_of(sizes.shape.longest, num_beams), (1, *sizes.quanta), count)
+        device.prepare(options_of(sizes.shape.longest, num_beams), (1, *sizes.quanta), count)
         return Generator(weights, limits, device=device), device
 
 
