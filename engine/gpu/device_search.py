@@ -3,10 +3,8 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,51 +20,13 @@ from penstock.engine.gpu.cell_batches import row_bucket
 from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.likely_tokens import MAX_CANDIDATES
+from penstock.engine.gpu.search_pools import OpenSearch, RunningSteps, SearchKey, SearchKind, SearchPool
 from penstock.engine.gpu.search_quantum import Predict, SearchQuantum, num_results
 from penstock.engine.gpu.search_results import choice_of_beams, greedy_choice
 from penstock.engine.gpu.search_state import MAX_EOS, SearchShape, Seats
 from penstock.engine.gpu.uploads import upload
-from penstock.engine.types import Int32Array
 
 _MOST_KINDS = 4096  # that are kept
-
-
-class SearchKey(NamedTuple):
-    """Facts that a captured graph fixes."""
-
-    shape: SearchShape
-    requests: int  # its seats, spare ones included
-    quantum: int
-
-
-@dataclass(slots=True)
-class _Pool:
-    seats: Seats
-    free: list[int]
-    asked: Tensor  # int64: the seats of a batch, at a fixed address
-
-
-class _Kind(NamedTuple):
-    """What requests with equal options share."""
-
-    shape: SearchShape
-    first: Int32Array  # see `Seats.first_row`
-
-
-@dataclass(slots=True)
-class _Open:
-    shape: SearchShape
-    seat: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunningSteps:
-    """A quantum that the device works on."""
-
-    shape: SearchShape
-    requests: Mapping[int, _Open]
-    results: Tensor  # int32 [at least as many as requests, ...] on the host, filled once `ended` has come
-    ended: torch.cuda.Event | None
 
 
 class GpuSearch:
@@ -97,8 +57,8 @@ class GpuSearch:
         self._bans = BanTable(logits.shape[1], self._device)
         self._quantum = SearchQuantum(predict, vocabulary, self._bans, limits.page_size, logits)
         self._kind_of = lru_cache(maxsize=_MOST_KINDS)(self._kind)
-        self._pools: dict[SearchShape, _Pool] = {}
-        self._open: dict[int, _Open] = {}
+        self._pools: dict[SearchShape, SearchPool] = {}
+        self._open: dict[int, OpenSearch] = {}
         self._graphs: Graphs[SearchKey] | None = Graphs(self._device) if self._device.type == "cuda" else None
 
     def supports(self, options: GenerationOptions) -> bool:
@@ -130,11 +90,11 @@ class GpuSearch:
                 self.close(id)
             raise
 
-    def _open_some(self, pool: _Pool, shape: SearchShape, requests: Sequence[SearchRequest]) -> None:
+    def _open_some(self, pool: SearchPool, shape: SearchShape, requests: Sequence[SearchRequest]) -> None:
         seats = pool.free[-len(requests) :]
         pool.seats.open(seats, requests, [self._kind_of(request.options).first for request in requests])
         del pool.free[-len(requests) :]
-        self._open.update((request.id, _Open(shape, seat)) for request, seat in zip(requests, seats, strict=True))
+        self._open.update((request.id, OpenSearch(shape, seat)) for request, seat in zip(requests, seats, strict=True))
 
     @torch.inference_mode()
     def run(self, ids: Sequence[int], quantum: int) -> list[tuple[int, Choice]]:
@@ -195,13 +155,13 @@ class GpuSearch:
             self._graphs.capture_next(self._work)
         return True
 
-    def _kind(self, options: GenerationOptions) -> _Kind:
+    def _kind(self, options: GenerationOptions) -> SearchKind:
         bans, shape = self._bans.row_of(options), SearchShape.of(options)
         if bans is None:
             raise RuntimeError("a search was opened that is not supported. This is a bug.")
-        return _Kind(shape, self._pool(shape).seats.first_row(options, bans))
+        return SearchKind(shape, self._pool(shape).seats.first_row(options, bans))
 
-    def _pool(self, shape: SearchShape) -> _Pool:
+    def _pool(self, shape: SearchShape) -> SearchPool:
         """The seats of a shape: as many as there are rows for."""
         if shape not in self._pools:
             limits = self._limits
@@ -209,7 +169,7 @@ class GpuSearch:
             columns = pages_of(limits.max_source_tokens, limits.page_size)
             seats = Seats(shape, count, limits.max_new_tokens, columns, limits.page_size, self._device)
             asked = torch.full((shape.bucket(count),), count, device=self._device)
-            self._pools[shape] = _Pool(seats, list(range(count)), asked)
+            self._pools[shape] = SearchPool(seats, list(range(count)), asked)
         return self._pools[shape]
 
     def _start(self, shape: SearchShape, ids: Sequence[int], quantum: int) -> "RunningSteps":
@@ -229,10 +189,14 @@ class GpuSearch:
         ended.record()
         return RunningSteps(shape, requests, fetched, ended)
 
-    def _read(self, running: "RunningSteps") -> list[tuple[int, Choice]]:
-        """Results of the steps so far, of the requests that are still open."""
+    def wait(self, running: "RunningSteps") -> None:
+        """Wait until the device has ended a quantum."""
         if running.ended is not None:
             running.ended.synchronize()
+
+    def _read(self, running: "RunningSteps") -> list[tuple[int, Choice]]:
+        """Results of the steps so far, of the requests that are still open."""
+        self.wait(running)
         requests, opened = running.requests, self._open
         rows = running.results[: len(requests)].tolist()  # the rest is of spare seats
         choice_of = greedy_choice if running.shape.beams == 1 else choice_of_beams

@@ -25,11 +25,16 @@ class GreedySteps:
     @classmethod
     def begin(cls, terms: SearchTerms, state: SearchState, quantum: int, logits: Tensor) -> "GreedySteps":
         """Before the first pass. logits: a tensor of the type that `take` will find tokens in."""
-        of_pass = [torch.empty_like(state.length) for _ in range(4)]
-        results = state.length.new_empty(len(state.length), 1 + quantum)
-        steps = cls(terms, state, *of_pass, results)
+        steps = cls.empty(terms, state, quantum)
         steps._advance(None, logits, 0)
         return steps
+
+    @classmethod
+    def empty(cls, terms: SearchTerms, state: SearchState, quantum: int) -> "GreedySteps":
+        """With memory for what a pass needs and gives."""
+        positions, lengths, source_lengths, bans = (torch.empty_like(state.length) for _ in range(4))
+        results = state.length.new_empty(len(state.length), 1 + quantum)
+        return cls(terms, state, positions, lengths, source_lengths, bans, results)
 
     def take(self, values: Tensor, tokens: Tensor, step: int, logits: Tensor) -> None:
         """Add the likeliest tokens: values float32, tokens int32 [N, 1], as of `likely_tokens`."""

@@ -101,7 +101,7 @@ class Seats:
     def first_row(self, options: GenerationOptions, bans: int) -> Int32Array:
         """What a request with these options begins with, up to its pages. bans: row of the table of bans."""
         columns, row = self._columns, np.zeros(self._columns["source_pages"].start, np.int32)
-        values = {
+        values: dict[str, Any] = {
             "length_penalty": np.array([options.length_penalty], np.float64).view(np.int32),
             "max_new": options.max_new_tokens,
             "min_new": options.min_new_tokens,
@@ -145,7 +145,7 @@ class Seats:
 
         single = picked[:, columns[_SINGLE[0]].start : columns[_SINGLE[-1]].stop].t().contiguous()
         terms = SearchTerms(
-            *single.unbind(),
+            **dict(zip(_SINGLE, single.unbind(), strict=True)),
             length_penalty=part("length_penalty").view(torch.float64)[:, 0],
             eos=part("eos"),
             source_pages=part("source_pages"),

@@ -23,8 +23,6 @@ from penstock.engine.gpu.support import require_seq2seq_supported
 from penstock.engine.gpu.uploads import upload
 from penstock.engine.types import Int32Array
 
-_PREPARED_TOKENS = 8192  # of batches of the encoder whose graphs are captured at load
-
 
 class GpuSeq2Seq:
     """Implements `Seq2SeqDevice` in any type of torch. Without CUDA or in float32, torch computes what kernels would.
@@ -59,7 +57,7 @@ class GpuSeq2Seq:
         num_slots = scratch + limits.page_size
         layers, width = len(decoder.layers), 2 * decoder.width
         self._key_values = torch.zeros(layers, num_slots, width, dtype=dtype, device=self.device)
-        self._sources = SourceEncoder(self._model, limits.max_source_tokens, self._key_values, scratch)
+        self.sources = SourceEncoder(self._model, limits.max_source_tokens, self._key_values, scratch)
         columns = len(decoder.head.weight)
         self._logits = torch.empty(most_rows(limits.max_rows), columns, dtype=dtype, device=self.device)
         self._vocabulary = weights.target_vocab_size
@@ -75,7 +73,7 @@ class GpuSeq2Seq:
         read, so that no step underway runs them, or else they were cleared since.
         """
         with self.faults.sorted():
-            self._sources.encode(sources, slots)
+            self.sources.encode(sources, slots)
 
     @torch.inference_mode()
     def step(self, rows: DecoderRows) -> Tensor:
@@ -97,13 +95,13 @@ class GpuSeq2Seq:
         """See `Seq2SeqDevice.clear_pages`."""
         if len(pages):
             with self.faults.sorted():
-                self._sources.wait_for_steps()
+                self.sources.wait_for_steps()
                 (places,) = upload(self.device, pages)
                 self._pages.index_fill_(1, places.long(), 0)
 
     def idle(self) -> bool:
         """See `Seq2SeqDevice.idle`: captures a graph that two batches have missed."""
-        return self.search.capture_next() or self._sources.capture_next()
+        return self.search.capture_next() or self.sources.capture_next()
 
     @torch.inference_mode()
     def prepare(
@@ -111,7 +109,7 @@ class GpuSeq2Seq:
     ) -> None:
         """Capture the graphs of the encoder, and those of requests of a kind: see `GpuSearch.prepare`."""
         began = time.perf_counter()
-        self._sources.prepare(min(_PREPARED_TOKENS, self._limits.max_encode_tokens))
+        self.sources.prepare(self._limits.max_encode_tokens)
         self.search.prepare(options, quanta, max_requests, budget_s - (time.perf_counter() - began))
 
     def _step(self, rows: DecoderRows) -> Tensor:

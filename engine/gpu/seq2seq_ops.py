@@ -115,8 +115,7 @@ class DeviceSourceOps(_StackOps):
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         query, key, value = qkv.view(len(qkv), 3, self._num_heads, -1).unbind(1)
         head_dim = query.shape[-1]
-        is_flash = isinstance(attention, PlainAttention) and head_dim % _FLASH_STEP == 0 and head_dim <= _FLASH_MOST
-        if not (_has_kernels(qkv) and is_flash):
+        if not uses_flash(qkv, attention, head_dim):
             return self._attend_padded(qkv, _bias_of(attention))
         context: Tensor = torch.ops.aten._flash_attention_forward(
             query,
@@ -188,6 +187,12 @@ class DeviceTargetOps(_StackOps):
         cache = self._key_values[layer]
         scale = 1.0 / math.sqrt(cache.shape[1] // 2 // self._num_heads)
         return attend_lines(query, cache, lines, self._num_heads, scale, bias)
+
+
+def uses_flash(x: Tensor, attention: Attention, head_dim: int) -> bool:
+    """Whether the encoder's attention of tensors like `x` is FlashAttention, which does not pad sources."""
+    is_plain = isinstance(attention, PlainAttention) and head_dim % _FLASH_STEP == 0 and head_dim <= _FLASH_MOST
+    return _has_kernels(x) and is_plain
 
 
 _CPU_ACTIVATIONS = {"gelu_tanh": "gelu_new"}

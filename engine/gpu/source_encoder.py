@@ -16,12 +16,13 @@ from penstock.engine.generation.pages import Int64Array
 from penstock.engine.generation.weights import Seq2Seq
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.ops import GpuDense
-from penstock.engine.gpu.seq2seq_ops import DeviceSourceOps, SourceRows
+from penstock.engine.gpu.seq2seq_ops import DeviceSourceOps, SourceRows, uses_flash
 from penstock.engine.types import Int32Array
 
 # Tokens of a batch are rounded up to the next of these. Larger batches are launched kernel by kernel, in exact shapes.
 _TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384)
-_MIN_SOURCES, _MIN_LONGEST = 8, 32
+_MIN_SOURCES, _MIN_LONGEST, _MIN_FLASH_LONGEST = 8, 32, 128
+_TOKENS_A_SOURCE = 16, 4, 1  # of batches of usual, short and shortest sources
 _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
 
 
@@ -40,13 +41,19 @@ class SourceShape(NamedTuple):
         return [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
 
 
-def source_shape(lengths: Int64Array, most_tokens: int) -> SourceShape:
-    """The shape for sources of these lengths. most_tokens: of a source, by the generator's limits."""
-    tokens, longest = int(lengths.sum()), int(lengths.max())
+def source_shape(lengths: Int64Array, most_tokens: int, *, is_padded: bool) -> SourceShape:
+    """The shape for sources of these lengths. most_tokens: of a source, by the generator's limits.
+
+    is_padded: whether attention pads sources. Otherwise spare sources cost little, so few shapes have many of them.
+    """
+    count, tokens, longest = len(lengths), int(lengths.sum()), int(lengths.max())
     if tokens > _TOKENS[-1]:
-        return SourceShape(tokens, len(lengths), longest)
-    bucket = min(max(_MIN_LONGEST, _power_of_two(longest)), max(most_tokens, longest))
-    return SourceShape(_TOKENS[bisect_left(_TOKENS, tokens)], max(_MIN_SOURCES, _power_of_two(len(lengths))), bucket)
+        return SourceShape(tokens, count, longest)
+    rounded = _TOKENS[bisect_left(_TOKENS, tokens)]
+    sizes = (_power_of_two(count),) if is_padded else tuple(rounded // each for each in _TOKENS_A_SOURCE)
+    sources = next(size for size in (_MIN_SOURCES, *sizes) if size >= count)
+    least = _MIN_LONGEST if is_padded else _MIN_FLASH_LONGEST
+    return SourceShape(rounded, sources, min(max(least, _power_of_two(longest)), max(most_tokens, longest)))
 
 
 class SourceEncoder:
@@ -72,6 +79,9 @@ class SourceEncoder:
             self._graphs = Graphs(device)
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._waits = True  # for all steps, before the next batch
+        head_dim = len(model.encoder.layers[0].qkv.weight) // 3 // model.encoder.num_heads
+        of_layers = [uses_flash(key_values, layer.attention, head_dim) for layer in model.encoder.layers]
+        self._is_padded = not all(of_layers)
 
     def wait_for_steps(self) -> None:
         """Begin the next batch after all that was given to the current stream."""
@@ -80,7 +90,7 @@ class SourceEncoder:
     def encode(self, sources: Sequence[Int32Array], slots: Int64Array) -> None:
         """Queue a batch. Does not wait for the device."""
         lengths = np.array([len(source) for source in sources])
-        shape = source_shape(lengths, self._most_tokens)
+        shape = self._shape(lengths)
         with self._beside_steps():
             if self._graphs is None or shape.tokens > _TOKENS[-1]:
                 description = torch.empty(shape.sections[-1].stop, dtype=torch.int32, device=self._device)
@@ -92,13 +102,13 @@ class SourceEncoder:
                 self._graphs.run(shape, self._work_of(shape))
 
     def prepare(self, tokens: int) -> None:
-        """Capture graphs of batches of up to so many tokens, of sources of half of the longest. Called at load."""
+        """Capture graphs of batches of up to so many tokens, of sources of usual lengths. Called at load."""
         if self._graphs is None:
             return
-        each = max(1, min(self._most_tokens, 2 * _MIN_LONGEST))
+        each = min(self._most_tokens, 4 * _TOKENS_A_SOURCE[0])
         for total in _TOKENS[: bisect_left(_TOKENS, tokens) + 1]:
             lengths = np.full(max(1, total // each), each if total >= each else total)
-            shape = source_shape(lengths, self._most_tokens)
+            shape = self._shape(lengths)
             with self._beside_steps():
                 sources = [np.zeros(length, np.int32) for length in lengths.tolist()]
                 slots = np.full(int(lengths.sum()), self._scratch)
@@ -148,6 +158,9 @@ class SourceEncoder:
         for part, array, rest in zip(parts, arrays, (0, 0, self._scratch, spare, total, 0), strict=True):
             part[: len(array)], part[len(array) :] = array, rest
         description[:size].copy_(values, non_blocking=True)  # torch keeps pinned memory until it has ended
+
+    def _shape(self, lengths: Int64Array) -> SourceShape:
+        return source_shape(lengths, self._most_tokens, is_padded=self._is_padded)
 
     def _work_of(self, shape: SourceShape) -> partial[Tensor]:
         """As work of a graph, which reads the description at its fixed address."""
