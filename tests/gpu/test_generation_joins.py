@@ -29,18 +29,26 @@ def integers(low: int, high: int, *shape: int) -> Tensor:
 def greedy_steps(requests: int, quantum: int, seed: int, logits: Tensor, *, by_torch: bool) -> GreedySteps:
     """Small numbers, so that lengths and tokens often meet their terms. Equal seeds give equal requests."""
     torch.manual_seed(seed)
-    single = [integers(low, high, requests) for low, high in ((1, 7), (0, 6), (-1, 3), (-1, 3), (0, 9), (0, 2), (0, 3))]
-    source_length, penalties = integers(1, 9, requests), torch.ones(requests, dtype=torch.float64, device="cuda")
-    terms = SearchTerms(
-        *single, source_length, penalties, integers(-1, 30, requests, MAX_EOS), integers(0, 9, requests, 2)
-    )
     none = torch.zeros(requests, 1, device="cuda")
+    terms = SearchTerms(
+        max_new=integers(1, 7, requests),
+        min_new=integers(0, 6, requests),
+        forced_first=integers(-1, 3, requests),
+        forced_last=integers(-1, 3, requests),
+        bans=integers(0, 9, requests),
+        renormalize=integers(0, 2, requests),
+        patience=integers(0, 3, requests),
+        source_length=integers(1, 9, requests),
+        length_penalty=none[:, 0],
+        eos=integers(-1, 30, requests, MAX_EOS),
+        source_pages=integers(0, 9, requests, 2),
+    )
     status = integers(0, 3, requests) * integers(0, 2, requests)
-    state = SearchState(status, integers(0, 6, requests), integers(0, 30, requests, 1), *[none] * 7)
+    length, last = integers(0, 6, requests), integers(0, 30, requests, 1)
+    state = SearchState(status, length, last, none, none, none, none, none, none, none)
     if not by_torch:
         return GreedySteps.begin(terms, state, quantum, logits)
-    of_pass = [torch.empty_like(status) for _ in range(4)]
-    steps = GreedySteps(terms, state, *of_pass, status.new_empty(requests, 1 + quantum))
+    steps = GreedySteps.empty(terms, state, quantum)
     steps.advance_by_torch(None, 0)
     return steps
 
@@ -101,13 +109,12 @@ def test_a_graph_of_the_encoder_gives_what_its_launches_give(dtype: torch.dtype)
         assert not device._key_values[:, SMALL.page_size + len(slots) : scratch].any()
     assert device.sources._graphs is not None
     assert len(device.sources._graphs) == 1
-    assert torch.equal(kept[0], kept[2])
-    assert torch.equal(kept[1], kept[3])
     alone = GpuSeq2Seq(weights, SMALL, dtype=dtype)
     alone.encode([sources((7, 30, 1, 25), 1)[1]], SMALL.page_size + np.arange(30))
-    own = alone._key_values[:, SMALL.page_size : SMALL.page_size + 30].float()
-    tolerance = 8 * torch.finfo(dtype).eps * own.abs().max()
-    assert (own - kept[2][:, 7:37].float()).abs().max() <= tolerance
+    own = alone._key_values[:, SMALL.page_size : SMALL.page_size + 30]
+    tolerance = 32 * torch.finfo(dtype).eps * own.abs().max()
+    for found, wanted in ((kept[2], kept[0]), (kept[3], kept[1]), (kept[2][:, 7:37], own)):
+        assert (found - wanted).abs().max() <= tolerance
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
@@ -126,10 +133,8 @@ def test_requests_join_and_leave_beside_the_steps_underway(works_ahead: bool, is
     device = GpuSeq2Seq(checkpoint.weights, limits, dtype=torch.float32, works_ahead=works_ahead)
     if is_prepared:
         device.prepare(checkpoint.options(**kinds[0]), quanta=(1, 2, 3), max_requests=8)
-    generator, batch = (
-        Generator(checkpoint.weights, limits, device=device),
-        sources([3 + 3 * id % 40 for id in range(40)]),
-    )
+    generator = Generator(checkpoint.weights, limits, device=device)
+    batch = sources([3 + 3 * id % 40 for id in range(40)])
     tokens: dict[int, list[int]] = {}
     cancelled = {6, 17, 18, 30}
     for id, source in enumerate(batch):
