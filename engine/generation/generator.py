@@ -122,8 +122,8 @@ class Generator:
         (`DeviceSearch.run`) returns what is new one call later, of any requests that are active.
         """
         chosen = self._requests.named_active(ids)
-        hosted = [request for request in chosen if not request.is_searched]
-        searched = [request.id for request in chosen if request.is_searched]
+        hosted = [request for request in chosen if request.hypotheses is not None]
+        searched = [request.id for request in chosen if request.hypotheses is None]
         progress = {request.id: Progress(request.id, (), None, 0) for request in hosted}
         for index in range(quantum):
             running = [request for request in hosted if progress[request.id].finish is None]
@@ -205,12 +205,18 @@ class Generator:
         self, requests: Sequence[Request], choices: Sequence[Choice], before: Mapping[int, "Progress"]
     ) -> dict[int, "Progress"]:
         """The progress of requests with one choice more. Those that have finished leave."""
-        after = {}
+        after: dict[int, Progress] = {}
         left: dict[bool, list[Request]] = {True: [], False: []}  # by whether they have ended as they should
         for request, choice in zip(requests, choices, strict=True):
-            after[request.id] = _after(before.get(request.id), request, choice)
+            id, finish = request.id, None
             if choice.is_finished:
+                finish = _finish(request, choice)
                 left[not choice.is_invalid].append(request)
+            earlier = before.get(id)
+            if earlier is None:
+                after[id] = Progress(id, choice.tokens, finish, choice.steps)
+            else:
+                after[id] = Progress(id, earlier.tokens + choice.tokens, finish, earlier.steps + choice.steps)
         for has_ended, some in left.items():
             self._leave(some, has_ended=has_ended)
         return after
@@ -221,14 +227,6 @@ class Generator:
             if request.is_searched and self._search is not None:
                 self._search.close(request.id)
         self._requests.close(requests, has_ended=has_ended)
-
-
-def _after(before: Progress | None, request: Request, choice: Choice) -> Progress:
-    """A request's progress with one choice more."""
-    finish = _finish(request, choice) if choice.is_finished else None
-    if before is None:
-        return Progress(request.id, choice.tokens, finish, choice.steps)
-    return Progress(request.id, before.tokens + choice.tokens, finish, before.steps + choice.steps)
 
 
 def _finish(request: Request, choice: Choice) -> _Finish:

@@ -59,7 +59,7 @@ class RequestTable:
     @property
     def num_free_pages(self) -> int:
         """Pages that no active request has reserved."""
-        return self._limits.num_pages - sum(request.num_pages for request in self.active.values())
+        return self._limits.num_pages - sum([request.num_pages for request in self.active.values()])
 
     def named_waiting(self, ids: Iterable[int] | None) -> list[Request]:
         """Waiting requests by their ids, each named once; all of them by default."""

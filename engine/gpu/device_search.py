@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
@@ -108,9 +108,10 @@ class GpuSearch:
     @torch.inference_mode()
     def launch(self, ids: Sequence[int], quantum: int) -> "list[RunningSteps]":
         """Queue the steps of `run`. Of a shape that raises, and of those after it, nothing runs."""
-        by_shape: dict[SearchShape, list[int]] = {}
+        by_shape: dict[SearchShape, dict[int, OpenSearch]] = {}
         for id in ids:
-            by_shape.setdefault(self._open[id].shape, []).append(id)
+            found = self._open[id]
+            by_shape.setdefault(found.shape, {})[id] = found
         started: list[RunningSteps] = []
         for shape, group in by_shape.items():
             try:
@@ -172,11 +173,10 @@ class GpuSearch:
             self._pools[shape] = SearchPool(seats, list(range(count)), asked)
         return self._pools[shape]
 
-    def _start(self, shape: SearchShape, ids: Sequence[int], quantum: int) -> "RunningSteps":
-        pool, key = self._pools[shape], SearchKey(shape, shape.bucket(len(ids)), quantum)
-        requests = {id: self._open[id] for id in ids}
+    def _start(self, shape: SearchShape, requests: Mapping[int, OpenSearch], quantum: int) -> "RunningSteps":
+        pool, key = self._pools[shape], SearchKey(shape, shape.bucket(len(requests)), quantum)
         asked = np.full(key.requests, pool.seats.spare)
-        asked[: len(ids)] = [request.seat for request in requests.values()]
+        asked[: len(requests)] = [request.seat for request in requests.values()]
         (seats,) = upload(self._device, asked)
         pool.asked[: key.requests] = seats
         if self._graphs is None:

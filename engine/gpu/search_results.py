@@ -6,10 +6,10 @@ from penstock.engine.gpu.search_state import FINISHED, INVALID, RUNNING
 
 def greedy_choice(row: list[int]) -> Choice:
     """By a row of results: the status, then the tokens that were added; -1 for none."""
-    status, *added = row
+    status = row[0]
     if status == RUNNING:  # each step has added a token
-        return Choice(tuple(added), is_finished=False, steps=len(added))
-    tokens = tuple(token for token in added if token >= 0)
+        return Choice(tuple(row[1:]), False, None, None, False, len(row) - 1)
+    tokens = tuple(token for token in row[1:] if token >= 0)
     is_invalid = status == INVALID  # by a step that has added no token
     return Choice(tokens, is_finished=True, is_invalid=is_invalid, steps=len(tokens) + is_invalid)
 

@@ -1,8 +1,8 @@
 """The encoder of an encoder-decoder model on a device: sources end to end, in shapes that CUDA graphs can hold."""
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -116,14 +116,16 @@ class SourceEncoder:
                 self._work_of(shape)()  # loads the kernels: no module can be loaded during a capture
                 self._graphs.capture(shape, self._work_of(shape))
 
+    @torch.inference_mode()
     def capture_next(self) -> bool:
         """Capture a graph that two batches have missed, if any. Returns whether there was one."""
         if self._graphs is None or not self._graphs.is_due:
             return False
-        with self._beside_steps():
-            return self._graphs.capture_next(self._work_of)
+        with contextlib.suppress(RuntimeError), self._beside_steps():  # an error of the device appears again
+            self._graphs.capture_next(self._work_of)
+        return True
 
-    @contextmanager
+    @contextlib.contextmanager
     def _beside_steps(self) -> Iterator[None]:
         if self._stream is None:
             yield
