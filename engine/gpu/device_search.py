@@ -79,10 +79,10 @@ class GpuSearch:
     def open(self, requests: Sequence[SearchRequest]) -> None:
         """See `DeviceSearch.open`."""
         by_shape: dict[SearchShape, list[SearchRequest]] = {}
-        for request in requests:
-            by_shape.setdefault(self._kind_of(request.options).shape, []).append(request)
         try:
             with self._faults.sorted():
+                for request in requests:
+                    by_shape.setdefault(self._kind_of(request.options).shape, []).append(request)
                 for shape, group in by_shape.items():
                     self._open_some(self._pool(shape), shape, group)
         except BaseException:

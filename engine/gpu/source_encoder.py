@@ -106,7 +106,7 @@ class SourceEncoder:
         if self._graphs is None:
             return
         each = min(self._most_tokens, 4 * _TOKENS_A_SOURCE[0])
-        for total in _TOKENS[: bisect_left(_TOKENS, tokens) + 1]:
+        for total in reversed(_TOKENS[: bisect_left(_TOKENS, tokens) + 1]):  # the smaller ones find memory in the pool
             lengths = np.full(max(1, total // each), each if total >= each else total)
             shape = self._shape(lengths)
             with self._beside_steps():

@@ -11,6 +11,7 @@ import torch
 from penstock.ops.bench.cellular.generation.generation_baseline import static_requests_per_s
 from penstock.ops.bench.cellular.generation.generation_bed import SEED, Bed
 from penstock.ops.bench.cellular.generation.generation_models import options_of, step_floor
+from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.gpu.timing import wall_s
 
 BYTES_PER_S, FLOPS_PER_S = 4.8e12, 989e12  # of an H200, by its data sheet: memory, and products of halves
@@ -52,6 +53,7 @@ def _model(bed: Bed) -> dict[str, Any]:
 def _prepare(bed: Bed, beams: int) -> dict[str, Any]:
     started = time.perf_counter()
     bed.generator(beams)
+    calm_garbage_collection()
     found: dict[str, Any] = {"seconds": time.perf_counter() - started}
     if bed.device.type == "cuda":
         found["device_bytes"] = torch.cuda.memory_allocated()
