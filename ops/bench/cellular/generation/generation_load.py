@@ -90,12 +90,12 @@ class Load:
     def poisson(self, rate: float, seconds: float, seed: int) -> dict[str, float]:
         """Latencies of the requests that arrive at `rate` within `seconds`, from arrival to end.
 
-        They have twice as long to end. Those that have not then are `left`, and are in no percentile.
+        They have twice as long to end, and a second. Those that have not then are `left`, and are in no percentile.
         """
         count = max(1, int(rate * seconds))
         due = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
         first, started, spent = self._next, time.perf_counter(), Spent()
-        is_late = _for(2 * seconds)
+        is_late = _for(2 * seconds + 1)
 
         def arrived() -> int:
             return int(np.searchsorted(due, time.perf_counter() - started)) - (self._next - first)
