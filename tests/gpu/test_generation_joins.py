@@ -76,10 +76,11 @@ def test_greedy_steps_are_those_of_torch(requests: int, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("count", [1, 8, 12, 32])
 @pytest.mark.parametrize("values", [2, 9, 4000])
-def test_of_equally_likely_tokens_the_first_are_found(values: int, count: int) -> None:
-    rows, vocabulary = 65, 5_001
-    logits = (integers(0, values, rows, 5_056) / 8).half()
-    none = torch.zeros(1, 5_056 // 8, dtype=torch.uint8, device="cuda")
+@pytest.mark.parametrize(("vocabulary", "columns"), [(40, 64), (700, 704), (5_001, 5_056)])
+def test_of_equally_likely_tokens_the_first_are_found(vocabulary: int, columns: int, values: int, count: int) -> None:
+    rows = 65
+    logits = (integers(0, values, rows, columns) / 8).half()
+    none = torch.zeros(1, columns // 8, dtype=torch.uint8, device="cuda")
     zeros = torch.zeros(rows, dtype=torch.int32, device="cuda")
     _, tokens = likely_tokens(logits, vocabulary, none, zeros, zeros, count)
     best = logits[:, :vocabulary].sort(dim=1, descending=True, stable=True).indices
