@@ -7,6 +7,8 @@ import numpy as np
 from numba.extending import register_jitable
 
 from penstock.scheduler.cellular.arrays import (
+    ASKED,
+    BEGAN,
     BLOCKED,
     BULK,
     CELL,
@@ -14,6 +16,7 @@ from penstock.scheduler.cellular.arrays import (
     EDGE,
     EDGES_LEFT,
     ENDED,
+    EXPECTED,
     FREE_EDGE,
     FREE_JOB,
     FREE_NODE,
@@ -30,13 +33,18 @@ from penstock.scheduler.cellular.arrays import (
     NUMBER,
     OPEN,
     OUTSTANDING,
+    PATH_S,
+    RAN,
     ROWS,
     SIBLING,
     SIZE,
     SLOTS,
+    WORK_S,
     Arrays,
 )
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
+
+_LEAST_LEFT = 0.05  # of the work of a job that runs more steps than were expected
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
@@ -72,16 +80,16 @@ def find_invalid(
 
 
 def join(
-    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, lists: Int32Array,
-    ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
-    columns: Int64Array, due_at: Float64Array, num_nodes: Int64Array, cells: Int32Array, steps: Int32Array,
-    offsets: Int32Array, dependencies: Int32Array, rows: Int64Array,
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, work: Float64Array,
+    lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
+    columns: Int64Array, due_at: Float64Array, estimates: Float64Array, num_nodes: Int64Array, cells: Int32Array,
+    steps: Int32Array, offsets: Int32Array, dependencies: Int32Array, rows: Int64Array,
 ) -> None:  # fmt: skip
     """Add jobs with valid graphs, end to end, for which there is room. Writes the row of each to `rows`.
 
-    `columns`: ID, NUMBER, BULK, SLOTS, SIZE of each.
+    `columns` [5, J]: ID, NUMBER, BULK, SLOTS, SIZE of each. `estimates` [J, 5]: fields of Estimate.
     """
-    arrays = Arrays(nodes, edges, jobs, is_gone, due, lists, ready, order, num_jobs, slots, sizes)
+    arrays = Arrays(nodes, edges, jobs, is_gone, due, work, lists, ready, order, num_jobs, slots, sizes)
     begin = place = edge_begin = 0
     node_rows = np.empty(num_nodes.max(), np.int32)
     for number in range(len(num_nodes)):
@@ -89,12 +97,14 @@ def join(
         sizes[FREE_JOB] = jobs[job, NODE]
         sizes[JOBS_LEFT] -= 1
         rows[number] = job
-        jobs[job, ID : SIZE + 1] = columns[number]
+        jobs[job, ID : SIZE + 1] = columns[:, number]
         jobs[job, OPEN] = num_nodes[number]
         jobs[job, OUTSTANDING] = 0
         jobs[job, NODE] = NONE
         is_gone[job] = False
         due[job] = due_at[number]
+        work[job, :RAN] = estimates[number, :RAN]
+        work[job, RAN], work[job, BEGAN] = 0.0, np.inf
         lists[job] = NONE
         slots[jobs[job, BULK]] += jobs[job, SLOTS]
         for index in range(num_nodes[number]):
@@ -134,24 +144,19 @@ def join(
 
 
 def measure(
-    sizes: Int64Array,
-    cells: Int32Array,
-    steps: Int32Array,
-    offsets: Int32Array,
-    dependencies: Int32Array,
-    step_s: Float64Array,
-    row_s: Float64Array,
-    share: float,
-    found: Float64Array,
-) -> None:
-    """Times of valid graphs, end to end, of whose chains a share of the steps runs.
+    sizes: Int64Array, cells: Int32Array, steps: Int32Array, offsets: Int32Array, dependencies: Int32Array,
+    columns: Int64Array, step_s: Float64Array, row_s: Float64Array, share: float, slowdown: float, max_slots: float,
+    num_devices: float, found: Float64Array,
+) -> None:  # fmt: skip
+    """Predict the times of jobs with valid graphs, end to end, of whose chains a share of the steps runs.
 
-    `step_s`: seconds of a step of each cell; `row_s`: of one of its rows. Writes to `found` [G, 4]: seconds of the
-    longest path, seconds of all rows, expected steps, steps.
+    `columns`: as in `join`; `step_s`: seconds of a step of each cell; `row_s`: of one of its rows. Writes the fields of
+    Estimate to `found` [G, 5]. Bulk jobs have no work: they give way to others.
     """
     node = place = edge = 0
     ends = np.zeros(max(1, sizes[0].max()))
     for graph in range(sizes.shape[1]):
+        path_s = work_s = expected_steps = asked_steps = 0.0
         for index in range(sizes[0, graph]):
             cell, asked = cells[node + index], steps[node + index]
             expected = max(1.0, asked * share)
@@ -159,13 +164,27 @@ def measure(
             for at in range(edge + offsets[place + index], edge + offsets[place + index + 1]):
                 begin = max(begin, ends[dependencies[at]])
             ends[index] = begin + expected * step_s[cell]
-            found[graph, 0] = max(found[graph, 0], ends[index])
-            found[graph, 1] += expected * row_s[cell]
-            found[graph, 2] += expected
-            found[graph, 3] += asked
+            path_s = max(path_s, ends[index])
+            work_s += expected * row_s[cell]
+            expected_steps += expected
+            asked_steps += asked
+        slots_s = path_s * min(1.0, columns[SLOTS, graph] / max_slots)
+        work_s = 0.0 if columns[BULK, graph] else slowdown * max(work_s, slots_s) / num_devices
+        found[graph, PATH_S], found[graph, WORK_S] = path_s, work_s
+        found[graph, EXPECTED], found[graph, ASKED] = expected_steps, asked_steps
+        found[graph, ASKED + 1] = slowdown * path_s
         node += sizes[0, graph]
         place += sizes[2, graph]
         edge += sizes[3, graph]
+
+
+def sum_left(order: Int32Array, num_jobs: Int64Array, work: Float64Array, left_s: Float64Array) -> None:
+    """Write the work that is left before each online job, in the order in which they are due, and of all [J + 1]."""
+    total = left_s[0] = 0.0
+    for place in range(num_jobs[0]):
+        job = order[0, place]
+        total += work[job, WORK_S] * max(1.0 - work[job, RAN] / work[job, EXPECTED], _LEAST_LEFT)
+        left_s[place + 1] = total
 
 
 @_inlined

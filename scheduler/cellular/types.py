@@ -72,7 +72,7 @@ class Estimate(NamedTuple):
     """Predicted times of a job."""
 
     raw_path_s: float = 0.0  # from its first step to its last, by the table of costs
-    path_s: float = 0.0  # the same, as jobs have been slower or faster than the table says
     work_s: float = 0.0  # for which it keeps all devices busy
     expected: float = 1.0  # steps: chains may stop before their last
     asked: float = 1.0  # steps of all nodes
+    path_s: float = 0.0  # as `raw_path_s`, as jobs have been slower or faster than the table says

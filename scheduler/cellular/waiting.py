@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Callable, Sequence
 
-from penstock.scheduler.cellular.table import QueuedCellJob
+from penstock.scheduler.cellular.new_jobs import Joining, QueuedCellJob
 
 _BULK_SHARE = 0.75  # of a device's slots that bulk jobs hold, but for one larger job: an online job finds a free one
 _FEW = 1000  # entries of jobs that have left, which are not worth a removal
@@ -25,7 +25,7 @@ class WaitingJobs:
         """Add a job."""
         heapq.heappush(self._heap, entry)
 
-    def fit_together(self, entries: Sequence[QueuedCellJob], held: Sequence[tuple[int, int]]) -> bool:
+    def fit_together(self, joining: Joining, held: Sequence[tuple[int, int]]) -> bool:
         """Whether none waits, and there is one device, with room for these jobs in any order.
 
         held: state slots of each device that online jobs hold, and bulk jobs.
@@ -34,8 +34,7 @@ class WaitingJobs:
             return False
         if self._max_slots is None:
             return True
-        (online, bulk), more = held[0], sum([entry.job.slots for entry in entries])
-        more_bulk = sum([entry.job.slots for entry in entries if entry.bulk])
+        (online, bulk), (more, more_bulk) = held[0], joining.slots
         fits = online + bulk + more <= self._max_slots
         return fits and (not more_bulk or bulk + more_bulk <= _BULK_SHARE * self._max_slots)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
-from penstock.scheduler.cellular.table import load_kernels
+from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.types import MAX_PASSES
 from penstock.scheduler.types import Cause, Wait
 from tests.scheduler.cellular.model import Model, graph_of, tree_of
@@ -383,7 +383,7 @@ def test_the_kernels_were_compiled_once() -> None:
         model.add(CellGraph.of_stages((0, steps), (1, steps)), bulk=steps == 5)
     model.cancel(0)
     model.drain()
-    assert [len(kernel.signatures) for kernel in load_kernels()] == [1] * 6
+    assert [len(kernel.signatures) for kernel in load_kernels()] == [1] * 7
 
 
 @pytest.mark.slow

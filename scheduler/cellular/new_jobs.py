@@ -1,0 +1,105 @@
+"""New jobs as arrays: they are checked, predicted and joined many at once."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.scheduler.cellular.arrays import BULK, ID, NONE, NUMBER, SIZE, SLOTS
+from penstock.scheduler.cellular.compiled import Graphs, end_to_end, load_kernels
+from penstock.scheduler.cellular.deadlines import Deadline
+from penstock.scheduler.cellular.types import CellJob, Estimate, Float64Array, Int64Array
+
+_UNKNOWN = Estimate()
+
+
+class QueuedCellJob(NamedTuple):
+    """A job that waits for a device. It compares by its place in the queue."""
+
+    bulk: bool
+    due: float
+    number: int  # unique: of two jobs due at once, the one that came first is first
+    job: CellJob
+    estimate: Estimate = _UNKNOWN  # without admission: none
+
+
+class Joining(NamedTuple):
+    """Jobs as a device's table takes them, at least one."""
+
+    columns: Int64Array  # [5, J] ID, NUMBER, BULK, SLOTS, SIZE: fields of the table
+    due: Float64Array  # [J]
+    estimates: Float64Array  # [J, 5] fields of Estimate
+    graphs: Graphs
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """State slots that they need: all of them, and the bulk jobs."""
+        slots = self.columns[SLOTS]
+        return int(slots.sum()), int(slots @ self.columns[BULK])
+
+    @classmethod
+    def of(cls, entries: Sequence[QueuedCellJob]) -> "Joining":
+        """Jobs that have waited."""
+        jobs = [entry.job for entry in entries]
+        numbers = [entry.number for entry in entries]
+        columns = [[job.id, number, job.bulk, job.slots, job.size] for job, number in zip(jobs, numbers, strict=True)]
+        due = np.array([entry.due for entry in entries], np.float64)
+        estimates = np.array([entry.estimate for entry in entries], np.float64)
+        return cls(np.array(columns, np.int64).T.copy(), due, estimates, end_to_end([job.graph for job in jobs]))
+
+
+class NewJobs(NamedTuple):
+    """The jobs of one `add`, at least one."""
+
+    jobs: Sequence[CellJob]
+    arrival: Float64Array  # [J]
+    deadline: Float64Array  # [J]; inf: none
+    joining: Joining
+
+    @classmethod
+    def of(cls, jobs: Sequence[CellJob], patience_s: float, num_before: int) -> "NewJobs":
+        """Jobs that come after so many others. See `CellSettings.patience_s`."""
+        ids, graphs, arrivals, deadlines, bulk, slots, sizes = zip(*jobs, strict=True)
+        columns = np.empty((5, len(jobs)), np.int64)
+        columns[ID], columns[BULK], columns[SLOTS], columns[SIZE] = ids, bulk, slots, sizes
+        columns[NUMBER] = np.arange(num_before + 1, num_before + 1 + len(jobs))
+        deadline = np.array([math.inf if one is None else one for one in deadlines], np.float64)
+        arrival = np.array(arrivals, np.float64)
+        due = np.minimum(arrival + patience_s, deadline)
+        estimates = np.empty((len(jobs), len(_UNKNOWN)))
+        estimates[:] = _UNKNOWN
+        return cls(jobs, arrival, deadline, Joining(columns, due, estimates, end_to_end(graphs)))
+
+    def check(self, active: Mapping[int, object], num_cells: int, max_slots: int | None) -> None:
+        """ValueError: an id in use, no number as a time, an impossible graph, too many slots."""
+        jobs, (columns, _, _, graphs) = self.jobs, self.joining
+        ids = columns[ID].tolist()
+        if len(set(ids)) < len(ids) or not active.keys().isdisjoint(ids):
+            raise ValueError("Job ids must be unique among active jobs.")
+        is_wrong = ~np.isfinite(self.arrival) | np.isnan(self.deadline)
+        if is_wrong.any():
+            wrong = jobs[int(is_wrong.argmax())]
+            raise ValueError(f"A job's times must be numbers. Job {wrong.id}: {wrong.arrival}, {wrong.deadline}")
+        most = max_slots or math.inf
+        slots = columns[SLOTS]
+        if slots.min() < 1 or slots.max() > most:
+            wrong = jobs[int(((slots < 1) | (slots > most)).argmax())]
+            raise ValueError(f"A job holds 1 to {most} state slots. Job {wrong.id} needs: {wrong.slots}")
+        invalid = int(load_kernels().find_invalid(*graphs, num_cells))
+        if invalid != NONE:
+            raise ValueError(
+                f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job "
+                f"{jobs[invalid].id} has: {jobs[invalid].graph}"
+            )
+
+    def deadlines(self) -> list[Deadline]:
+        """Of those jobs that have one."""
+        rows = zip(self.deadline.tolist(), self.joining.columns[NUMBER].tolist(), self.jobs, strict=True)
+        return [Deadline(at, number, job.id) for at, number, job in rows if at < math.inf]
+
+    def queued(self) -> list[QueuedCellJob]:
+        """The jobs one by one."""
+        columns, due, estimates, _ = self.joining
+        rows = zip(self.jobs, columns[NUMBER].tolist(), due.tolist(), estimates.tolist(), strict=True)
+        return [QueuedCellJob(job.bulk, at, number, job, Estimate(*row)) for job, number, at, row in rows]
