@@ -157,6 +157,21 @@ def close(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: In
     return num_released
 
 
+def release(references: Int32Array, free: Int32Array, num_free: int, slots: Int32Array) -> int:
+    """Drop a reference of each slot, and put those that have none left on the stack of free ones.
+
+    Returns how many are free; NONE: a slot had no reference.
+    """
+    for slot in slots:
+        if slot == NO_SLOT or references[slot] < 1:
+            return NONE
+        references[slot] -= 1
+        if references[slot] == 0:
+            free[num_free] = slot
+            num_free += 1
+    return num_free
+
+
 @inlined
 def _forget(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: Int32Array, counts: Int32Array,
             request: int, released: Int32Array, num_released: int) -> int:  # fmt: skip

@@ -1,7 +1,6 @@
 """The host's own seconds between two results, for quanta that hide them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 
 class HostTime:
@@ -12,14 +11,13 @@ class HostTime:
         self._result_at: float | None = None  # when the last result came; None: there was nothing to do since
         self._starting_s = 0.0  # of the engines' `start` since then: on a CPU it computes
 
-    @contextmanager
-    def starting(self) -> Iterator[None]:
-        """An engine's `start` runs."""
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self._starting_s += self._clock() - began
+    def now(self) -> float:
+        """The clock's seconds."""
+        return self._clock()
+
+    def started(self, began: float) -> None:
+        """An engine's `start` has run since then."""
+        self._starting_s += self._clock() - began
 
     def take(self) -> float:
         """Seconds since the last result, without those of `start`; 0 where there was nothing to do."""
