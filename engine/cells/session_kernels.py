@@ -78,6 +78,16 @@ def advance(nodes: Int32Array, slots: Int32Array, places: Int32Array, values: In
     return 0
 
 
+def count_steps(asked: Int32Array, ran: Int32Array) -> int:
+    """Steps that ran, of all rows; NONE: a row ran more than it was asked for, or fewer than none."""
+    total = 0
+    for row in range(len(asked)):
+        if not 0 <= ran[row] <= asked[row]:
+            return NONE
+        total += ran[row]
+    return total
+
+
 def store(nodes: Int32Array, places: Int32Array, values: Int32Array, requests: Int32Array, rows: Int32Array,
           ran: Int32Array, column: int, width: int, emitted: Int32Array) -> None:  # fmt: skip
     """Keep an emission of a batch, before `apply`. rows, ran [R]; emitted [R, quantum * width]."""

@@ -55,7 +55,7 @@ class Backlog:
         columns, _, estimates, graphs = joining
         max_slots, slowdown = float(self._max_slots or math.inf), self._slowdown if num_active else 1.0
         share, num_devices = self._ran / self._asked, float(len(self._tables))
-        load_kernels().measure(*graphs, columns, step_s, row_s, share, slowdown, max_slots, num_devices, estimates)
+        load_kernels().measure(graphs, columns, step_s, row_s, share, slowdown, max_slots, num_devices, estimates)
 
     def surely_in_time(self, new: NewJobs, now: float) -> bool:
         """Whether the jobs of one `add` are in time in any order, if they join at once. False if that is not sure.

@@ -1,36 +1,19 @@
-"""The kernels of the scheduler, compiled and ready to run, and the graphs that they take."""
+"""The kernels of the scheduler, compiled and ready to run."""
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.scheduler.cellular.arrays import NO_MAXIMUM, NONE, make_arrays, with_room
-from penstock.scheduler.cellular.types import CellGraph, Int32Array, Int64Array
-
-
-class Graphs(NamedTuple):
-    """Graphs end to end, each with indices of its own."""
-
-    sizes: Int64Array  # [4, G] entries of each in the four arrays
-    cells: Int32Array
-    steps: Int32Array
-    offsets: Int32Array
-    dependencies: Int32Array
-
-
-def end_to_end(graphs: Sequence[CellGraph]) -> Graphs:
-    """Join graphs, at least one."""
-    parts = list(zip(*graphs, strict=True))
-    sizes = np.array([list(map(len, part)) for part in parts], np.int64)
-    return Graphs(sizes, *[np.concatenate(part, dtype=np.int32, casting="same_kind") for part in parts])
+from penstock.scheduler.cellular.types import CellGraph
 
 
 class Kernels(NamedTuple):
     """The compiled functions of joining.py, running.py and leaving.py."""
 
     find_invalid: Any
+    count: Any
     measure: Any
     sum_left: Any
     join: Any
@@ -44,11 +27,11 @@ def load_kernels() -> Kernels:
     """The kernels, compiled and ready to run: at once where an earlier process kept them, else within seconds."""
     from numba import njit  # takes half a second to load
 
-    from penstock.scheduler.cellular.joining import find_invalid, join, measure, sum_left
+    from penstock.scheduler.cellular.joining import count, find_invalid, join, measure, sum_left
     from penstock.scheduler.cellular.leaving import drop
     from penstock.scheduler.cellular.running import plan, settle
 
-    functions = find_invalid, measure, sum_left, join, plan, settle, drop
+    functions = find_invalid, count, measure, sum_left, join, plan, settle, drop
     try:
         kernels = Kernels(*[njit(function, cache=True) for function in functions])
         _exercise(kernels)
@@ -63,21 +46,21 @@ def _exercise(kernels: Kernels) -> None:
 
     RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.
     """
-    graphs = end_to_end([CellGraph.of_stages((0, 1), (0, 1))])
+    graphs = CellGraph.of_stages((0, 1), (0, 1)).packed
     arrays = with_room(make_arrays(1), 2, 1, 1)
     columns = np.array([[7], [0], [0], [1], [1]], np.int64)
     row, ids, is_stopped = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.bool_)
     nodes, steps, indices = np.zeros((3, 1), np.int32)
     estimates, left_s, totals = np.zeros((1, 5)), np.zeros(2), np.zeros(4)
-    results = [kernels.find_invalid(*graphs, 1)]
-    kernels.measure(*graphs, columns, np.ones(1), np.ones(1), 1.0, 1.0, np.inf, 1.0, estimates)
-    kernels.join(*arrays, columns, np.zeros(1), estimates, graphs.sizes[0], *graphs[1:], row)
+    results = [kernels.find_invalid(graphs, 1, 1), *kernels.count(graphs, 1)]
+    kernels.measure(graphs, columns, np.ones(1), np.ones(1), 1.0, 1.0, np.inf, 1.0, estimates)
+    kernels.join(*arrays, columns, np.zeros(1), estimates, graphs, row)
     kernels.sum_left(arrays.order, arrays.num_jobs, arrays.work, left_s)
     for _ in range(2):
-        results.append(kernels.plan(*arrays, 0, 1, NO_MAXIMUM, 0.0, nodes, steps, ids, indices))
+        results += kernels.plan(*arrays, 0, 1, NO_MAXIMUM, 0.0, nodes, steps, ids, indices)
         results += [int(ids[0]), int(indices[0])]
         results.append(kernels.settle(*arrays, nodes, steps, steps, is_stopped, 1.0, ids, totals))
     kernels.drop(*arrays, row[:0])
     results += [*left_s.tolist(), *totals.tolist()]
-    if results != [NONE, 1, 7, 0, 0, 1, 7, 1, 1, 0, 2, 2, 2, 2, 1] or arrays.ready.any():
+    if results != [NONE, 2, 1, 1, 1, 7, 0, 0, 1, 1, 7, 1, 1, 0, 2, 2, 2, 2, 1] or arrays.ready.any():
         raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

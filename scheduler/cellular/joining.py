@@ -50,55 +50,61 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 _inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
 
 
-def find_invalid(
-    sizes: Int64Array,
-    cells: Int32Array,
-    steps: Int32Array,
-    offsets: Int32Array,
-    dependencies: Int32Array,
-    num_cells: int,
-) -> int:
-    """The first graph that breaks the contract of CellGraph, or NONE. Graphs lie end to end: see table.Graphs."""
-    node = place = edge = 0
-    for graph in range(sizes.shape[1]):
-        nodes, num_steps, num_offsets, edges = sizes[0, graph], sizes[1, graph], sizes[2, graph], sizes[3, graph]
+def find_invalid(graphs: Int32Array, num_jobs: int, num_cells: int) -> int:
+    """The first graph that breaks the contract of CellGraph, or NONE. Packed graphs lie end to end."""
+    at = 0
+    for graph in range(num_jobs):
+        nodes, num_steps, num_offsets, edges = graphs[at], graphs[at + 1], graphs[at + 2], graphs[at + 3]
         if nodes < 1 or num_steps != nodes or num_offsets != nodes + 1:
             return graph
-        if offsets[place] != 0 or offsets[place + nodes] != edges:
+        cells, steps, offsets, dependencies = _parts(graphs, at)
+        if graphs[offsets] != 0 or graphs[offsets + nodes] != edges:
             return graph
         for index in range(nodes):
-            first, last = offsets[place + index], offsets[place + index + 1]
-            if not (0 <= cells[node + index] < num_cells and steps[node + index] >= 1 and 0 <= first <= last <= edges):
+            first, last = graphs[offsets + index], graphs[offsets + index + 1]
+            is_cell = 0 <= graphs[cells + index] < num_cells and graphs[steps + index] >= 1
+            if not (is_cell and 0 <= first <= last <= edges):
                 return graph
-            for at in range(edge + first, edge + last):
-                if not 0 <= dependencies[at] < index:
+            for place in range(dependencies + first, dependencies + last):
+                if not 0 <= graphs[place] < index:
                     return graph
-        node += nodes
-        place += nodes + 1
-        edge += edges
+        at = dependencies + edges
     return NONE
+
+
+def count(graphs: Int32Array, num_jobs: int) -> tuple[int, int]:
+    """Nodes and edges of valid graphs, end to end."""
+    at = num_nodes = num_edges = 0
+    for _ in range(num_jobs):
+        nodes, edges = graphs[at], graphs[at + 3]
+        num_nodes += nodes
+        num_edges += edges
+        at += 5 + 3 * nodes + edges
+    return num_nodes, num_edges
 
 
 def join(
     nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, work: Float64Array,
     lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
-    columns: Int64Array, due_at: Float64Array, estimates: Float64Array, num_nodes: Int64Array, cells: Int32Array,
-    steps: Int32Array, offsets: Int32Array, dependencies: Int32Array, rows: Int64Array,
+    columns: Int64Array, due_at: Float64Array, estimates: Float64Array, graphs: Int32Array,
+    rows: Int64Array,
 ) -> None:  # fmt: skip
     """Add jobs with valid graphs, end to end, for which there is room. Writes the row of each to `rows`.
 
     `columns` [5, J]: ID, NUMBER, BULK, SLOTS, SIZE of each. `estimates` [J, 5]: fields of Estimate.
     """
     arrays = Arrays(nodes, edges, jobs, is_gone, due, work, lists, ready, order, num_jobs, slots, sizes)
-    begin = place = edge_begin = 0
-    node_rows = np.empty(num_nodes.max(), np.int32)
-    for number in range(len(num_nodes)):
+    at = 0
+    node_rows = np.empty(len(graphs), np.int32)
+    for number in range(len(rows)):
+        num_nodes = graphs[at]
+        cells, steps, offsets, dependencies = _parts(graphs, at)
         job = sizes[FREE_JOB]
         sizes[FREE_JOB] = jobs[job, NODE]
         sizes[JOBS_LEFT] -= 1
         rows[number] = job
         jobs[job, ID : SIZE + 1] = columns[:, number]
-        jobs[job, OPEN] = num_nodes[number]
+        jobs[job, OPEN] = num_nodes
         jobs[job, OUTSTANDING] = 0
         jobs[job, NODE] = NONE
         is_gone[job] = False
@@ -107,62 +113,61 @@ def join(
         work[job, RAN], work[job, BEGAN] = 0.0, np.inf
         lists[job] = NONE
         slots[jobs[job, BULK]] += jobs[job, SLOTS]
-        for index in range(num_nodes[number]):
+        for index in range(num_nodes):
             node = sizes[FREE_NODE]
             sizes[FREE_NODE] = nodes[node, NEXT]
             sizes[NODES_LEFT] -= 1
             node_rows[index] = node
-            first, last = offsets[place + index], offsets[place + index + 1]
-            nodes[node, CELL] = cells[begin + index]
+            first, last = graphs[offsets + index], graphs[offsets + index + 1]
+            cell = graphs[cells + index]
+            nodes[node, CELL] = cell
             nodes[node, JOB] = job
             nodes[node, INDEX] = index
-            nodes[node, LEFT] = steps[begin + index]
+            nodes[node, LEFT] = graphs[steps + index]
             nodes[node, BLOCKED] = last - first
             nodes[node, ROWS] = 0
             nodes[node, EDGE] = NONE
             nodes[node, SIBLING] = jobs[job, NODE]
             nodes[node, ENDED] = 0
             jobs[job, NODE] = node
-            for at in range(edge_begin + first, edge_begin + last):
-                parent, edge = node_rows[dependencies[at]], sizes[FREE_EDGE]
+            for place in range(dependencies + first, dependencies + last):
+                parent, edge = node_rows[graphs[place]], sizes[FREE_EDGE]
                 sizes[FREE_EDGE] = edges[edge, NEXT_EDGE]
                 sizes[EDGES_LEFT] -= 1
                 edges[edge, CHILD] = node
                 edges[edge, NEXT_EDGE] = nodes[parent, EDGE]
                 nodes[parent, EDGE] = edge
             if first == last:  # it is ready
-                ready_list = lists[job, cells[begin + index]]
+                ready_list = lists[job, cell]
                 nodes[node, NEXT] = ready_list[0]
                 ready_list[0] = node
                 if ready_list[1] == NONE:
                     ready_list[1] = node
-                ready[jobs[job, BULK], cells[begin + index]] += 1
-        begin += num_nodes[number]
-        place += num_nodes[number] + 1
-        edge_begin += offsets[place - 1]
+                ready[jobs[job, BULK], cell] += 1
+        at = dependencies + graphs[at + 3]
         _insert(arrays, job)
 
 
 def measure(
-    sizes: Int64Array, cells: Int32Array, steps: Int32Array, offsets: Int32Array, dependencies: Int32Array,
-    columns: Int64Array, step_s: Float64Array, row_s: Float64Array, share: float, slowdown: float, max_slots: float,
-    num_devices: float, found: Float64Array,
+    graphs: Int32Array, columns: Int64Array, step_s: Float64Array, row_s: Float64Array, share: float, slowdown: float,
+    max_slots: float, num_devices: float, found: Float64Array,
 ) -> None:  # fmt: skip
     """Predict the times of jobs with valid graphs, end to end, of whose chains a share of the steps runs.
 
     `columns`: as in `join`; `step_s`: seconds of a step of each cell; `row_s`: of one of its rows. Writes the fields of
     Estimate to `found` [G, 5]. Bulk jobs have no work: they give way to others.
     """
-    node = place = edge = 0
-    ends = np.zeros(max(1, sizes[0].max()))
-    for graph in range(sizes.shape[1]):
+    at = 0
+    ends = np.zeros(len(graphs))
+    for graph in range(len(found)):
+        cells, steps, offsets, dependencies = _parts(graphs, at)
         path_s = work_s = expected_steps = asked_steps = 0.0
-        for index in range(sizes[0, graph]):
-            cell, asked = cells[node + index], steps[node + index]
+        for index in range(graphs[at]):
+            cell, asked = graphs[cells + index], graphs[steps + index]
             expected = max(1.0, asked * share)
             begin = 0.0
-            for at in range(edge + offsets[place + index], edge + offsets[place + index + 1]):
-                begin = max(begin, ends[dependencies[at]])
+            for place in range(dependencies + graphs[offsets + index], dependencies + graphs[offsets + index + 1]):
+                begin = max(begin, ends[graphs[place]])
             ends[index] = begin + expected * step_s[cell]
             path_s = max(path_s, ends[index])
             work_s += expected * row_s[cell]
@@ -173,9 +178,7 @@ def measure(
         found[graph, PATH_S], found[graph, WORK_S] = path_s, work_s
         found[graph, EXPECTED], found[graph, ASKED] = expected_steps, asked_steps
         found[graph, ASKED + 1] = slowdown * path_s
-        node += sizes[0, graph]
-        place += sizes[2, graph]
-        edge += sizes[3, graph]
+        at = dependencies + graphs[at + 3]
 
 
 def sum_left(order: Int32Array, num_jobs: Int64Array, work: Float64Array, left_s: Float64Array) -> None:
@@ -185,6 +188,15 @@ def sum_left(order: Int32Array, num_jobs: Int64Array, work: Float64Array, left_s
         job = order[0, place]
         total += work[job, WORK_S] * max(1.0 - work[job, RAN] / work[job, EXPECTED], _LEAST_LEFT)
         left_s[place + 1] = total
+
+
+@_inlined
+def _parts(graphs: Int32Array, at: int) -> tuple[int, int, int, int]:
+    """Where the cells, steps, offsets and dependencies of a packed graph begin."""
+    cells = at + 4
+    steps = cells + graphs[at]
+    offsets = steps + graphs[at + 1]
+    return cells, steps, offsets, offsets + graphs[at + 2]
 
 
 @_inlined

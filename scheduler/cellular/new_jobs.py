@@ -1,15 +1,15 @@
 """New jobs as arrays: they are checked, predicted and joined many at once."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.scheduler.cellular.arrays import BULK, ID, NONE, NUMBER, SIZE, SLOTS
-from penstock.scheduler.cellular.compiled import Graphs, end_to_end, load_kernels
+from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.deadlines import Deadline
-from penstock.scheduler.cellular.types import CellJob, Estimate, Float64Array, Int64Array
+from penstock.scheduler.cellular.types import CellGraph, CellJob, Estimate, Float64Array, Int32Array, Int64Array
 
 _UNKNOWN = Estimate()
 
@@ -30,7 +30,7 @@ class Joining(NamedTuple):
     columns: Int64Array  # [5, J] ID, NUMBER, BULK, SLOTS, SIZE: fields of the table
     due: Float64Array  # [J]
     estimates: Float64Array  # [J, 5] fields of Estimate
-    graphs: Graphs
+    graphs: Int32Array  # packed, end to end
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -46,7 +46,7 @@ class Joining(NamedTuple):
         columns = [[job.id, number, job.bulk, job.slots, job.size] for job, number in zip(jobs, numbers, strict=True)]
         due = np.array([entry.due for entry in entries], np.float64)
         estimates = np.array([entry.estimate for entry in entries], np.float64)
-        return cls(np.array(columns, np.int64).T.copy(), due, estimates, end_to_end([job.graph for job in jobs]))
+        return cls(np.array(columns, np.int64).T.copy(), due, estimates, _packed([job.graph for job in jobs]))
 
 
 class NewJobs(NamedTuple):
@@ -69,7 +69,7 @@ class NewJobs(NamedTuple):
         due = np.minimum(arrival + patience_s, deadline)
         estimates = np.empty((len(jobs), len(_UNKNOWN)))
         estimates[:] = _UNKNOWN
-        return cls(jobs, arrival, deadline, Joining(columns, due, estimates, end_to_end(graphs)))
+        return cls(jobs, arrival, deadline, Joining(columns, due, estimates, _packed(graphs)))
 
     def check(self, active: Mapping[int, object], num_cells: int, max_slots: int | None) -> None:
         """ValueError: an id in use, no number as a time, an impossible graph, too many slots."""
@@ -86,7 +86,7 @@ class NewJobs(NamedTuple):
         if slots.min() < 1 or slots.max() > most:
             wrong = jobs[int(((slots < 1) | (slots > most)).argmax())]
             raise ValueError(f"A job holds 1 to {most} state slots. Job {wrong.id} needs: {wrong.slots}")
-        invalid = int(load_kernels().find_invalid(*graphs, num_cells))
+        invalid = int(load_kernels().find_invalid(graphs, len(jobs), num_cells))
         if invalid != NONE:
             raise ValueError(
                 f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job "
@@ -103,3 +103,8 @@ class NewJobs(NamedTuple):
         columns, due, estimates, _ = self.joining
         rows = zip(self.jobs, columns[NUMBER].tolist(), due.tolist(), estimates.tolist(), strict=True)
         return [QueuedCellJob(job.bulk, at, number, job, Estimate(*row)) for job, number, at, row in rows]
+
+
+def _packed(graphs: Iterable[CellGraph]) -> Int32Array:
+    packed: Int32Array = np.concatenate([graph.packed for graph in graphs])
+    return packed

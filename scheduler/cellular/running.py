@@ -53,14 +53,14 @@ def plan(
     lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
     cell: int, quantum: int, max_size: int, now: float, rows: Int32Array, steps: Int32Array, ids: Int64Array,
     indices: Int32Array,
-) -> int:  # fmt: skip
+) -> tuple[int, int]:  # fmt: skip
     """Put the ready nodes of a cell that are due first into a task. The last four are its rows.
 
-    Returns how many were filled: all, where as many nodes are ready and the sum of their jobs' sizes is `max_size` at
-    most. A first node that is larger is taken alone.
+    Returns how many were filled, and the most steps of one. All are filled where as many nodes are ready and the sum of
+    their jobs' sizes is `max_size` at most. A first node that is larger is taken alone.
     """
     arrays = Arrays(nodes, edges, jobs, is_gone, due, work, lists, ready, order, num_jobs, slots, sizes)
-    count = size = 0
+    count = size = longest = 0
     for group in range(2):
         for place in range(num_jobs[group]):
             if count == len(rows):
@@ -70,6 +70,7 @@ def plan(
             while node != NONE and count < len(rows) and (count == 0 or size + jobs[job, SIZE] <= max_size):
                 following = nodes[node, NEXT]
                 taken = min(nodes[node, LEFT], quantum)
+                longest = max(longest, taken)
                 size += jobs[job, SIZE]
                 rows[count], steps[count], ids[count], indices[count] = node, taken, jobs[job, ID], nodes[node, INDEX]
                 count += 1
@@ -89,7 +90,7 @@ def plan(
                         lists[job, cell, 1] = before
                 node = following
     _release(arrays, rows[:count])  # only now: a node and what depends on it must not run in one task
-    return count
+    return count, longest
 
 
 def settle(

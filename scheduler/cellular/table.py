@@ -73,21 +73,21 @@ class JobTable:
     def join(self, joining: Joining) -> Int64Array:
         """Add jobs. Returns the row of each."""
         columns, due, estimates, graphs = joining
-        self._arrays = with_room(self._arrays, len(graphs.cells), len(graphs.dependencies), len(due))
+        self._arrays = with_room(self._arrays, *self._kernels.count(graphs, len(due)), len(due))
         rows = np.empty(len(due), np.int64)
-        self._kernels.join(*self._arrays, columns, due, estimates, graphs.sizes[0], *graphs[1:], rows)
+        self._kernels.join(*self._arrays, columns, due, estimates, graphs, rows)
         return rows
 
     def plan(self, cell: int, num_rows: int, quantum: int, max_size: int, now: float) -> PlannedRows:
         """Take `num_rows` ready nodes of a cell into a task, or as many as `max_size` allows, by due order."""
         nodes, steps, indices = np.empty((3, num_rows), np.int32)
         ids = np.empty(num_rows, np.int64)
-        count = self._kernels.plan(*self._arrays, cell, quantum, max_size, now, nodes, steps, ids, indices)
+        count, longest = self._kernels.plan(*self._arrays, cell, quantum, max_size, now, nodes, steps, ids, indices)
         if count < num_rows:
             if count == 0 or max_size == NO_MAXIMUM:
                 raise RuntimeError(f"Cell {cell} has fewer than {num_rows} ready nodes. This is a bug.")
             nodes, steps, ids, indices = nodes[:count], steps[:count], ids[:count], indices[:count]
-        return PlannedRows(nodes, steps, ids, indices, int(steps.max()))
+        return PlannedRows(nodes, steps, ids, indices, longest)
 
     def settle(self, planned: PlannedRows, ran: Int32Array, is_stopped: BoolArray, now: float) -> Ended:
         """The rows' task has ended. ValueError: impossible steps."""

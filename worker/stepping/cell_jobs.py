@@ -73,9 +73,10 @@ class CellJobs:
         known = self._given
         return [known[handle].id for handle in handles]
 
-    def given(self, handle: int) -> StepJob:
-        """A job as it was added."""
-        return self._given[handle]
+    def given(self, handles: Iterable[int]) -> list[StepJob]:
+        """Jobs as they were added."""
+        known = self._given
+        return [known[handle] for handle in handles]
 
     def most_together(self, handles: Int64Array) -> int | None:
         """How many of these rows run together, where some of them are of jobs that begin again; None: all."""

@@ -179,7 +179,7 @@ class CellRunner:
     def _open(self, handles: Int64Array, device: int) -> None:
         """Open the sessions of jobs, which may be listed several times."""
         distinct = list(dict.fromkeys(handles.tolist()))
-        jobs = [self._jobs.given(handle) for handle in distinct]
+        jobs = self._jobs.given(distinct)
         keys = self._devices[device].sessions.open([cast(SequenceWork, job.work).graph for job in jobs])
         if keys is None:
             raise RuntimeError("The scheduler let jobs in, and the pool has no slots for them. This is a bug.")
@@ -219,8 +219,8 @@ class CellRunner:
         if ending:
             self._jobs.remove(ending)
         self._leave([*faults])
-        name, num_steps = batch.batch.cell, int(output.steps.sum())
-        stats = StepStats(name, len(task.jobs), num_steps, task.quantum, task.predicted_s, output.device_s)
+        name = batch.batch.cell
+        stats = StepStats(name, len(task.jobs), applied.num_steps, task.quantum, task.predicted_s, output.device_s)
         return StepEvents(finished=finished, failed=failed, stats=stats, runs=runs)
 
     def _faults(
@@ -236,7 +236,7 @@ class CellRunner:
     def _restart(self, lost: Mapping[int, int], now: float) -> None:
         """Jobs of lost batches, with the rows that these had, begin again: fewer rows run with one of them."""
         for handle, num_rows in lost.items():
-            job = self._jobs.given(handle)
+            (job,) = self._jobs.given([handle])
             num_runs = self._jobs.num_runs[job.id]
             self._leave([handle])
             self._jobs.num_runs[job.id] = num_runs
