@@ -119,9 +119,10 @@ class Backlog:
 
     def too_late_s(self, entry: QueuedCellJob, now: float) -> float:
         """Seconds by which a job that waits would be late if it began now; 0 or less: none."""
-        if entry.bulk or entry.number == self._trial:
+        deadline = entry.job.deadline
+        if deadline is None or entry.bulk or entry.number == self._trial:
             return 0.0
-        return now - _queued(entry).latest_begin
+        return now - (deadline - entry.estimate.path_s)
 
     def stop_waiting(self, ids: Iterable[int]) -> None:
         """Jobs have left. Ids of jobs that do not wait are skipped."""

@@ -73,7 +73,8 @@ class JobTable:
     def join(self, joining: Joining) -> Int64Array:
         """Add jobs. Returns the row of each."""
         columns, due, estimates, graphs = joining
-        self._arrays = with_room(self._arrays, *self._kernels.count(graphs, len(due)), len(due))
+        num_nodes, num_edges = self._kernels.count(graphs, len(due))
+        self._arrays = with_room(self._arrays, num_nodes, num_edges, len(due))
         rows = np.empty(len(due), np.int64)
         self._kernels.join(*self._arrays, columns, due, estimates, graphs, rows)
         return rows

@@ -54,7 +54,7 @@ class WaitingJobs:
         while self._heap:
             entry = self._heap[0]
             if may_join(entry):
-                device = min(range(len(slots)), key=lambda device: sum(slots[device]))
+                device = 0 if len(slots) == 1 else min(range(len(slots)), key=lambda device: sum(slots[device]))
                 if not self._has_room(entry, *slots[device]):
                     break
                 slots[device][entry.bulk] += entry.job.slots

@@ -46,16 +46,16 @@ class Tried:
     """Settings that are tried."""
 
     rows: Sequence[int]  # of a task of ours, or of a batch of chains
-    quanta: Sequence[int]  # of ours
+    quanta: Sequence[int]  # of ours, at most: all with the first rows, and the first with the others; 1 of trees
     widths: Sequence[int]  # of buckets
     trees: Sequence[int]  # of a batch of trees
 
 
 def contestants(workload: Workload, tried: Tried) -> list[Contestant]:
     """Ours first, then the baselines of the workload."""
-    found = [ours(workload, rows, quantum) for rows in tried.rows for quantum in tried.quanta]
+    found = [ours(workload, tried.rows[0], quantum) for quantum in tried.quanta]
+    found += [ours(workload, rows, tried.quanta[0]) for rows in tried.rows[1:]]
     if workload.name == "tree":
-        found = found[:: len(tried.quanta)]  # its nodes are single steps
         for name, ranks in {DEPTH: depths, AGENDA: depths_results_last}.items():
             found += [_graph_batching(workload, name, trees, tried.rows[0], ranks) for trees in tried.trees]
         return found
