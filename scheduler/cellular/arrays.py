@@ -23,6 +23,8 @@ ID, NUMBER, BULK, SLOTS, SIZE, OPEN, OUTSTANDING, NODE = range(8)
 PATH_S, WORK_S, EXPECTED, ASKED, RAN, BEGAN = range(6)
 # Sums over jobs that ended: RAN and ASKED of all; of online jobs PATH_S for the steps that ran, and the time they took.
 TOTAL_RAN, TOTAL_ASKED, PREDICTED_S, TOOK_S = range(4)
+# What may be wrong with a job.
+OF_TIMES, OF_SLOTS, OF_GRAPH = range(3)
 # Fields of `sizes`: the first free row and the number of free rows, of nodes, edges and jobs.
 FREE_NODE, FREE_EDGE, FREE_JOB, NODES_LEFT, EDGES_LEFT, JOBS_LEFT = range(6)
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import BULK, NONE, WORK_S
+from penstock.scheduler.cellular.arrays import NONE
 from penstock.scheduler.cellular.choice import choose_quantum
 from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
-from penstock.scheduler.cellular.new_jobs import Joining, NewJobs, QueuedCellJob
+from penstock.scheduler.cellular.new_jobs import NewJobs, QueuedCellJob
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.table import Ended, JobTable
 from penstock.scheduler.cellular.types import CellRule, CellTask, Float64Array
@@ -44,30 +44,27 @@ class Backlog:
         self._trial = NONE  # number of the last job that ran though it was predicted to be late
         self._ran_at: dict[tuple[int, int], float] = {}  # when a task of a cell and a bucket of rows has ended
 
-    def estimate(self, joining: Joining, num_active: int, host_s: float) -> None:
-        """Write the predicted times of the jobs of one `add`, while so many are active."""
+    def estimate(self, new: NewJobs, num_active: int, host_s: float, now: float) -> bool:
+        """Write the predicted times of the jobs of one `add`, while so many are active.
+
+        Returns whether they are in time in any order, if all join at once and no other waits. False if that is not
+        sure.
+        """
         step_s, row_s = np.empty((2, len(self._rules)))
         for cell, rule in enumerate(self._rules):
-            num_rows = self._num_rows(rule, num_active + len(joining.due) - 1)
+            num_rows = self._num_rows(rule, num_active + len(new.jobs) - 1)
             quantum = choose_quantum(rule, num_rows, self._cost.step_s(cell, num_rows), host_s)
             step_s[cell] = self._cost.seconds_at_most(cell, num_rows, quantum) / quantum
             row_s[cell] = self._cost.seconds(cell, rule.max_rows, rule.max_steps) / (rule.max_steps * rule.max_rows)
-        columns, _, estimates, graphs = joining
+        columns, _, estimates, graphs = new.joining
         max_slots, slowdown = float(self._max_slots or math.inf), self._slowdown if num_active else 1.0
         share, num_devices = self._ran / self._asked, float(len(self._tables))
-        load_kernels().measure(graphs, columns, step_s, row_s, share, slowdown, max_slots, num_devices, estimates)
-
-    def surely_in_time(self, new: NewJobs, now: float) -> bool:
-        """Whether the jobs of one `add` are in time in any order, if they join at once. False if that is not sure.
-
-        No other job waits.
-        """
-        columns, _, estimates, _ = new.joining
-        begin = np.where(columns[BULK], math.inf, new.deadline - estimates[:, -1]).min()
-        if begin == math.inf:
+        earliest, work_s = load_kernels().measure(
+            graphs, columns, new.deadline, step_s, row_s, share, slowdown, max_slots, num_devices, estimates
+        )
+        if earliest == math.inf:
             return True
-        left_s = sum([float(table.left_s()[-1]) for table in self._tables])
-        return bool(now + left_s + estimates[:, WORK_S].sum() <= begin)
+        return bool(now + sum([float(table.left_s()[-1]) for table in self._tables]) + work_s <= earliest)
 
     def admit(self, entries: Sequence[QueuedCellJob], now: float, num_active: int) -> list[float]:
         """The jobs of one `add`. 0 for each that is admitted, which then waits; else the seconds by which one is late.

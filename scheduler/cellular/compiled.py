@@ -12,7 +12,7 @@ from penstock.scheduler.cellular.types import CellGraph
 class Kernels(NamedTuple):
     """The compiled functions of joining.py, running.py and leaving.py."""
 
-    find_invalid: Any
+    check: Any
     count: Any
     measure: Any
     sum_left: Any
@@ -27,11 +27,11 @@ def load_kernels() -> Kernels:
     """The kernels, compiled and ready to run: at once where an earlier process kept them, else within seconds."""
     from numba import njit  # takes half a second to load
 
-    from penstock.scheduler.cellular.joining import count, find_invalid, join, measure, sum_left
+    from penstock.scheduler.cellular.joining import check, count, join, measure, sum_left
     from penstock.scheduler.cellular.leaving import drop
     from penstock.scheduler.cellular.running import plan, settle
 
-    functions = find_invalid, count, measure, sum_left, join, plan, settle, drop
+    functions = check, count, measure, sum_left, join, plan, settle, drop
     try:
         kernels = Kernels(*[njit(function, cache=True) for function in functions])
         _exercise(kernels)
@@ -51,10 +51,10 @@ def _exercise(kernels: Kernels) -> None:
     columns = np.array([[7], [0], [0], [1], [1]], np.int64)
     row, ids, is_stopped = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.bool_)
     nodes, steps, indices = np.zeros((3, 1), np.int32)
-    estimates, left_s, totals = np.zeros((1, 5)), np.zeros(2), np.zeros(4)
-    results = [kernels.find_invalid(graphs, 1, 1), *kernels.count(graphs, 1)]
-    kernels.measure(graphs, columns, np.ones(1), np.ones(1), 1.0, 1.0, np.inf, 1.0, estimates)
-    kernels.join(*arrays, columns, np.zeros(1), estimates, graphs, row)
+    times, estimates, left_s, totals = np.zeros(1), np.zeros((1, 5)), np.zeros(2), np.zeros(4)
+    results = [*kernels.check(graphs, columns, times, times, 1, np.inf), *kernels.count(graphs, 1)]
+    results += kernels.measure(graphs, columns, times, np.ones(1), np.ones(1), 1.0, 1.0, np.inf, 1.0, estimates)
+    kernels.join(*arrays, columns, times, estimates, graphs, row)
     kernels.sum_left(arrays.order, arrays.num_jobs, arrays.work, left_s)
     for _ in range(2):
         results += kernels.plan(*arrays, 0, 1, NO_MAXIMUM, 0.0, nodes, steps, ids, indices)
@@ -62,5 +62,5 @@ def _exercise(kernels: Kernels) -> None:
         results.append(kernels.settle(*arrays, nodes, steps, steps, is_stopped, 1.0, ids, totals))
     kernels.drop(*arrays, row[:0])
     results += [*left_s.tolist(), *totals.tolist()]
-    if results != [NONE, 2, 1, 1, 1, 7, 0, 0, 1, 1, 7, 1, 1, 0, 2, 2, 2, 2, 1] or arrays.ready.any():
+    if results != [NONE, 0, 1, 0, 2, 1, -2, 2, 1, 1, 7, 0, 0, 1, 1, 7, 1, 1, 0, 2, 2, 2, 2, 1] or arrays.ready.any():
         raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

@@ -31,6 +31,9 @@ from penstock.scheduler.cellular.arrays import (
     NODES_LEFT,
     NONE,
     NUMBER,
+    OF_GRAPH,
+    OF_SLOTS,
+    OF_TIMES,
     OPEN,
     OUTSTANDING,
     PATH_S,
@@ -50,26 +53,28 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 _inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
 
 
-def find_invalid(graphs: Int32Array, num_jobs: int, num_cells: int) -> int:
-    """The first graph that breaks the contract of CellGraph, or NONE. Packed graphs lie end to end."""
-    at = 0
-    for graph in range(num_jobs):
-        nodes, num_steps, num_offsets, edges = graphs[at], graphs[at + 1], graphs[at + 2], graphs[at + 3]
-        if nodes < 1 or num_steps != nodes or num_offsets != nodes + 1:
-            return graph
-        cells, steps, offsets, dependencies = _parts(graphs, at)
-        if graphs[offsets] != 0 or graphs[offsets + nodes] != edges:
-            return graph
-        for index in range(nodes):
-            first, last = graphs[offsets + index], graphs[offsets + index + 1]
-            is_cell = 0 <= graphs[cells + index] < num_cells and graphs[steps + index] >= 1
-            if not (is_cell and 0 <= first <= last <= edges):
-                return graph
-            for place in range(dependencies + first, dependencies + last):
-                if not 0 <= graphs[place] < index:
-                    return graph
-        at = dependencies + edges
-    return NONE
+def check(
+    graphs: Int32Array, columns: Int64Array, arrival: Float64Array, deadline: Float64Array, num_cells: int,
+    max_slots: float,
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """Look for a job that breaks the contract of CellJob. Packed graphs lie end to end; `columns`: as in `join`.
+
+    Returns what is wrong, of the first job that has it: OF_TIMES, OF_SLOTS, OF_GRAPH, or NONE; that job; and the slots
+    of all jobs, and of bulk jobs.
+    """
+    at = num_slots = num_bulk_slots = 0
+    for job in range(len(arrival)):
+        needed = columns[SLOTS, job]
+        if not np.isfinite(arrival[job]) or np.isnan(deadline[job]):
+            return OF_TIMES, job, 0, 0
+        if not 1 <= needed <= max_slots:
+            return OF_SLOTS, job, 0, 0
+        at = _end_of_valid(graphs, at, num_cells)
+        if at == NONE:
+            return OF_GRAPH, job, 0, 0
+        num_slots += needed
+        num_bulk_slots += needed * columns[BULK, job]
+    return NONE, 0, num_slots, num_bulk_slots
 
 
 def count(graphs: Int32Array, num_jobs: int) -> tuple[int, int]:
@@ -149,15 +154,17 @@ def join(
 
 
 def measure(
-    graphs: Int32Array, columns: Int64Array, step_s: Float64Array, row_s: Float64Array, share: float, slowdown: float,
-    max_slots: float, num_devices: float, found: Float64Array,
-) -> None:  # fmt: skip
+    graphs: Int32Array, columns: Int64Array, deadline: Float64Array, step_s: Float64Array, row_s: Float64Array,
+    share: float, slowdown: float, max_slots: float, num_devices: float, found: Float64Array,
+) -> tuple[float, float]:  # fmt: skip
     """Predict the times of jobs with valid graphs, end to end, of whose chains a share of the steps runs.
 
     `columns`: as in `join`; `step_s`: seconds of a step of each cell; `row_s`: of one of its rows. Writes the fields of
-    Estimate to `found` [G, 5]. Bulk jobs have no work: they give way to others.
+    Estimate to `found` [G, 5]. Bulk jobs have no work: they give way to others. Returns the earliest moment at which an
+    online job must begin to be in time, and the work of all.
     """
     at = 0
+    earliest, total_s = np.inf, 0.0
     ends = np.zeros(len(graphs))
     for graph in range(len(found)):
         cells, steps, offsets, dependencies = _parts(graphs, at)
@@ -178,7 +185,11 @@ def measure(
         found[graph, PATH_S], found[graph, WORK_S] = path_s, work_s
         found[graph, EXPECTED], found[graph, ASKED] = expected_steps, asked_steps
         found[graph, ASKED + 1] = slowdown * path_s
+        total_s += work_s
+        if not columns[BULK, graph]:
+            earliest = min(earliest, deadline[graph] - slowdown * path_s)
         at = dependencies + graphs[at + 3]
+    return earliest, total_s
 
 
 def sum_left(order: Int32Array, num_jobs: Int64Array, work: Float64Array, left_s: Float64Array) -> None:
@@ -188,6 +199,26 @@ def sum_left(order: Int32Array, num_jobs: Int64Array, work: Float64Array, left_s
         job = order[0, place]
         total += work[job, WORK_S] * max(1.0 - work[job, RAN] / work[job, EXPECTED], _LEAST_LEFT)
         left_s[place + 1] = total
+
+
+@_inlined
+def _end_of_valid(graphs: Int32Array, at: int, num_cells: int) -> int:
+    """Where the packed graph after this one begins; NONE: this one breaks the contract of CellGraph."""
+    nodes, edges = graphs[at], graphs[at + 3]
+    if nodes < 1 or graphs[at + 1] != nodes or graphs[at + 2] != nodes + 1:
+        return NONE
+    cells, steps, offsets, dependencies = _parts(graphs, at)
+    if graphs[offsets] != 0 or graphs[offsets + nodes] != edges:
+        return NONE
+    for index in range(nodes):
+        first, last = graphs[offsets + index], graphs[offsets + index + 1]
+        is_cell = 0 <= graphs[cells + index] < num_cells and graphs[steps + index] >= 1
+        if not (is_cell and 0 <= first <= last <= edges):
+            return NONE
+        for place in range(dependencies + first, dependencies + last):
+            if not 0 <= graphs[place] < index:
+                return NONE
+    return dependencies + edges
 
 
 @_inlined

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import BULK, ID, NONE, NUMBER, SIZE, SLOTS
+from penstock.scheduler.cellular.arrays import BULK, ID, NUMBER, OF_GRAPH, OF_SLOTS, OF_TIMES, SIZE, SLOTS
 from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.deadlines import Deadline
 from penstock.scheduler.cellular.types import CellGraph, CellJob, Estimate, Float64Array, Int32Array, Int64Array
@@ -31,12 +31,6 @@ class Joining(NamedTuple):
     due: Float64Array  # [J]
     estimates: Float64Array  # [J, 5] fields of Estimate
     graphs: Int32Array  # packed, end to end
-
-    @property
-    def slots(self) -> tuple[int, int]:
-        """State slots that they need: all of them, and the bulk jobs."""
-        slots = self.columns[SLOTS]
-        return int(slots.sum()), int(slots @ self.columns[BULK])
 
     @classmethod
     def of(cls, entries: Sequence[QueuedCellJob]) -> "Joining":
@@ -68,30 +62,36 @@ class NewJobs(NamedTuple):
         arrival = np.array(arrivals, np.float64)
         due = np.minimum(arrival + patience_s, deadline)
         estimates = np.empty((len(jobs), len(_UNKNOWN)))
-        estimates[:] = _UNKNOWN
         return cls(jobs, arrival, deadline, Joining(columns, due, estimates, _packed(graphs)))
 
-    def check(self, active: Mapping[int, object], num_cells: int, max_slots: int | None) -> None:
-        """ValueError: an id in use, no number as a time, an impossible graph, too many slots."""
-        jobs, (columns, _, _, graphs) = self.jobs, self.joining
+    def checked(self, active: Mapping[int, object], num_cells: int, max_slots: int | None) -> tuple[int, int]:
+        """State slots of all jobs, and of bulk jobs.
+
+        ValueError: an id in use, no number as a time, an impossible graph, too many slots.
+        """
+        columns, _, _, graphs = self.joining
         ids = columns[ID].tolist()
         if len(set(ids)) < len(ids) or not active.keys().isdisjoint(ids):
             raise ValueError("Job ids must be unique among active jobs.")
-        is_wrong = ~np.isfinite(self.arrival) | np.isnan(self.deadline)
-        if is_wrong.any():
-            wrong = jobs[int(is_wrong.argmax())]
-            raise ValueError(f"A job's times must be numbers. Job {wrong.id}: {wrong.arrival}, {wrong.deadline}")
-        most = max_slots or math.inf
-        slots = columns[SLOTS]
-        if slots.min() < 1 or slots.max() > most:
-            wrong = jobs[int(((slots < 1) | (slots > most)).argmax())]
-            raise ValueError(f"A job holds 1 to {most} state slots. Job {wrong.id} needs: {wrong.slots}")
-        invalid = int(load_kernels().find_invalid(graphs, len(jobs), num_cells))
-        if invalid != NONE:
+        most = float(max_slots or math.inf)
+        fault, place, num_slots, num_bulk_slots = load_kernels().check(
+            graphs, columns, self.arrival, self.deadline, num_cells, most
+        )
+        job = self.jobs[place]
+        if fault == OF_TIMES:
+            raise ValueError(f"A job's times must be numbers. Job {job.id}: {job.arrival}, {job.deadline}")
+        if fault == OF_SLOTS:
+            raise ValueError(f"A job holds 1 to {most:g} state slots. Job {job.id} needs: {job.slots}")
+        if fault == OF_GRAPH:
             raise ValueError(
-                f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job "
-                f"{jobs[invalid].id} has: {jobs[invalid].graph}"
+                f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job {job.id} "
+                f"has: {job.graph}"
             )
+        return num_slots, num_bulk_slots
+
+    def without_estimates(self) -> None:
+        """Nothing is known of the jobs' times."""
+        self.joining.estimates[:] = _UNKNOWN
 
     def deadlines(self) -> list[Deadline]:
         """Of those jobs that have one."""

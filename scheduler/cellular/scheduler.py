@@ -69,7 +69,7 @@ class CellScheduler:
         if not jobs:
             return []
         new = NewJobs.of(jobs, self._settings.patience_s, self._num_added)
-        new.check(self._active, len(self._rules), self._settings.max_slots)
+        slots = new.checked(self._active, len(self._rules), self._settings.max_slots)
         rejected: list[RejectedJob] = []
         if new.deadline.min() <= now:
             late_s = dict(zip([job.id for job in jobs], (now - new.deadline).tolist(), strict=True))
@@ -79,10 +79,12 @@ class CellScheduler:
                 return rejected
             new = NewJobs.of(jobs, self._settings.patience_s, self._num_added)
         self._num_added += len(jobs)
-        if self._backlog is not None:
-            self._backlog.estimate(new.joining, len(self._active), self._host_s)
-        is_room = self._waiting.fit_together(new.joining, self._held())
-        if is_room and (self._backlog is None or self._backlog.surely_in_time(new, now)):
+        if self._backlog is None:
+            new.without_estimates()
+            are_in_time = True
+        else:
+            are_in_time = self._backlog.estimate(new, len(self._active), self._host_s, now)
+        if are_in_time and self._waiting.fit_together(slots, self._held()):
             self._deadlines.push(new.deadlines())
             self._enter(0, new.joining)
             return rejected

@@ -198,8 +198,11 @@ class CellRunner:
             self._isolating.discard(task.device)
         if isinstance(running, IsolatedCells) or applied.failed:
             faults, again = self._faults(underway, applied.failed)
-        failed = dict(zip(self._jobs.ids(faults), faults.values(), strict=True))
-        runs = {job_id: self._jobs.num_runs.get(job_id, 1) for job_id in failed}
+        failed: dict[int, EngineError] = {}
+        runs: dict[int, int] = {}
+        if faults:
+            failed = dict(zip(self._jobs.ids(faults), faults.values(), strict=True))
+            runs = {job_id: self._jobs.num_runs.get(job_id, 1) for job_id in failed}
         finished: list[tuple[int, Float32Array]] = []
         ending: list[int] = task.jobs[applied.finished].tolist()
         if ending:
@@ -215,10 +218,11 @@ class CellRunner:
         ended = self._scheduler.finished(task.id, now, output.steps, output.is_stopped, output.device_s)
         if ended != ending and sorted(ended) != sorted(ending):
             raise RuntimeError(f"The scheduler ended {ended}, and the sessions {ending}. This is a bug.")
-        self._restart(again, now)
         if ending:
             self._jobs.remove(ending)
-        self._leave([*faults])
+        if faults or again:
+            self._restart(again, now)
+            self._leave([*faults])
         name = batch.batch.cell
         stats = StepStats(name, len(task.jobs), applied.num_steps, task.quantum, task.predicted_s, output.device_s)
         return StepEvents(finished=finished, failed=failed, stats=stats, runs=runs)
