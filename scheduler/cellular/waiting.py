@@ -43,8 +43,8 @@ class WaitingJobs:
     ) -> list[list[QueuedCellJob]]:
         """Jobs that join now, by device: in the order in which they are due, until the first finds no slots.
 
-        held: as in `fit_together`. may_join: whether a job has not left. Entries of jobs that have left are removed once
-        they are half of all.
+        held: as in `fit_together`. may_join: whether a job has not left. Entries of jobs that have left are removed
+        once they are half of all.
         """
         if len(self._heap) > 2 * num_waiting + _FEW:
             self._heap = [entry for entry in self._heap if may_join(entry)]

@@ -63,7 +63,8 @@ class CellRunner:
     ) -> None:
         """specs: of the model. engines: one of each device, all with these cells and equally many slots.
 
-        admission, max_tasks: see `CellSettings`. pause: waits before a step is tried again.
+        admission: see `CellSettings`. max_tasks: likewise; 1 where an engine's `start` computes, as on a CPU. pause:
+        waits before a step is tried again.
         """
         num_slots = engines[0].num_slots
         if any(engine.num_slots != num_slots for engine in engines):
@@ -77,7 +78,7 @@ class CellRunner:
         self._underway: deque[_Underway] = deque()  # in the order of their start
         self._started: list[int] = []  # jobs whose sessions were opened; `advance` has not told yet
         self._rejected: list[RejectedJob] = []  # likewise
-        self._host = HostTime(clock)
+        self._host = HostTime(clock, start_computes=max_tasks == 1)
         self._isolating: set[int] = set()  # devices with a task that runs in parts; it ends before the next one starts
         self._isolation = StepIsolation(max([spec.max_rows for spec in specs]), pause=pause)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.engine.cells.cpu import CpuStepEngine
 from penstock.ops.bench.cellular.contestants.nn_lstm_runner import NnLstmRunner
 from penstock.ops.bench.cellular.contestants.policy_runner import PolicyRunner
 from penstock.ops.bench.cellular.loads.load import OfferedRunner
@@ -70,9 +71,10 @@ def contestants(workload: Workload, tried: Tried) -> list[Contestant]:
 def ours(workload: Workload, rows: int, quantum: int) -> Contestant:
     """The worker's own runner."""
     specs = workload.specs(rows, quantum)
+    max_tasks = 1 if isinstance(workload.engine, CpuStepEngine) else 2  # as the worker has it
 
     def make(tape: Tape) -> OfferedRunner:
-        return CellRunner(specs, [RecordingEngine(workload.engine, workload.entry, tape)])
+        return CellRunner(specs, [RecordingEngine(workload.engine, workload.entry, tape)], max_tasks=max_tasks)
 
     settings = {"rows": rows} | ({} if workload.name == "tree" else {"quantum": quantum})
     works = [SequenceWork(work.unfolded, int(work.unfolded.steps.sum()), 0) for work in workload.works]
