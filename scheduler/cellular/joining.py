@@ -218,7 +218,7 @@ def _end_of_valid(graphs: Int32Array, at: int, num_cells: int) -> int:
         for place in range(dependencies + first, dependencies + last):
             if not 0 <= graphs[place] < index:
                 return NONE
-    return dependencies + edges
+    return dependencies + edges  # type: ignore[no-any-return]  # numpy's
 
 
 @_inlined

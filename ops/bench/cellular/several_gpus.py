@@ -25,8 +25,8 @@ from penstock.ops.bench.cellular.loads.tape import RecordingEngine, Tape
 from penstock.ops.bench.cellular.measured_load import Figures, measure_peak
 from penstock.ops.bench.cellular.workloads.workloads import WORKLOADS, Workload
 from penstock.ops.bench.common.machine import describe_machine, title
-from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
+from penstock.worker.garbage_collection import calm_garbage_collection
 from penstock.worker.stepping.cell_runner import CellRunner
 
 _PARTS = ("lstm", "tree")
