@@ -58,7 +58,9 @@ class NewJobs(NamedTuple):
         columns = np.empty((5, len(jobs)), np.int64)
         columns[ID], columns[BULK], columns[SLOTS], columns[SIZE] = ids, bulk, slots, sizes
         columns[NUMBER] = np.arange(num_before + 1, num_before + 1 + len(jobs))
-        deadline = np.array([math.inf if one is None else one for one in deadlines], np.float64)
+        deadline = np.full(len(jobs), math.inf)
+        if deadlines.count(None) < len(jobs):
+            deadline[:] = [math.inf if one is None else one for one in deadlines]
         arrival = np.array(arrivals, np.float64)
         due = np.minimum(arrival + patience_s, deadline)
         estimates = np.empty((len(jobs), len(_UNKNOWN)))

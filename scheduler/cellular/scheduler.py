@@ -71,7 +71,8 @@ class CellScheduler:
         new = NewJobs.of(jobs, self._settings.patience_s, self._num_added)
         slots = new.checked(self._active, len(self._rules), self._settings.max_slots)
         rejected: list[RejectedJob] = []
-        if new.deadline.min() <= now:
+        earliest = new.deadline.min()
+        if earliest <= now:
             late_s = dict(zip([job.id for job in jobs], (now - new.deadline).tolist(), strict=True))
             rejected = [RejectedJob(job_id, Cause.ARRIVED_LATE, by_s) for job_id, by_s in late_s.items() if by_s >= 0]
             jobs = [job for job in jobs if late_s[job.id] < 0]
@@ -85,7 +86,8 @@ class CellScheduler:
         else:
             are_in_time = self._backlog.estimate(new, len(self._active), self._host_s, now)
         if are_in_time and self._waiting.fit_together(slots, self._held()):
-            self._deadlines.push(new.deadlines())
+            if earliest < math.inf:
+                self._deadlines.push(new.deadlines())
             self._enter(0, new.joining)
             return rejected
         return rejected + self._queue(new, now)

@@ -51,10 +51,10 @@ class CellJobs:
 
     def remove(self, handles: Sequence[int]) -> None:
         """Jobs have ended, and their sessions, if they had any, were closed."""
-        ids = self.ids(handles)
+        known, ids = self._given, self.ids(handles)
         for job_id, handle in zip(ids, handles, strict=True):
             del self._handles[job_id]
-            self._given[handle] = _NO_JOB
+            known[handle] = _NO_JOB
         if self.num_runs or self.most_rows:
             for job_id, handle in zip(ids, handles, strict=True):
                 self.most_rows.pop(handle, None)

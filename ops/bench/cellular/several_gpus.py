@@ -19,7 +19,7 @@ import torch
 
 from penstock.engine.cells.contract import CellBatch, CellOutput, RunningCells, StepEngine
 from penstock.ops.bench.cellular.cellular_run import SEED, Sizes, sizes_of
-from penstock.ops.bench.cellular.contestants.contestants import ours
+from penstock.ops.bench.cellular.contestants.contestants import max_tasks_of, ours
 from penstock.ops.bench.cellular.loads.load import MonotonicClock
 from penstock.ops.bench.cellular.loads.tape import RecordingEngine, Tape
 from penstock.ops.bench.cellular.measured_load import Figures, measure_peak
@@ -159,7 +159,8 @@ class _Measured:
         specs = workload.specs(tried.rows[0], tried.quanta[0])
 
         def make(tape: Tape) -> CellRunner:
-            return CellRunner(specs, [RecordingEngine(engine, workload.entry, tape) for engine in engines])
+            recording = [RecordingEngine(engine, workload.entry, tape) for engine in engines]
+            return CellRunner(specs, recording, max_tasks=max_tasks_of(engines[0]))
 
         self._contestant = replace(self._contestant, make=make)
         calm_garbage_collection()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.engine.cells.contract import StepEngine
 from penstock.engine.cells.cpu import CpuStepEngine
 from penstock.ops.bench.cellular.contestants.nn_lstm_runner import NnLstmRunner
 from penstock.ops.bench.cellular.contestants.policy_runner import PolicyRunner
@@ -68,10 +69,15 @@ def contestants(workload: Workload, tried: Tried) -> list[Contestant]:
     return found + [_nn_lstm(workload, rows) for rows in tried.rows if workload.lstm is not None]
 
 
+def max_tasks_of(engine: StepEngine) -> int:
+    """Tasks of a device that a worker's runner has outstanding."""
+    return 1 if isinstance(engine, CpuStepEngine) else 2
+
+
 def ours(workload: Workload, rows: int, quantum: int) -> Contestant:
     """The worker's own runner."""
     specs = workload.specs(rows, quantum)
-    max_tasks = 1 if isinstance(workload.engine, CpuStepEngine) else 2  # as the worker has it
+    max_tasks = max_tasks_of(workload.engine)
 
     def make(tape: Tape) -> OfferedRunner:
         return CellRunner(specs, [RecordingEngine(workload.engine, workload.entry, tape)], max_tasks=max_tasks)
