@@ -57,7 +57,7 @@ class Unfolded:
         """The slots that it needs."""
         return plan_slots(self.reads)
 
-    @cached_property
+    @property
     def num_slots(self) -> int:
         """State slots that it acquires at once."""
         return self.slot_plan.num_slots

@@ -103,7 +103,7 @@ class CellRunner:
         if len(works) < len(jobs):
             raise TypeError(f"The cell runner got other work than SequenceWork: {jobs[:3]}. This is a bug.")
         return [
-            CellJob(handle, work.cell_graph, job.arrival, job.deadline, job.bulk, work.graph.num_slots)
+            CellJob(handle, work.cell_graph, job.arrival, job.deadline, job.bulk, work.num_slots)
             for job, work, handle in zip(jobs, works, self._jobs.add(jobs), strict=True)
         ]
 

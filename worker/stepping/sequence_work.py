@@ -22,3 +22,8 @@ class SequenceWork:
     def cell_graph(self) -> CellGraph:
         """The graph as the scheduler takes it."""
         return CellGraph(self.graph.cells, self.graph.steps, *self.graph.dependencies)
+
+    @cached_property
+    def num_slots(self) -> int:
+        """State slots that it acquires at once."""
+        return self.graph.num_slots
