@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from penstock.engine.cells.contract import Int32Array
+from penstock.engine.errors import EngineError
 from penstock.scheduler.cellular.types import Int64Array
 from penstock.worker.stepping.contract import StepJob
+from penstock.worker.stepping.isolated_cells import LostRow
 
 NOT_OPEN = -1
 _NO_JOB = StepJob(NOT_OPEN, None, 0.0, None, False)
@@ -84,17 +86,23 @@ class CellJobs:
             return None
         return min([self.most_rows[handle] for handle in handles.tolist() if handle in self.most_rows], default=None)
 
-    def count_runs(
-        self, handles: Int64Array, sessions: Int32Array, runs: Mapping[int, int], lost: Iterable[int]
-    ) -> None:
-        """Count failed runs of the rows of a task, whose jobs and sessions these are, and of jobs that are lost."""
-        by_job: dict[int, int] = dict.fromkeys(lost, 1)
+    def blame(
+        self, handles: Int64Array, sessions: Int32Array, failed: Mapping[int, EngineError], runs: Mapping[int, int]
+    ) -> tuple[dict[int, EngineError], dict[int, int]]:
+        """The jobs that fail with a task, and those that begin again, with the rows of the batches that were lost.
+
+        handles, sessions: of the task's rows. failed, runs: by row; failed runs are counted.
+        """
+        faults = {int(handles[row]): error for row, error in failed.items()}
+        again = {handle: error.num_rows for handle, error in faults.items() if isinstance(error, LostRow)}
+        by_job: dict[int, int] = dict.fromkeys(again, 1)
         for row, count in runs.items():
             handle = int(handles[row])
             if self.sessions[handle] == sessions[row]:  # else the job has left
                 by_job[handle] = max(by_job.get(handle, 0), count)
         for handle, count in by_job.items():
             self.num_runs[self._given[handle].id] += count
+        return {handle: error for handle, error in faults.items() if handle not in again}, again
 
     def open_on(self, handles: Sequence[int], device: int) -> Int32Array:
         """Keys of the sessions on a device that these jobs have."""

@@ -19,7 +19,7 @@ from penstock.scheduler.types import RejectedJob
 from penstock.worker.stepping.cell_jobs import NOT_OPEN, CellJobs
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.host_time import HostTime
-from penstock.worker.stepping.isolated_cells import IsolatedCells, LostRow, lost_output
+from penstock.worker.stepping.isolated_cells import IsolatedCells, lost_output
 from penstock.worker.stepping.isolation import StepIsolation
 from penstock.worker.stepping.sequence_work import SequenceWork
 
@@ -198,12 +198,10 @@ class CellRunner:
         if isinstance(running, IsolatedCells):
             self._isolating.discard(task.device)
         if isinstance(running, IsolatedCells) or applied.failed:
-            faults, again = self._faults(underway, applied.failed)
-        failed: dict[int, EngineError] = {}
-        runs: dict[int, int] = {}
-        if faults:
-            failed = dict(zip(self._jobs.ids(faults), faults.values(), strict=True))
-            runs = {job_id: self._jobs.num_runs.get(job_id, 1) for job_id in failed}
+            runs = self._isolation.take_runs()
+            faults, again = self._jobs.blame(task.jobs, batch.requests, applied.failed, runs)
+        failed = dict(zip(self._jobs.ids(faults), faults.values(), strict=True))
+        runs_of = {job_id: self._jobs.num_runs.get(job_id, 1) for job_id in failed}
         finished: list[tuple[int, Float32Array]] = []
         ending: list[int] = task.jobs[applied.finished].tolist()
         if ending:
@@ -226,17 +224,7 @@ class CellRunner:
             self._leave([*faults])
         name = batch.batch.cell
         stats = StepStats(name, len(task.jobs), applied.num_steps, task.quantum, task.predicted_s, output.device_s)
-        return StepEvents(finished=finished, failed=failed, stats=stats, runs=runs)
-
-    def _faults(
-        self, underway: _Underway, failed: Mapping[int, EngineError]
-    ) -> tuple[dict[int, EngineError], dict[int, int]]:
-        """The jobs that fail with a task, and those that begin again, with the rows of the batches that were lost."""
-        task, batch, _ = underway
-        faults = {int(task.jobs[row]): error for row, error in failed.items()}
-        again = {handle: error.num_rows for handle, error in faults.items() if isinstance(error, LostRow)}
-        self._jobs.count_runs(task.jobs, batch.requests, self._isolation.take_runs(), again)
-        return {handle: error for handle, error in faults.items() if handle not in again}, again
+        return StepEvents(finished=finished, failed=failed, stats=stats, runs=runs_of)
 
     def _restart(self, lost: Mapping[int, int], now: float) -> None:
         """Jobs of lost batches, with the rows that these had, begin again: fewer rows run with one of them."""
