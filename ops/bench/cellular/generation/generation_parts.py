@@ -11,8 +11,8 @@ import torch
 from penstock.ops.bench.cellular.generation.generation_baseline import static_requests_per_s
 from penstock.ops.bench.cellular.generation.generation_bed import SEED, Bed
 from penstock.ops.bench.cellular.generation.generation_models import options_of, step_floor
-from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.gpu.timing import wall_s
+from penstock.worker.garbage_collection import calm_garbage_collection
 
 BYTES_PER_S, FLOPS_PER_S = 4.8e12, 989e12  # of an H200, by its data sheet: memory, and products of halves
 
