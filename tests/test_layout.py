@@ -197,6 +197,23 @@ def test_the_modules_of_a_room_import_each_other_in_one_direction(room: str) -> 
     assert set(TopologicalSorter(graph).static_order()) == graph.keys()
 
 
+@pytest.mark.parametrize("room", ["producer", "worker", "scheduler", "cache"])
+def test_the_folders_of_a_room_import_each_other_in_one_direction(room: str) -> None:
+    """Each folder, and each module beside them, is one node. Raises CycleError with the circle."""
+    modules = [path for path in room_files(room) if path.suffix == ".py"]
+    parts = {module_name(path): folder_name(path) for path in modules}
+    graph: dict[str, set[str]] = {folder: set() for folder in parts.values()}
+    for path in modules:
+        imported = {parts[name] for name in imported_names(path) & parts.keys()}
+        graph[folder_name(path)] |= imported - {folder_name(path)}
+    assert set(TopologicalSorter(graph).static_order()) == graph.keys()
+
+
+def folder_name(path: Path) -> str:
+    """worker/kafka/offsets.py -> kafka; worker/drain.py -> drain.py."""
+    return path.relative_to(ROOT).parts[1]
+
+
 def module_name(path: Path) -> str:
     """ops/cli/main.py -> penstock.ops.cli.main."""
     parts = path.relative_to(ROOT).with_suffix("").parts

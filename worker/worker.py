@@ -21,12 +21,11 @@ from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.kafka.topic_creation import create_topics
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies
-from penstock.worker.replies.write_behind import WriteBehindCache
+from penstock.worker.requests.fetch_buffer import FetchBuffer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
@@ -37,6 +36,7 @@ from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import Rejection, Results
 from penstock.worker.requests.step_requests import step_requests
 from penstock.worker.requests.validation import RequestValidator
+from penstock.worker.requests.write_behind import WriteBehindCache
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
@@ -87,7 +87,7 @@ class Worker:
             revoked=self._on_revoked,
         )
         bounds = ReplyBounds(info, settings.max_reply_bytes)
-        generation, cells = step_requests(served, settings.max_reply_bytes)
+        generation, cells = step_requests(info, served.read_options, served.read_fields, settings.max_reply_bytes)
         self._validator = RequestValidator(
             info,
             bounds,

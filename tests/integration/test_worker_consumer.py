@@ -14,8 +14,8 @@ from penstock.worker.kafka import lenient_batches
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.group import evict
+from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.offsets import OffsetTracker, Progress
-from penstock.worker.requests.record import KafkaRecord
 
 BROKEN = b"broken"
 

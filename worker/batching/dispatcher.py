@@ -12,15 +12,15 @@ from penstock.engine.types import BatchOutput
 from penstock.producer.errors import BackendError
 from penstock.scheduler import Cause, CostFunction, LaneBatch, LaneDriver
 from penstock.worker.batching.batch import BatchStats, pack, sums_of
-from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.failures import FailedBatches
 from penstock.worker.batching.flight_queue import FlightQueue
 from penstock.worker.batching.single_flight import deadline_of
 from penstock.worker.batching.watchdog import BatchWatchdog
 from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_fields import record_fields
 from penstock.worker.requests.request import PendingSequence, Rejection, Results
-from penstock.worker.telemetry.record_fields import record_fields
 
 log = structlog.get_logger("penstock.dispatcher")
 

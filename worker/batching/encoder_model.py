@@ -5,9 +5,10 @@ from penstock.engine.types import Engine
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
-from penstock.worker.batching.stage import ReadFields, ReadOptions, Stage, StageCallbacks
+from penstock.worker.batching.engine_probe import EngineProbe
+from penstock.worker.batching.stage import Stage, StageCallbacks
 from penstock.worker.batching.token_budget import TokenBudget
-from penstock.worker.engine_probe import EngineProbe
+from penstock.worker.requests.readers import ReadFields, ReadOptions
 from penstock.worker.requests.request import Results
 from penstock.worker.resolved_settings import ResolvedSettings, scheduler_settings
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.producer.errors import PenstockError
 from penstock.scheduler import Cause, Job, LaneDriver, RejectedJob
-from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.single_flight import SingleFlight
+from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
 
 

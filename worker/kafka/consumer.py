@@ -30,12 +30,12 @@ from penstock.worker.kafka.consumer_watch import ConsumerWatch
 from penstock.worker.kafka.end_offsets import EndOffsets
 from penstock.worker.kafka.group import assignor_for, client_id
 from penstock.worker.kafka.group_member import make_member
+from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.offsets import PartitionOwner, Progress, Source
 from penstock.worker.kafka.partition_names import name, names
 from penstock.worker.kafka.progress_commits import ProgressCommits
 from penstock.worker.kafka.rebalance_listener import Rebalanced, RebalanceListener
 from penstock.worker.kafka.seek_back import seek_back
-from penstock.worker.requests.record import KafkaRecord
 from penstock.worker.stop_signal import watched
 
 _RETRY_S = 1.0

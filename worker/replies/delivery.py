@@ -14,11 +14,12 @@ from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.group import client_id
 from penstock.worker.kafka.reply_destinations import Destination, Footprint
-from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
+from penstock.worker.replies.dead_letters import DeadLetters, Fault
 from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_fields import record_fields, unquoted_reason
+from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingRequest, Rejection
-from penstock.worker.telemetry.record_fields import record_fields, unquoted_reason
 from penstock.worker.telemetry.request_samples import correlation_text
 
 _BLOCKED = "nothing that was sent there has been acknowledged lately, and what waits for it is enough"

@@ -11,8 +11,8 @@ from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire.generation import GenerationOptions as WireOptions
 from penstock.producer.wire.messages import Request, Uint32Array
-from penstock.worker.batching.stage import ReadOptions
-from penstock.worker.replies.dead_letters import reply_key
+from penstock.worker.requests.readers import ReadOptions
+from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 _SEED_BITS = 62

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from penstock.worker.replies.write_behind import WriteBehindCache
 from penstock.worker.requests.request import PendingSequence, Results
+from penstock.worker.requests.write_behind import WriteBehindCache
 
 
 async def look_up(

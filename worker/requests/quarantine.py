@@ -9,8 +9,8 @@ from penstock.worker.kafka.custody import Custody, Marks
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_fields import record_fields
 from penstock.worker.stop_signal import StopSignal
-from penstock.worker.telemetry.record_fields import record_fields
 
 _RETRY_S = 0.1
 

@@ -1,25 +1,12 @@
 """One Kafka record and where it is in its life, from the poll to the acknowledged answer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from penstock.producer.errors import PenstockError
+from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record_trace import RecordTrace
-
-
-class KafkaRecord(Protocol):
-    """The part of aiokafka's ConsumerRecord that the worker uses."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int  # Unix time, ms
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
 
 
 class RecordState(Enum):

@@ -9,7 +9,7 @@ from penstock.producer.errors import PenstockError
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Request, Uint32Array
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.stepping.sequence_work import SequenceWork
+from penstock.worker.requests.sequence_work import SequenceWork
 
 
 class Rejection(NamedTuple):

@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from penstock.worker.batching.stage import ServedModel
+from penstock.engine.types import ModelInfo
 from penstock.worker.requests.generation import GenerationRequests
+from penstock.worker.requests.readers import ReadFields, ReadOptions
 from penstock.worker.requests.sequences import SequenceRequests
 
 
@@ -14,9 +15,10 @@ class StepRequests(NamedTuple):
     cells: SequenceRequests | None
 
 
-def step_requests(served: ServedModel, max_reply_bytes: int) -> StepRequests:
-    """Called once, when the worker is made."""
-    info, read_options, read_fields = served.info, served.read_options, served.read_fields
+def step_requests(
+    info: ModelInfo, read_options: ReadOptions | None, read_fields: ReadFields | None, max_reply_bytes: int
+) -> StepRequests:
+    """Called once, when the worker is made. The readers are those of its model."""
     return StepRequests(
         None if read_options is None else GenerationRequests(info, read_options),
         None if read_fields is None else SequenceRequests(info, read_fields, max_reply_bytes),

@@ -12,17 +12,17 @@ from penstock.engine.types import Float32Array
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
 from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats, Sums
-from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_fields import record_fields
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.step_load import StepTimes
 from penstock.worker.stepping.step_single_flight import Joined, StepFlight, StepSingleFlight, late_and_rest
 from penstock.worker.stepping.step_thread import StepThread
 from penstock.worker.stepping.step_watchdog import StepWatchdog
-from penstock.worker.telemetry.record_fields import record_fields
 
 log = structlog.get_logger("penstock.dispatcher")
 

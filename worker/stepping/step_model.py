@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 
 from penstock.engine.types import ModelInfo
-from penstock.worker.batching.stage import ReadFields, ReadOptions, Stage, StageCallbacks
-from penstock.worker.engine_probe import IDLE_S, LOOP_S, PROBE_S
+from penstock.worker.batching.engine_probe import IDLE_S, LOOP_S, PROBE_S
+from penstock.worker.batching.stage import Stage, StageCallbacks
+from penstock.worker.requests.readers import ReadFields, ReadOptions
 from penstock.worker.requests.request import PendingSequence
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepRunner

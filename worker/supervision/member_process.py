@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from penstock.worker.supervision.control import (
+from penstock.worker.control_socket import (
     JOIN_PACKET,
     MAX_PACKET_BYTES,
     Report,

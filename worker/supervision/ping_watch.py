@@ -5,7 +5,7 @@ from collections.abc import Set
 
 import structlog
 
-from penstock.worker.supervision.control import PING_EVERY_S
+from penstock.worker.control_socket import PING_EVERY_S
 from penstock.worker.supervision.member_process import MemberProcess
 
 log = structlog.get_logger("penstock.supervisor")

@@ -14,10 +14,10 @@ from typing import Any
 import structlog
 
 from penstock.producer.transport.cluster import KafkaCluster
+from penstock.worker.control_socket import EXIT_CANNOT_START
 from penstock.worker.kafka.group import evict
 from penstock.worker.process import EXIT_S
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.supervision.control import EXIT_CANNOT_START
 from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.member_starter import MemberStarter, free_bytes, member_settings

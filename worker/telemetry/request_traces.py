@@ -13,9 +13,9 @@ from penstock.producer.wire.headers import CORRELATION_ID, TRACEPARENT
 from penstock.producer.wire.traceparent import is_unsampled
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_fields import unquoted_reason
 from penstock.worker.requests.record_trace import RecordTrace, Stage
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection, Results
-from penstock.worker.telemetry.record_fields import unquoted_reason
 from penstock.worker.telemetry.request_samples import correlation_text
 
 _GEN_AI_OPERATIONS = {"embed": "embeddings"}  # the conventions have no names for the other tasks

@@ -17,8 +17,8 @@ from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBa
 from penstock.producer.errors import BackendError, Overloaded
 from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats, Sums, health_probe, pack
-from penstock.worker.batching.deadline_errors import ArrivedLate, LateInQueue
 from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.requests.deadline_errors import ArrivedLate, LateInQueue
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, Results
 from tests.examples import examples

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.worker.supervision.control import Report
+from penstock.worker.control_socket import Report
 from penstock.worker.supervision.placement import Placement
 
 

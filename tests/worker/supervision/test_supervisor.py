@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.worker.control_socket import Report
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision import member_starter, restart_policy
-from penstock.worker.supervision.control import Report
 from penstock.worker.supervision.placement import Gpu, Machine, place
 from penstock.worker.supervision.supervisor import Bounds, Supervisor
 from tests.worker.supervision.fakes import FakeMember, FakeProcesses

@@ -20,11 +20,11 @@ from penstock.scheduler import (
     SchedulerSettings,
 )
 from penstock.worker.batching.batch import BatchStats, Sums
-from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.encoder_model import EncoderLoad
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.telemetry.load_monitor import LoadMonitor
