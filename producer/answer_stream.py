@@ -30,7 +30,7 @@ class Mapper(Protocol):
         ...
 
 
-class Batch(Protocol):
+class TextBatch(Protocol):
     """Texts that are sent in one call. An error in place of a text is its result."""
 
     @property
@@ -42,7 +42,7 @@ class Batch(Protocol):
         ...
 
 
-B = TypeVar("B", bound=Batch)
+B = TypeVar("B", bound=TextBatch)
 
 
 async def answer_stream(
@@ -161,7 +161,7 @@ def num_chars(text: Text) -> int:
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
 
-def _weight(batch: Batch) -> int:
+def _weight(batch: TextBatch) -> int:
     texts = [1 if isinstance(text, PenstockError) else 1 + num_chars(text) // _ROW_CHARS for text in batch.texts]
     return sum(texts) + batch.num_bytes // _ROW_BYTES
 

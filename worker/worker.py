@@ -27,7 +27,7 @@ from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import Rejection, Results
+from penstock.worker.requests.request import Rejection, SequenceResults
 from penstock.worker.requests.write_behind import WriteBehindCache
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import StopSignal, watched
@@ -167,13 +167,13 @@ class Worker:
     def _on_ran(self, stats: BatchStats) -> None:
         self._monitor.batch_done(stats)
 
-    def _on_results(self, results: Results, stats: BatchStats) -> None:
+    def _on_results(self, results: SequenceResults, stats: BatchStats) -> None:
         if self._cache is not None:
             self._cache.put({sequence.key: result.tobytes() for sequence, result in results if sequence.is_stored})
         self._traces.batch_done(stats, results)
         self._settle(results, stats)
 
-    def _settle(self, results: Results, stats: BatchStats | None) -> None:
+    def _settle(self, results: SequenceResults, stats: BatchStats | None) -> None:
         """Store results of a batch, or without `stats` of the cache, and reply to the requests that they complete."""
         now = time.monotonic()
         completed = [sequence.request for sequence, result in results if sequence.settle(result)]

@@ -20,7 +20,7 @@ from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields
-from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 
 log = structlog.get_logger("penstock.dispatcher")
 
@@ -38,7 +38,7 @@ class Dispatcher:
         cost: CostFunction,
         *,
         clock: Callable[[], float] = time.monotonic,
-        batch_done: Callable[[BatchStats, Results], None],
+        batch_done: Callable[[BatchStats, SequenceResults], None],
         rejected: Callable[[Sequence[Rejection]], None],
         unhealthy: Callable[[BaseException], None],
     ) -> None:

@@ -9,7 +9,7 @@ from penstock.worker.batching.batch import BatchStats
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.readers import ReadFields, ReadOptions
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 from penstock.worker.resolved_settings import ResolvedSettings
 
 
@@ -77,13 +77,13 @@ class StageCallbacks:
     """
 
     ran: Callable[[BatchStats], None]
-    results: Callable[[Results, BatchStats], None]
+    results: Callable[[SequenceResults, BatchStats], None]
     rejected: Callable[[Sequence[Rejection]], None]
     unhealthy: Callable[[BaseException], None]
     partial: Callable[[Sequence[PendingSequence], Float32Array], None] = lambda sequences, result: None
 
 
-class Stage(NamedTuple):
+class BatchStage(NamedTuple):
     """The parts of a batch stage."""
 
     dispatcher: SequenceDispatcher
@@ -105,7 +105,7 @@ class ServedModel(Protocol):
     def read_fields(self) -> ReadFields | None:
         """Reads the fields of a sequence; None: the model is not made of cells."""
 
-    def stage(self, settings: ResolvedSettings, callbacks: StageCallbacks) -> Stage:
+    def stage(self, settings: ResolvedSettings, callbacks: StageCallbacks) -> BatchStage:
         """The batch stage. Called once."""
         ...
 

@@ -25,7 +25,7 @@ from penstock.worker.kafka.end_offsets import EndOffsets
 from penstock.worker.kafka.group import assignor_for, client_id
 from penstock.worker.kafka.group_member import make_member
 from penstock.worker.kafka.kafka_record import KafkaRecord
-from penstock.worker.kafka.offsets import PartitionOwner, Progress, Source
+from penstock.worker.kafka.offsets import PartitionOwner, PartitionProgress, Source
 from penstock.worker.kafka.partition_names import name, names
 from penstock.worker.kafka.progress_commits import ProgressCommits
 from penstock.worker.kafka.rebalance_listener import Rebalanced, RebalanceListener
@@ -155,7 +155,7 @@ class Consumer:
         """Fetch a paused topic again."""
         self._assignment.resume(self._joined, topic)
 
-    async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
+    async def commit(self, offsets: Mapping[Source, PartitionProgress]) -> bool:
         """Commit progress. False when the group is rebalancing or the broker is away: try again, unless overtaken."""
         if self._consumer is None:  # stopped while a revocation drains
             return False
@@ -235,7 +235,7 @@ class Consumer:
         self._has_joined = True
         self._assignment.open(self._consumer, self._owner, sources)
 
-    async def committed(self, source: TopicPartition) -> Progress | None:
+    async def committed(self, source: TopicPartition) -> PartitionProgress | None:
         """Committed progress of a partition. Waits for a broker."""
         return (await read_committed(self._joined, {source})).get(source)
 

@@ -30,7 +30,7 @@ from penstock.producer.wire.headers import (
 )
 from penstock.producer.wire.topics import dead_letter_topic
 from penstock.worker.kafka.kafka_record import KafkaRecord
-from penstock.worker.replies.outlet import Answer, Outlet
+from penstock.worker.replies.outlet import OutAnswer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields
 from penstock.worker.requests.reply_key import reply_key
@@ -77,7 +77,7 @@ class _Letter:
 
 
 @dataclass(slots=True)
-class _Sending(Answer):
+class _Sending(OutAnswer):
     """A letter on its way."""
 
     letter: _Letter

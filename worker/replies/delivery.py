@@ -13,9 +13,9 @@ from penstock.producer.wire.codec import encode_error
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.group import client_id
-from penstock.worker.kafka.reply_destinations import Destination, Footprint
+from penstock.worker.kafka.reply_destinations import Footprint, ReplyDestination
 from penstock.worker.replies.dead_letters import DeadLetters, Fault
-from penstock.worker.replies.outlet import Answer, Outlet
+from penstock.worker.replies.outlet import OutAnswer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields, unquoted_reason
 from penstock.worker.requests.reply_key import reply_key
@@ -28,7 +28,7 @@ log = structlog.get_logger("penstock.delivery")
 
 
 @dataclass(slots=True)
-class _Reply(Answer):
+class _Reply(OutAnswer):
     """A reply or an error reply on its way."""
 
     address: ReplyAddress
@@ -202,8 +202,8 @@ def _num_bytes(answers: Iterable[_Reply]) -> int:
     return sum([len(answer.value or b"") for answer in answers])
 
 
-def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[Destination, list[_Reply]]]:
-    found: dict[Destination, list[_Reply]] = {}
+def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[ReplyDestination, list[_Reply]]]:
+    found: dict[ReplyDestination, list[_Reply]] = {}
     for answer in answers:
         address = answer.address
         found.setdefault((address.topic, address.partition, answer.origin.bulk_topic), []).append(answer)

@@ -84,4 +84,4 @@ class PendingSequence:
         return request.num_missing == 0 and not request.is_failed
 
 
-Results = Sequence[tuple[PendingSequence, Float32Array]]  # from the cache or from a batch
+SequenceResults = Sequence[tuple[PendingSequence, Float32Array]]  # from the cache or from a batch

@@ -7,14 +7,14 @@ facts. Labels have few values: no request, client or reply topic is among them.
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-Kind = Literal["counter", "gauge", "histogram", "info"]
+MetricKind = Literal["counter", "gauge", "histogram", "info"]
 
 
 class MetricDefinition(NamedTuple):
     """One metric, by the name under which Prometheus keeps it."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str
     labels: tuple[str, ...]
     meaning: str

@@ -14,8 +14,8 @@ from penstock.producer.wire.traceparent import is_unsampled
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import unquoted_reason
-from penstock.worker.requests.record_trace import RecordTrace, Stage
-from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection, Results
+from penstock.worker.requests.record_trace import RecordTrace, TracedStage
+from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection, SequenceResults
 from penstock.worker.telemetry.request_samples import correlation_text
 
 _GEN_AI_OPERATIONS = {"embed": "embeddings"}  # the conventions have no names for the other tasks
@@ -79,10 +79,10 @@ class RequestTraces:
         trace.span.set_attributes(self._gen_ai | _request_attributes(request, num_tokens))
         trace.reply_topic = request.address.topic
         prepared = times.arrived + times.tokenize_ms / 1e3
-        trace.add(Stage("tokenize", times.arrived, prepared))
+        trace.add(TracedStage("tokenize", times.arrived, prepared))
         if self._has_cache:
             looked_up = prepared + times.cache_ms / 1e3
-            trace.add(Stage("cache", prepared, looked_up, {"penstock.cached": request.num_cached}))
+            trace.add(TracedStage("cache", prepared, looked_up, {"penstock.cached": request.num_cached}))
 
     def _begin(
         self, record: PendingRecord, traceparent: bytes | None, arrived: float, clock_ns: int
@@ -102,7 +102,7 @@ class RequestTraces:
         record.trace = RecordTrace(span, _ids(span.get_span_context()), clock_ns, arrived, None)
         return record.trace
 
-    def batch_done(self, stats: BatchStats, results: Results) -> None:
+    def batch_done(self, stats: BatchStats, results: SequenceResults) -> None:
         """See `Traces`.
 
         The batch's span links to those of its records. Its parent is the first of them, so that it is recorded exactly
@@ -118,11 +118,11 @@ class RequestTraces:
         started = now - stats.device_s
         batch = self._batch(stats, results, list(traced), started, now)
         for trace, queued in traced.items():
-            trace.add(Stage("queue", min(queued, started), started))
-            trace.add(Stage("engine", started, now, link=batch))
+            trace.add(TracedStage("queue", min(queued, started), started))
+            trace.add(TracedStage("engine", started, now, link=batch))
 
     def _batch(
-        self, stats: BatchStats, results: Results, traces: Sequence[RecordTrace], started: float, ended: float
+        self, stats: BatchStats, results: SequenceResults, traces: Sequence[RecordTrace], started: float, ended: float
     ) -> SpanContext:
         spans = [trace.span for trace in traces]
         span = self._tracer.start_span(
@@ -178,7 +178,7 @@ class RequestTraces:
                 _mark_failed(span, trace.error)
             span.end(trace.unix_ns(now))
 
-    def _end_stage(self, trace: RecordTrace, stage: Stage, inside: Context) -> None:
+    def _end_stage(self, trace: RecordTrace, stage: TracedStage, inside: Context) -> None:
         links = None if stage.link is None else [Link(stage.link)]
         started, ended = trace.unix_ns(stage.started), trace.unix_ns(stage.ended)
         span = self._tracer.start_span(stage.name, inside, SpanKind.INTERNAL, stage.attributes, links, started)

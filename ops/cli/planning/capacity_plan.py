@@ -32,7 +32,7 @@ class ImpossibleLoad(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceCapacity:
     """Device and model of a cost table."""
 
     is_gpu: bool
@@ -63,7 +63,7 @@ class CapacityPlan:
 
     rate_per_s: float
     slo_s: float | None
-    device: Device
+    device: DeviceCapacity
     batch: FullBatches
     lane_per_s: float  # requests in full batches
     device_per_s: float
@@ -84,7 +84,7 @@ class CapacityPlan:
 
 def plan_capacity(
     cost: CostFunction,
-    device: Device,
+    device: DeviceCapacity,
     lengths: Lengths,
     *,
     rate_per_s: float,

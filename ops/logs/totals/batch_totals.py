@@ -18,7 +18,7 @@ _SUMMED = ("sequences", "tokens", "slots", "predicted_s", "device_s")
 
 
 @dataclass(slots=True)
-class Group:
+class BatchGroup:
     """Batches of one kind."""
 
     batches: int = 0
@@ -57,10 +57,10 @@ class BatchTotals:
     """The batches that were logged: of each worker the first 100 of each second."""
 
     def __init__(self) -> None:
-        self.all = Group()
-        self.by_trigger: dict[str, Group] = {}
-        self.by_partition: dict[str, Group] = {}
-        self.by_tokens: dict[int, Group] = {}  # key n: 2^(n-1) < tokens <= 2^n
+        self.all = BatchGroup()
+        self.by_trigger: dict[str, BatchGroup] = {}
+        self.by_partition: dict[str, BatchGroup] = {}
+        self.by_tokens: dict[int, BatchGroup] = {}  # key n: 2^(n-1) < tokens <= 2^n
         self.sequences, self.tokens, self.longest, self.seconds = (LogHistogram() for _ in range(4))
         self.dp_gain = LogHistogram()
         self.longest_batches: list[dict[str, Any]] = []
@@ -119,7 +119,7 @@ class BatchTotals:
             (self.by_tokens, range(_NUM_SIZES), size),
         ):
             for number in np.unique(key).tolist():
-                group = table.setdefault(names[number], Group())
+                group = table.setdefault(names[number], BatchGroup())
                 is_own = key == number
                 group.add(int(batches[is_own].sum()), sums[:, is_own].sum(axis=1))
                 is_own = is_own[bins // NUM_BINS]

@@ -10,7 +10,7 @@ from aiokafka import TopicPartition
 from penstock.worker.kafka import assignment as assignment_module
 from penstock.worker.kafka.assignment import Assignment
 from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import Progress, Source
+from penstock.worker.kafka.offsets import PartitionProgress, Source
 
 A, B = TopicPartition("requests", 0), TopicPartition("requests", 1)
 
@@ -54,7 +54,7 @@ class Owner:
         await self.is_free.wait()
         return sources
 
-    def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
+    def acquired(self, sources: set[Source], committed: Mapping[Source, PartitionProgress]) -> None:
         self.acquired_sources.append(sources)
 
     def own_mark(self, source: Source, found: Custody) -> Custody | None:
@@ -64,8 +64,10 @@ class Owner:
 
 
 async def test_a_partition_that_its_owner_does_not_get_yet_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def take_over(member: Member, sources: set[TopicPartition], _: object) -> dict[TopicPartition, Progress]:
-        return {source: Progress(7) for source in sources}
+    async def take_over(
+        member: Member, sources: set[TopicPartition], _: object
+    ) -> dict[TopicPartition, PartitionProgress]:
+        return {source: PartitionProgress(7) for source in sources}
 
     monkeypatch.setattr(assignment_module, "take_over", take_over)
     assignment, owner = Assignment(["requests"], "penstock-0"), Owner()
