@@ -114,7 +114,11 @@ WORKER_METRICS = (
     MetricDefinition("penstock_batch_tokens", "histogram", "tokens", (), "Tokens of a batch."),
     MetricDefinition("penstock_tokens_total", "counter", "tokens", (), "Tokens computed."),
     MetricDefinition(
-        "penstock_padded_tokens_total", "counter", "tokens", (), "Token slots that padded batches would have had."
+        "penstock_padded_tokens_total",
+        "counter",
+        "tokens",
+        (),
+        "Tokens, padding included, that padded batches would have had.",
     ),
     MetricDefinition(
         "penstock_token_budget",
