@@ -149,10 +149,9 @@ class Worker:
         self._ledger.queue(queued)
         if not queued:
             return
-        times, prepared = queued[0].times, time.monotonic()
+        prepared = time.monotonic()
         hits, misses = await look_up(self._cache, sequences)
-        times.tokenize_ms = round((prepared - now) * 1e3, 3)
-        times.cache_ms = round((time.monotonic() - prepared) * 1e3, 3)
+        queued[0].times.note_stages(prepared, time.monotonic())
         self._traces.begin(sequences)
         if hits:
             self.metrics.from_cache.inc(len(hits))

@@ -25,7 +25,7 @@ class Committer(PartitionMarks):
 
     def __init__(self, offsets: OffsetTracker, consumer: Consumer) -> None:
         super().__init__()
-        consumer.owner = self
+        consumer.serve(self)
         self._offsets = offsets
         self._consumer = consumer
         self._committing = asyncio.Lock()

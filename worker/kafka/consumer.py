@@ -63,8 +63,8 @@ class Consumer:
             received: gets the records of one partition, in their order, before the assignment can change.
             revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
-        self.owner: PartitionOwner | None = None  # set before `start`
-        self.isolation_level = "read_uncommitted"  # of requests; the owner may change it before `start`
+        self._partition_owner: PartitionOwner | None = None
+        self._isolation_level = "read_uncommitted"
         self.topics = topics
         self._cluster = cluster
         self._group_id = group_id
@@ -88,11 +88,15 @@ class Consumer:
         self._ends = EndOffsets()  # when `is_at_end` last asked
         self._commits = ProgressCommits()
 
+    def serve(self, owner: PartitionOwner, *, isolation_level: str = "read_uncommitted") -> None:
+        """Hand partitions to this owner. Called once, before `start`. `isolation_level`: of the requests."""
+        self._partition_owner, self._isolation_level = owner, isolation_level
+
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
         lenient_batches.install()
         lean_fetcher.install()
-        make = functools.partial(self._make_member, isolation_level=self.isolation_level)
+        make = functools.partial(self._make_member, isolation_level=self._isolation_level)
         self._consumer = await connect(self._cluster, make)
         self._consumer.subscribe(list(self.topics), listener=RebalanceListener(self._on_revoked, self._on_assigned))
         self._watching = [watched(watch(self._consumer)), watched(self._watch.run(self._consumer))]
@@ -245,6 +249,6 @@ class Consumer:
 
     @property
     def _owner(self) -> PartitionOwner:
-        if self.owner is None:
+        if self._partition_owner is None:
             raise RuntimeError("The consumer has no owner of its partitions. This is a bug.")
-        return self.owner
+        return self._partition_owner

@@ -101,7 +101,7 @@ class Delivery:
             if address is not None:
                 if error not in encoded:
                     encoded[error] = encode_error(error)
-                record.num_owed += 1
+                record.owe()
                 answers.append(self._answer(record, address, encoded[error], done))
         return answers
 
@@ -118,7 +118,7 @@ class Delivery:
     def _send(self, answers: Iterable[_Reply]) -> None:
         for destination, chosen in _by_destination(answers):
             held, is_blocked = _held(chosen), self._destinations.is_blocked(destination)
-            self._backpressure.reply_bytes += held.reply_bytes
+            self._backpressure.add_reply_bytes(held.reply_bytes)
             self._destinations.sent(destination, held)
             if is_blocked:
                 asyncio.get_running_loop().call_soon(chosen[0].done, chosen, KafkaError(_BLOCKED))
@@ -152,7 +152,7 @@ class Delivery:
     def _note_ended(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         for destination, ended in _by_destination(answers):
             held = _held(ended)
-            self._backpressure.reply_bytes -= held.reply_bytes
+            self._backpressure.add_reply_bytes(-held.reply_bytes)
             self._destinations.ended(destination, held, acknowledged=error is None)
 
     def _keep_undeliverable(self, answers: Sequence[_Reply], error: KafkaError) -> None:
@@ -166,17 +166,12 @@ class Delivery:
             self._keep(answer.origin, Fault.of(undelivered))
 
     def _keep(self, record: PendingRecord, fault: Fault) -> None:
-        record.num_owed += 1
+        record.owe()
         self._dead_letters.keep(record, fault, lambda: self._pay([record]))
 
     def _pay(self, records: Iterable[PendingRecord]) -> None:
         """The broker has one of the answers that each of these records is owed."""
-        paid = []
-        for record in records:
-            record.num_owed -= 1
-            if record.num_owed == 0:
-                paid.append(record)
-        self._acknowledged(paid)
+        self._acknowledged([record for record in records if record.pay()])
 
 
 def _log(rejections: Sequence[Rejection]) -> None:

@@ -15,5 +15,5 @@ async def look_up(
         return [], sequences
     hits = [(one, np.frombuffer(found[one.key], np.float32)) for one in sequences if one.key in found]
     for sequence, _ in hits:
-        sequence.request.num_cached += 1
+        sequence.request.note_cached()
     return hits, [one for one in sequences if one.key not in found]

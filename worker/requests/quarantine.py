@@ -120,7 +120,7 @@ class Quarantine:
         for record in doubted:
             custody = self._marks.custody(record.source)
             if custody.condemned == record.original.offset:
-                record.num_attempts, record.is_condemned = custody.deaths, True
+                record.condemn(custody.deaths)
                 log.error("record_quarantined", deaths=custody.deaths, **record_fields(record))
 
     async def _mark(self, marks: dict[Source, Custody], records: Sequence[PendingRecord]) -> bool:

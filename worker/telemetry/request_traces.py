@@ -99,8 +99,9 @@ class RequestTraces:
         if not span.is_recording():
             return None
         span.set_attributes(_record_attributes(record))
-        record.trace = RecordTrace(span, _ids(span.get_span_context()), clock_ns, arrived, None)
-        return record.trace
+        trace = RecordTrace(span, _ids(span.get_span_context()), clock_ns, arrived, None)
+        record.begin_trace(trace)
+        return trace
 
     def batch_done(self, stats: BatchStats, results: SequenceResults) -> None:
         """See `Traces`.

@@ -20,13 +20,13 @@ class Worker:
     def send(self, destination: ReplyDestination, count: int = 1) -> None:
         for _ in range(count):
             self.held.add_records(1, ONE.request_bytes, bulk=destination[2])
-            self.held.reply_bytes += ONE.reply_bytes
+            self.held.add_reply_bytes(ONE.reply_bytes)
             self.held.destinations.sent(destination, Footprint(1, 100, 1000))
 
     def acknowledge(self, destination: ReplyDestination, count: int = 1, *, acknowledged: bool = True) -> None:
         for _ in range(count):
             self.held.add_records(-1, -ONE.request_bytes, bulk=destination[2])
-            self.held.reply_bytes -= ONE.reply_bytes
+            self.held.add_reply_bytes(-ONE.reply_bytes)
             self.held.destinations.ended(destination, ONE, acknowledged=acknowledged)
 
     def serve_others(self, seconds: int) -> None:

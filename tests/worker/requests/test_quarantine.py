@@ -36,7 +36,8 @@ class Broker:
         self.refusals = 0  # commits that fail from now on
         self.num_commits = 0
         self.was_overtaken = False  # whether the group has gone on without this member
-        self.owner: Any = None  # set by the committer
+
+    def serve(self, owner: Any) -> None: ...
 
     def on_refusal(self) -> None: ...
 

@@ -39,12 +39,11 @@ class Died(Exception):
 class Consumer:
     """As much of the consumer as an outbox uses."""
 
-    owner: Any = None
-    isolation_level = ""
-
     def __init__(self, broker: Broker) -> None:
         self.committed = broker.ask_committed
         self.num_rejoined = 0
+
+    def serve(self, owner: Any, *, isolation_level: str) -> None: ...
 
     def rejoin(self) -> None:
         self.num_rejoined += 1
