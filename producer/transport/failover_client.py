@@ -44,6 +44,7 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
         self.__dict__.update(vars(made))
         self._clock = clock
         self._connecting: defaultdict[Any, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._num_failed: defaultdict[Any, int] = defaultdict(int)  # attempts to connect that ended by time
         self._attempts: dict[asyncio.Timeout, tuple[Any, float]] = {}  # to connect: broker, and since when
         self._unanswered: dict[tuple[AIOKafkaConnection, int], float] = {}  # first requests -> when they were seen
         self._watching: asyncio.Task[None] | None = None
@@ -131,16 +132,23 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
         return None
 
     async def _get_conn(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT, no_hint: bool = False) -> Any:
-        """The connection to a broker, or None. Connecting to one that hangs delays no other, and ends soon."""
+        """The connection to a broker, or None. Connecting to one that hangs delays no other, and ends soon.
+
+        Those that waited for an attempt have its outcome.
+        """
         connection = self._conns.get((node_id, group))
         if connection is not None and connection.connected():
             return connection
+        num_failed = self._num_failed[node_id, group]
         async with self._connecting[node_id, group]:
+            if self._num_failed[node_id, group] != num_failed:
+                return None
             try:
                 async with asyncio.timeout(_CONNECT_S) as attempt:
                     self._attempts[attempt] = node_id, self._clock()
                     return await super()._get_conn(node_id, group=group, no_hint=no_hint)
             except TimeoutError:
+                self._num_failed[node_id, group] += 1
                 log.info("broker_not_connected", broker=node_id)
             finally:
                 self._attempts.pop(attempt, None)

@@ -1,6 +1,7 @@
 """Memory of a bulk job: bounded by blocks, parts and row groups, whatever the number and the size of its rows."""
 
 import asyncio
+import gc
 import os
 import tracemalloc
 from collections.abc import Iterator, Sequence
@@ -49,16 +50,19 @@ async def run(source: Path, target: Path, task: str) -> None:
 
 
 async def peak_bytes(source: Path, task: str, num_rows: int) -> int:
-    """Largest memory of a job, of Python's objects and of Arrow's buffers."""
+    """Largest memory of a job, of Python's objects and of Arrow's buffers, as in a process of its own."""
     target = source.with_name(f"out-{source.name}")
     write_input(source, num_rows)
+    gc.collect()
+    gc.freeze()  # what other tests left: the more objects there are, the rarer are collections
+    gc.collect()
     tracemalloc.start()
-    arrow_peak = 0
+    arrow_before, arrow_peak = pa.total_allocated_bytes(), 0
 
     def watched(blocks: Iterator[Block]) -> Iterator[Block]:
         nonlocal arrow_peak
         for block in blocks:
-            arrow_peak = max(arrow_peak, pa.total_allocated_bytes())
+            arrow_peak = max(arrow_peak, pa.total_allocated_bytes() - arrow_before)
             yield block
 
     try:
@@ -67,20 +71,21 @@ async def peak_bytes(source: Path, task: str, num_rows: int) -> int:
         return tracemalloc.get_traced_memory()[1] + arrow_peak
     finally:
         tracemalloc.stop()
+        gc.unfreeze()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("extension", "task"), [("csv", "classify"), ("parquet", "embed")])
-async def test_eight_times_the_rows_take_no_more_memory(
+async def test_sixteen_times_the_rows_take_no_more_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extension: str, task: str
 ) -> None:
-    """All of the many rows with their results would be more than 10 MB."""
+    """All of the many rows with their results would be more than 20 MB. Threads overlap by chance, for 4 to 7 MB."""
     monkeypatch.setattr(answer_stream, "MOST_WINDOW_ROWS", 1024)
     monkeypatch.setattr(part_writer, "PART_ROWS", 2048)
     monkeypatch.setattr(join_parts, "ROW_GROUP_ROWS", 4096)
     await peak_bytes(tmp_path / f"first.{extension}", task, 100)  # loads the modules that a job needs
-    assert await peak_bytes(tmp_path / f"few.{extension}", task, 5_000) < 5_000_000
-    assert await peak_bytes(tmp_path / f"many.{extension}", task, 40_000) < 5_000_000
+    assert await peak_bytes(tmp_path / f"few.{extension}", task, 5_000) < 10_000_000
+    assert await peak_bytes(tmp_path / f"many.{extension}", task, 80_000) < 10_000_000
 
 
 @pytest.mark.slow

@@ -144,6 +144,17 @@ async def test_connecting_to_a_broker_that_hangs_ends_and_delays_no_other(
     assert not await connecting
 
 
+async def test_those_that_wait_for_an_attempt_to_connect_share_its_failure(
+    brokers: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CONNECT_S", 0.05)
+    brokers.hanging.add(1)
+    assert await asyncio.gather(*[brokers.client.ready(1) for _ in range(20)]) == [False] * 20
+    assert brokers.connecting == [1]
+    brokers.hanging.clear()
+    assert await brokers.client.ready(1)
+
+
 async def test_connecting_to_a_broker_ends_when_the_cluster_has_replaced_it(brokers: Cluster) -> None:
     brokers.hanging.add(1)
     connecting = asyncio.create_task(brokers.client.ready(1))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from penstock.cache import ResponseCache
 
 _MAX_QUEUED_BYTES = 64 * 1024 * 1024  # a disk slower than the engine costs cache entries, never memory
+_ENTRY_BYTES = 150  # of a queued result, beside its value: two objects of CPython and their part of the dictionary
 # Between two writes: a row of a large one costs half the processor time of a row of a small one. Other processes find a
 # result by so much later, and a crash loses so much more.
 _PAUSE_S = 0.1
@@ -42,7 +43,7 @@ class WriteBehindCache:
             come.update(items)
         if self._queued_bytes < _MAX_QUEUED_BYTES:
             self._queued.update(items)
-            self._queued_bytes += sum(map(len, items.values()))
+            self._queued_bytes += sum(map(len, items.values())) + _ENTRY_BYTES * len(items)
         if self._writing is None and self._queued:
             self._writing = asyncio.create_task(self._write())
 

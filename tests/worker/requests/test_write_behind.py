@@ -27,6 +27,17 @@ async def test_the_queue_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) ->
         assert await cache.get_many([b"too many"]) == {b"too many": bytes(600)}
 
 
+async def test_the_bound_counts_what_an_entry_takes_beside_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_behind, "_MAX_QUEUED_BYTES", 1000)
+    keys = [b"%032d" % number for number in range(20)]
+    async with await ResponseCache(":memory:", max_bytes=1 << 20, ttl_s=60).open() as cache:
+        writer = WriteBehindCache(cache)
+        for key in keys:  # all before a write can begin
+            writer.put({key: b"."})
+        await writer.close()
+        assert 1 <= len(await cache.get_many(keys)) <= 1 + 1000 / 150  # CPython's bytes and the dictionary's part
+
+
 async def test_results_are_found_before_they_are_written_and_while_they_are(tmp_path: Path) -> None:
     path = tmp_path / "cache.db"
     async with await ResponseCache(path, max_bytes=1 << 20, ttl_s=60, lock_s=30.0, look_up_s=30.0).open() as cache:
