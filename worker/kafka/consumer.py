@@ -21,7 +21,7 @@ from penstock.worker.kafka import coordinator, lean_fetcher, lenient_batches
 from penstock.worker.kafka.assignment import Assignment
 from penstock.worker.kafka.committed_progress import read_committed
 from penstock.worker.kafka.consumer_watch import ConsumerWatch
-from penstock.worker.kafka.end_offsets import EndOffsets
+from penstock.worker.kafka.end_offsets import EndOffsets, seen_ends
 from penstock.worker.kafka.group import assignor_for, client_id
 from penstock.worker.kafka.group_member import make_member
 from penstock.worker.kafka.kafka_record import KafkaRecord
@@ -182,11 +182,7 @@ class Consumer:
 
     def last_ends(self) -> dict[Source, int]:
         """The ends of the assigned partitions as the last fetch of each saw them. Does not wait."""
-        consumer = self._consumer
-        if consumer is None:
-            return {}
-        ends = {source: consumer.highwater(source) for source in consumer.assignment()}
-        return {source: end for source, end in ends.items() if end is not None}
+        return {} if self._consumer is None else seen_ends(self._consumer)
 
     @property
     def member_id(self) -> str:
