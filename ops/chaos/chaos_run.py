@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from aiokafka.errors import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
 
-from penstock.engine import PackedBatch, TaskOptions, load_engine
+from penstock.engine import load_engine
 from penstock.engine.types import Engine, Float32Array
 from penstock.ops.chaos import access
 from penstock.ops.chaos.asked import Ids
@@ -23,6 +22,7 @@ from penstock.ops.chaos.chaos_settings import ChaosSettings
 from penstock.ops.chaos.commit_log import Commit, read_commits
 from penstock.ops.chaos.commit_watch import CommitWatch
 from penstock.ops.chaos.denials import is_denial
+from penstock.ops.chaos.direct_answers import direct
 from penstock.ops.chaos.fault_effects import KILLS
 from penstock.ops.chaos.faults import Faults, moments
 from penstock.ops.chaos.faulty_engine import EchoEngine, poison
@@ -45,7 +45,6 @@ _START_S = 120.0
 _DRAIN_S = 10.0
 _REST_S = 180.0  # after the last fault: all is answered and committed
 _STEADY_S = 60.0  # at most, before a fault that comes alone: its effect is measured
-_BATCH = 256
 _BUGS, _SHOWN_CHARS = ("This is a bug", "Traceback"), 600
 
 
@@ -238,18 +237,6 @@ class ChaosRun:
         started = time.monotonic()
         yield
         self.seconds[phase] = round(time.monotonic() - started, 1)
-
-
-def direct(engine: Engine, sequences: Sequence[Ids]) -> Mapping[Ids, Float32Array]:
-    """The engine's answers without Kafka."""
-    rows: dict[Ids, Float32Array] = {}
-    by_length = sorted(sequences, key=len)
-    for start in range(0, len(by_length), _BATCH):
-        chosen = by_length[start : start + _BATCH]
-        arrays = [np.frombuffer(one, "<u4") for one in chosen]
-        output = engine.run(PackedBatch.of(arrays, [TaskOptions("embed")] * len(chosen)))
-        rows |= dict(zip(chosen, output.rows, strict=True))
-    return rows
 
 
 def _engine(settings: ChaosSettings, folder: Path) -> Engine:

@@ -70,4 +70,4 @@ class PendingRecord:
     def note_error(self, error: PenstockError) -> None:
         """The record is answered with an error: its trace says so."""
         if self.trace is not None:
-            self.trace.error = error
+            self.trace.note_error(error)

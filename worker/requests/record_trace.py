@@ -37,6 +37,14 @@ class RecordTrace:
         self.stages.append(stage)
         self.settled = max(self.settled, stage.ended)
 
+    def note_reply(self, topic: str) -> None:
+        """The record's answer goes to this topic."""
+        self.reply_topic = topic
+
+    def note_error(self, error: PenstockError) -> None:
+        """The record is answered with an error."""
+        self.error = error
+
     def unix_ns(self, seconds: float) -> int:
         """A monotonic time as OpenTelemetry counts."""
         return self.clock_ns + int(seconds * 1e9)

@@ -77,7 +77,7 @@ class RequestTraces:
         if trace is None:
             return
         trace.span.set_attributes(self._gen_ai | _request_attributes(request, num_tokens))
-        trace.reply_topic = request.address.topic
+        trace.note_reply(request.address.topic)
         prepared = times.arrived + times.tokenize_ms / 1e3
         trace.add(TracedStage("tokenize", times.arrived, prepared))
         if self._has_cache:
@@ -155,7 +155,7 @@ class RequestTraces:
                 now = self._clock()
                 trace = self._begin(record, traceparent, now, time.time_ns() - int(now * 1e9))
             if trace is not None and address is not None:
-                trace.reply_topic = address.topic
+                trace.note_reply(address.topic)
 
     def ending(self, acknowledged: _Acknowledged) -> _Acknowledged:
         """See `Traces`."""
