@@ -11,7 +11,10 @@ from penstock.engine.cells.model import CellModel, Request
 from penstock.engine.cells.requests import take_count, take_tokens
 from penstock.engine.model.checkpoint import Tensors as Weights
 
-MAX_STEPS = 8  # of one batch of a chain
+# Of one batch of a chain. A batch is longer than 8 steps only where the host needs as long for the next one: a GPU may
+# run a step in 15 us.
+MAX_STEPS = 32
+MAX_FED_BACK_STEPS = 8  # likewise, where a chain may stop at any step: its row idles until the batch ends
 
 
 class ReadStep(nn.Module):
@@ -130,7 +133,7 @@ def generate_cell(name: str, words: Table, stack: LstmStack, output: Dense, end_
         feedback={"token": "token"},
         stop={"token": end_token},
         max_rows=max_rows,
-        max_steps=MAX_STEPS,
+        max_steps=MAX_FED_BACK_STEPS,
         priority=1,
     )
     return Cell(spec, GenerateStep(words, stack, output))

@@ -174,10 +174,13 @@ class GpuStepEngine:
         self._graphs.capture(key, work)
 
     def _likely_keys(self) -> list[GraphKey]:
+        """Short quanta first: of all cells, should the time not suffice for the long ones."""
+        longest = max(spec.max_steps.bit_length() for spec in self._cells.values())
         return [
             GraphKey(name, rows, 1 << power)
+            for power in range(longest)
             for name, spec in self._cells.items()
-            for power in range(spec.max_steps.bit_length())
+            if power < spec.max_steps.bit_length()
             for rows in row_buckets(spec.max_rows)
         ]
 

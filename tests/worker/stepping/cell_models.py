@@ -114,11 +114,15 @@ class Bench:
     """A runner whose jobs are lists of values, and what has become of them."""
 
     def __init__(
-        self, num_slots: int = 9, num_devices: int = 1, clock: Callable[[], float] = time.perf_counter
+        self,
+        num_slots: int = 9,
+        num_devices: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+        max_tasks: int = 2,
     ) -> None:
         self.pauses: list[float] = []
         self.devices = [DeviceStandIn(CpuStepEngine(MODEL.cells, num_slots)) for _ in range(num_devices)]
-        self.runner = CellRunner(MODEL.specs, self.devices, clock=clock, pause=self.pauses.append)
+        self.runner = CellRunner(MODEL.specs, self.devices, max_tasks=max_tasks, clock=clock, pause=self.pauses.append)
         self.checks = SequenceChecks(MODEL, num_slots - 1, GraphLimits())
         self.now = 0.0
         self.results: dict[int, list[float]] = {}  # half of the sum, behind the sums

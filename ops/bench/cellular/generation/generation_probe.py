@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from penstock.ops.bench.cellular.generation.generation_parts import ON_CPU, ON_GPU, Bed, parts_of
+from penstock.ops.bench.cellular.generation.generation_bed import ON_CPU, ON_GPU, Bed
+from penstock.ops.bench.cellular.generation.generation_parts import parts_of
 from penstock.ops.bench.cellular.generation.generation_ratios import ratios
 from penstock.ops.bench.gpu.timing import deadline
 
