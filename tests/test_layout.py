@@ -43,7 +43,7 @@ LIBRARY_ROOMS = {
 FREE_LIBRARIES = {"numpy", "structlog", "penstock"}
 CHECKOUT_ONLY = {ROOT / "ops" / "bench", ROOT / "ops" / "chaos"}  # not in the wheel
 # Names of public classes that stand for two things, each in a folder of its own.
-SAME_NAMES = {"Dense", "Graphs", "InvalidRequest", "Kernels", "Request", "StatePool"}
+SAME_NAMES = {"Dense", "InvalidRequest", "Kernels", "Request", "StatePool"}
 HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
 
 
