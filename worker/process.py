@@ -21,12 +21,13 @@ from penstock.scheduler import LearnedCost
 from penstock.worker.batching.encoder_model import EncoderModel
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
+from penstock.worker.control_socket import PING_EVERY_S, SupervisorLink
 from penstock.worker.garbage_collection import calm_garbage_collection
 from penstock.worker.model_loading import load_model, load_tokenizer, require_encoder
+from penstock.worker.model_settings import NULL_MODEL, ModelSettings
 from penstock.worker.process_signals import handle_stop_signals, ignore_resize_signals
 from penstock.worker.resolved_settings import ResolvedSettings, resolve
-from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
-from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
+from penstock.worker.settings import WorkerSettings
 from penstock.worker.telemetry.logs import configure_logs, label_logs
 from penstock.worker.telemetry.status_server import Status, serve_status
 from penstock.worker.telemetry.traces import open_traces

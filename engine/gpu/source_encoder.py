@@ -156,7 +156,9 @@ class SourceEncoder:
         size = shape.sections[-1].stop
         values = torch.empty(size, dtype=torch.int32, pin_memory=self._stream is not None)
         parts = [values.numpy()[section] for section in shape.sections]
-        arrays = np.concatenate(sources), positions, slots, lines + positions, np.append(0, ends), lengths
+        joined: Int32Array = np.concatenate(sources)
+        arrays: Sequence[Int32Array | Int64Array]
+        arrays = joined, positions, slots, lines + positions, np.append(0, ends), lengths
         for part, array, rest in zip(parts, arrays, (0, 0, self._scratch, spare, total, 0), strict=True):
             part[: len(array)], part[len(array) :] = array, rest
         description[:size].copy_(values, non_blocking=True)  # torch keeps pinned memory until it has ended

@@ -16,12 +16,12 @@ from penstock.engine.types import Float32Array
 from penstock.scheduler.cellular import Admission, CellJob, CellRule, CellScheduler, CellSettings, CellTask
 from penstock.scheduler.cellular.types import Int64Array
 from penstock.scheduler.types import RejectedJob
+from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.cell_jobs import NOT_OPEN, CellJobs
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.host_time import HostTime
 from penstock.worker.stepping.isolated_cells import IsolatedCells, lost_output
 from penstock.worker.stepping.isolation import StepIsolation
-from penstock.worker.stepping.sequence_work import SequenceWork
 
 _NOT_NUMBERS = CellFailed("the cells emitted NaN for this request; the other requests were not affected.")
 

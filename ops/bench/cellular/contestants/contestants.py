@@ -21,8 +21,8 @@ from penstock.ops.bench.cellular.report.cellular_measures import AGENDA, DEPTH, 
 from penstock.ops.bench.cellular.workloads.cell_work import CellWork, padded_work
 from penstock.ops.bench.cellular.workloads.workloads import MAX_QUANTUM, Workload
 from penstock.scheduler.cellular import CellRule
+from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.cell_runner import CellRunner
-from penstock.worker.stepping.sequence_work import SequenceWork
 
 Settings = Mapping[str, int]
 MakeRunner = Callable[[Tape], OfferedRunner]
