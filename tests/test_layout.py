@@ -42,8 +42,6 @@ LIBRARY_ROOMS = {
 }
 FREE_LIBRARIES = {"numpy", "structlog", "penstock"}
 CHECKOUT_ONLY = {ROOT / "ops" / "bench", ROOT / "ops" / "chaos"}  # not in the wheel
-# Names of public classes that stand for two things, each in a folder of its own.
-SAME_NAMES = {"Dense", "InvalidRequest", "Kernels", "Request", "StatePool"}
 HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
 
 
@@ -220,7 +218,7 @@ def test_a_public_class_name_stands_for_one_thing() -> None:
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    assert {name for name, count in classes.items() if count > 1} <= SAME_NAMES
+    assert not {name for name, count in classes.items() if count > 1}
 
 
 def folder_name(path: Path) -> str:

@@ -15,7 +15,7 @@ from penstock.engine.cells.result_kernels import collect, measure_results
 from penstock.engine.cells.session_kernels import abandon, advance, apply, close, count_steps, release, store
 
 
-class Kernels(NamedTuple):
+class SessionKernels(NamedTuple):
     """The compiled functions of the files of kernels."""
 
     measure: Any
@@ -32,7 +32,7 @@ class Kernels(NamedTuple):
 
 
 @cache
-def load_kernels() -> Kernels:
+def load_kernels() -> SessionKernels:
     """The kernels: at once where an earlier process kept them, else within seconds."""
     functions = (
         measure,
@@ -48,15 +48,15 @@ def load_kernels() -> Kernels:
         collect,
     )
     try:
-        kernels = Kernels(*[njit(function, cache=True) for function in functions])
+        kernels = SessionKernels(*[njit(function, cache=True) for function in functions])
         _exercise(kernels)
     except Exception:  # of numba's cache: no folder, one that is full or read-only, or files that are damaged or old
-        kernels = Kernels(*[njit(function) for function in functions])
+        kernels = SessionKernels(*[njit(function) for function in functions])
         _exercise(kernels)
     return kernels
 
 
-def _exercise(kernels: Kernels) -> None:
+def _exercise(kernels: SessionKernels) -> None:
     """Call each kernel with arrays of the types that come later: a request of one node, of which a step is given back.
 
     RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.

@@ -23,7 +23,7 @@ from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.device import Seq2SeqDevice
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
-from penstock.engine.generation.requests import Request, RequestTable
+from penstock.engine.generation.requests import GenerationRequest, RequestTable
 from penstock.engine.generation.selection import Choice, Hypotheses, choose
 from penstock.engine.generation.weights import Seq2SeqWeights
 from penstock.engine.types import Int32Array
@@ -93,7 +93,9 @@ class Generator:
         self._limits.require_pages(num_pages)
         if len(waiting) >= self._limits.max_waiting:
             raise GeneratorFull(f"{len(waiting)} requests wait, which is the limit. Try again later.")
-        waiting[id] = Request(id, input_ids, options, num_pages, None if is_searched else Hypotheses(options, seed))
+        waiting[id] = GenerationRequest(
+            id, input_ids, options, num_pages, None if is_searched else Hypotheses(options, seed)
+        )
 
     def encode(self, ids: Iterable[int] | None = None) -> list[int]:
         """Run the encoder for waiting requests, which then join. Returns those that did, in order.
@@ -173,7 +175,7 @@ class Generator:
                 return []
             raise
 
-    def _step(self, requests: Sequence[Request]) -> list[Choice]:
+    def _step(self, requests: Sequence[GenerationRequest]) -> list[Choice]:
         """One decoder step. Rows of requests that go on hold the caches of their new hypotheses afterwards."""
         rows = self._requests.extend(requests)
         try:
@@ -189,7 +191,7 @@ class Generator:
                 request.hosted.accept(choice)
         return choices
 
-    def _run_encoder(self, requests: Sequence[Request]) -> None:
+    def _run_encoder(self, requests: Sequence[GenerationRequest]) -> None:
         self._requests.clear_pages(self._device)
         self._device.encode([request.source for request in requests], self._requests.source_slots(requests))
         searched = [request for request in requests if request.is_searched]
@@ -202,11 +204,11 @@ class Generator:
         return self._search is not None and self._search.supports(options)
 
     def _take(
-        self, requests: Sequence[Request], choices: Sequence[Choice], before: Mapping[int, "Progress"]
+        self, requests: Sequence[GenerationRequest], choices: Sequence[Choice], before: Mapping[int, "Progress"]
     ) -> dict[int, "Progress"]:
         """The progress of requests with one choice more. Those that have finished leave."""
         after: dict[int, Progress] = {}
-        left: dict[bool, list[Request]] = {True: [], False: []}  # by whether they have ended as they should
+        left: dict[bool, list[GenerationRequest]] = {True: [], False: []}  # by whether they have ended as they should
         for request, choice in zip(requests, choices, strict=True):
             id, finish = request.id, None
             if choice.is_finished:
@@ -221,7 +223,7 @@ class Generator:
             self._leave(some, has_ended=has_ended)
         return after
 
-    def _leave(self, requests: Sequence[Request], *, has_ended: bool) -> None:
+    def _leave(self, requests: Sequence[GenerationRequest], *, has_ended: bool) -> None:
         for request in requests:
             del self._requests.active[request.id]
             if request.is_searched and self._search is not None:
@@ -229,7 +231,7 @@ class Generator:
         self._requests.close(requests, has_ended=has_ended)
 
 
-def _finish(request: Request, choice: Choice) -> _Finish:
+def _finish(request: GenerationRequest, choice: Choice) -> _Finish:
     if choice.is_invalid:
         return "invalid"
     has_stopped = choice.tokens[-1:] and choice.tokens[-1] in request.options.eos_token_ids

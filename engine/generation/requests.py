@@ -16,7 +16,7 @@ _NONE: Int64Array = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
-class Request:
+class GenerationRequest:
     """One request of a generator."""
 
     id: int
@@ -47,8 +47,8 @@ class RequestTable:
     """
 
     def __init__(self, limits: GeneratorLimits) -> None:
-        self.waiting: dict[int, Request] = {}  # in the order in which they began to wait
-        self.active: dict[int, Request] = {}  # in the order in which they joined
+        self.waiting: dict[int, GenerationRequest] = {}  # in the order in which they began to wait
+        self.active: dict[int, GenerationRequest] = {}  # in the order in which they joined
         self._limits = limits
         self._pool = PagePool(limits.num_pages + 1)
         self._sources = PageTable(self._pool, limits.max_rows, limits.max_source_tokens, limits.page_size)
@@ -61,17 +61,17 @@ class RequestTable:
         """Pages that no active request has reserved."""
         return self._limits.num_pages - sum([request.num_pages for request in self.active.values()])
 
-    def named_waiting(self, ids: Iterable[int] | None) -> list[Request]:
+    def named_waiting(self, ids: Iterable[int] | None) -> list[GenerationRequest]:
         """Waiting requests by their ids, each named once; all of them by default."""
         return _named(self.waiting, ids)
 
-    def named_active(self, ids: Iterable[int] | None) -> list[Request]:
+    def named_active(self, ids: Iterable[int] | None) -> list[GenerationRequest]:
         """Active requests by their ids, each named once; all of them by default."""
         return _named(self.active, ids)
 
-    def fitting(self, requests: Iterable[Request]) -> list[Request]:
+    def fitting(self, requests: Iterable[GenerationRequest]) -> list[GenerationRequest]:
         """The first requests, as many as there are pages and rows for, and as the encoder takes at once."""
-        fitting: list[Request] = []
+        fitting: list[GenerationRequest] = []
         num_pages = num_rows = num_tokens = 0
         num_free_pages = self.num_free_pages
         for request in requests:
@@ -84,7 +84,7 @@ class RequestTable:
             fitting.append(request)
         return fitting
 
-    def open(self, requests: Sequence[Request]) -> None:
+    def open(self, requests: Sequence[GenerationRequest]) -> None:
         """Give requests their rows, with the pages of their sources, and of the targets that the device chooses."""
         source_rows = self._sources.open(len(requests))
         counts = np.array([request.options.num_beams for request in requests])
@@ -95,7 +95,7 @@ class RequestTable:
         longest = np.array([request.options.max_new_tokens * request.is_searched for request in requests])
         self._targets.fill(rows, np.repeat(longest, counts))
 
-    def close(self, requests: Sequence[Request], *, has_ended: bool) -> None:
+    def close(self, requests: Sequence[GenerationRequest], *, has_ended: bool) -> None:
         """Take rows and pages back. Those of requests that have not ended as they should may hold NaN."""
         opened = [request for request in requests if len(request.rows)]
         if not opened:
@@ -109,11 +109,11 @@ class RequestTable:
             is_needed = ~np.isin(self._copies[1], pages)
             self._copies = self._copies[0][is_needed], self._copies[1][is_needed]
 
-    def source_slots(self, requests: Sequence[Request]) -> Int64Array:
+    def source_slots(self, requests: Sequence[GenerationRequest]) -> Int64Array:
         """Slots of all tokens of the sources of open requests, end to end."""
         return self._sources.slots(_source_rows_of(requests))
 
-    def search_requests(self, requests: Sequence[Request]) -> list[SearchRequest]:
+    def search_requests(self, requests: Sequence[GenerationRequest]) -> list[SearchRequest]:
         """Open requests whose tokens the device chooses."""
         of_sources, of_targets = self._sources.pages, self._targets.pages
         return [
@@ -127,7 +127,7 @@ class RequestTable:
             for request in requests
         ]
 
-    def extend(self, requests: Sequence[Request]) -> DecoderRows:
+    def extend(self, requests: Sequence[GenerationRequest]) -> DecoderRows:
         """Give each row of active requests one position more."""
         rows = _rows_of(requests)
         slots = self._targets.extend(rows)
@@ -142,11 +142,11 @@ class RequestTable:
             rows_per_source=np.array([len(request.rows) for request in requests]),
         )
 
-    def retract(self, requests: Sequence[Request]) -> None:
+    def retract(self, requests: Sequence[GenerationRequest]) -> None:
         """Take back what `extend` gave. What was written there is written again before it is read."""
         self._targets.retract(_rows_of(requests))
 
-    def fork(self, requests: Sequence[Request], choices: Sequence[Choice]) -> None:
+    def fork(self, requests: Sequence[GenerationRequest], choices: Sequence[Choice]) -> None:
         """Continue in the rows of each request what their parents hold."""
         forks = [(request.rows, choice.parents) for request, choice in zip(requests, choices, strict=True)]
         moved = [(own, own[parents]) for own, parents in forks if parents is not None]
@@ -178,15 +178,15 @@ class RequestTable:
                 raise RuntimeError(f"request {request.id} has keys of other steps than tokens. This is a bug.")
 
 
-def _rows_of(requests: Sequence[Request]) -> Int64Array:
+def _rows_of(requests: Sequence[GenerationRequest]) -> Int64Array:
     return np.concatenate([request.rows for request in requests])
 
 
-def _source_rows_of(requests: Sequence[Request]) -> Int64Array:
+def _source_rows_of(requests: Sequence[GenerationRequest]) -> Int64Array:
     return np.concatenate([request.source_row for request in requests])
 
 
-def _named(requests: dict[int, Request], ids: Iterable[int] | None) -> list[Request]:
+def _named(requests: dict[int, GenerationRequest], ids: Iterable[int] | None) -> list[GenerationRequest]:
     if ids is None:
         return list(requests.values())
     ids = list(ids)

@@ -9,7 +9,7 @@ from penstock.scheduler.cellular.arrays import NO_MAXIMUM, NONE, make_arrays, wi
 from penstock.scheduler.cellular.types import CellGraph
 
 
-class Kernels(NamedTuple):
+class SchedulerKernels(NamedTuple):
     """The compiled functions of joining.py, running.py and leaving.py."""
 
     check: Any
@@ -23,7 +23,7 @@ class Kernels(NamedTuple):
 
 
 @cache
-def load_kernels() -> Kernels:
+def load_kernels() -> SchedulerKernels:
     """The kernels, compiled and ready to run: at once where an earlier process kept them, else within seconds."""
     from numba import njit  # takes half a second to load
 
@@ -33,15 +33,15 @@ def load_kernels() -> Kernels:
 
     functions = check, count, measure, sum_left, join, plan, settle, drop
     try:
-        kernels = Kernels(*[njit(function, cache=True) for function in functions])
+        kernels = SchedulerKernels(*[njit(function, cache=True) for function in functions])
         _exercise(kernels)
     except Exception:  # of numba's cache: no folder, one that is full or read-only, or files that are damaged or old
-        kernels = Kernels(*[njit(function) for function in functions])
+        kernels = SchedulerKernels(*[njit(function) for function in functions])
         _exercise(kernels)
     return kernels
 
 
-def _exercise(kernels: Kernels) -> None:
+def _exercise(kernels: SchedulerKernels) -> None:
     """Call each kernel with arrays of the types that come later: two nodes, one after the other.
 
     RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.
