@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from penstock.producer.settings_sources import FileSettings
-from penstock.producer.transport.tls import tls_context
+from penstock.producer.tls import tls_context
 from penstock.producer.wire.topics import (
     REPLY_TOPIC,
     check_request_topic,

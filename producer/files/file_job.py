@@ -67,33 +67,49 @@ async def run_bulk(
     Raises:
         TooManyErrors: more than `max_errors` rows failed. The block of the last one is not written.
     """
-    started = time.monotonic()
-    done = resumed or BulkResult(0, 0, 0.0)
+    written = _WrittenBlocks(writer, resumed or BulkResult(0, 0, 0.0), on_progress)
     answered = answer_stream(client, task, _in_thread(reader), options=options, timeout_s=timeout_s)
-    failed = done.failed
-    writing: asyncio.Task[None] | None = None  # of the block before: the next rows are read and sent meanwhile
-
-    async def write(block: Block, results: Sequence[Result], failed: int) -> None:
-        nonlocal done
-        await asyncio.to_thread(writer.write, block, results)
-        done = BulkResult(done.rows + len(results), failed, time.monotonic() - started, done.resumed)
-        on_progress(done)
-
     try:
         async with aclosing(answered):
             async for block, results in answered:
                 errors = [result for result in results if isinstance(result, PenstockError)]
-                failed += len(errors)
-                if errors and max_errors is not None and failed > max_errors:
+                written.failed += len(errors)
+                if errors and max_errors is not None and written.failed > max_errors:
                     last = errors[-1]
-                    raise TooManyErrors(f"{failed:,} rows failed. The last error: {last.code}: {last.message}")
-                if writing is not None:
-                    await writing
-                writing = asyncio.create_task(write(block, results, failed))
+                    raise TooManyErrors(f"{written.failed:,} rows failed. The last error: {last.code}: {last.message}")
+                await written.begin(block, results)
     finally:
-        if writing is not None:
-            await writing
-    return done
+        await written.wait()
+    return written.result
+
+
+class _WrittenBlocks:
+    """Writes one block at a time; the rows of the next are read and sent meanwhile."""
+
+    def __init__(self, writer: Writer, resumed: BulkResult, on_progress: Callable[[BulkResult], Any]) -> None:
+        self.result = resumed  # of what is written
+        self.failed = resumed.failed  # rows of answered blocks, written or not
+        self._writer = writer
+        self._on_progress = on_progress
+        self._started = time.monotonic()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def begin(self, block: Block, results: Sequence[Result]) -> None:
+        """Begin to write a block, once the block before is written."""
+        await self.wait()
+        self._writing = asyncio.create_task(self._write(block, results, self.failed))
+
+    async def wait(self) -> None:
+        """Wait until the last block is written. Raises the error of its write."""
+        if self._writing is not None:
+            await self._writing
+
+    async def _write(self, block: Block, results: Sequence[Result], failed: int) -> None:
+        await asyncio.to_thread(self._writer.write, block, results)
+        done = self.result
+        seconds = time.monotonic() - self._started
+        self.result = BulkResult(done.rows + len(results), failed, seconds, done.resumed)
+        self._on_progress(self.result)
 
 
 async def _in_thread(reader: Iterable[Block]) -> AsyncIterator[Block]:

@@ -18,8 +18,18 @@ TRIGGERS = ("timeout", "max_batch", "half_slo", "hungry", "bulk", "drain", "othe
 MISSES = ("overloaded", "arrived_late", "queued", "predicted_wrong")
 CAUSE_UNKNOWN = "cause_unknown"  # of requests that expired, where no worker_load tells
 LATE = (*MISSES, CAUSE_UNKNOWN)
-COUNTED = ("batches", "answered", "sequences", "cached", "tokens", "slots", "device_s")  # by worker_load: all of them
-LOGGED = tuple([f"logged_{name}" for name in ("batches", "sequences", "tokens", "slots", "device_s")])  # by batch_done
+COUNTED = (
+    "batches",
+    "answered",
+    "sequences",
+    "cached",
+    "tokens",
+    "padded_tokens",
+    "device_s",
+)  # by worker_load: all of them
+LOGGED = tuple(
+    [f"logged_{name}" for name in ("batches", "sequences", "tokens", "padded_tokens", "device_s")]
+)  # by batch_done
 SUMS = (*COUNTED, *LOGGED, *LATE, *TRIGGERS, *LATENCIES, "refused", "errors", "warnings")
 GREATEST = ("backlog_s", "queued_sequences", "kafka_s", "slowest_s")
 _NUM_SUMS = len(SUMS)

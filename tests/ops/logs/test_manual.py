@@ -20,7 +20,9 @@ TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 SHOWN = [
     (page.name, command, block)
     for page in sorted(MANUAL.glob("*.md"))
-    for command, block in re.findall(r"^```\n\$ penstock (logs [^\n]+)\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
+    for command, block in re.findall(
+        r"^```\n\$ penstock (logs [^\n]+)\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S
+    )
 ]
 
 

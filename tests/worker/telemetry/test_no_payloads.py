@@ -28,8 +28,8 @@ from penstock.producer.wire.messages import Options, Request, join_tokens
 from penstock.producer.wire.sequence_codec import decode_fields
 from penstock.worker.kafka.lenient_batches import UNREADABLE
 from penstock.worker.replies import dead_letters
+from penstock.worker.requests.record_fields import unquoted_reason
 from penstock.worker.telemetry.logs import configure_logs
-from penstock.worker.telemetry.record_fields import unquoted_reason
 from penstock.worker.worker import Worker
 from tests.worker.test_worker import A, FakeConsumer, FakeOutbox, kafka, make_worker, outbox, polled
 
