@@ -9,8 +9,8 @@ _NAMES = """
     error_p95 event exception exit_code failed_tokens floor_ms graphs held_bytes hint host id kafka_ms kind labels
     latency_le_s left_ms left_out letter_bytes letters level logger max_seqlen max_tokens member member_pid members
     members_left message missed model model_type note num of offset operation overloaded padded padded_tokens
-    padding_avoided partition partitions path pause_s pid port predicted_s prediction_error_p50 prediction_error_p95 prefix
-    queued_sequences queued_tokens raised_at reason records refused refused_after_s rejected replaced_by
+    padding_avoided partition partitions path pause_s pid port predicted_s prediction_error_p50 prediction_error_p95
+    prefix queued_sequences queued_tokens raised_at reason records refused refused_after_s rejected replaced_by
     restart_in_s retry_s revision rows runs sample sasl_mechanism schedule_ms seconds security_protocol sequences
     service.instance.id service.name service.version shape signal silent_s span_id suppressed tasks texts
     timestamp timings tokenize_ms tokens topic topics total_ms trace_flags trace_id traceparent trigger unanswered_s

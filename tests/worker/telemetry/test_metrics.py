@@ -15,11 +15,11 @@ from penstock.engine.types import ModelInfo
 from penstock.producer.errors import TooLong
 from penstock.scheduler import Cause, CostTable, LaneDriver, LearnedCost, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats, Sums
-from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.encoder_model import EncoderLoad
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.telemetry.load_monitor import LoadMonitor
