@@ -90,8 +90,7 @@ def test_a_container_that_is_started_again_has_the_same_process_id(tmp_path: Pat
 def test_a_log_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "BLOCK_BYTES", 4096)
     path = written(tmp_path, *[refused(one) for one in range(600)], load(601, {"too_long": 9}))
-    found = digest(path)
-    assert by_code(found)["too_long"] == pytest.approx(600, abs=61 + 20)  # a load has no lines of minutes before it
+    assert 480 < by_code(digest(path))["too_long"] < 560  # the load has counted no line of minutes before it
     loads = [refused(one) + (load(one, {"too_long": 500}) if one % 10 == 9 else "") for one in range(600)]
     assert by_code(digest(written(tmp_path, *loads))) == {"too_long": 30_000}
 
