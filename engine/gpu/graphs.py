@@ -108,6 +108,8 @@ class Graphs(Generic[Shape]):
 
     def _capture(self, shape: Shape, work: Work) -> None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        with torch.cuda.device(self._device):  # each thread has a cuBLAS handle, which no capture can make
+            torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         release_cached_memory()  # the capture releases it too, which would hide the memory that it takes
         before = self._memory()
         try:

@@ -1,5 +1,6 @@
 """Requests that join beside the steps underway, on a GPU: graphs of the encoder, its stream, and steps in place."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -116,6 +117,30 @@ def test_a_graph_of_the_encoder_gives_what_its_launches_give(dtype: torch.dtype)
     tolerance = 32 * torch.finfo(dtype).eps * own.abs().max()
     for found, wanted in ((kept[2], kept[0]), (kept[3], kept[1]), (kept[2][:, 7:37], own)):
         assert (found - wanted).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_capture_may_be_the_first_work_of_a_thread(dtype: torch.dtype) -> None:
+    """As in a worker whose warm-up ran out of time: a graph is due, and another thread goes on."""
+    weights = wide_model().weights
+    device = GpuSeq2Seq(weights, SMALL, dtype=dtype)
+    batch = sources((7, 30, 1, 25), 1)
+    slots = SMALL.page_size + np.arange(sum(map(len, batch)))
+    kept: list[Tensor] = []
+
+    def encode() -> None:
+        device.encode(batch, slots)
+        torch.cuda.synchronize()
+        kept.append(device._key_values[:, SMALL.page_size : SMALL.page_size + len(slots)].clone())
+
+    encode()
+    encode()  # the shape is due
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(device.idle).result(60)
+        assert device.sources._graphs is not None
+        assert len(device.sources._graphs) == 1
+        thread.submit(encode).result(60)
+    assert (kept[2] - kept[0]).abs().max() <= 32 * torch.finfo(dtype).eps * kept[0].abs().max()
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
