@@ -108,8 +108,7 @@ class Graphs(Generic[Shape]):
 
     def _capture(self, shape: Shape, work: Work) -> None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
-        with torch.cuda.device(self._device):  # each thread has a cuBLAS handle, which no capture can make
-            torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        _make_blas_handle(self._device)
         release_cached_memory()  # the capture releases it too, which would hide the memory that it takes
         before = self._memory()
         try:
@@ -155,6 +154,13 @@ def _no_collection() -> Iterator[None]:
 
 
 @cache
+def _make_blas_handle(device: torch.device) -> None:
+    """Each thread has a cuBLAS handle of its own, made when it is first needed; no capture can make one."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream that captures on a device share. torch's own is on the device of the process's first capture."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped

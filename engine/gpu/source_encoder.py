@@ -76,8 +76,9 @@ class SourceEncoder:
         self._graphs: Graphs[SourceShape] | None = None
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            self._graphs = Graphs(device, self._stream)
+            # A capture that fails leaves the stream of the batches as it is.
+            self._stream, captures = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._graphs = Graphs(device, captures)
         self._waits = True  # for all steps, before the next batch
         head_dim = len(model.encoder.layers[0].qkv.weight) // 3 // model.encoder.num_heads
         of_layers = [uses_flash(key_values, layer.attention, head_dim) for layer in model.encoder.layers]
