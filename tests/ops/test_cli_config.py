@@ -174,3 +174,49 @@ def test_a_secret_of_the_wrong_type_is_not_shown(file: Path) -> None:
     assert code == 2
     assert "[kafka] sasl_password: Input should be a valid string. Given: a secret" in text
     assert "12345" not in text
+
+
+TOKEN_URL = "sasl_oauthbearer_token_endpoint_url"
+OAUTH = {
+    "PENSTOCK_SECURITY_PROTOCOL": "SASL_SSL",
+    "PENSTOCK_SASL_MECHANISM": "OAUTHBEARER",
+    "PENSTOCK_SASL_OAUTHBEARER_CLIENT_ID": "id",
+    "PENSTOCK_SASL_OAUTHBEARER_CLIENT_SECRET": "of the client",
+}
+
+
+@pytest.mark.parametrize("command", [["worker"], ["embed", "--text", "x"], ["config", "client"]])
+@pytest.mark.parametrize(
+    ("name", "given", "shown"),
+    [
+        (TOKEN_URL, "https://user:hunter2@idp/token", "https://***@idp/token"),
+        (TOKEN_URL, "https://user:hun/ter2@idp/token?secret=hunter2", "https://***@idp/token?***"),
+        (TOKEN_URL, "idp/token?client_secret=hunter2", "idp/token?***"),
+        (TOKEN_URL, "https://user:hunter2\u2100@idp/token", "https://***@idp/token"),
+        ("bootstrap_servers", "user:hunter2@localhost:9092", "***@localhost:9092"),
+        ("bootstrap_servers", "a:1,user:hun,ter2@localhost:9092", "***@localhost:9092"),
+    ],
+)
+def test_an_address_that_is_refused_is_shown_without_its_secrets(
+    command: list[str], name: str, given: str, shown: str, file: Path
+) -> None:
+    for env, options in (({f"PENSTOCK_{name.upper()}": given}, []), ({}, ["--config", str(file)])):
+        file.write_text(f'[kafka]\n{name} = "{given}"\n')
+        code, text = penstock(*command, "--model", "m", *options, env=env)
+        assert (code, "hun" in text, "ter2" in text) == (2, False, False), text
+        assert f"Given: '{shown}'" in text
+
+
+@pytest.mark.parametrize("form", ["toml", "json"])
+def test_the_query_of_a_url_is_not_printed(form: str) -> None:
+    env = {**OAUTH, "PENSTOCK_SASL_OAUTHBEARER_TOKEN_ENDPOINT_URL": "https://idp/token?client_secret=hunter2"}
+    printed = output("worker", "--model", "m", "--format", form, env=env)
+    assert "hunter2" not in printed
+    assert "https://idp/token?***" in printed
+    if form == "toml":
+        assert TOKEN_URL not in tomllib.loads(printed)["kafka"]
+
+
+def test_a_url_without_secrets_is_printed_as_it_is() -> None:
+    env = {**OAUTH, "PENSTOCK_SASL_OAUTHBEARER_TOKEN_ENDPOINT_URL": "https://idp/token"}
+    assert tomllib.loads(output("worker", "--model", "m", env=env))["kafka"][TOKEN_URL] == "https://idp/token"

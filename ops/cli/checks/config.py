@@ -16,6 +16,7 @@ from penstock.ops.cli.jobs.rerank import RerankSettings
 from penstock.ops.cli.planning.capacity import CapacitySettings
 from penstock.ops.cli.setting_options import is_secret, metavar, option_name, takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail
+from penstock.producer.secret_url import SecretUrl
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import FileSettings, Settings, env_name
 from penstock.worker.resolved_settings import open_settings
@@ -104,12 +105,14 @@ def _toml(settings: FileSettings) -> str:
 
 
 def _toml_line(settings: FileSettings, name: str) -> str:
-    """A key with its value. A comment where there is no value, or it is a secret."""
+    """A key with its value. A comment where there is no value, or it is or holds a secret."""
     value, origin = getattr(settings, name), _origin(settings, name)
     if value is None:
         return f"# {name} is not set ({origin})"
     if is_secret(type(settings).model_fields[name]):
         return f"# {name} is a secret ({origin})"
+    if isinstance(value, SecretUrl) and str(value) != value.get_secret_value():
+        return f"# {name} holds a secret: {value} ({origin})"
     shown = value if isinstance(value, bool | int | float) else str(value)
     return f"{name} = {json.dumps(shown, ensure_ascii=False)}  # {origin}"
 
