@@ -326,10 +326,12 @@ class TestDryRun:
         source = write_rows(tmp_path / "in.csv", *CARDS, "x" * 100, "card,2")
         code, said, _ = penstock("classify", source, tmp_path / "out.csv", "--dry-run")
         assert code == 0
+        path = tmp_path / "cache" / "penstock" / "costs.sqlite"
         assert said.splitlines() == [
             "32 rows, 1 without a text that can be sent",
             "Characters: up to 8: 30, up to 128: 1",
-            "No time is estimated: this machine keeps no cost table of 'm'. penstock calibrate measures one.",
+            f"No time is estimated: {path} has no cost table of 'm'. "
+            "penstock calibrate --model CHECKPOINT --served-name m measures one.",
         ]
         assert instant.num_answered == 0
         assert not (tmp_path / "out.csv.parts").exists()
