@@ -70,7 +70,8 @@ async def run_bulk(
     started = time.monotonic()
     done = resumed or BulkResult(0, 0, 0.0)
     answered = answer_stream(client, task, _in_thread(reader), options=options, timeout_s=timeout_s)
-    failed = done.failed
+    failed, answered_rows = done.failed, done.rows
+    first = ""  # failed row of this run
     writing: asyncio.Task[None] | None = None  # of the block before: the next rows are read and sent meanwhile
 
     async def write(block: Block, results: Sequence[Result], failed: int) -> None:
@@ -82,11 +83,15 @@ async def run_bulk(
     try:
         async with aclosing(answered):
             async for block, results in answered:
-                errors = [result for result in results if isinstance(result, PenstockError)]
+                errors = {index: one for index, one in enumerate(results) if isinstance(one, PenstockError)}
                 failed += len(errors)
+                if errors and not first:
+                    first = _shown(block, answered_rows, *next(iter(errors.items())))
                 if errors and max_errors is not None and failed > max_errors:
-                    last = errors[-1]
-                    raise TooManyErrors(f"{failed:,} rows failed. The last error: {last.code}: {last.message}")
+                    of_run = " of this run" if done.resumed else ""
+                    several = f"{failed:,} rows failed. The first{of_run} is"
+                    raise TooManyErrors(f"{'1 row failed:' if failed == 1 else several} {first}")
+                answered_rows += len(results)
                 if writing is not None:
                     await writing
                 writing = asyncio.create_task(write(block, results, failed))
@@ -94,6 +99,12 @@ async def run_bulk(
         if writing is not None:
             await writing
     return done
+
+
+def _shown(block: Block, before: int, index: int, error: PenstockError) -> str:
+    """`row 6 (in.csv, line 7): empty: The text is empty.` `before`: the rows of earlier blocks."""
+    place = f" ({block.place(index)})" if block.place(index) else ""
+    return f"row {before + index + 1:,}{place}: {error.code}: {error.message}"
 
 
 async def _in_thread(reader: Iterable[Block]) -> AsyncIterator[Block]:

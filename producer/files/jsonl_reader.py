@@ -31,8 +31,8 @@ def read_jsonl(path: Path, columns: Sequence[str]) -> Content:
     """Header and blocks of a file."""
     with open_input(path) as file:
         yield None, None
-        rows = ((*_json_row(number, line, columns), len(line or b"")) for number, line in _lines(file))
-        yield from in_blocks(rows, file)
+        rows = ((*_json_row(number, line, columns), len(line or b""), number) for number, line in _lines(file))
+        yield from in_blocks(rows, file, path)
 
 
 def count_jsonl(path: Path) -> int:
