@@ -54,6 +54,7 @@ def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., Non
 
         del command.__wrapped__  # set by wraps; typer would read the signature of the body
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
+        command.settings = settings  # type: ignore[attr-defined]  # read by `settings_by_command`
         command.__annotations__ = {param.name: param.annotation for param in parameters}
         return command
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from penstock.ops.cli.command_settings import settings_by_command
+from penstock.ops.cli.development.broker import BrokerSettings
 from penstock.ops.cli.jobs.classify import ClassifySettings
 from penstock.ops.cli.jobs.generate import GenerateSettings
 from penstock.ops.cli.main import app
@@ -121,6 +123,18 @@ def test_the_settings_of_jobs_and_of_capacity_are_explained() -> None:
     assert "  default   3600.0\n" in timeouts
     assert "top_k of generate" in output("--explain", "top_k")
     assert output("--explain", "rate").startswith("rate\n  Sequences a second")
+
+
+def test_the_settings_of_every_command_are_explained() -> None:
+    lines = output("--explain", "PENSTOCK_KIND").splitlines()
+    assert lines[:2] == ["kind", f"  {BrokerSettings.model_fields['kind'].description}"]
+    assert "  variable  PENSTOCK_KIND" in lines
+    assert "model of check\n" in output("--explain", "model")
+    commands = settings_by_command()
+    assert {"broker", "calibrate", "capacity", "dlq answer", "parity", "rerank", "worker"} <= commands.keys()
+    own = {name: str(field.description) for name, field in commands["parity"].model_fields.items()}
+    for name, description in own.items():
+        assert description in output("--explain", name)
 
 
 def test_a_variable_that_is_no_setting_is_refused() -> None:
