@@ -17,6 +17,16 @@ BLOCK_ROWS = 512
 BLOCK_BYTES = 8 << 20  # approximate; a row is never split
 
 Object = dict[str, Any]
+
+
+class JsonLine(Object):
+    """The keys of an object in JSON, without their values, and its own text, which the output keeps."""
+
+    def __init__(self, keys: Iterable[str], text: bytes) -> None:
+        super().__init__(dict.fromkeys(keys))
+        self.text = text  # from brace to brace
+
+
 Content = Generator[Any, None, None]  # a Header, and then blocks; it owns the open file
 # Columns, None where rows have none in common (JSONL), and a Parquet file's schema.
 Header = tuple[Sequence[str] | None, Any]
