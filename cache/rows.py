@@ -36,7 +36,7 @@ CHECKSUM_BYTES = 4  # before each value
 _MAX_ID = (1 << 63) - (1 << 55)  # ids above it are of a damaged file; SQLite's own bound is 1 << 63
 _CHUNK_KEYS = 512  # most keys in one query
 
-Row = tuple[int, bytes, float, bytes]  # id, key, stored_at in Unix seconds, value under its checksum
+CachedRow = tuple[int, bytes, float, bytes]  # id, key, stored_at in Unix seconds, value under its checksum
 
 
 class DamagedTable(sqlite3.DatabaseError):
@@ -84,7 +84,7 @@ async def look_up(db: aiosqlite.Connection, keys: Sequence[bytes], now: float, t
     return found
 
 
-async def insert(db: aiosqlite.Connection, rows: Sequence[Row]) -> None:
+async def insert(db: aiosqlite.Connection, rows: Sequence[CachedRow]) -> None:
     """Store rows, in place of earlier ones with the same keys."""
     await db.executemany("INSERT OR REPLACE INTO response VALUES (?, ?, ?, ?)", rows)
     added_bytes = sum([len(sealed) for _, _, _, sealed in rows]) + len(rows) * ROW_OVERHEAD_BYTES

@@ -59,6 +59,12 @@ def load_engine(
         from penstock.engine.padded.loading import load_padded  # transformers is slow to import
 
         return load_padded(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
+    return _load_packed(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
+
+
+def _load_packed(
+    checkpoint: Checkpoint, name: str, revision: str, *, head: str | None, dtype: str, device: str, threads: int
+) -> "CpuEngine | GpuEngine":
     weights = family_of(checkpoint).encoder(checkpoint)
     on_gpu = choose_device_for(weights, device) == "cuda"
     precision = gpu_precision(dtype) if on_gpu else cpu_precision(dtype)
@@ -67,7 +73,7 @@ def load_engine(
     dim = min(width, tail.dimensions or width)
     heads = {"classify": linear_head(Path(head), dim)} if head is not None else checkpoint_heads(checkpoint)
     info = ModelInfo(
-        name=own_name,
+        name=name,
         revision=revision,
         dtype=precision,
         device=device_name() if on_gpu else "cpu",

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.wire.codec import MAX_RECORD_BYTES
@@ -30,7 +30,7 @@ class Mapper(Protocol):
         ...
 
 
-class Batch(Protocol):
+class TextBatch(Protocol):
     """Texts that are sent in one call. An error in place of a text is its result."""
 
     @property
@@ -42,7 +42,7 @@ class Batch(Protocol):
         ...
 
 
-B = TypeVar("B", bound=Batch)
+B = TypeVar("B", bound=TextBatch)
 
 
 async def answer_stream(
@@ -58,41 +58,63 @@ async def answer_stream(
     At most `MOST_WINDOW_ROWS` texts, and one batch, are read ahead of the consumer. An answered batch does not wait for
     the source. Close the generator (`contextlib.aclosing`) to cancel what is in flight.
     """
-    waiting: deque[tuple[B, asyncio.Task[list[Result]]]] = deque()
-    in_flight = 0
-    window = _Window()
+    in_flight = _InFlight[B](lambda texts: _answer(client, task, texts, options, timeout_s))
     reading: asyncio.Task[B | None] | None = None
     is_at_end = False
     try:
         while True:
-            if reading is None and not is_at_end and in_flight < window.rows:
+            if reading is None and not is_at_end and in_flight.has_room:
                 reading = asyncio.create_task(_next(batches))
-            pending: list[asyncio.Task[Any]] = [waiting[0][1]] if waiting else []
-            if reading is not None:
-                pending.append(reading)
+            pending = {task for task in (in_flight.first, reading) if task is not None}
             if not pending:
                 return
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if reading is not None and reading.done():
                 batch, reading = reading.result(), None
-                if batch is None:
-                    is_at_end = True
-                else:
-                    answer = asyncio.create_task(_answer(client, task, batch.texts, options, timeout_s))
-                    waiting.append((batch, answer))
-                    in_flight += _weight(batch)
-            elif waiting[0][1].done():
-                batch, answer = waiting.popleft()
-                in_flight -= _weight(batch)
-                window.add(_weight(batch))
-                yield batch, answer.result()
+                is_at_end = batch is None
+                if batch is not None:
+                    in_flight.send(batch)
+            elif in_flight.first is not None and in_flight.first.done():
+                yield in_flight.take()
     finally:
-        unfinished: list[asyncio.Task[Any]] = [answer for _, answer in waiting]
-        if reading is not None:
-            unfinished.append(reading)
+        unfinished = in_flight.tasks() if reading is None else [*in_flight.tasks(), reading]
         for one in unfinished:
             one.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
+
+
+class _InFlight(Generic[B]):
+    """Batches that were sent and not handed on yet, in order, and whether another may be read."""
+
+    def __init__(self, answer: Callable[[Sequence[Text | PenstockError]], Coroutine[Any, Any, list[Result]]]) -> None:
+        self._answer = answer
+        self._batches: deque[tuple[B, asyncio.Task[list[Result]]]] = deque()
+        self._weight = 0
+        self._window = _Window()
+
+    @property
+    def has_room(self) -> bool:
+        return self._weight < self._window.rows
+
+    @property
+    def first(self) -> asyncio.Task[Any] | None:
+        """The call of the first batch, which is handed on next; None without one."""
+        return self._batches[0][1] if self._batches else None
+
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """The calls of all batches."""
+        return [answer for _, answer in self._batches]
+
+    def send(self, batch: B) -> None:
+        self._batches.append((batch, asyncio.create_task(self._answer(batch.texts))))
+        self._weight += _weight(batch)
+
+    def take(self) -> tuple[B, list[Result]]:
+        """Remove the first batch, which is answered."""
+        batch, answer = self._batches.popleft()
+        self._weight -= _weight(batch)
+        self._window.add(_weight(batch))
+        return batch, answer.result()
 
 
 class _Window:
@@ -139,7 +161,7 @@ def num_chars(text: Text) -> int:
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
 
-def _weight(batch: Batch) -> int:
+def _weight(batch: TextBatch) -> int:
     texts = [1 if isinstance(text, PenstockError) else 1 + num_chars(text) // _ROW_CHARS for text in batch.texts]
     return sum(texts) + batch.num_bytes // _ROW_BYTES
 

@@ -17,8 +17,9 @@ from penstock.producer.row_source import row_batches
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_file import SettingsFileError
 from penstock.producer.tokenization import Tokenizer
+from penstock.producer.transport.attempts import Attempts
 from penstock.producer.transport.call_batcher import CallBatcher
-from penstock.producer.transport.exchange import Attempts, Exchange
+from penstock.producer.transport.exchange import Exchange
 from penstock.producer.wire.messages import Options, Reply, Request, Row, Text
 from penstock.producer.wire.options import check_task, check_timeout_s, recheck_options
 from penstock.producer.wire.sequences import Checked, Kind, check, check_fields

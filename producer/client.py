@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.producer.caller import Caller, raise_first
 from penstock.producer.errors import InvalidRequest
-from penstock.producer.transport.exchange import Attempts
+from penstock.producer.transport.attempts import Attempts
 from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import (
     NO_OPTIONS,

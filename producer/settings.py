@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 
 from penstock.producer.secret_url import SecretUrl
 from penstock.producer.settings_sources import FileSettings
-from penstock.producer.transport.tls import tls_context
+from penstock.producer.tls import tls_context
 from penstock.producer.wire.topics import (
     REPLY_TOPIC,
     check_request_topic,

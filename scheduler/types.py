@@ -46,7 +46,7 @@ class Caps(NamedTuple):
     """Limits of a batch. A single sequence is always allowed."""
 
     max_sequences: int
-    max_tokens: int  # for a padded cost: of longest * count, the slots that run; else of the sum of the lengths
+    max_tokens: int  # for a padded cost: of longest * count, padding included; else of the sum of the lengths
     max_seconds: float = inf  # predicted
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -195,6 +196,34 @@ def test_the_modules_of_a_room_import_each_other_in_one_direction(room: str) -> 
     imports = {module_name(path): imported_names(path) for path in room_files(room) if path.suffix == ".py"}
     graph = {name: (imported & imports.keys()) - {name} for name, imported in imports.items()}
     assert set(TopologicalSorter(graph).static_order()) == graph.keys()
+
+
+@pytest.mark.parametrize("room", ["producer", "worker", "scheduler", "cache"])
+def test_the_folders_of_a_room_import_each_other_in_one_direction(room: str) -> None:
+    """Each folder, and each module beside them, is one node. Raises CycleError with the circle."""
+    modules = [path for path in room_files(room) if path.suffix == ".py"]
+    parts = {module_name(path): folder_name(path) for path in modules}
+    graph: dict[str, set[str]] = {folder: set() for folder in parts.values()}
+    for path in modules:
+        imported = {parts[name] for name in imported_names(path) & parts.keys()}
+        graph[folder_name(path)] |= imported - {folder_name(path)}
+    assert set(TopologicalSorter(graph).static_order()) == graph.keys()
+
+
+def test_a_public_class_name_stands_for_one_thing() -> None:
+    classes = Counter(
+        node.name
+        for path in shipped_files()
+        if path.suffix == ".py"
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not {name for name, count in classes.items() if count > 1}
+
+
+def folder_name(path: Path) -> str:
+    """worker/kafka/offsets.py -> kafka; worker/drain.py -> drain.py."""
+    return path.relative_to(ROOT).parts[1]
 
 
 def module_name(path: Path) -> str:

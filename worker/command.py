@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from penstock.worker.settings import NULL_MODEL, WorkerSettings
+from penstock.worker.model_settings import NULL_MODEL
+from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision.machine import this_machine
 from penstock.worker.supervision.placement import CannotPlace, Machine, Placement, most_on_a_gpu, place
 from penstock.worker.telemetry.logs import configure_logs

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from penstock.worker.batching.stage import SequenceDispatcher
-from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.fetch_buffer import FetchBuffer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.stop_signal import StopSignal

@@ -8,8 +8,8 @@ import penstock.engine  # its functions that need torch are looked up when they 
 from penstock.engine import Engine
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.producer.tokenization import Tokenizer, TokenizerError
+from penstock.worker.model_settings import NULL_MODEL, ModelSettings
 from penstock.worker.resolved_settings import batch_caps_on
-from penstock.worker.settings import NULL_MODEL, ModelSettings
 
 if TYPE_CHECKING:
     from penstock.engine import GenerationModel, ServedCells

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import faulthandler
 import functools
-import gc
 import os
 import sys
 import time
@@ -22,11 +21,13 @@ from penstock.scheduler import LearnedCost
 from penstock.worker.batching.encoder_model import EncoderModel
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
+from penstock.worker.control_socket import PING_EVERY_S, SupervisorLink
+from penstock.worker.garbage_collection import calm_garbage_collection
 from penstock.worker.model_loading import load_model, load_tokenizer, require_encoder
+from penstock.worker.model_settings import NULL_MODEL, ModelSettings
 from penstock.worker.process_signals import handle_stop_signals, ignore_resize_signals
 from penstock.worker.resolved_settings import ResolvedSettings, resolve
-from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
-from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
+from penstock.worker.settings import WorkerSettings
 from penstock.worker.telemetry.logs import configure_logs, label_logs
 from penstock.worker.telemetry.status_server import Status, serve_status
 from penstock.worker.telemetry.traces import open_traces
@@ -70,15 +71,8 @@ def run_worker(settings: WorkerSettings, supervisor: SupervisorLink | None = Non
     if is_first:
         log.info("settings_resolved", **resolved.model_dump(mode="json"))
     make_served = _warm(engine, resolved)
-    _tune_garbage_collection()
+    calm_garbage_collection()
     return uvloop.run(_run(resolved, make_served, supervisor))
-
-
-def _tune_garbage_collection() -> None:
-    """Collect rarely: records in flight are many, short-lived and free of cycles, so full collections only pause."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 1000)
 
 
 def load(settings: ModelSettings) -> "Engine | GenerationModel | ServedCells":

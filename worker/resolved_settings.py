@@ -12,7 +12,8 @@ from typing import Any, Literal
 from penstock.engine import ModelInfo
 from penstock.producer.wire.topics import request_topic
 from penstock.scheduler import SchedulerSettings
-from penstock.worker.settings import ModelSettings, WorkerSettings
+from penstock.worker.model_settings import ModelSettings
+from penstock.worker.settings import WorkerSettings
 
 # Of a batch: sequences, and tokens. A GPU needs larger batches than a CPU to be busy.
 _CAPS: Mapping[str, tuple[int, int]] = {"cpu": (256, 1024), "cuda": (1024, 16_384)}

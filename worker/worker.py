@@ -8,7 +8,6 @@ import structlog
 from aiokafka import TopicPartition
 
 from penstock.cache import ResponseCache
-from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox
@@ -18,25 +17,18 @@ from penstock.worker.batching.stage import ServedModel, StageCallbacks
 from penstock.worker.delivery_stages import delivery_stages, partial_replies
 from penstock.worker.drain import Drain
 from penstock.worker.end_of_topics import EndOfTopics
-from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.fetch_stage import fetch_stage
 from penstock.worker.kafka.commits import LAST_COMMIT_S
-from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.fetch_buffer import FetchBuffer
-from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.kafka.topic_creation import create_topics
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies
-from penstock.worker.replies.write_behind import WriteBehindCache
-from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.request_stages import request_stages
 from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
-from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import Rejection, Results
-from penstock.worker.requests.step_requests import step_requests
-from penstock.worker.requests.validation import RequestValidator
+from penstock.worker.requests.request import Rejection, SequenceResults
+from penstock.worker.requests.write_behind import WriteBehindCache
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
@@ -65,39 +57,14 @@ class Worker:
     ) -> None:
         """`number` is that on this machine. The caller closes `served`, `tokenizer` and `cache`, after `run`."""
         info = self._info = served.info
-        self._settings = settings
-        self._tokenizer = tokenizer
-        self._traces = traces
-        self._topics = (settings.topic, bulk_topic(settings.topic))
+        self._settings, self._tokenizer, self._traces = settings, tokenizer, traces
         self._stop = self.stop_signal = StopSignal()  # public for the process: errors of its event loop, readiness
-        self._backpressure = Backpressure(settings.max_in_flight, can_stall=settings.delivery == "at_least_once")
-        offsets = OffsetTracker()
-        self._ledger = RecordLedger(self._backpressure, offsets, self._topics[1])
-        self._fetched = FetchBuffer(self._ledger, self._backpressure)
+        self._topics = (settings.topic, bulk_topic(settings.topic))
         self._cluster = KafkaCluster.of(settings)
-        self.consumer = Consumer(
-            self._cluster,
-            self._topics,
-            settings.group_id,
-            worker=number,
-            revision=info.revision,
-            fetch_max_wait_ms=settings.fetch_max_wait_ms,
-            drain_s=settings.drain_s,
-            received=self._fetched.put,
-            revoked=self._on_revoked,
+        self._backpressure, offsets, self._ledger, self._fetched, self.consumer = fetch_stage(
+            settings, self._cluster, self._topics, number=number, revision=info.revision, revoked=self._on_revoked
         )
-        bounds = ReplyBounds(info, settings.max_reply_bytes)
-        generation, cells = step_requests(served, settings.max_reply_bytes)
-        self._validator = RequestValidator(
-            info,
-            bounds,
-            Prompts() if tokenizer is None else tokenizer.prompts,
-            reply_topics=settings.reply_topics,
-            slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
-            max_sequences=settings.max_sequences,
-            generation=generation,
-        )
-        self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=bool(cache))
+        self._validator, self._preparer = request_stages(settings, served, tokenizer, has_cache=bool(cache))
         self._partials = partial_replies(settings, self._cluster, info, tokenizer, Outbox)
         sent = self._partials.send
         callbacks = StageCallbacks(self._on_ran, self._on_results, self._reject, self._stop.fail, sent)
@@ -182,10 +149,9 @@ class Worker:
         self._ledger.queue(queued)
         if not queued:
             return
-        times, prepared = queued[0].times, time.monotonic()
+        prepared = time.monotonic()
         hits, misses = await look_up(self._cache, sequences)
-        times.tokenize_ms = round((prepared - now) * 1e3, 3)
-        times.cache_ms = round((time.monotonic() - prepared) * 1e3, 3)
+        queued[0].times.note_stages(prepared, time.monotonic())
         self._traces.begin(sequences)
         if hits:
             self.metrics.from_cache.inc(len(hits))
@@ -200,13 +166,13 @@ class Worker:
     def _on_ran(self, stats: BatchStats) -> None:
         self._monitor.batch_done(stats)
 
-    def _on_results(self, results: Results, stats: BatchStats) -> None:
+    def _on_results(self, results: SequenceResults, stats: BatchStats) -> None:
         if self._cache is not None:
             self._cache.put({sequence.key: result.tobytes() for sequence, result in results if sequence.is_stored})
         self._traces.batch_done(stats, results)
         self._settle(results, stats)
 
-    def _settle(self, results: Results, stats: BatchStats | None) -> None:
+    def _settle(self, results: SequenceResults, stats: BatchStats | None) -> None:
         """Store results of a batch, or without `stats` of the cache, and reply to the requests that they complete."""
         now = time.monotonic()
         completed = [sequence.request for sequence, result in results if sequence.settle(result)]

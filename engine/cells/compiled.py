@@ -12,37 +12,51 @@ from penstock.engine.cells.graph import InputValues, Unfolded
 from penstock.engine.cells.node_table import NONE, NodeTable
 from penstock.engine.cells.opening_kernels import measure, open_requests
 from penstock.engine.cells.result_kernels import collect, measure_results
-from penstock.engine.cells.session_kernels import abandon, advance, apply, close, store
+from penstock.engine.cells.session_kernels import abandon, advance, apply, close, count_steps, release, store
 
 
-class Kernels(NamedTuple):
+class SessionKernels(NamedTuple):
     """The compiled functions of the files of kernels."""
 
     measure: Any
     open_requests: Any
     advance: Any
+    count_steps: Any
     store: Any
     apply: Any
     abandon: Any
     close: Any
+    release: Any
     measure_results: Any
     collect: Any
 
 
 @cache
-def load_kernels() -> Kernels:
+def load_kernels() -> SessionKernels:
     """The kernels: at once where an earlier process kept them, else within seconds."""
-    functions = measure, open_requests, advance, store, apply, abandon, close, measure_results, collect
+    functions = (
+        measure,
+        open_requests,
+        advance,
+        count_steps,
+        store,
+        apply,
+        abandon,
+        close,
+        release,
+        measure_results,
+        collect,
+    )
     try:
-        kernels = Kernels(*[njit(function, cache=True) for function in functions])
+        kernels = SessionKernels(*[njit(function, cache=True) for function in functions])
         _exercise(kernels)
     except Exception:  # of numba's cache: no folder, one that is full or read-only, or files that are damaged or old
-        kernels = Kernels(*[njit(function) for function in functions])
+        kernels = SessionKernels(*[njit(function) for function in functions])
         _exercise(kernels)
     return kernels
 
 
-def _exercise(kernels: Kernels) -> None:
+def _exercise(kernels: SessionKernels) -> None:
     """Call each kernel with arrays of the types that come later: a request of one node, of which a step is given back.
 
     RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.
@@ -82,5 +96,7 @@ def _exercise(kernels: Kernels) -> None:
     found = np.empty(offsets[1], np.int32)
     kernels.collect(nodes, places, values, requests, keys, columns, one, one, offsets, found, no)
     results += [int(no[0]), *found.tolist(), kernels.close(nodes, slots, values, requests, counts, keys, released)]
-    if results != [NONE, 1, 4, 1, 0, 0, 7, 0, 7, 0, 0, 0, 8, 1, 1, 0, 2, 7, 8, 0]:
+    results.append(kernels.count_steps(one, one))
+    results.append(kernels.release(np.ones(2, np.int32), np.zeros(2, np.int32), 0, one))
+    if results != [NONE, 1, 4, 1, 0, 0, 7, 0, 7, 0, 0, 0, 8, 1, 1, 0, 2, 7, 8, 0, 1, 1]:
         raise RuntimeError(f"The compiled sessions give {results}. This is a bug.")

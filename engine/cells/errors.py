@@ -5,7 +5,7 @@ EngineError
 ├── CellFailed              a row of a batch raised or became NaN; the other rows have results
 └── InvalidBatch
     └── InvalidGraph        a request that cannot run as it is
-        ├── InvalidRequest      its fields are missing or have the wrong form
+        ├── InvalidSequence     its fields are missing or have the wrong form
         ├── CyclicGraph         a node waits for itself
         ├── DisconnectedGraph   parts that do not read each other
         ├── UnknownCell         a node of a cell that the model does not have
@@ -29,7 +29,7 @@ class InvalidGraph(InvalidBatch):
     """A request that cannot run as it is; nothing was computed."""
 
 
-class InvalidRequest(InvalidGraph):
+class InvalidSequence(InvalidGraph):
     """The request's fields are missing or have the wrong form."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_NODE, CellSpec, Int32Array
-from penstock.engine.cells.errors import EmptySequence, GraphTooLarge, InvalidRequest, UnknownCell, WrongArity
+from penstock.engine.cells.errors import EmptySequence, GraphTooLarge, InvalidSequence, UnknownCell, WrongArity
 from penstock.engine.cells.packing import pack
 from penstock.engine.cells.slot_plan import SlotPlan, plan_slots
 
@@ -132,7 +132,7 @@ class GraphBuilder:
                 f"a node of cell {cell!r} reads {spec.arity} nodes, not {len(reads)}; NO_NODE reads zeros."
             )
         if inputs.keys() != set(spec.inputs):
-            raise InvalidRequest(f"a node of cell {cell!r} needs the inputs {spec.inputs}; found {tuple(inputs)}.")
+            raise InvalidSequence(f"a node of cell {cell!r} needs the inputs {spec.inputs}; found {tuple(inputs)}.")
         self._cells.append(kind)
         self._reads.append((*reads, *[NO_NODE] * (self._arity - len(reads))))
         longest = 1
@@ -171,9 +171,9 @@ def _int32(name: str, values: Sequence[int] | Int32Array) -> Int32Array:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise InvalidRequest(f"input {name!r} must be a flat list of integers.") from error
+        raise InvalidSequence(f"input {name!r} must be a flat list of integers.") from error
     if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array) > 0):
-        raise InvalidRequest(f"input {name!r} must be a flat list of integers.")
+        raise InvalidSequence(f"input {name!r} must be a flat list of integers.")
     if len(array) > 0 and (array.min() < -(2**31) or array.max() >= 2**31):
-        raise InvalidRequest(f"input {name!r} has values outside of int32.")
+        raise InvalidSequence(f"input {name!r} has values outside of int32.")
     return array.astype(np.int32, copy=False)

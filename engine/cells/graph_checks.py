@@ -12,7 +12,7 @@ from penstock.engine.cells.errors import (
     EmptySequence,
     GraphTooLarge,
     InvalidGraph,
-    InvalidRequest,
+    InvalidSequence,
     UnknownCell,
     WrongArity,
 )
@@ -85,13 +85,13 @@ def _check_inputs(graph: Unfolded, specs: Sequence[CellSpec]) -> None:
     num_nodes, groups = len(graph.cells), graph.by_cell()
     names = {name for spec in specs for name in spec.inputs}
     if graph.inputs.keys() != names:
-        raise InvalidRequest(
+        raise InvalidSequence(
             f"the model's cells need the inputs {sorted(names)}; {sorted(names - graph.inputs.keys())} are missing, "
             f"and {sorted(graph.inputs.keys() - names)} are unknown."
         )
     for name, (_, offsets) in graph.inputs.items():
         if len(offsets) != num_nodes + 1:
-            raise InvalidRequest(f"input {name!r} needs {num_nodes + 1} offsets; found {len(offsets)}.")
+            raise InvalidSequence(f"input {name!r} needs {num_nodes + 1} offsets; found {len(offsets)}.")
     for cell, mine in groups:
         spec = specs[cell]
         for name, given in graph.inputs.items():
@@ -110,7 +110,7 @@ def _check_counts(steps: Int32Array, counts: Int32Array, mine: Rows, name: str, 
         is_right = (counts == steps) | (counts == 1)
     if not is_right.all():
         wrong = int(is_right.argmin())
-        raise InvalidRequest(
+        raise InvalidSequence(
             f"node {mine[wrong]} has {counts[wrong]} values of input {name!r} for {steps[wrong]} steps of cell "
             f"{spec.name!r}. It needs one for each step or one for all; one where it is fed back; else none."
         )
@@ -123,7 +123,7 @@ def _check_values(given: InputValues, mine: Rows, name: str, size: int) -> None:
         is_mine[mine] = True
         values = values[np.repeat(is_mine, given.counts)]
     if values.min() < 0 or values.max() >= size:
-        raise InvalidRequest(
+        raise InvalidSequence(
             f"input {name!r} must be in [0, {size}); found values from {values.min()} to {values.max()}."
         )
 

@@ -39,7 +39,7 @@ class Table(nn.Module):
         return len(self.get_buffer("weight"))
 
 
-class Dense(nn.Module):
+class DenseModule(nn.Module):
     """A matrix and a bias, to float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -110,12 +110,12 @@ def read_table(weights: Weights, prefix: str, dtype: torch.dtype) -> Table:
     return Table(weights.take(f"{prefix}weight", -1, -1).to(dtype))
 
 
-def read_dense(weights: Weights, prefix: str, width: int, dtype: torch.dtype, num_rows: int = -1) -> Dense:
+def read_dense(weights: Weights, prefix: str, width: int, dtype: torch.dtype, num_rows: int = -1) -> DenseModule:
     """`weight` [rows, width] and `bias`, or none."""
     weight = weights.take(f"{prefix}weight", num_rows, width)
     name = f"{prefix}bias"
     bias = weights.take(name, len(weight)) if name in weights else torch.zeros(len(weight))
-    return Dense(weight.to(dtype), bias.to(dtype))
+    return DenseModule(weight.to(dtype), bias.to(dtype))
 
 
 def read_stack(weights: Weights, prefix: str, input_width: int, dtype: torch.dtype) -> LstmStack:

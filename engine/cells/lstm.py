@@ -6,12 +6,15 @@ from torch import nn
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec, Tensors
 from penstock.engine.cells.errors import EmptySequence
 from penstock.engine.cells.graph import GraphBuilder
-from penstock.engine.cells.layers import Dense, LstmStack, Table, read_dense, read_stack, read_table
-from penstock.engine.cells.model import CellModel, Request
+from penstock.engine.cells.layers import DenseModule, LstmStack, Table, read_dense, read_stack, read_table
+from penstock.engine.cells.model import CellModel, RequestFields
 from penstock.engine.cells.requests import take_count, take_tokens
 from penstock.engine.model.checkpoint import Tensors as Weights
 
-MAX_STEPS = 8  # of one batch of a chain
+# Of one batch of a chain. A batch is longer than 8 steps only where the host needs as long for the next one: a GPU may
+# run a step in 15 us.
+MAX_STEPS = 32
+MAX_FED_BACK_STEPS = 8  # likewise, where a chain may stop at any step: its row idles until the batch ends
 
 
 class ReadStep(nn.Module):
@@ -29,7 +32,7 @@ class ReadStep(nn.Module):
 class GenerateStep(ReadStep):
     """A step that emits the likeliest next token."""
 
-    def __init__(self, words: Table, stack: LstmStack, output: Dense) -> None:
+    def __init__(self, words: Table, stack: LstmStack, output: DenseModule) -> None:
         super().__init__(words, stack)
         self.output = output
 
@@ -50,7 +53,7 @@ class ScoreStep(GenerateStep):
 class ClassifyStep(nn.Module):
     """Scores of a state h; the state stays as it is."""
 
-    def __init__(self, state: str, output: Dense) -> None:
+    def __init__(self, state: str, output: DenseModule) -> None:
         super().__init__()
         self.state = state
         self.output = output
@@ -86,7 +89,7 @@ def lstm_language_model(
         Cell(scored, ScoreStep(words, stack, output)),
     )
 
-    def unfold(request: Request, graph: GraphBuilder) -> None:
+    def unfold(request: RequestFields, graph: GraphBuilder) -> None:
         tokens = take_tokens(request)
         if "max_tokens" in request:
             read = [graph.add("read", token=tokens[:-1])] if len(tokens) > 1 else []
@@ -106,7 +109,7 @@ def lstm_classifier(weights: Weights, *, dtype: torch.dtype = torch.float32, max
     output = read_dense(weights, "output.", stack.width, dtype)
     cells = (read_cell("read", words, stack, max_rows), classify_cell(stack.top, output, max_rows))
 
-    def unfold(request: Request, graph: GraphBuilder) -> None:
+    def unfold(request: RequestFields, graph: GraphBuilder) -> None:
         read = graph.add("read", token=take_tokens(request))
         graph.add("classify", reads=[read])
 
@@ -119,7 +122,9 @@ def read_cell(name: str, words: Table, stack: LstmStack, max_rows: int) -> Cell:
     return Cell(spec, ReadStep(words, stack))
 
 
-def generate_cell(name: str, words: Table, stack: LstmStack, output: Dense, end_token: int, max_rows: int) -> Cell:
+def generate_cell(
+    name: str, words: Table, stack: LstmStack, output: DenseModule, end_token: int, max_rows: int
+) -> Cell:
     """A chain over tokens that it emits itself, after the first, until it emits `end_token`."""
     spec = CellSpec(
         name,
@@ -130,13 +135,13 @@ def generate_cell(name: str, words: Table, stack: LstmStack, output: Dense, end_
         feedback={"token": "token"},
         stop={"token": end_token},
         max_rows=max_rows,
-        max_steps=MAX_STEPS,
+        max_steps=MAX_FED_BACK_STEPS,
         priority=1,
     )
     return Cell(spec, GenerateStep(words, stack, output))
 
 
-def classify_cell(state: StateSpec, output: Dense, max_rows: int) -> Cell:
+def classify_cell(state: StateSpec, output: DenseModule, max_rows: int) -> Cell:
     """One step that emits a score of each label."""
     emits = (StateSpec("scores", len(output)),)
     spec = CellSpec("classify", (state,), emits=emits, max_rows=max_rows, max_steps=1, priority=1)

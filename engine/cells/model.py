@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from penstock.engine.cells.contract import Cell, CellSpec
-from penstock.engine.cells.errors import InvalidCell, InvalidGraph, InvalidRequest
+from penstock.engine.cells.errors import InvalidCell, InvalidGraph, InvalidSequence
 from penstock.engine.cells.graph import GraphBuilder, GraphLimits, Unfolded
 from penstock.engine.cells.graph_checks import check_graph
 
-Request = Mapping[str, Any]  # a request's fields, as decoded from the wire
-Unfold = Callable[[Request, GraphBuilder], None]
+RequestFields = Mapping[str, Any]  # a request's fields, as decoded from the wire
+Unfold = Callable[[RequestFields, GraphBuilder], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class CellModel:
         _require_common_states(distinct)
         return cls(tuple(distinct), types, unfold)
 
-    def unfold(self, request: Request, limits: GraphLimits = GraphLimits()) -> Unfolded:  # noqa: B008 -- immutable
+    def unfold(self, request: RequestFields, limits: GraphLimits = GraphLimits()) -> Unfolded:  # noqa: B008 -- immutable
         """The request's graph, checked. Raises InvalidGraph, whatever the model's own function raises."""
         specs = self.specs
         builder = GraphBuilder(specs, self.types, limits)
@@ -56,7 +56,7 @@ class CellModel:
         except InvalidGraph:
             raise
         except Exception as error:  # the model's own code, on a request that was not checked before
-            raise InvalidRequest(f"the model cannot unfold this request. Raised: {error!r}") from error
+            raise InvalidSequence(f"the model cannot unfold this request. Raised: {error!r}") from error
         check_graph(graph, specs, limits)
         return graph
 

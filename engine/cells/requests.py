@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.cells.contract import Int32Array
-from penstock.engine.cells.errors import EmptySequence, InvalidRequest
-from penstock.engine.cells.model import Request
+from penstock.engine.cells.errors import EmptySequence, InvalidSequence
+from penstock.engine.cells.model import RequestFields
 
 
-def take_tokens(request: Request, name: str = "tokens") -> Int32Array:
+def take_tokens(request: RequestFields, name: str = "tokens") -> Int32Array:
     """A list of at least one token. Whether each is in the vocabulary is checked with the graph."""
     tokens = take_integers(request, name)
     if len(tokens) == 0:
@@ -17,19 +17,19 @@ def take_tokens(request: Request, name: str = "tokens") -> Int32Array:
     return tokens
 
 
-def take_integers(request: Request, name: str) -> Int32Array:
+def take_integers(request: RequestFields, name: str) -> Int32Array:
     """A flat list of int32 values."""
     values: Any = request.get(name)
     array = np.asarray(values if isinstance(values, list | tuple | np.ndarray) else [[]])
     is_flat = array.ndim == 1 and (array.dtype.kind in "iu" or len(array) == 0)
     if not is_flat or (len(array) > 0 and (array.min() < -(2**31) or array.max() >= 2**31)):
-        raise InvalidRequest(f"the request needs {name!r}, a flat list of int32 values.")
+        raise InvalidSequence(f"the request needs {name!r}, a flat list of int32 values.")
     return array.astype(np.int32)
 
 
-def take_count(request: Request, name: str) -> int:
+def take_count(request: RequestFields, name: str) -> int:
     """A number that is at least 1. The limit of steps bounds it, with the graph."""
     value: Any = request.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-        raise InvalidRequest(f"the request needs {name!r}, an integer of at least 1. Given: {value!r}")
+        raise InvalidSequence(f"the request needs {name!r}, an integer of at least 1. Given: {value!r}")
     return value

@@ -6,7 +6,7 @@ from penstock.engine.cells.errors import InvalidCell
 from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.layers import read_dense, read_stack, read_table
 from penstock.engine.cells.lstm import generate_cell, read_cell
-from penstock.engine.cells.model import CellModel, Request
+from penstock.engine.cells.model import CellModel, RequestFields
 from penstock.engine.cells.requests import take_count, take_tokens
 from penstock.engine.model.checkpoint import Tensors as Weights
 
@@ -33,7 +33,7 @@ def lstm_seq2seq(
         generate_cell("decode", target, decoder, output, end_token, max_rows),
     )
 
-    def unfold(request: Request, graph: GraphBuilder) -> None:
+    def unfold(request: RequestFields, graph: GraphBuilder) -> None:
         encoded = graph.add("encode", token=take_tokens(request))
         graph.add("decode", reads=[encoded], token=[start_token], steps=take_count(request, "max_tokens"))
 

@@ -78,6 +78,16 @@ def advance(nodes: Int32Array, slots: Int32Array, places: Int32Array, values: In
     return 0
 
 
+def count_steps(asked: Int32Array, ran: Int32Array) -> int:
+    """Steps that ran, of all rows; NONE: a row ran more than it was asked for, or fewer than none."""
+    total = 0
+    for row in range(len(asked)):
+        if not 0 <= ran[row] <= asked[row]:
+            return NONE
+        total += ran[row]
+    return total
+
+
 def store(nodes: Int32Array, places: Int32Array, values: Int32Array, requests: Int32Array, rows: Int32Array,
           ran: Int32Array, column: int, width: int, emitted: Int32Array) -> None:  # fmt: skip
     """Keep an emission of a batch, before `apply`. rows, ran [R]; emitted [R, quantum * width]."""
@@ -155,6 +165,21 @@ def close(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: In
         if requests[request, UNDERWAY] == 0:
             num_released = _forget(nodes, slots, values, requests, counts, request, released, num_released)
     return num_released
+
+
+def release(references: Int32Array, free: Int32Array, num_free: int, slots: Int32Array) -> int:
+    """Drop a reference of each slot, and put those that have none left on the stack of free ones.
+
+    Returns how many are free; NONE: a slot had no reference.
+    """
+    for slot in slots:
+        if slot == NO_SLOT or references[slot] < 1:
+            return NONE
+        references[slot] -= 1
+        if references[slot] == 0:
+            free[num_free] = slot
+            num_free += 1
+    return num_free
 
 
 @inlined

@@ -32,6 +32,7 @@ class Applied(NamedTuple):
     has_ended: npt.NDArray[np.bool_]  # [R] nodes that ended with this batch
     finished: Int32Array  # rows whose request's last node ended with them: its emissions are complete
     failed: Mapping[int, EngineError]  # rows that failed: nothing of their requests may run any more
+    num_steps: int  # that ran, of all rows
 
 
 class Results(NamedTuple):
@@ -120,7 +121,8 @@ class Sessions:
         """Store what a batch has emitted, and release the slots that no node reads any more."""
         table, rows, asked = self._table, done.rows, done.batch.steps
         ran, is_stopped = np.array(output.steps, np.int32), np.array(output.is_stopped, np.bool_)
-        if ran.shape != asked.shape or (ran.view(np.uint32) > asked.view(np.uint32)).any():
+        num_steps = self._kernels.count_steps(asked, ran) if ran.shape == asked.shape else NONE
+        if num_steps == NONE:
             raise RuntimeError(f"the engine ran other steps of {done.batch.cell!r} than asked. This is a bug.")
         has_failed = np.zeros(len(rows), np.bool_)
         if output.failed:
@@ -138,8 +140,8 @@ class Sessions:
             has_ended, finished, table.released
         )  # fmt: skip
         self._release(num_released)
-        failed = {row: error for row, error in output.failed.items() if not is_closed[row]}
-        return Applied(has_ended, finished[:num_finished], failed)
+        failed = {row: error for row, error in output.failed.items() if not is_closed[row]} if output.failed else {}
+        return Applied(has_ended, finished[:num_finished], failed, num_steps)
 
     def abandon(self, lost: SessionBatch) -> None:
         """Take back a batch that the engine rejected or lost; none of its steps has run."""

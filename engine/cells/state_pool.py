@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.engine.cells.compiled import load_kernels
 from penstock.engine.cells.contract import NO_SLOT, Int32Array
+from penstock.engine.cells.node_table import NONE
 
 
 class StatePool:
@@ -17,6 +19,7 @@ class StatePool:
         self._references = np.zeros(num_slots, np.int32)
         self._free = np.arange(num_slots - 1, 0, -1, dtype=np.int32)  # a stack: `_num_free` of them
         self._num_free = num_slots - 1
+        self._kernels = load_kernels()
 
     @property
     def num_free(self) -> int:
@@ -40,14 +43,12 @@ class StatePool:
 
     def release(self, slots: Int32Array | Sequence[int]) -> None:
         """Drop a reference of each slot; of a slot that is listed twice, two."""
-        slots = np.asarray(slots, np.int32)
-        np.subtract.at(self._references, slots, 1)
-        left = self._references[slots]
-        if (left < 0).any() or (slots == NO_SLOT).any():
+        num_free = self._kernels.release(
+            self._references, self._free, self._num_free, np.ascontiguousarray(slots, np.int32)
+        )
+        if num_free == NONE:
             raise RuntimeError("a slot was released more often than it was acquired and forked. This is a bug.")
-        freed = np.unique(slots[left == 0])
-        self._free[self._num_free : self._num_free + len(freed)] = freed
-        self._num_free += len(freed)
+        self._num_free = num_free
 
     def check_integrity(self) -> None:
         """Raise if a slot is both free and referenced, or neither. Called by tests, and when nothing is active."""

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from penstock.engine.cells.contract import NO_NODE, Cell, CellSpec, Int32Array, StateSpec, Tensors
-from penstock.engine.cells.errors import CyclicGraph, DisconnectedGraph, InvalidRequest, WrongArity
+from penstock.engine.cells.errors import CyclicGraph, DisconnectedGraph, InvalidSequence, WrongArity
 from penstock.engine.cells.graph import GraphBuilder
-from penstock.engine.cells.layers import Dense, Table, read_dense, read_table
+from penstock.engine.cells.layers import DenseModule, Table, read_dense, read_table
 from penstock.engine.cells.lstm import classify_cell
-from penstock.engine.cells.model import CellModel, Request
+from penstock.engine.cells.model import CellModel, RequestFields
 from penstock.engine.cells.requests import take_integers, take_tokens
 from penstock.engine.model.checkpoint import Tensors as Weights
 
@@ -31,7 +31,7 @@ from penstock.engine.model.checkpoint import Tensors as Weights
 class LeafStep(nn.Module):
     """A leaf of a binary tree. It reads no state."""
 
-    def __init__(self, words: Table, gates: Dense) -> None:
+    def __init__(self, words: Table, gates: DenseModule) -> None:
         super().__init__()
         self.words = words
         self.gates = gates
@@ -45,7 +45,7 @@ class LeafStep(nn.Module):
 class MergeStep(nn.Module):
     """An inner node of a binary tree: one product for the gates i, o, u, f_1 and f_2."""
 
-    def __init__(self, gates: Dense) -> None:
+    def __init__(self, gates: DenseModule) -> None:
         super().__init__()
         self.gates = gates
 
@@ -59,7 +59,7 @@ class MergeStep(nn.Module):
 class ChildSumStep(nn.Module):
     """A node with a word and up to `arity` children. Children that are missing are zeros, which add nothing."""
 
-    def __init__(self, words: Table, gates: Dense, forget: Dense, arity: int) -> None:
+    def __init__(self, words: Table, gates: DenseModule, forget: DenseModule, arity: int) -> None:
         """gates: of [x, sum of h] to i, o, u. forget: of [x, h_k] to f_k."""
         super().__init__()
         self.words = words
@@ -96,31 +96,31 @@ def binary_tree_classifier(weights: Weights, *, dtype: torch.dtype = torch.float
         weights.take("cell.U_iou.weight", 3 * width, 2 * width),
         weights.take("cell.U_f.weight", 2 * width, 2 * width),
     )
-    merge = Dense(
+    merge = DenseModule(
         torch.cat((u_iou, u_f)).to(dtype), torch.cat((b_iou, weights.take("cell.U_f.bias", 2 * width))).to(dtype)
     )
     states = _states(width, dtype)
     leaf = CellSpec("leaf", states, ("token",), {"token": len(words)}, max_rows=max_rows, max_steps=1)
     inner = CellSpec("merge", states, arity=2, max_rows=max_rows, max_steps=1, priority=1)
     cells = (
-        Cell(leaf, LeafStep(words, Dense(w_iou.to(dtype), b_iou.to(dtype)))),
+        Cell(leaf, LeafStep(words, DenseModule(w_iou.to(dtype), b_iou.to(dtype)))),
         Cell(inner, MergeStep(merge)),
         classify_cell(states[0], read_dense(weights, "linear.", width, dtype), max_rows),
     )
     return CellModel.of(cells, _unfold_merges)
 
 
-def _unfold_merges(request: Request, graph: GraphBuilder) -> None:
+def _unfold_merges(request: RequestFields, graph: GraphBuilder) -> None:
     root = -1
     tokens = take_tokens(request)
     for leaf in range(len(tokens)):
         root = graph.add("leaf", token=tokens[leaf : leaf + 1])
     merges = request.get("merges", [])
     if not isinstance(merges, list | tuple):
-        raise InvalidRequest("`merges` must be a list of pairs of nodes.")
+        raise InvalidSequence("`merges` must be a list of pairs of nodes.")
     for merge in merges:
         if not isinstance(merge, list | tuple) or not all(isinstance(node, int) and node >= 0 for node in merge):
-            raise InvalidRequest(f"`merges` must be pairs of nodes. Given: {merge!r}")
+            raise InvalidSequence(f"`merges` must be pairs of nodes. Given: {merge!r}")
         if len(merge) != 2:
             raise WrongArity(f"`merges` must be pairs of nodes. Given: {len(merge)} in {merge!r}")
         root = graph.add("merge", reads=merge)
@@ -159,7 +159,7 @@ def child_sum_tree_classifier(
     ]
     cells.append(classify_cell(states[0], read_dense(weights, "linear.", width, dtype), max_rows))
 
-    def unfold(request: Request, graph: GraphBuilder) -> None:
+    def unfold(request: RequestFields, graph: GraphBuilder) -> None:
         _unfold_parents(request, graph, sorted(arities))
 
     return CellModel.of(cells, unfold)
@@ -167,22 +167,22 @@ def child_sum_tree_classifier(
 
 def _joined(
     weights: Weights, of_word: str, of_state: str, num_inputs: int, num_rows: int, width: int, dtype: torch.dtype
-) -> Dense:
+) -> DenseModule:
     """Two linear maps that are added, as one."""
     parts = [
         read_dense(weights, of_word, num_inputs, dtype, num_rows),
         read_dense(weights, of_state, width, dtype, num_rows),
     ]
-    return Dense(
+    return DenseModule(
         torch.cat([part.get_buffer("weight") for part in parts], 1),
         parts[0].get_buffer("bias") + parts[1].get_buffer("bias"),
     )
 
 
-def _unfold_parents(request: Request, graph: GraphBuilder, arities: list[int]) -> None:
+def _unfold_parents(request: RequestFields, graph: GraphBuilder, arities: list[int]) -> None:
     tokens, parents = take_tokens(request), take_integers(request, "parents")
     if len(parents) != len(tokens) or parents.min() < -1 or parents.max() >= len(tokens):
-        raise InvalidRequest(f"`parents` must be {len(tokens)} indices of nodes, or -1, one for each token.")
+        raise InvalidSequence(f"`parents` must be {len(tokens)} indices of nodes, or -1, one for each token.")
     children: list[list[int]] = [[] for _ in tokens]
     for node, parent in enumerate(parents.tolist()):
         if parent >= 0:

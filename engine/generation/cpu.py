@@ -33,13 +33,13 @@ class CpuSeq2Seq:
         self._threads = threads
 
     @torch.inference_mode()
-    def encode(self, sources: Sequence[Int32Array], slots: Sequence[Int64Array]) -> None:
-        """Run the encoder, and write what the decoder reads of each source's tokens to their slots."""
+    def encode(self, sources: Sequence[Int32Array], slots: Int64Array) -> None:
+        """Run the encoder, and write what the decoder reads of the sources' tokens, end to end, to their slots."""
         self._use_threads()
         cu_seqlens = np.cumsum([0, *map(len, sources)]).astype(np.int32)
         layout = sort_by_length(cu_seqlens)
         tokens = torch.from_numpy(np.concatenate(sources)[layout.tokens])
-        own = torch.from_numpy(np.concatenate(slots)[layout.tokens[: layout.num_tokens]])
+        own = torch.from_numpy(slots[layout.tokens[: layout.num_tokens]])
         encode(self._model, _SourceOps(layout, tokens, self._model.encoder.num_heads, self._key_values, own))
 
     @torch.inference_mode()

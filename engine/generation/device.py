@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -33,8 +33,8 @@ class Seq2SeqDevice(Protocol):
         """The search that runs on the device itself, if it has one."""
         ...
 
-    def encode(self, sources: Sequence[Int32Array], slots: Sequence[Int64Array]) -> None:
-        """Run the encoder, and write what the decoder reads of each source's tokens to their slots."""
+    def encode(self, sources: Sequence[Int32Array], slots: Int64Array) -> None:
+        """Run the encoder, and write what the decoder reads of the sources' tokens, end to end, to their slots."""
         ...
 
     def step(self, rows: DecoderRows) -> Tensor:
@@ -58,14 +58,13 @@ class Seq2SeqDevice(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SearchRequest:
+class SearchRequest(NamedTuple):
     """A request whose tokens the device chooses. Its source was encoded."""
 
     id: int
     options: GenerationOptions
-    slots: Int64Array  # [num_beams, max_new_tokens]: where each beam's keys and values go
-    source_pages: Int64Array  # [...]
+    pages: Int64Array  # [num_beams, any]: where each beam's keys and values go, of max_new_tokens positions
+    source_pages: Int64Array  # [any]
     source_length: int
 
 

@@ -14,25 +14,25 @@ A scheduler's task becomes `encode(ids)` or `decode(ids, quantum)`, with one id 
 scheduler, `step()` is one step of all.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from penstock.engine.errors import GeneratorFull
 from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.device import Seq2SeqDevice
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
-from penstock.engine.generation.requests import Request, RequestTable
+from penstock.engine.generation.requests import GenerationRequest, RequestTable
 from penstock.engine.generation.selection import Choice, Hypotheses, choose
 from penstock.engine.generation.weights import Seq2SeqWeights
 from penstock.engine.types import Int32Array
 
+_MOST_OPTIONS = 4096  # whose verdict is kept
 _Finish = Literal["stop", "length", "invalid"]  # invalid: NaN, or no token left
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Steps of one request that ran, and its new tokens, the end token included."""
 
     id: int
@@ -61,6 +61,8 @@ class Generator:
         self._device: Seq2SeqDevice = device or CpuSeq2Seq(weights, limits.num_pages + 1, limits.page_size, threads)
         self._search = self._device.search
         self._requests = RequestTable(limits)
+        # Options of many requests are equal.
+        self._is_searched = lru_cache(maxsize=_MOST_OPTIONS)(self._judge)
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -86,13 +88,14 @@ class Generator:
         if id in waiting or id in self._requests.active:
             raise ValueError(f"request {id} was started twice. This is a bug.")
         self._limits.require_source(input_ids, self._weights)
-        self._limits.require_options(options, self._weights)
+        is_searched = self._is_searched(options)
         num_pages = self._limits.pages_of(len(input_ids), options)
         self._limits.require_pages(num_pages)
         if len(waiting) >= self._limits.max_waiting:
             raise GeneratorFull(f"{len(waiting)} requests wait, which is the limit. Try again later.")
-        is_searched = self._search is not None and self._search.supports(options)
-        waiting[id] = Request(id, input_ids, Hypotheses(options, seed), num_pages, is_searched)
+        waiting[id] = GenerationRequest(
+            id, input_ids, options, num_pages, None if is_searched else Hypotheses(options, seed)
+        )
 
     def encode(self, ids: Iterable[int] | None = None) -> list[int]:
         """Run the encoder for waiting requests, which then join. Returns those that did, in order.
@@ -102,13 +105,13 @@ class Generator:
         """
         requests = self._requests
         joining = requests.fitting(requests.named_waiting(ids))
+        if not joining:
+            return []
         try:
-            for request in joining:
-                requests.open(request)
+            requests.open(joining)
             self._run_encoder(joining)
         except BaseException:
-            for request in joining:
-                requests.close(request, has_ended=False)
+            requests.close(joining, has_ended=False)
             raise
         requests.active.update((request.id, requests.waiting.pop(request.id)) for request in joining)
         return [request.id for request in joining]
@@ -121,15 +124,9 @@ class Generator:
         (`DeviceSearch.run`) returns what is new one call later, of any requests that are active.
         """
         chosen = self._requests.named_active(ids)
-        progress = {request.id: Progress(request.id, (), None, 0) for request in chosen}
-
-        def take(requests: Sequence[Request], choices: Sequence[Choice]) -> None:
-            for request, choice in zip(requests, choices, strict=True):
-                progress[request.id] = _after(progress.get(request.id), request, choice)
-                if choice.is_finished:
-                    self._leave(request, has_ended=not choice.is_invalid)
-
-        hosted = [request for request in chosen if not request.is_searched]
+        hosted = [request for request in chosen if request.hypotheses is not None]
+        searched = [request.id for request in chosen if request.hypotheses is None]
+        progress = {request.id: Progress(request.id, (), None, 0) for request in hosted}
         for index in range(quantum):
             running = [request for request in hosted if progress[request.id].finish is None]
             if not running:
@@ -140,10 +137,12 @@ class Generator:
                 if index == 0:
                     raise
                 break
-            take(running, choices)
-        found = self._run_search([request.id for request in chosen if request.is_searched], quantum, bool(hosted))
-        take([self._requests.active[id] for id, _ in found], [choice for _, choice in found])
-        return [one for one in progress.values() if one.steps]
+            progress |= self._take(running, choices, progress)
+        found = self._run_search(searched, quantum, bool(hosted))
+        active = self._requests.active
+        progress |= self._take([active[id] for id, _ in found], [choice for _, choice in found], {})
+        in_order = dict[int, Progress | None].fromkeys(request.id for request in chosen) | progress
+        return [one for one in in_order.values() if one is not None and one.steps]
 
     def step(self, quantum: int = 1) -> list[Progress]:
         """Let requests join for which there is room, then run up to `quantum` decoder steps of all."""
@@ -157,7 +156,7 @@ class Generator:
     def cancel(self, id: int) -> bool:
         """Let a request leave, with its pages. Returns whether it was waiting or active."""
         if id in self._requests.active:
-            self._leave(self._requests.active[id], has_ended=False)
+            self._leave([self._requests.active[id]], has_ended=False)
             return True
         return self._requests.waiting.pop(id, None) is not None
 
@@ -176,48 +175,64 @@ class Generator:
                 return []
             raise
 
-    def _step(self, requests: Sequence[Request]) -> list[Choice]:
+    def _step(self, requests: Sequence[GenerationRequest]) -> list[Choice]:
         """One decoder step. Rows of requests that go on hold the caches of their new hypotheses afterwards."""
         rows = self._requests.extend(requests)
         try:
             self._requests.clear_pages(self._device)
             self._requests.copy_pages(self._device)
-            choices = choose(self._device.step(rows), [request.hypotheses for request in requests])
+            choices = choose(self._device.step(rows), [request.hosted for request in requests])
         except BaseException:
             self._requests.retract(requests)
             raise
         self._requests.fork(requests, choices)
         for request, choice in zip(requests, choices, strict=True):
             if not choice.is_finished:
-                request.hypotheses.accept(choice)
+                request.hosted.accept(choice)
         return choices
 
-    def _run_encoder(self, requests: Sequence[Request]) -> None:
-        if not requests:
-            return
-        slots = [self._requests.fill_source(request) for request in requests]
+    def _run_encoder(self, requests: Sequence[GenerationRequest]) -> None:
         self._requests.clear_pages(self._device)
-        self._device.encode([request.source for request in requests], slots)
+        self._device.encode([request.source for request in requests], self._requests.source_slots(requests))
         searched = [request for request in requests if request.is_searched]
         if self._search is not None and searched:
-            self._search.open([self._requests.search_request(request) for request in searched])
+            self._search.open(self._requests.search_requests(searched))
 
-    def _leave(self, request: Request, *, has_ended: bool) -> None:
-        del self._requests.active[request.id]
-        if request.is_searched and self._search is not None:
-            self._search.close(request.id)
-        self._requests.close(request, has_ended=has_ended)
+    def _judge(self, options: GenerationOptions) -> bool:
+        """Whether the device chooses tokens by these options. Raises InvalidOption."""
+        self._limits.require_options(options, self._weights)
+        return self._search is not None and self._search.supports(options)
+
+    def _take(
+        self, requests: Sequence[GenerationRequest], choices: Sequence[Choice], before: Mapping[int, "Progress"]
+    ) -> dict[int, "Progress"]:
+        """The progress of requests with one choice more. Those that have finished leave."""
+        after: dict[int, Progress] = {}
+        left: dict[bool, list[GenerationRequest]] = {True: [], False: []}  # by whether they have ended as they should
+        for request, choice in zip(requests, choices, strict=True):
+            id, finish = request.id, None
+            if choice.is_finished:
+                finish = _finish(request, choice)
+                left[not choice.is_invalid].append(request)
+            earlier = before.get(id)
+            if earlier is None:
+                after[id] = Progress(id, choice.tokens, finish, choice.steps)
+            else:
+                after[id] = Progress(id, earlier.tokens + choice.tokens, finish, earlier.steps + choice.steps)
+        for has_ended, some in left.items():
+            self._leave(some, has_ended=has_ended)
+        return after
+
+    def _leave(self, requests: Sequence[GenerationRequest], *, has_ended: bool) -> None:
+        for request in requests:
+            del self._requests.active[request.id]
+            if request.is_searched and self._search is not None:
+                self._search.close(request.id)
+        self._requests.close(requests, has_ended=has_ended)
 
 
-def _after(progress: Progress | None, request: Request, choice: Choice) -> Progress:
-    """A request's progress with one choice more."""
-    before = progress or Progress(request.id, (), None, 0)
-    finish = _finish(request, choice) if choice.is_finished else None
-    return Progress(request.id, before.tokens + choice.tokens, finish, before.steps + choice.steps)
-
-
-def _finish(request: Request, choice: Choice) -> _Finish:
+def _finish(request: GenerationRequest, choice: Choice) -> _Finish:
     if choice.is_invalid:
         return "invalid"
-    has_stopped = choice.tokens[-1:] and choice.tokens[-1] in request.hypotheses.options.eos_token_ids
+    has_stopped = choice.tokens[-1:] and choice.tokens[-1] in request.options.eos_token_ids
     return "stop" if has_stopped else "length"

@@ -75,7 +75,7 @@ class GenerationModel:
 
         device, own = GpuSeq2Seq(weights, limits, dtype=_DTYPES[self.info.dtype]), self.options({"max_new_tokens": 1})
         if self.info.dtype != "float32" and device.search.supports(own):  # float32 is for comparisons
-            device.search.prepare(own, quanta, limits.max_rows, budget_s=_PREPARE_S)
+            device.prepare(own, quanta, limits.max_rows, budget_s=_PREPARE_S)
         return Generator(weights, limits, device=device)
 
 

@@ -27,13 +27,15 @@ class PagePool:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self) -> int:
-        """A page with one reference."""
-        if not self._free:
+    def take(self, count: int) -> Int64Array:
+        """Pages with one reference each."""
+        if count > len(self._free):
             raise RuntimeError("a page was taken that no reservation covers. This is a bug.")
-        page = self._free.pop()
-        self._counts[page] = 1
-        return page
+        first = len(self._free) - count
+        pages = np.array(self._free[first:], np.int64)
+        del self._free[first:]
+        self._counts[pages] = 1
+        return pages
 
     def is_shared(self, page: int) -> bool:
         return bool(self._counts[page] > 1)
@@ -74,7 +76,10 @@ class PageTable:
 
     def open(self, count: int) -> Int64Array:
         """`count` empty rows."""
-        return np.array([self._free_rows.pop() for _ in range(count)], np.int64)
+        first = len(self._free_rows) - count
+        rows = np.array(self._free_rows[first:], np.int64)
+        del self._free_rows[first:]
+        return rows
 
     def close(self, rows: Int64Array) -> Int64Array:
         """Give rows back with their pages, which are returned."""
@@ -86,19 +91,25 @@ class PageTable:
         closed: Int64Array = pages[pages != NO_PAGE]
         return closed
 
-    def fill(self, row: int, count: int) -> Int64Array:
-        """Give an empty row `count` positions. Returns the slot of each: page * page size + offset."""
-        pages = np.array([self._pool.take() for _ in range(pages_of(count, self._page_size))], np.int64)
-        self.pages[row, : len(pages)] = pages
-        self.lengths[row] = count
-        slots: Int64Array = (pages[:, None] * self._page_size + np.arange(self._page_size)).ravel()[:count]
-        return slots
+    def fill(self, rows: Int64Array, counts: Int64Array) -> None:
+        """Give each of some empty rows its count of positions."""
+        is_filled = np.arange(self.pages.shape[1]) * self._page_size < counts[:, None]
+        pages = np.full(is_filled.shape, NO_PAGE, np.int64)
+        pages[is_filled] = self._pool.take(int(is_filled.sum()))
+        self.pages[rows], self.lengths[rows] = pages, counts
+
+    def slots(self, rows: Int64Array) -> Int64Array:
+        """The slot of each position of some rows, one row after the other: page * page size + offset."""
+        size, pages = self._page_size, self.pages[rows]
+        slots = (pages[:, :, None] * size + np.arange(size)).reshape(len(rows), -1)
+        own: Int64Array = slots[np.arange(slots.shape[1]) < self.lengths[rows, None]]
+        return own
 
     def extend(self, rows: Int64Array) -> Int64Array:
         """Give each row one more position. Returns their slots."""
         columns, offsets = np.divmod(self.lengths[rows], self._page_size)
-        for place in np.flatnonzero(offsets == 0).tolist():
-            self.pages[rows[place], columns[place]] = self._pool.take()
+        is_new = offsets == 0
+        self.pages[rows[is_new], columns[is_new]] = self._pool.take(int(is_new.sum()))
         self.lengths[rows] += 1
         slots: Int64Array = self.pages[rows, columns] * self._page_size + offsets
         return slots
@@ -142,7 +153,7 @@ class PageTable:
         if shared == NO_PAGE or not self._pool.is_shared(shared):
             return None
         self._pool.drop(np.array([shared]))
-        own = self._pool.take()
+        (own,) = self._pool.take(1).tolist()
         self.pages[row, column] = own
         return shared, own
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from penstock.engine.generation.device import DecoderRows, SearchRequest, Seq2SeqDevice
 from penstock.engine.generation.limits import GeneratorLimits
+from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import Int64Array, PagePool, PageTable
 from penstock.engine.generation.selection import Choice, Hypotheses
 from penstock.engine.types import Int32Array
@@ -15,16 +16,28 @@ _NONE: Int64Array = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
-class Request:
+class GenerationRequest:
     """One request of a generator."""
 
     id: int
     source: Int32Array
-    hypotheses: Hypotheses
+    options: GenerationOptions
     num_pages: int  # that it needs at most
-    is_searched: bool  # whether the device chooses its tokens
+    hypotheses: Hypotheses | None  # None: the device chooses its tokens
     source_row: Int64Array = field(default_factory=lambda: _NONE)  # [1] while it is open
     rows: Int64Array = field(default_factory=lambda: _NONE)  # [num_beams] while it is open
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether the device chooses its tokens."""
+        return self.hypotheses is None
+
+    @property
+    def hosted(self) -> Hypotheses:
+        """The hypotheses of a request whose tokens the host chooses."""
+        if self.hypotheses is None:
+            raise RuntimeError(f"request {self.id} has no hypotheses on the host. This is a bug.")
+        return self.hypotheses
 
 
 class RequestTable:
@@ -34,8 +47,8 @@ class RequestTable:
     """
 
     def __init__(self, limits: GeneratorLimits) -> None:
-        self.waiting: dict[int, Request] = {}  # in the order in which they began to wait
-        self.active: dict[int, Request] = {}  # in the order in which they joined
+        self.waiting: dict[int, GenerationRequest] = {}  # in the order in which they began to wait
+        self.active: dict[int, GenerationRequest] = {}  # in the order in which they joined
         self._limits = limits
         self._pool = PagePool(limits.num_pages + 1)
         self._sources = PageTable(self._pool, limits.max_rows, limits.max_source_tokens, limits.page_size)
@@ -46,24 +59,24 @@ class RequestTable:
     @property
     def num_free_pages(self) -> int:
         """Pages that no active request has reserved."""
-        return self._limits.num_pages - sum(request.num_pages for request in self.active.values())
+        return self._limits.num_pages - sum([request.num_pages for request in self.active.values()])
 
-    def named_waiting(self, ids: Iterable[int] | None) -> list[Request]:
+    def named_waiting(self, ids: Iterable[int] | None) -> list[GenerationRequest]:
         """Waiting requests by their ids, each named once; all of them by default."""
         return _named(self.waiting, ids)
 
-    def named_active(self, ids: Iterable[int] | None) -> list[Request]:
+    def named_active(self, ids: Iterable[int] | None) -> list[GenerationRequest]:
         """Active requests by their ids, each named once; all of them by default."""
         return _named(self.active, ids)
 
-    def fitting(self, requests: Iterable[Request]) -> list[Request]:
+    def fitting(self, requests: Iterable[GenerationRequest]) -> list[GenerationRequest]:
         """The first requests, as many as there are pages and rows for, and as the encoder takes at once."""
-        fitting: list[Request] = []
+        fitting: list[GenerationRequest] = []
         num_pages = num_rows = num_tokens = 0
         num_free_pages = self.num_free_pages
         for request in requests:
             num_pages += request.num_pages
-            num_rows += request.hypotheses.options.num_beams
+            num_rows += request.options.num_beams
             num_tokens += len(request.source)
             has_room = num_pages <= num_free_pages and num_rows <= self._targets.num_free_rows
             if not has_room or (fitting and num_tokens > self._limits.max_encode_tokens):
@@ -71,39 +84,56 @@ class RequestTable:
             fitting.append(request)
         return fitting
 
-    def open(self, request: Request) -> None:
-        """Give a request its rows."""
-        request.source_row = self._sources.open(1)
-        request.rows = self._targets.open(request.hypotheses.options.num_beams)
+    def open(self, requests: Sequence[GenerationRequest]) -> None:
+        """Give requests their rows, with the pages of their sources, and of the targets that the device chooses."""
+        source_rows = self._sources.open(len(requests))
+        counts = np.array([request.options.num_beams for request in requests])
+        rows = self._targets.open(int(counts.sum()))
+        for request, row, last in zip(requests, source_rows[:, None], np.cumsum(counts).tolist(), strict=True):
+            request.source_row, request.rows = row, rows[last - request.options.num_beams : last]
+        self._sources.fill(source_rows, np.array([len(request.source) for request in requests]))
+        longest = np.array([request.options.max_new_tokens * request.is_searched for request in requests])
+        self._targets.fill(rows, np.repeat(longest, counts))
 
-    def close(self, request: Request, *, has_ended: bool) -> None:
-        """Take rows and pages back. Those of a request that has not ended as it should may hold NaN."""
-        pages = np.concatenate([self._sources.close(request.source_row), self._targets.close(request.rows)])
-        request.source_row = request.rows = _NONE
+    def close(self, requests: Sequence[GenerationRequest], *, has_ended: bool) -> None:
+        """Take rows and pages back. Those of requests that have not ended as they should may hold NaN."""
+        opened = [request for request in requests if len(request.rows)]
+        if not opened:
+            return
+        pages = np.concatenate([self._sources.close(_source_rows_of(opened)), self._targets.close(_rows_of(opened))])
+        for request in opened:
+            request.source_row = request.rows = _NONE
         if not has_ended:
             self._unclean.append(pages)
         if len(self._copies[1]):
             is_needed = ~np.isin(self._copies[1], pages)
             self._copies = self._copies[0][is_needed], self._copies[1][is_needed]
 
-    def fill_source(self, request: Request) -> Int64Array:
-        """Slots of all tokens of the source of an open request."""
-        return self._sources.fill(int(request.source_row[0]), len(request.source))
+    def source_slots(self, requests: Sequence[GenerationRequest]) -> Int64Array:
+        """Slots of all tokens of the sources of open requests, end to end."""
+        return self._sources.slots(_source_rows_of(requests))
 
-    def search_request(self, request: Request) -> SearchRequest:
-        """An open request whose tokens the device chooses, with slots for as many as it may have."""
-        options = request.hypotheses.options
-        slots = [self._targets.fill(row, options.max_new_tokens) for row in request.rows.tolist()]
-        source_pages = self._sources.pages[request.source_row[0]]
-        return SearchRequest(request.id, options, np.stack(slots), source_pages, len(request.source))
+    def search_requests(self, requests: Sequence[GenerationRequest]) -> list[SearchRequest]:
+        """Open requests whose tokens the device chooses."""
+        of_sources, of_targets = self._sources.pages, self._targets.pages
+        return [
+            SearchRequest(
+                request.id,
+                request.options,
+                of_targets[request.rows],
+                of_sources[request.source_row[0]],
+                len(request.source),
+            )
+            for request in requests
+        ]
 
-    def extend(self, requests: Sequence[Request]) -> DecoderRows:
+    def extend(self, requests: Sequence[GenerationRequest]) -> DecoderRows:
         """Give each row of active requests one position more."""
         rows = _rows_of(requests)
         slots = self._targets.extend(rows)
-        sources = np.concatenate([request.source_row for request in requests])
+        sources = _source_rows_of(requests)
         return DecoderRows(
-            tokens=np.array([row[-1] for request in requests for row in request.hypotheses.rows], np.int64),
+            tokens=np.array([row[-1] for request in requests for row in request.hosted.rows], np.int64),
             slots=slots,
             pages=self._targets.pages[rows],
             lengths=self._targets.lengths[rows],
@@ -112,11 +142,11 @@ class RequestTable:
             rows_per_source=np.array([len(request.rows) for request in requests]),
         )
 
-    def retract(self, requests: Sequence[Request]) -> None:
+    def retract(self, requests: Sequence[GenerationRequest]) -> None:
         """Take back what `extend` gave. What was written there is written again before it is read."""
         self._targets.retract(_rows_of(requests))
 
-    def fork(self, requests: Sequence[Request], choices: Sequence[Choice]) -> None:
+    def fork(self, requests: Sequence[GenerationRequest], choices: Sequence[Choice]) -> None:
         """Continue in the rows of each request what their parents hold."""
         forks = [(request.rows, choice.parents) for request, choice in zip(requests, choices, strict=True)]
         moved = [(own, own[parents]) for own, parents in forks if parents is not None]
@@ -143,16 +173,20 @@ class RequestTable:
         if not 0 <= self.num_free_pages <= self._pool.num_free:
             raise RuntimeError("more pages are in use than requests have reserved. This is a bug.")
         for request in (one for one in active if not one.is_searched):
-            lengths = {len(row) - 1 for row in request.hypotheses.rows}
+            lengths = {len(row) - 1 for row in request.hosted.rows}
             if lengths != set(self._targets.lengths[request.rows].tolist()):
                 raise RuntimeError(f"request {request.id} has keys of other steps than tokens. This is a bug.")
 
 
-def _rows_of(requests: Sequence[Request]) -> Int64Array:
+def _rows_of(requests: Sequence[GenerationRequest]) -> Int64Array:
     return np.concatenate([request.rows for request in requests])
 
 
-def _named(requests: dict[int, Request], ids: Iterable[int] | None) -> list[Request]:
+def _source_rows_of(requests: Sequence[GenerationRequest]) -> Int64Array:
+    return np.concatenate([request.source_row for request in requests])
+
+
+def _named(requests: dict[int, GenerationRequest], ids: Iterable[int] | None) -> list[GenerationRequest]:
     if ids is None:
         return list(requests.values())
     ids = list(ids)

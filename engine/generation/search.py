@@ -54,11 +54,16 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class Continuations:
-    """The best continuations of one sequence's hypotheses, best first: K = `BeamSearch.num_candidates` of them."""
+    """The best continuations of one sequence's hypotheses, best first: K = `num_candidates` of them."""
 
     scores: Float32Array  # [K] sums of log-probabilities
     parents: Int64Array  # [K] hypothesis that each continues
     tokens: Int64Array  # [K]
+
+
+def num_candidates(options: GenerationOptions) -> int:
+    """Continuations that `BeamSearch.advance` needs, or all: so many that enough of them end with no end token."""
+    return max(2, 1 + len(options.eos_token_ids)) * options.num_beams
 
 
 class BeamSearch:
@@ -77,11 +82,6 @@ class BeamSearch:
         self._ended: list[tuple[int, ...]] = [()] * beams
         self._ended_scores = np.full(beams, -np.inf, np.float32)
         self._is_ended = np.zeros(beams, np.bool_)  # whether each place of `_ended` is taken
-
-    @property
-    def num_candidates(self) -> int:
-        """Continuations that `advance` needs, or all: so many that enough of them end with no end token."""
-        return max(2, 1 + len(self._options.eos_token_ids)) * self._options.num_beams
 
     @property
     def hypotheses(self) -> list[tuple[int, ...]]:

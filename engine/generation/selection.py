@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import Int64Array
 from penstock.engine.generation.rules import LogitRules, rules_of
-from penstock.engine.generation.search import BeamSearch, Continuations, greedy, sample
+from penstock.engine.generation.search import BeamSearch, Continuations, greedy, num_candidates, sample
 
 
 @dataclass(slots=True)
@@ -40,8 +41,7 @@ class Hypotheses:
             self.rows = [[self.options.decoder_start_token_id, *tokens] for tokens in choice.beams.hypotheses]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Result of a step for a sequence, or of the steps that a device's search ran."""
 
     tokens: tuple[int, ...]  # that are certain now; of beams none before the end
@@ -111,7 +111,7 @@ def _advance_beams(scores: Tensor, has_token: list[bool], sequences: list[Hypoth
     vocab_size = scores.shape[1]
     sums = scores + torch.from_numpy(np.concatenate([search.scores for search in searches]))[:, None]
     sums = sums.view(len(searches), -1)
-    best = torch.topk(sums, min(searches[0].num_candidates, sums.shape[1]))
+    best = torch.topk(sums, min(num_candidates(sequences[0].options), sums.shape[1]))
     parents, tokens = np.divmod(best.indices.numpy(), vocab_size)
     for i, search in enumerate(searches):
         first = i * len(search.hypotheses)

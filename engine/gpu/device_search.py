@@ -4,9 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -22,40 +20,13 @@ from penstock.engine.gpu.cell_batches import row_bucket
 from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.likely_tokens import MAX_CANDIDATES
+from penstock.engine.gpu.search_pools import OpenSearch, RunningSteps, SearchKey, SearchKind, SearchPool
 from penstock.engine.gpu.search_quantum import Predict, SearchQuantum, num_results
 from penstock.engine.gpu.search_results import choice_of_beams, greedy_choice
 from penstock.engine.gpu.search_state import MAX_EOS, SearchShape, Seats
 from penstock.engine.gpu.uploads import upload
 
-
-class SearchKey(NamedTuple):
-    """Facts that a captured graph fixes."""
-
-    shape: SearchShape
-    requests: int  # its seats, spare ones included
-    quantum: int
-
-
-@dataclass(slots=True)
-class _Pool:
-    seats: Seats
-    free: list[int]
-    asked: Tensor  # int64: the seats of a batch, at a fixed address
-
-
-@dataclass(slots=True)
-class _Open:
-    shape: SearchShape
-    seat: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunningSteps:
-    """A quantum that the device works on."""
-
-    requests: Mapping[int, _Open]
-    results: Tensor  # int32 [at least as many as requests, ...] on the host, filled once `ended` has come
-    ended: torch.cuda.Event | None
+_MOST_KINDS = 4096  # that are kept
 
 
 class GpuSearch:
@@ -84,9 +55,10 @@ class GpuSearch:
         self._underway: list[RunningSteps] = []
         self._device = logits.device
         self._bans = BanTable(logits.shape[1], self._device)
-        self._quantum = SearchQuantum(predict, vocabulary, self._bans, limits.page_size)
-        self._pools: dict[SearchShape, _Pool] = {}
-        self._open: dict[int, _Open] = {}
+        self._quantum = SearchQuantum(predict, vocabulary, self._bans, limits.page_size, logits)
+        self._kind_of = lru_cache(maxsize=_MOST_KINDS)(self._kind)
+        self._pools: dict[SearchShape, SearchPool] = {}
+        self._open: dict[int, OpenSearch] = {}
         self._graphs: Graphs[SearchKey] | None = Graphs(self._device) if self._device.type == "cuda" else None
 
     def supports(self, options: GenerationOptions) -> bool:
@@ -107,10 +79,10 @@ class GpuSearch:
     def open(self, requests: Sequence[SearchRequest]) -> None:
         """See `DeviceSearch.open`."""
         by_shape: dict[SearchShape, list[SearchRequest]] = {}
-        for request in requests:
-            by_shape.setdefault(SearchShape.of(request.options), []).append(request)
         try:
             with self._faults.sorted():
+                for request in requests:
+                    by_shape.setdefault(self._kind_of(request.options).shape, []).append(request)
                 for shape, group in by_shape.items():
                     self._open_some(self._pool(shape), shape, group)
         except BaseException:
@@ -118,11 +90,11 @@ class GpuSearch:
                 self.close(id)
             raise
 
-    def _open_some(self, pool: _Pool, shape: SearchShape, requests: Sequence[SearchRequest]) -> None:
+    def _open_some(self, pool: SearchPool, shape: SearchShape, requests: Sequence[SearchRequest]) -> None:
         seats = pool.free[-len(requests) :]
-        pool.seats.open(seats, requests, [self._row_of_bans(request.options) for request in requests])
+        pool.seats.open(seats, requests, [self._kind_of(request.options).first for request in requests])
         del pool.free[-len(requests) :]
-        self._open.update((request.id, _Open(shape, seat)) for request, seat in zip(requests, seats, strict=True))
+        self._open.update((request.id, OpenSearch(shape, seat)) for request, seat in zip(requests, seats, strict=True))
 
     @torch.inference_mode()
     def run(self, ids: Sequence[int], quantum: int) -> list[tuple[int, Choice]]:
@@ -136,9 +108,10 @@ class GpuSearch:
     @torch.inference_mode()
     def launch(self, ids: Sequence[int], quantum: int) -> "list[RunningSteps]":
         """Queue the steps of `run`. Of a shape that raises, and of those after it, nothing runs."""
-        by_shape: dict[SearchShape, list[int]] = {}
+        by_shape: dict[SearchShape, dict[int, OpenSearch]] = {}
         for id in ids:
-            by_shape.setdefault(self._open[id].shape, []).append(id)
+            found = self._open[id]
+            by_shape.setdefault(found.shape, {})[id] = found
         started: list[RunningSteps] = []
         for shape, group in by_shape.items():
             try:
@@ -183,49 +156,54 @@ class GpuSearch:
             self._graphs.capture_next(self._work)
         return True
 
-    def _row_of_bans(self, options: GenerationOptions) -> int:
-        row = self._bans.row_of(options)
-        if row is None:
+    def _kind(self, options: GenerationOptions) -> SearchKind:
+        bans, shape = self._bans.row_of(options), SearchShape.of(options)
+        if bans is None:
             raise RuntimeError("a search was opened that is not supported. This is a bug.")
-        return row
+        return SearchKind(shape, self._pool(shape).seats.first_row(options, bans))
 
-    def _pool(self, shape: SearchShape) -> _Pool:
+    def _pool(self, shape: SearchShape) -> SearchPool:
         """The seats of a shape: as many as there are rows for."""
         if shape not in self._pools:
             limits = self._limits
             count = limits.max_rows // shape.beams
             columns = pages_of(limits.max_source_tokens, limits.page_size)
-            seats = Seats(shape, count, limits.max_new_tokens, columns, self._device)
+            seats = Seats(shape, count, limits.max_new_tokens, columns, limits.page_size, self._device)
             asked = torch.full((shape.bucket(count),), count, device=self._device)
-            self._pools[shape] = _Pool(seats, list(range(count)), asked)
+            self._pools[shape] = SearchPool(seats, list(range(count)), asked)
         return self._pools[shape]
 
-    def _start(self, shape: SearchShape, ids: Sequence[int], quantum: int) -> "RunningSteps":
-        pool, key = self._pools[shape], SearchKey(shape, shape.bucket(len(ids)), quantum)
-        requests = {id: self._open[id] for id in ids}
+    def _start(self, shape: SearchShape, requests: Mapping[int, OpenSearch], quantum: int) -> "RunningSteps":
+        pool, key = self._pools[shape], SearchKey(shape, shape.bucket(len(requests)), quantum)
         asked = np.full(key.requests, pool.seats.spare)
-        asked[: len(ids)] = [request.seat for request in requests.values()]
+        asked[: len(requests)] = [request.seat for request in requests.values()]
         (seats,) = upload(self._device, asked)
         pool.asked[: key.requests] = seats
         if self._graphs is None:
-            return RunningSteps(requests, self._work(key)(), None)
+            return RunningSteps(shape, requests, self._work(key)(), None)
         self._graphs.capture_next(self._work)  # a device that is never idle needs its graphs the most
         columns = num_results(shape, quantum, self._limits.max_new_tokens)
         fetched = torch.empty(key.requests, columns, dtype=torch.int32, pin_memory=True)  # may fail: before the steps
         ended: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         fetched.copy_(self._graphs.run(key, self._work(key)), non_blocking=True)
         ended.record()
-        return RunningSteps(requests, fetched, ended)
+        return RunningSteps(shape, requests, fetched, ended)
+
+    def wait(self, running: "RunningSteps") -> None:
+        """Wait until the device has ended a quantum."""
+        if running.ended is not None:
+            running.ended.synchronize()
 
     def _read(self, running: "RunningSteps") -> list[tuple[int, Choice]]:
         """Results of the steps so far, of the requests that are still open."""
-        if running.ended is not None:
-            running.ended.synchronize()
-        rows = zip(running.requests.items(), running.results.numpy(), strict=False)  # the rest is of spare seats
+        self.wait(running)
+        requests, opened = running.requests, self._open
+        rows = running.results[: len(requests)].tolist()  # the rest is of spare seats
+        choice_of = greedy_choice if running.shape.beams == 1 else choice_of_beams
         return [
-            (id, greedy_choice(row) if request.shape.beams == 1 else choice_of_beams(row))
-            for (id, request), row in rows
-            if self._open.get(id) is request
+            (id, choice_of(row))
+            for (id, request), row in zip(requests.items(), rows, strict=True)
+            if opened.get(id) is request
         ]
 
     def _work(self, key: SearchKey) -> Callable[[], Tensor]:

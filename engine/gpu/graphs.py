@@ -34,8 +34,14 @@ class Graphs(Generic[Shape]):
     would return, and a capture costs more than many launches.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+        """stream: that captures; None: one that the graphs of a device share.
+
+        Graphs that run beside others need one of their own: cuBLAS has a workspace for each stream that it is captured
+        on, which the graphs then use.
+        """
         self._device = device
+        self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[Shape, _Graph] = {}
         self._seen: set[Shape] = set()
@@ -107,7 +113,12 @@ class Graphs(Generic[Shape]):
         try:
             with (
                 _no_collection(),
-                torch.cuda.graph(graph, self._pool, _capture_stream(self._device), capture_error_mode="thread_local"),
+                torch.cuda.graph(
+                    graph,
+                    self._pool,
+                    self._stream or _capture_stream(self._device),
+                    capture_error_mode="thread_local",
+                ),
             ):
                 result = work()
         except (RuntimeError, ValueError) as error:
@@ -143,5 +154,5 @@ def _no_collection() -> Iterator[None]:
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream that captures on a device use. torch's own is on the device of the process's first capture."""
+    """The stream that captures on a device share. torch's own is on the device of the process's first capture."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -13,7 +13,7 @@ from penstock.engine.cells.layers import LstmStack
 from penstock.engine.cells.lstm import ReadStep
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.gpu.cell_batches import DeviceBatch, row_bucket
-from penstock.engine.gpu.state_pool import StatePool
+from penstock.engine.gpu.device_states import DeviceStates
 from penstock.engine.kernels.library import VECTOR
 from penstock.engine.kernels.lstm import Chains, Embedding, lstm_begin, lstm_step, short_lstm_step, short_order
 
@@ -132,7 +132,7 @@ def _cell(spec: CellSpec, layers: Sequence[_Weights], words: Tensor, folded: boo
 class LstmQuantum:
     """Runs batches of an LSTM cell: a launch that gathers; then two launches a layer and step, or one for few rows."""
 
-    def __init__(self, cell: LstmCell, pool: StatePool) -> None:
+    def __init__(self, cell: LstmCell, pool: DeviceStates) -> None:
         self._cell = cell
         states = [pool.states[state] for state in cell.spec.states]
         self._states = list(zip(states[::2], states[1::2], strict=True))  # h and c of each layer

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from penstock.engine.gpu.bans import BanTable
 from penstock.engine.gpu.cached_attention import CacheLines
+from penstock.engine.gpu.greedy_steps import GreedySteps
 from penstock.engine.gpu.likely_tokens import likely_tokens
 from penstock.engine.gpu.search_state import RUNNING, SearchShape, SearchState, SearchTerms, Seats
-from penstock.engine.gpu.search_steps import Candidates, banned_rows, take_beams, take_greedy
+from penstock.engine.gpu.search_steps import Candidates, banned_rows, take_beams
 from penstock.engine.gpu.seq2seq_ops import TargetRows
 
 Predict = Callable[[TargetRows], Tensor]  # logits [R, ...], overwritten by the next call
@@ -18,11 +19,13 @@ Predict = Callable[[TargetRows], Tensor]  # logits [R, ...], overwritten by the 
 class SearchQuantum:
     """Reads the state of some seats, runs decoder steps, and writes it back."""
 
-    def __init__(self, predict: Predict, vocabulary: int, bans: BanTable, page_size: int) -> None:
+    def __init__(self, predict: Predict, vocabulary: int, bans: BanTable, page_size: int, logits: Tensor) -> None:
+        """logits: the memory that `predict` writes to."""
         self._predict = predict
         self._vocabulary = vocabulary
         self._bans = bans
         self._page_size = page_size
+        self._logits = logits
 
     def __call__(self, seats: Seats, asked: Tensor, shape: SearchShape, quantum: int) -> Tensor:
         """Run a quantum for the seats that `asked` [N] names. Returns their results, int32 [N, ...].
@@ -32,23 +35,29 @@ class SearchQuantum:
         addresses.
         """
         terms, state = seats.read(asked)
-        added, began = [], state.length
-        for _ in range(quantum):
-            candidates = self._candidates(shape, terms, state)
-            if shape.beams > 1:
-                state = take_beams(terms, state, candidates, shape.candidates)
-            else:
-                state, tokens = take_greedy(terms, state, candidates)
-                added.append(tokens)
-        if shape.beams > 1:
+        if shape.beams == 1:
+            results = self._greedy(terms, state, quantum)
+        else:
+            began, lines = state.length, self._lines(state)
+            for _ in range(quantum):
+                state = take_beams(terms, state, self._candidates(shape, terms, state, lines), shape.candidates)
             facts = torch.stack([state.status, state.length - began, state.ended_lengths[:, 0]], 1)
             results = torch.cat([facts, state.ended[:, 0]], 1)
-        else:
-            results = torch.stack([state.status, *added], 1)
         seats.write(asked, state)  # last, so that a quantum that raises has changed nothing
         return results
 
-    def _candidates(self, shape: SearchShape, terms: SearchTerms, state: SearchState) -> Candidates:
+    def _greedy(self, terms: SearchTerms, state: SearchState, quantum: int) -> Tensor:
+        """Run the decoder for a quantum, one row a request. The state changes in place."""
+        steps = GreedySteps.begin(terms, state, quantum, self._logits)
+        past = CacheLines(state.slots[:, 0], steps.lengths, None, 1)
+        sources = CacheLines(terms.source_pages, steps.source_lengths, None, self._page_size)
+        for step in range(quantum):
+            logits = self._predict(TargetRows(state.last[:, 0], steps.positions, past, sources))
+            found = likely_tokens(logits, self._vocabulary, self._bans.bits, steps.bans, terms.renormalize, 1)
+            steps.take(*found, step, logits)
+        return steps.results
+
+    def _candidates(self, shape: SearchShape, terms: SearchTerms, state: SearchState, lines: Tensor) -> Candidates:
         """Run the decoder for one step."""
         is_running = state.status == RUNNING
         positions = state.length.masked_fill(~is_running, 0)
@@ -59,7 +68,6 @@ class SearchQuantum:
             return values[:, None].expand(-1, shape.beams).reshape(-1)
 
         past = CacheLines(state.slots.flatten(0, 1), by_row(lengths), None, 1)
-        lines = torch.arange(state.last.numel(), dtype=torch.int32, device=state.last.device) // shape.beams
         sources = CacheLines(terms.source_pages, of_sources, lines, self._page_size)
         logits = self._predict(TargetRows(state.last.flatten(), by_row(positions), past, sources))
         bans = by_row(banned_rows(terms, state))
@@ -68,6 +76,12 @@ class SearchQuantum:
         )
         of_request = len(state.status), shape.beams, -1
         return Candidates(values.view(of_request), tokens.view(of_request))
+
+    @staticmethod
+    def _lines(state: SearchState) -> Tensor:
+        """The request of each row."""
+        count, beams = state.last.shape
+        return torch.arange(count * beams, dtype=torch.int32, device=state.last.device) // beams
 
 
 def num_results(shape: SearchShape, quantum: int, longest: int) -> int:

@@ -2,19 +2,20 @@
 
 from penstock.engine.generation.selection import Choice
 from penstock.engine.gpu.search_state import FINISHED, INVALID, RUNNING
-from penstock.engine.types import Int32Array
 
 
-def greedy_choice(row: Int32Array) -> Choice:
+def greedy_choice(row: list[int]) -> Choice:
     """By a row of results: the status, then the tokens that were added; -1 for none."""
-    status, *added = row.tolist()
-    tokens = tuple(token for token in added if token >= 0)
+    status = row[0]
+    if status == RUNNING:  # each step has added a token
+        return Choice(tuple(row[1:]), False, None, None, False, len(row) - 1)
+    tokens = tuple(token for token in row[1:] if token >= 0)
     is_invalid = status == INVALID  # by a step that has added no token
-    return Choice(tokens, is_finished=status != RUNNING, is_invalid=is_invalid, steps=len(tokens) + is_invalid)
+    return Choice(tokens, is_finished=True, is_invalid=is_invalid, steps=len(tokens) + is_invalid)
 
 
-def choice_of_beams(row: Int32Array) -> Choice:
+def choice_of_beams(row: list[int]) -> Choice:
     """By a row of results: the status, the steps that ran, the length of the best that has ended, and its tokens."""
-    status, steps, length = row[:3].tolist()
-    tokens = tuple(row[3 : 3 + length].tolist()) if status == FINISHED else ()
+    status, steps, length = row[:3]
+    tokens = tuple(row[3 : 3 + length]) if status == FINISHED else ()
     return Choice(tokens, is_finished=status != RUNNING, is_invalid=status == INVALID, steps=steps)

@@ -1,7 +1,8 @@
-"""The state of searches on a device: a seat for each request, in tensors that the steps read and write."""
+"""The state of searches on a device: a seat for each request, a row of one tensor that the steps read and write."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,27 +11,28 @@ from torch import Tensor
 
 from penstock.engine.generation.device import SearchRequest
 from penstock.engine.generation.options import GenerationOptions
-from penstock.engine.generation.search import BeamSearch
+from penstock.engine.generation.search import num_candidates
 from penstock.engine.gpu.cell_batches import row_bucket
 from penstock.engine.gpu.uploads import upload
+from penstock.engine.types import Int32Array
 
 RUNNING, FINISHED, INVALID = 0, 1, 2
 OUT = -1e9  # the score of a hypothesis that is no candidate, as in transformers
 MAX_EOS = 8
 _PATIENCE: dict[Any, int] = {False: 0, True: 1, "never": 2}
+_VECTOR = 4  # int32 values that a gather reads at a time
 
 
 class SearchShape(NamedTuple):
     """Facts that requests of one pool of seats share."""
 
     beams: int
-    candidates: int  # that compete in a step: `BeamSearch.num_candidates`; 1 without beams
+    candidates: int  # that compete in a step: `num_candidates`; 1 without beams
 
     @classmethod
     def of(cls, options: GenerationOptions) -> "SearchShape":
         """The shape of requests with these options."""
-        beams = options.num_beams
-        return cls(beams, BeamSearch(options).num_candidates if beams > 1 else 1)
+        return cls(options.num_beams, num_candidates(options) if options.num_beams > 1 else 1)
 
     def bucket(self, requests: int) -> int:
         """Seats of the graph for so many requests: its rows are as many as of a batch of cells, in whole requests."""
@@ -39,7 +41,7 @@ class SearchShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchTerms:
-    """Options of N requests: int32 [N] where nothing else is said."""
+    """Options of N requests: int32 [N], contiguous, where nothing else is said."""
 
     max_new: Tensor
     min_new: Tensor
@@ -70,101 +72,110 @@ class SearchState:
     is_ended: Tensor  # bool [N, B]
 
 
+_SINGLE = ("max_new", "min_new", "forced_first", "forced_last", "bans", "renormalize", "patience", "source_length")
+_OF_BEAMS = ("last", "scores", "ended_scores", "ended_lengths", "is_ended")
+
+
 class Seats:
-    """The seats of one shape. The last one, `spare`, is of no request, and has ended."""
+    """The seats of one shape. The last one, `spare`, is of no request, and has ended.
 
-    def __init__(self, shape: SearchShape, count: int, longest: int, source_columns: int, device: torch.device) -> None:
+    A seat is one row of int32 values; its floats are their bits. So a quantum gathers and writes back all of a request
+    at once.
+    """
+
+    def __init__(
+        self, shape: SearchShape, count: int, longest: int, source_columns: int, page_size: int, device: torch.device
+    ) -> None:
         """longest: most new tokens; source_columns: most pages of a source."""
-
-        def zeros(*widths: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(count + 1, *widths, dtype=dtype, device=device)
-
         beams, kept = shape.beams, longest if shape.beams > 1 else 0
+        widths = {"length_penalty": 2} | dict.fromkeys(_SINGLE, 1) | {"eos": MAX_EOS, "status": 1, "length": 1}
+        widths |= dict.fromkeys(_OF_BEAMS, beams) | {"source_pages": source_columns}
+        widths |= {"slots": beams * longest, "tokens": beams * kept, "ended": beams * kept}
+        ends = list(accumulate(widths.values()))
+        self._columns = {name: slice(end - width, end) for (name, width), end in zip(widths.items(), ends, strict=True)}
         self.spare = count
-        self._device = device
-        self._terms = SearchTerms(
-            max_new=zeros(),
-            min_new=zeros(),
-            forced_first=zeros(),
-            forced_last=zeros(),
-            bans=zeros(),
-            renormalize=zeros(),
-            patience=zeros(),
-            source_length=zeros(),
-            length_penalty=zeros(dtype=torch.float64),
-            eos=zeros(MAX_EOS),
-            source_pages=zeros(source_columns),
-        )
-        self._state = SearchState(
-            status=torch.full_like(zeros(), FINISHED),
-            length=zeros(),
-            last=zeros(beams),
-            slots=zeros(beams, longest),
-            scores=zeros(beams, dtype=torch.float32),
-            tokens=zeros(beams, kept),
-            ended=zeros(beams, kept),
-            ended_lengths=zeros(beams),
-            ended_scores=zeros(beams, dtype=torch.float32),
-            is_ended=zeros(beams, dtype=torch.bool),
-        )
+        self._beams, self._longest, self._page_size = beams, longest, page_size
+        self._rows = torch.zeros(count + 1, -(-ends[-1] // _VECTOR) * _VECTOR, dtype=torch.int32, device=device)
+        self._rows[:, self._columns["status"]] = FINISHED
 
-    def open(self, seats: Sequence[int], requests: Sequence[SearchRequest], bans: Sequence[int]) -> None:
-        """Write requests to their seats. bans: row of the table of bans of each."""
-        state, options = self._state, [request.options for request in requests]
-        counts = [len(requests), *self._terms.source_pages.shape[1:]]
-        pages, slots = np.zeros(counts, np.int32), np.zeros((len(requests), *state.slots.shape[1:]), np.int32)
-        for place, request in enumerate(requests):
-            pages[place, : len(request.source_pages)] = request.source_pages
-            slots[place, :, : request.slots.shape[1]] = request.slots
-        of_eos = [[*o.eos_token_ids, *[-1] * (MAX_EOS - len(o.eos_token_ids))] for o in options]
-        penalties = np.array([o.length_penalty for o in options], np.float64)
-        where, start, own, penalty, *terms = upload(
-            self._device,
-            np.array(seats),
-            np.array([o.decoder_start_token_id for o in options]),
-            slots,
-            penalties.view(np.int32),
-            np.array([o.max_new_tokens for o in options]),
-            np.array([o.min_new_tokens for o in options]),
-            np.array([_or_none(o.forced_bos_token_id) for o in options]),
-            np.array([_or_none(*o.forced_eos_token_ids) for o in options]),
-            np.array(bans),
-            np.array([o.renormalize_logits for o in options]),
-            np.array([_PATIENCE[o.early_stopping] for o in options]),
-            np.array([request.source_length for request in requests]),
-            np.array(of_eos),
-            pages,
-        )
-        where = where.long()
-        self._terms.length_penalty.index_copy_(0, where, penalty.view(torch.float64))
-        integers = [field.name for field in fields(SearchTerms) if field.name != "length_penalty"]
-        for name, values in zip(integers, terms, strict=True):
-            getattr(self._terms, name).index_copy_(0, where, values)
-        state.slots.index_copy_(0, where, own)
-        state.last.index_copy_(0, where, start[:, None].expand(-1, state.last.shape[1]))
-        for part, value in (
-            (state.status, RUNNING),
-            (state.length, 0),
-            (state.scores, OUT),
-            (state.scores[:, 0], 0),
-            (state.ended_lengths, 0),
-            (state.ended_scores, OUT),
-            (state.is_ended, 0),
-        ):
-            part.index_fill_(0, where, value)
+    def first_row(self, options: GenerationOptions, bans: int) -> Int32Array:
+        """What a request with these options begins with, up to its pages. bans: row of the table of bans."""
+        columns, row = self._columns, np.zeros(self._columns["source_pages"].start, np.int32)
+        values: dict[str, Any] = {
+            "length_penalty": np.array([options.length_penalty], np.float64).view(np.int32),
+            "max_new": options.max_new_tokens,
+            "min_new": options.min_new_tokens,
+            "forced_first": _or_none(options.forced_bos_token_id),
+            "forced_last": _or_none(*options.forced_eos_token_ids),
+            "bans": bans,
+            "renormalize": options.renormalize_logits,
+            "patience": _PATIENCE[options.early_stopping],
+            "eos": [*options.eos_token_ids, *[-1] * (MAX_EOS - len(options.eos_token_ids))],
+            "status": RUNNING,
+            "last": options.decoder_start_token_id,
+            "scores": np.array([0.0, *[OUT] * (self._beams - 1)], np.float32).view(np.int32),
+            "ended_scores": np.full(self._beams, OUT, np.float32).view(np.int32),
+        }
+        for name, value in values.items():
+            row[columns[name]] = value
+        return row
+
+    def open(self, seats: Sequence[int], requests: Sequence[SearchRequest], first: Sequence[Int32Array]) -> None:
+        """Write requests to their seats. first: `first_row` of each."""
+        columns, size = self._columns, self._page_size
+        rows = np.zeros((len(requests), columns["slots"].stop), np.int32)
+        rows[:, : columns["source_pages"].start] = first
+        rows[:, columns["source_length"]] = np.array([request.source_length for request in requests])[:, None]
+        rows[:, columns["source_pages"]] = [request.source_pages for request in requests]
+        pages = np.array([request.pages for request in requests])
+        slots = (pages[..., None] * size + np.arange(size)).reshape(len(requests), self._beams, -1)
+        rows[:, columns["slots"]] = slots[:, :, : self._longest].reshape(len(requests), -1)
+        where, values = upload(self._rows.device, np.array(seats), rows)
+        self._rows[:, : rows.shape[1]].index_copy_(0, where.long(), values)
 
     def read(self, seats: Tensor) -> tuple[SearchTerms, SearchState]:
         """Copies of some seats."""
-        return _rows(self._terms, seats), _rows(self._state, seats)
+        columns, picked = self._columns, self._rows.index_select(0, seats)
+
+        def part(name: str) -> Tensor:
+            return picked[:, columns[name]].contiguous()
+
+        def by_beam(name: str) -> Tensor:
+            return part(name).view(len(seats), self._beams, -1)
+
+        single = picked[:, columns[_SINGLE[0]].start : columns[_SINGLE[-1]].stop].t().contiguous()
+        terms = SearchTerms(
+            **dict(zip(_SINGLE, single.unbind(), strict=True)),
+            length_penalty=part("length_penalty").view(torch.float64)[:, 0],
+            eos=part("eos"),
+            source_pages=part("source_pages"),
+        )
+        return terms, SearchState(
+            status=part("status")[:, 0],
+            length=part("length")[:, 0],
+            last=part("last"),
+            slots=by_beam("slots"),
+            scores=part("scores").view(torch.float32),
+            tokens=by_beam("tokens"),
+            ended=by_beam("ended"),
+            ended_lengths=part("ended_lengths"),
+            ended_scores=part("ended_scores").view(torch.float32),
+            is_ended=part("is_ended") != 0,
+        )
 
     def write(self, seats: Tensor, state: SearchState) -> None:
-        """Put the state of some seats back."""
-        for field in fields(SearchState):
-            getattr(self._state, field.name).index_copy_(0, seats, getattr(state, field.name))
+        """Put the state of some seats back. Without beams, a step changes no more than the tokens that it reads."""
+        of_request = [state.status[:, None], state.length[:, None], state.last]
+        if self._beams > 1:
+            of_request += [state.scores.view(torch.int32), state.ended_scores.view(torch.int32)]
+            of_request += [state.ended_lengths, state.is_ended.int()]
+            of_tokens = [part.flatten(1) for part in (state.slots, state.tokens, state.ended)]
+            self._write(seats, "slots", torch.cat(of_tokens, 1))
+        self._write(seats, "status", torch.cat(of_request, 1))
 
-
-def _rows(tensors: Any, seats: Tensor) -> Any:
-    return type(tensors)(*(getattr(tensors, field.name).index_select(0, seats) for field in fields(tensors)))
+    def _write(self, seats: Tensor, first: str, values: Tensor) -> None:
+        start = self._columns[first].start
+        self._rows[:, start : start + values.shape[1]].index_copy_(0, seats, values)
 
 
 def _or_none(*tokens: int | None) -> int:

@@ -43,7 +43,7 @@ def take_greedy(terms: SearchTerms, state: SearchState, found: Candidates) -> tu
 
 
 def take_beams(terms: SearchTerms, state: SearchState, found: Candidates, count: int) -> SearchState:
-    """The state after a step of B rows each. count: of the continuations that compete, `BeamSearch.num_candidates`."""
+    """The state after a step of B rows each. count: of the continuations that compete, `num_candidates`."""
     is_number = ~found.values[:, :, 0].isnan().any(1)
     found = _forced(terms, state, found)
     is_valid = is_number & (found.values[:, :, 0] > -torch.inf).any(1)

@@ -1,5 +1,7 @@
 """An encoder-decoder model on a GPU: its weights, its pages of keys and values, and the passes over them."""
 
+import math
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,14 +9,16 @@ import torch
 from torch import Tensor
 
 from penstock.engine.generation.device import DecoderRows
-from penstock.engine.generation.forward import decode, encode
+from penstock.engine.generation.forward import decode
 from penstock.engine.generation.limits import GeneratorLimits
+from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import Int64Array
 from penstock.engine.generation.weights import Seq2SeqWeights
 from penstock.engine.gpu.cached_attention import CacheLines
 from penstock.engine.gpu.device_search import GpuSearch, most_rows
 from penstock.engine.gpu.faults import DeviceFaults
-from penstock.engine.gpu.seq2seq_ops import DeviceSourceOps, DeviceTargetOps, TargetRows, prepare_seq2seq
+from penstock.engine.gpu.seq2seq_ops import DeviceTargetOps, TargetRows, prepare_seq2seq
+from penstock.engine.gpu.source_encoder import SourceEncoder
 from penstock.engine.gpu.support import require_seq2seq_supported
 from penstock.engine.gpu.uploads import upload
 from penstock.engine.types import Int32Array
@@ -49,9 +53,11 @@ class GpuSeq2Seq:
         self._limits = limits
         self._model = prepare_seq2seq(weights, dtype, self.device)
         decoder = self._model.decoder
-        num_slots = (limits.num_pages + 1) * limits.page_size
+        scratch = (limits.num_pages + 1) * limits.page_size  # of a page that no table names
+        num_slots = scratch + limits.page_size
         layers, width = len(decoder.layers), 2 * decoder.width
         self._key_values = torch.zeros(layers, num_slots, width, dtype=dtype, device=self.device)
+        self.sources = SourceEncoder(self._model, limits.max_source_tokens, self._key_values, scratch)
         columns = len(decoder.head.weight)
         self._logits = torch.empty(most_rows(limits.max_rows), columns, dtype=dtype, device=self.device)
         self._vocabulary = weights.target_vocab_size
@@ -60,10 +66,14 @@ class GpuSeq2Seq:
         )
 
     @torch.inference_mode()
-    def encode(self, sources: Sequence[Int32Array], slots: Sequence[Int64Array]) -> None:
-        """See `Seq2SeqDevice.encode`. Does not wait for the device."""
+    def encode(self, sources: Sequence[Int32Array], slots: Int64Array) -> None:
+        """See `Seq2SeqDevice.encode`. Does not wait for the device.
+
+        It runs beside the steps underway. They do not touch its slots: these were of requests whose end the host has
+        read, so that no step underway runs them, or else they were cleared since.
+        """
         with self.faults.sorted():
-            encode(self._model, DeviceSourceOps(sources, slots, self._model.encoder.num_heads, self._key_values))
+            self.sources.encode(sources, slots)
 
     @torch.inference_mode()
     def step(self, rows: DecoderRows) -> Tensor:
@@ -85,12 +95,22 @@ class GpuSeq2Seq:
         """See `Seq2SeqDevice.clear_pages`."""
         if len(pages):
             with self.faults.sorted():
+                self.sources.wait_for_steps()
                 (places,) = upload(self.device, pages)
                 self._pages.index_fill_(1, places.long(), 0)
 
     def idle(self) -> bool:
         """See `Seq2SeqDevice.idle`: captures a graph that two batches have missed."""
-        return self.search.capture_next()
+        return self.search.capture_next() or self.sources.capture_next()
+
+    @torch.inference_mode()
+    def prepare(
+        self, options: GenerationOptions, quanta: Sequence[int], max_requests: int, budget_s: float = math.inf
+    ) -> None:
+        """Capture the graphs of the encoder, and those of requests of a kind: see `GpuSearch.prepare`."""
+        began = time.perf_counter()
+        self.sources.prepare(self._limits.max_encode_tokens)
+        self.search.prepare(options, quanta, max_requests, budget_s - (time.perf_counter() - began))
 
     def _step(self, rows: DecoderRows) -> Tensor:
         num_sources = len(rows.source_lengths)

@@ -1,27 +1,21 @@
 """The operations of an encoder-decoder transformer on a GPU. They run on any device of torch, without the kernels."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.linear import activate, require_activation
 from penstock.engine.cpu.ops import normalise
-from penstock.engine.generation.pages import Int64Array
 from penstock.engine.generation.weights import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
 from penstock.engine.gpu.cached_attention import CacheLines, attend_lines
 from penstock.engine.gpu.ops import KERNEL_ACTIVATIONS, GpuDense
-from penstock.engine.gpu.uploads import upload
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.weights import Attention, Dense, DistanceAttention, Norm, PlainAttention
-from penstock.engine.types import Int32Array
 
 _FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-2 takes
 _HEAD_STEP = 64  # logits of a row are a multiple: products with rows of odd lengths are slow
@@ -95,46 +89,42 @@ class _StackOps:
         return out, total
 
 
-class DeviceSourceOps(_StackOps):
-    """Implements `SourceOps` for sources end to end."""
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """T tokens of S sources end to end, on the device; int32 where nothing else is said. Spare tokens may follow."""
 
-    def __init__(
-        self, sources: Sequence[Int32Array], slots: Sequence[Int64Array], num_heads: int, key_values: Tensor
-    ) -> None:
-        """key_values [layers, slots, 2W]; slots: of each source's tokens."""
-        lengths = np.array([len(source) for source in sources])
-        ends = np.cumsum(lengths)
-        self._longest = int(lengths.max())
-        positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-        line = np.repeat(np.arange(len(sources)) * self._longest, lengths)
-        tokens, where, self._slots, self._cu_seqlens, self._places, self._lengths = upload(
-            key_values.device,
-            np.concatenate(sources),
-            positions,
-            np.concatenate(slots),
-            np.array([0, *accumulate(lengths)]),
-            line + positions,
-            lengths,
-        )
-        super().__init__(tokens, where)
-        self._slots, self._places = self._slots.long(), self._places.long()
+    tokens: Tensor  # [T]
+    positions: Tensor  # [T]
+    slots: Tensor  # int64 [T]: where what the decoder reads of each token goes
+    places: Tensor  # int64 [T]: source * longest + position; S * longest of spare tokens
+    ends: Tensor  # [S + 1]: cumulated lengths, from 0
+    lengths: Tensor  # [S]
+    longest: int  # a bound of the lengths
+
+
+class DeviceSourceOps(_StackOps):
+    """Implements `SourceOps`. Depends on the rows only through their sizes and their addresses."""
+
+    def __init__(self, rows: SourceRows, num_heads: int, key_values: Tensor) -> None:
+        """key_values [layers, slots, 2W]."""
+        super().__init__(rows.tokens, rows.positions)
+        self._rows = rows
         self._num_heads = num_heads
         self._key_values = key_values
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         query, key, value = qkv.view(len(qkv), 3, self._num_heads, -1).unbind(1)
         head_dim = query.shape[-1]
-        is_flash = isinstance(attention, PlainAttention) and head_dim % _FLASH_STEP == 0 and head_dim <= _FLASH_MOST
-        if not (_has_kernels(qkv) and is_flash):
+        if not uses_flash(qkv, attention, head_dim):
             return self._attend_padded(qkv, _bias_of(attention))
         context: Tensor = torch.ops.aten._flash_attention_forward(
             query,
             key,
             value,
-            self._cu_seqlens,
-            self._cu_seqlens,
-            self._longest,
-            self._longest,
+            self._rows.ends,
+            self._rows.ends,
+            self._rows.longest,
+            self._rows.longest,
             0.0,
             False,
             False,
@@ -143,21 +133,22 @@ class DeviceSourceOps(_StackOps):
         return context.reshape(len(qkv), -1)
 
     def remember(self, layer: int, key_value: Tensor) -> None:
-        self._key_values[layer].index_copy_(0, self._slots, key_value)
+        self._key_values[layer].index_copy_(0, self._rows.slots, key_value)
 
     def _attend_padded(self, qkv: Tensor, bias: Tensor | None) -> Tensor:
-        """torch's attention over sources that are padded to the longest."""
-        count, longest = len(self._lengths), self._longest
-        padded = qkv.new_zeros(count * longest, qkv.shape[1]).index_copy_(0, self._places, qkv)
+        """torch's attention over sources that are padded to the longest. What spare tokens get is of no use."""
+        count, longest, rows = len(self._rows.lengths), self._rows.longest, self._rows
+        padded = qkv.new_zeros(count * longest + 1, qkv.shape[1]).index_copy_(0, rows.places, qkv)[:-1]
         query, key, value = padded.view(count, longest, 3, self._num_heads, -1).permute(2, 0, 3, 1, 4)
         places = torch.arange(longest, device=qkv.device)
-        is_behind = (places >= self._lengths[:, None])[:, None, None]
+        is_behind = (places >= rows.lengths[:, None])[:, None, None]
         mask = qkv.new_zeros(count, 1, 1, longest).masked_fill(is_behind, -torch.inf)
         if bias is not None:
             reach = bias.shape[1] // 2
             mask = mask + bias[:, (places - places[:, None]).clamp(-reach, reach) + reach]
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return context.transpose(1, 2).reshape(count * longest, -1).index_select(0, self._places)
+        own = rows.places.clamp(max=count * longest - 1)
+        return context.transpose(1, 2).reshape(count * longest, -1).index_select(0, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +187,12 @@ class DeviceTargetOps(_StackOps):
         cache = self._key_values[layer]
         scale = 1.0 / math.sqrt(cache.shape[1] // 2 // self._num_heads)
         return attend_lines(query, cache, lines, self._num_heads, scale, bias)
+
+
+def uses_flash(x: Tensor, attention: Attention, head_dim: int) -> bool:
+    """Whether the encoder's attention of tensors like `x` is FlashAttention, which does not pad sources."""
+    is_plain = isinstance(attention, PlainAttention) and head_dim % _FLASH_STEP == 0 and head_dim <= _FLASH_MOST
+    return _has_kernels(x) and is_plain
 
 
 _CPU_ACTIVATIONS = {"gelu_tanh": "gelu_new"}

@@ -15,11 +15,11 @@ from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, Int32Array
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.gpu.cell_batches import CellLayout, DeviceBatch, row_bucket, row_buckets
+from penstock.engine.gpu.device_states import DeviceStates
 from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.graphs import Graphs, Work
 from penstock.engine.gpu.lstm import LstmCell, LstmQuantum
 from penstock.engine.gpu.pinned import Landing, Landings, UploadRing
-from penstock.engine.gpu.state_pool import StatePool
 from penstock.engine.gpu.torch_quantum import TorchQuantum
 
 
@@ -43,7 +43,7 @@ class GraphKey(NamedTuple):
     quantum: int
 
 
-def quantum_of(cell: Cell | LstmCell, pool: StatePool) -> Quantum:
+def quantum_of(cell: Cell | LstmCell, pool: DeviceStates) -> Quantum:
     """The fused kernels for an LSTM, and a cell's own torch code for any other."""
     return LstmQuantum(cell, pool) if isinstance(cell, LstmCell) else TorchQuantum(cell, pool)
 
@@ -59,7 +59,7 @@ class GpuStepEngine:
         self, cells: Sequence[Cell | LstmCell], num_slots: int, *, device: torch.device | str = "cuda"
     ) -> None:
         """num_slots: NO_SLOT included. The cells' weights lie on the device already."""
-        self._pool = StatePool((cell.spec for cell in cells), num_slots, torch.device(device))
+        self._pool = DeviceStates((cell.spec for cell in cells), num_slots, torch.device(device))
         self.device = next(iter(self._pool.stopped.values())).device  # "cuda" with its index
         self._cells = {cell.spec.name: cell.spec for cell in cells}
         self._quanta = {cell.spec.name: quantum_of(cell, self._pool) for cell in cells}
@@ -174,10 +174,13 @@ class GpuStepEngine:
         self._graphs.capture(key, work)
 
     def _likely_keys(self) -> list[GraphKey]:
+        """Short quanta first: of all cells, should the time not suffice for the long ones."""
+        longest = max(spec.max_steps.bit_length() for spec in self._cells.values())
         return [
             GraphKey(name, rows, 1 << power)
+            for power in range(longest)
             for name, spec in self._cells.items()
-            for power in range(spec.max_steps.bit_length())
+            if power < spec.max_steps.bit_length()
             for rows in row_buckets(spec.max_rows)
         ]
 

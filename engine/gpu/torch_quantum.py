@@ -7,13 +7,13 @@ from torch import Tensor
 
 from penstock.engine.cells.contract import Cell, CellBatch
 from penstock.engine.gpu.cell_batches import DeviceBatch
-from penstock.engine.gpu.state_pool import StatePool
+from penstock.engine.gpu.device_states import DeviceStates
 
 
 class TorchQuantum:
     """Runs a cell's `step`. Everything it does may be captured in a CUDA graph if the step may."""
 
-    def __init__(self, cell: Cell, pool: StatePool) -> None:
+    def __init__(self, cell: Cell, pool: DeviceStates) -> None:
         """ValueError for a cell of several predecessors that asks for chains of more than one step."""
         if cell.spec.arity > 1 and cell.spec.max_steps > 1:
             raise ValueError(f"{cell.spec.name} reads {cell.spec.arity} slots, so its max_steps must be 1.")

@@ -74,11 +74,7 @@ def load_padded(
     tail = embedding_tail(checkpoint)
     width = tail.width(int(model.config.hidden_size))
     dim = min(width, tail.dimensions or width)
-    heads: dict[str, Head] = {}
-    if head is not None:
-        heads = {"classify": linear_head(Path(head), dim)}
-    elif kind:
-        heads = logit_heads(checkpoint, model.config.num_labels, of_tokens=kind == "ForTokenClassification")
+    heads = {"classify": linear_head(Path(head), dim)} if head is not None else _own_heads(checkpoint, kind, model)
     info = ModelInfo(
         name=name,
         revision=revision,
@@ -118,6 +114,12 @@ def _kind_of_head(checkpoint: Checkpoint) -> str:
     """A key of _AUTO_CLASSES; empty if only the encoder is used."""
     architectures = list(map(str, checkpoint.config.get("architectures") or ()))
     return next((kind for kind in _AUTO_CLASSES if any(name.endswith(kind) for name in architectures)), "")
+
+
+def _own_heads(checkpoint: Checkpoint, kind: str, model: Any) -> dict[str, Head]:
+    if not kind:
+        return {}
+    return logit_heads(checkpoint, model.config.num_labels, of_tokens=kind == "ForTokenClassification")
 
 
 def _precision(dtype: str, *, on_gpu: bool) -> str:

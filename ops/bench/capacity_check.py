@@ -21,7 +21,7 @@ from penstock.ops.bench.common.runs import RESULTS, begin, finite, keep
 from penstock.ops.bench.serving.harness.harness import BenchHarness, Load
 from penstock.ops.bench.serving.loads.outcome import Outcome
 from penstock.ops.bench.serving.loads.systems import default
-from penstock.ops.cli.planning.capacity_plan import UTILISATION, CapacityPlan, Device, plan_capacity
+from penstock.ops.cli.planning.capacity_plan import UTILISATION, CapacityPlan, DeviceCapacity, plan_capacity
 from penstock.worker.telemetry.logs import configure_logs
 
 _SUITE = "capacity"
@@ -88,7 +88,7 @@ def check(bench: BenchHarness, *, seconds: float, slo_s: float = _SLO_S) -> list
 def _plan(bench: BenchHarness, rate_per_s: float, slo_s: float) -> CapacityPlan:
     return plan_capacity(
         bench.table("packed"),
-        Device(is_gpu=False, lanes=bench.num_lanes, members=1),
+        DeviceCapacity(is_gpu=False, lanes=bench.num_lanes, members=1),
         bench.lengths(_LENGTHS, 20_000),
         rate_per_s=rate_per_s,
         slo_s=slo_s,

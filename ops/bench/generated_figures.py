@@ -14,8 +14,8 @@ from penstock.ops.bench import capacity_check
 from penstock.ops.bench.bulk import bulk_tables as bulk
 from penstock.ops.bench.cache import cache_tables as cache
 from penstock.ops.bench.cellular.report import cellular_tables as cellular
-from penstock.ops.bench.cellular.report import step_tables
-from penstock.ops.bench.common.kept_tables import is_kept, run_table
+from penstock.ops.bench.cellular.report import generation_tables, step_tables
+from penstock.ops.bench.common.kept_tables import run_table
 from penstock.ops.bench.cpu import cpu_tables as cpu
 from penstock.ops.bench.delivery import delivery_tables as delivery
 from penstock.ops.bench.gpu.report import gpu_tables as gpu
@@ -28,9 +28,7 @@ from penstock.ops.chaos import chaos_tables as chaos
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
-    "headline": lambda: "\n\n".join(
-        filter(is_kept, [cpu.short_headline(), gpu.short_headline(), pipeline.short_throughput()])
-    ),
+    "headline": pipeline.headline,
     "runs": run_table,
     "cpu-headline": cpu.headline,
     "cpu-targets": cpu.against_targets,
@@ -39,6 +37,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "cellular": cellular.figures,
     "cellular-targets": cellular.against_targets,
     "cellular-steps": step_tables.steps,
+    "generation": generation_tables.throughput,
+    "generation-targets": generation_tables.against_targets,
     "bulk": bulk.jobs,
     "bulk-targets": bulk.against_targets,
     "capacity": capacity_check.kept_table,

@@ -88,7 +88,7 @@ def main(
     os.environ["POLARS_MAX_THREADS"] = str(threads)  # before polars is imported
     from penstock.ops.logs.lines.filters import Filters
     from penstock.ops.logs.lines.reader import LogReader
-    from penstock.ops.logs.lines.source import Source
+    from penstock.ops.logs.lines.source import LogSource
     from penstock.ops.logs.totals.digest import Digest
 
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +97,7 @@ def main(
         size_mb = path.stat().st_size / 1e6
         for _ in range(3):
             cpu_s, wall_s = time.process_time(), time.perf_counter()
-            digest = Digest(LogReader([Source(path.name, path)], Filters()))
+            digest = Digest(LogReader([LogSource(path.name, path)], Filters()))
             cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
             memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
             print(

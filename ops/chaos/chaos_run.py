@@ -5,26 +5,26 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 from aiokafka.errors import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
 
-from penstock.engine import PackedBatch, TaskOptions, load_engine
+from penstock.engine import load_engine
 from penstock.engine.types import Engine, Float32Array
 from penstock.ops.chaos import access
 from penstock.ops.chaos.asked import Ids
 from penstock.ops.chaos.broker_faults import BrokerFaults
 from penstock.ops.chaos.cache_faults import CacheFaults
 from penstock.ops.chaos.calls import CALL_S, REPLIES, Calls
+from penstock.ops.chaos.chaos_settings import ChaosSettings
 from penstock.ops.chaos.commit_log import Commit, read_commits
 from penstock.ops.chaos.commit_watch import CommitWatch
+from penstock.ops.chaos.denials import is_denial
+from penstock.ops.chaos.direct_answers import direct
 from penstock.ops.chaos.fault_effects import KILLS
-from penstock.ops.chaos.faults import KINDS, Faults, Injected, moments
+from penstock.ops.chaos.faults import Faults, moments
 from penstock.ops.chaos.faulty_engine import EchoEngine, poison
 from penstock.ops.chaos.judge import Judge
 from penstock.ops.chaos.latencies import MOST_RECOVERY_S, SLOW_S
@@ -45,31 +45,7 @@ _START_S = 120.0
 _DRAIN_S = 10.0
 _REST_S = 180.0  # after the last fault: all is answered and committed
 _STEADY_S = 60.0  # at most, before a fault that comes alone: its effect is measured
-_OF_PRIVILEGES = frozenset({"access_revoked", "replies_refused"})
-_DENIED_S = 30.0  # after a privilege is back: the library has noticed
-_BATCH = 256
 _BUGS, _SHOWN_CHARS = ("This is a bug", "Traceback"), 600
-
-
-@dataclass(frozen=True, slots=True)
-class ChaosSettings:
-    """Options of a run. Equal settings inject the same faults and send the same requests."""
-
-    seed: int = 1
-    minutes: float = 10.0  # at most, until the load ends
-    requests: int | None = None  # the load ends when brokers have taken as many plain records
-    min_moments: int = 0  # of faults, before the load ends by either bound
-    processes: int = 2
-    rate: float = 200.0  # plain records a second
-    callers: int = 8
-    partitions: int = 6
-    kinds: Sequence[str] = KINDS
-    most_at_once: int = 3
-    gap_s: tuple[float, float] = (4.0, 10.0)  # between two moments of faults
-    outage_s: float = 20.0
-    leaderless_s: float = 60.0
-    delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
-    engine: Literal["null", "tiny"] = "null"  # one whose results identify their sequences; a BERT of two layers
 
 
 class ChaosRun:
@@ -261,28 +237,6 @@ class ChaosRun:
         started = time.monotonic()
         yield
         self.seconds[phase] = round(time.monotonic() - started, 1)
-
-
-def is_denial(event: Mapping[str, Any], faults: Sequence[Injected]) -> bool:
-    """Whether aiokafka reports with a traceback what Kafka denies while a fault has taken a privilege away."""
-    is_library = str(event.get("logger", "")).startswith("aiokafka")
-    if not is_library or "AuthorizationFailed" not in str(event.get("exception", "")).rpartition("\n")[2]:
-        return False
-    at = datetime.fromisoformat(event["timestamp"]).timestamp()
-    taken = [one for one in faults if one.kind in _OF_PRIVILEGES and not one.error]
-    return any(one.started <= at <= one.ended + _DENIED_S for one in taken)
-
-
-def direct(engine: Engine, sequences: Sequence[Ids]) -> Mapping[Ids, Float32Array]:
-    """The engine's answers without Kafka."""
-    rows: dict[Ids, Float32Array] = {}
-    by_length = sorted(sequences, key=len)
-    for start in range(0, len(by_length), _BATCH):
-        chosen = by_length[start : start + _BATCH]
-        arrays = [np.frombuffer(one, "<u4") for one in chosen]
-        output = engine.run(PackedBatch.of(arrays, [TaskOptions("embed")] * len(chosen)))
-        rows |= dict(zip(chosen, output.rows, strict=True))
-    return rows
 
 
 def _engine(settings: ChaosSettings, folder: Path) -> Engine:

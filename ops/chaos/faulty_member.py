@@ -13,8 +13,8 @@ from penstock.ops.chaos.faulty_engine import EchoEngine, FaultyEngine
 from penstock.worker import process
 from penstock.worker.batching import watchdog
 from penstock.worker.model_loading import require_encoder
+from penstock.worker.model_settings import NULL_MODEL, ModelSettings
 from penstock.worker.resolved_settings import ResolvedSettings
-from penstock.worker.settings import NULL_MODEL, ModelSettings
 from penstock.worker.supervision import member
 
 CLOCK = "clock"  # a file in the control folder: seconds by which the time of day is wrong

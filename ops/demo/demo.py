@@ -19,7 +19,7 @@ from penstock.ops.demo.closed_loop import Pass, send_all
 from penstock.ops.demo.demo_model import SERVED_NAME, ModelUnavailable, model_directory
 from penstock.ops.demo.results_screen import (
     MIN_ACCURACY,
-    Results,
+    DemoResults,
     make_console,
     progress_of,
     show_results,
@@ -59,7 +59,7 @@ def run(console: Console | None = None) -> int:
     return 0 if results.accuracy >= MIN_ACCURACY else EXIT_FAILED
 
 
-def _run(console: Console) -> Results:
+def _run(console: Console) -> DemoResults:
     messages = read_messages()
     show_title(console, len(messages), len({message.category for message in messages}))
     model = model_directory()
@@ -81,7 +81,7 @@ def _run(console: Console) -> Results:
         worker = WorkerProcess([part for pair in arguments.items() for part in pair], logs / "worker.jsonl")
         alone, loaded, again = uvloop.run(_measure(console, worker, broker.bootstrap_servers, messages))
     # The worker has ended, so its log is complete.
-    return Results(
+    return DemoResults(
         messages=messages,
         answers=alone.answers + loaded.answers,
         alone=alone,

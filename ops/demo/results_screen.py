@@ -29,7 +29,7 @@ _EXAMPLE_CHARS = 54
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class DemoResults:
     """The data of the results screen."""
 
     messages: Sequence[Message]
@@ -100,7 +100,7 @@ def progress_of(console: Console, label: str, total: int) -> Iterator[Callable[[
         show_rate()
 
 
-def show_results(console: Console, results: Results) -> None:
+def show_results(console: Console, results: DemoResults) -> None:
     """Print the results screen."""
     for part in (_accuracy(results), _latency_table(results), _batches(results), _examples_table(results)):
         console.print()
@@ -109,7 +109,7 @@ def show_results(console: Console, results: Results) -> None:
     _show_next(console, results.log_path)
 
 
-def _accuracy(results: Results) -> str:
+def _accuracy(results: DemoResults) -> str:
     num_messages = len(results.messages)
     text = f"{results.accuracy:.4f}: {results.num_correct:,} of {num_messages:,} messages have the right intent"
     if results.accuracy >= MIN_ACCURACY:
@@ -117,7 +117,7 @@ def _accuracy(results: Results) -> str:
     return f"[bold red]Accuracy {text}; expected: {MIN_ACCURACY} or more.[/]"
 
 
-def _latency_table(results: Results) -> Table:
+def _latency_table(results: DemoResults) -> Table:
     table = _table()
     table.add_column("Load (each request is one message)")
     for name in ("messages", "messages/s", "p50 ms", "p95 ms", "p99 ms", "from cache"):
@@ -140,7 +140,7 @@ def _table() -> Table:
     return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
 
 
-def _batches(results: Results) -> str:
+def _batches(results: DemoResults) -> str:
     batches = results.batches
     mean = batches.sequences / max(batches.count, 1)
     triggers = ", ".join(f"{name} {count:,}" for name, count in batches.triggers.items())
@@ -154,7 +154,7 @@ def _batches(results: Results) -> str:
     )
 
 
-def _examples_table(results: Results) -> Table:
+def _examples_table(results: DemoResults) -> Table:
     table = _table()
     for name in ("Message", "Intent", "Score", ""):
         table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name == "Score" else "left")

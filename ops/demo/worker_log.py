@@ -15,13 +15,13 @@ class Batches:
     count: int
     sequences: int
     tokens: int
-    padded_slots: int  # tokens of the same batches with each sequence padded to the longest of its batch
+    padded_tokens: int  # tokens of the same batches with each sequence padded to the longest of its batch
     triggers: dict[str, int]  # trigger -> batches, most frequent first
 
     @property
     def padding_avoided(self) -> float:
-        """Fraction of `padded_slots` that would be padding."""
-        return 1 - self.tokens / self.padded_slots if self.padded_slots else 0.0
+        """Fraction of `padded_tokens` that would be padding."""
+        return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
 
 def read_batches(log_path: Path) -> Batches:
@@ -31,7 +31,7 @@ def read_batches(log_path: Path) -> Batches:
         count=len(events),
         sequences=sum(event["sequences"] for event in events),
         tokens=sum(event["tokens"] for event in events),
-        padded_slots=sum(event["sequences"] * event["max_seqlen"] for event in events),
+        padded_tokens=sum(event["sequences"] * event["max_seqlen"] for event in events),
         triggers=dict(Counter(event["trigger"] for event in events).most_common()),
     )
 

@@ -17,6 +17,7 @@ from penstock.ops.kafka.guard import StartGate
 from penstock.ops.kafka.jars import fetch_jars, java_path
 from penstock.ops.kafka.owned_folder import OwnedFolder
 from penstock.ops.kafka.ports import answers, free_ports
+from penstock.ops.kafka.server_properties import ONE_NODE, listener_properties
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -166,35 +167,15 @@ class KafkaBroker:
         return [java, *flags]
 
     def _write_properties(self) -> Path:
-        addresses = {"PLAINTEXT": self._port} | self._listener_ports
-        advertised = ",".join(f"{name}://127.0.0.1:{port}" for name, port in addresses.items())
-        protocols = {"CONTROLLER": "PLAINTEXT", "PLAINTEXT": "PLAINTEXT"} | self._listeners
         lines = {
-            "process.roles": "broker,controller",
+            **listener_properties(
+                {"PLAINTEXT": self._port} | self._listener_ports, self._listeners, self._controller_port
+            ),
             "node.id": str(self._node_id),
             "controller.quorum.voters": self.voter,
-            "listeners": f"{advertised},CONTROLLER://127.0.0.1:{self._controller_port}",
-            "advertised.listeners": advertised,
-            "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": ",".join(f"{name}:{kind}" for name, kind in protocols.items()),
             "log.dirs": str(self._data_dir / "data"),
             "num.partitions": str(self._num_partitions),
-            "auto.create.topics.enable": "true",
-            "message.max.bytes": str(8 << 20),
-            # One node, and few partitions: each costs files and start-up time.
-            "offsets.topic.replication.factor": "1",
-            "offsets.topic.num.partitions": "4",
-            "transaction.state.log.replication.factor": "1",
-            "transaction.state.log.min.isr": "1",
-            "transaction.state.log.num.partitions": "4",
-            # Groups form at once; a test can let a dead member or transaction expire within two seconds.
-            "group.initial.rebalance.delay.ms": "0",
-            "group.min.session.timeout.ms": "1000",
-            "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-            # A killed broker stays registered for this long, and the controller rejects a restarted one meanwhile.
-            "broker.session.timeout.ms": "3000",
-            "broker.heartbeat.interval.ms": "500",
-            "log.cleaner.dedupe.buffer.size": str(8 << 20),  # the default takes a quarter of the heap
+            **ONE_NODE,
             **self._config,
         }
         path = self._data_dir / "server.properties"

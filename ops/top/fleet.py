@@ -15,7 +15,7 @@ from penstock.ops.top.window import Counted, Window, together
 _MAX_RATES = 60  # that are kept for the curve
 
 
-class Row(NamedTuple):
+class MemberRow(NamedTuple):
     """One member on the screen."""
 
     name: str
@@ -81,7 +81,7 @@ class Fleet:
         if (rate := self.total().requests_s) is not None:
             self.rates.append(rate)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MemberRow]:
         """The members, in the order in which they appeared."""
         return [self._row(member) for member in self._members.values()]
 
@@ -111,12 +111,12 @@ class Fleet:
         member.is_up, member.seen_s, member.values, member.model = True, time_s, values, builds[0].label("model")
         member.window.add(time_s, values)
 
-    def _row(self, member: _Member) -> Row:
+    def _row(self, member: _Member) -> MemberRow:
         if member.is_up:
-            return Row(member.name, member.model, "up", 0.0, figures([member.values], member.counted))
+            return MemberRow(member.name, member.model, "up", 0.0, figures([member.values], member.counted))
         restarts = figures([member.values], None).restarts
         state, gone_s = ("down", 0.0) if member.seen_s is None else ("gone", self._now_s - member.seen_s)
-        return Row(member.name, member.model, state, gone_s, Figures(restarts=restarts))
+        return MemberRow(member.name, member.model, state, gone_s, Figures(restarts=restarts))
 
 
 def _name(address: str, worker: str, addresses: Sequence[str]) -> str:

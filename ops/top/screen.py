@@ -11,7 +11,7 @@ from rich.text import Text
 from penstock.ops.logs.lines.event import duration
 from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, WARN, count, curve
 from penstock.ops.top.figures import Figures
-from penstock.ops.top.fleet import Fleet, Row, describe_states
+from penstock.ops.top.fleet import Fleet, MemberRow, describe_states
 
 _UP = "green"
 _PADDING = 2
@@ -88,7 +88,7 @@ def screen(fleet: Fleet, view: View, moment: datetime, width: int) -> Renderable
     return Group(*parts)
 
 
-def _head(fleet: Fleet, rows: Sequence[Row], moment: datetime) -> Text:
+def _head(fleet: Fleet, rows: Sequence[MemberRow], moment: datetime) -> Text:
     models = sorted({row.model for row in rows if row.model})
     head = Text.assemble(("penstock", HEAD), f"  {count(len(rows), 'member')}")
     if fleet.states:
@@ -98,7 +98,7 @@ def _head(fleet: Fleet, rows: Sequence[Row], moment: datetime) -> Text:
     return head.append(f"  {moment:%H:%M:%S}", style=DIM)
 
 
-def _table(fleet: Fleet, rows: Sequence[Row], view: View, width: int) -> Table:
+def _table(fleet: Fleet, rows: Sequence[MemberRow], view: View, width: int) -> Table:
     names = max([len("together"), *[len(row.name) for row in rows]])
     states = max([len("state"), *[len(_state(row)) for row in rows]])
     shown = _fitting(width - names - states - 2 * _PADDING)
@@ -133,11 +133,11 @@ def _cell(column: Column, figures: Figures) -> Text:
     return Text(column.show(figures), style=style)
 
 
-def _state(row: Row) -> str:
+def _state(row: MemberRow) -> str:
     return f"gone {duration(round(row.gone_s))}" if row.state == "gone" else row.state
 
 
-def _ordered(rows: list[Row], sort: str) -> list[Row]:
+def _ordered(rows: list[MemberRow], sort: str) -> list[MemberRow]:
     column = next((one for one in COLUMNS if one.title == sort), None)
     if column is None:
         return rows

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
 
 
-class Encoder(Protocol):
+class TableEncoder(Protocol):
     """Encoder of one format, made with (columns of the input, schema of the input, names of the results)."""
 
     header: bytes  # before the first row of the output

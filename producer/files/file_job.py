@@ -67,38 +67,55 @@ async def run_bulk(
     Raises:
         TooManyErrors: more than `max_errors` rows failed. The block of the last one is not written.
     """
-    started = time.monotonic()
-    done = resumed or BulkResult(0, 0, 0.0)
+    written = _WrittenBlocks(writer, resumed or BulkResult(0, 0, 0.0), on_progress)
     answered = answer_stream(client, task, _in_thread(reader), options=options, timeout_s=timeout_s)
-    failed, answered_rows = done.failed, done.rows
+    num_answered = written.result.rows
     first = ""  # failed row of this run
-    writing: asyncio.Task[None] | None = None  # of the block before: the next rows are read and sent meanwhile
-
-    async def write(block: Block, results: Sequence[Result], failed: int) -> None:
-        nonlocal done
-        await asyncio.to_thread(writer.write, block, results)
-        done = BulkResult(done.rows + len(results), failed, time.monotonic() - started, done.resumed)
-        on_progress(done)
-
     try:
         async with aclosing(answered):
             async for block, results in answered:
                 errors = {index: one for index, one in enumerate(results) if isinstance(one, PenstockError)}
-                failed += len(errors)
+                written.failed += len(errors)
                 if errors and not first:
-                    first = _shown(block, answered_rows, *next(iter(errors.items())))
-                if errors and max_errors is not None and failed > max_errors:
-                    of_run = " of this run" if done.resumed else ""
-                    several = f"{failed:,} rows failed. The first{of_run} is"
-                    raise TooManyErrors(f"{'1 row failed:' if failed == 1 else several} {first}")
-                answered_rows += len(results)
-                if writing is not None:
-                    await writing
-                writing = asyncio.create_task(write(block, results, failed))
+                    first = _shown(block, num_answered, *next(iter(errors.items())))
+                if errors and max_errors is not None and written.failed > max_errors:
+                    of_run = " of this run" if written.result.resumed else ""
+                    several = f"{written.failed:,} rows failed. The first{of_run} is"
+                    raise TooManyErrors(f"{'1 row failed:' if written.failed == 1 else several} {first}")
+                num_answered += len(results)
+                await written.begin(block, results)
     finally:
-        if writing is not None:
-            await writing
-    return done
+        await written.wait()
+    return written.result
+
+
+class _WrittenBlocks:
+    """Writes one block at a time; the rows of the next are read and sent meanwhile."""
+
+    def __init__(self, writer: Writer, resumed: BulkResult, on_progress: Callable[[BulkResult], Any]) -> None:
+        self.result = resumed  # of what is written
+        self.failed = resumed.failed  # rows of answered blocks, written or not
+        self._writer = writer
+        self._on_progress = on_progress
+        self._started = time.monotonic()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def begin(self, block: Block, results: Sequence[Result]) -> None:
+        """Begin to write a block, once the block before is written."""
+        await self.wait()
+        self._writing = asyncio.create_task(self._write(block, results, self.failed))
+
+    async def wait(self) -> None:
+        """Wait until the last block is written. Raises the error of its write."""
+        if self._writing is not None:
+            await self._writing
+
+    async def _write(self, block: Block, results: Sequence[Result], failed: int) -> None:
+        await asyncio.to_thread(self._writer.write, block, results)
+        done = self.result
+        seconds = time.monotonic() - self._started
+        self.result = BulkResult(done.rows + len(results), failed, seconds, done.resumed)
+        self._on_progress(self.result)
 
 
 def _shown(block: Block, before: int, index: int, error: PenstockError) -> str:

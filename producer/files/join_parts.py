@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
 from penstock.producer.files.durable import sync
-from penstock.producer.files.encoders import ArrowEncoder, Encoder
+from penstock.producer.files.encoders import ArrowEncoder, TableEncoder
 
 if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
@@ -26,7 +26,7 @@ class JoinedFile:
     Parts are joined while later ones are computed, so that a job does not end with a pass over all of its rows.
     """
 
-    def __init__(self, path: Path, encoder: Encoder) -> None:
+    def __init__(self, path: Path, encoder: TableEncoder) -> None:
         """Parts that an earlier run joined are joined again: nothing is opened before the first call."""
         self._path = path
         self._encoder = encoder
@@ -86,7 +86,7 @@ class _Sink(Protocol):
         ...
 
 
-def _sink(encoder: Encoder, vector_lengths: frozenset[int], file: IO[bytes]) -> _Sink:
+def _sink(encoder: TableEncoder, vector_lengths: frozenset[int], file: IO[bytes]) -> _Sink:
     if isinstance(encoder, ArrowEncoder):
         return _ParquetSink(encoder, vector_lengths, file)
     return _TextSink(encoder.header, file)

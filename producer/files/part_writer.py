@@ -9,7 +9,7 @@ from typing import IO, Self
 from penstock.producer.answer_stream import Result, num_chars
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.durable import sync
-from penstock.producer.files.encoders import Encoder
+from penstock.producer.files.encoders import TableEncoder
 from penstock.producer.files.file_job import TooManyErrors
 from penstock.producer.files.join_parts import JoinedFile
 from penstock.producer.files.part_directory import PartDirectory
@@ -32,7 +32,7 @@ class PartWriter:
     """
 
     def __init__(
-        self, path: Path, directory: PartDirectory, encoder: Encoder, columns: ResultColumns, *, overwrite: bool
+        self, path: Path, directory: PartDirectory, encoder: TableEncoder, columns: ResultColumns, *, overwrite: bool
     ) -> None:
         self.path = path
         self.tally = ReplyTally()  # of the client's replies

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.producer.answer_stream import Result
-from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, Encoder, JsonlEncoder
+from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, TableEncoder
 from penstock.producer.files.job_manifest import describe_job
 from penstock.producer.files.job_report import JobReport
 from penstock.producer.files.part_directory import PartDirectory, kept_manifest, parts_path
@@ -19,7 +19,7 @@ from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import Reader, by_extension, format_of
 from penstock.producer.wire.messages import NO_OPTIONS, Options
 
-_ENCODERS: dict[str, Callable[[Sequence[str] | None, Any, Sequence[str]], Encoder]] = {
+_ENCODERS: dict[str, Callable[[Sequence[str] | None, Any, Sequence[str]], TableEncoder]] = {
     ".csv": CsvEncoder,
     ".jsonl": JsonlEncoder,
     ".parquet": ArrowEncoder,
@@ -98,9 +98,9 @@ def check_writer(
     return 0 if kept is None else kept.report.rows
 
 
-def _encoder(path: Path, reader: Reader, columns: ResultColumns) -> Encoder:
+def _encoder(path: Path, reader: Reader, columns: ResultColumns) -> TableEncoder:
     """The encoder of the output. Raises TableError if its format is unknown, or cannot hold the input's rows."""
-    make_encoder: Callable[..., Encoder] = by_extension(path, _ENCODERS)
+    make_encoder: Callable[..., TableEncoder] = by_extension(path, _ENCODERS)
     _check_columns(path, reader, path.suffix.lower())
     return make_encoder(reader.columns, reader.schema, columns.names)
 

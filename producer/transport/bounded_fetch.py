@@ -13,7 +13,7 @@ from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.protocol.fetch import FetchRequest
 
 from penstock.producer.transport.failover_client import FailoverClient
-from penstock.producer.transport.record_batches import Bounds, is_packed, unpack
+from penstock.producer.transport.record_batches import UnpackBounds, is_packed, unpack
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 MAX_BATCH_ITEMS = 512 * 1024  # of about 100 bytes each
@@ -21,7 +21,7 @@ _FETCH_BYTES = 48 * 1024 * 1024  # unpacked and not polled; the rest of an answe
 _FETCH_ITEMS = MAX_BATCH_ITEMS
 # Partitions that bring so little, and unpack to so little, are unpacked on the event loop: a thread costs more.
 _SMALL_PACKED_BYTES = 16 * 1024
-_SMALL = Bounds(batch_bytes=128 * 1024, batch_items=4096, total_bytes=128 * 1024, total_items=4096)
+_SMALL = UnpackBounds(batch_bytes=128 * 1024, batch_items=4096, total_bytes=128 * 1024, total_items=4096)
 _HELD_POLL_S = 0.01
 
 log = structlog.get_logger("penstock.fetch")
@@ -95,7 +95,7 @@ class _Unpacking:
             return b""
         result = unpack(data, _SMALL) if len(data) <= _SMALL_PACKED_BYTES else None
         if result is None or result.faults or not result.is_whole:
-            bounds = Bounds(MAX_BATCH_BYTES, MAX_BATCH_ITEMS, self._bytes_left, self._items_left)
+            bounds = UnpackBounds(MAX_BATCH_BYTES, MAX_BATCH_ITEMS, self._bytes_left, self._items_left)
             result = await asyncio.to_thread(unpack, data, bounds)
         self._bytes_left -= result.num_bytes
         self._items_left -= result.num_items

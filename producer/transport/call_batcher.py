@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded, PenstockError, ShuttingDown
-from penstock.producer.transport.exchange import Attempts
+from penstock.producer.transport.attempts import Attempts
 from penstock.producer.wire.messages import Options, Row
 from penstock.producer.wire.sequences import Checked, Kind, num_bytes
 

@@ -17,7 +17,7 @@ from aiokafka.errors import (
 )
 
 from penstock.producer.settings import TOKEN_MECHANISMS, KafkaSettings
-from penstock.producer.transport.tls import ReloadingContext
+from penstock.producer.tls import ReloadingContext
 from penstock.producer.transport.token_source import TokenSource
 
 _ANSWER_MS = 5000

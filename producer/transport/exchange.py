@@ -6,17 +6,16 @@ import itertools
 import math
 import os
 import random
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from aiokafka.errors import KafkaError
 
 from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded, PenstockError, ShuttingDown
 from penstock.producer.settings import ClientSettings
-from penstock.producer.tracing.switch import calling_span, open_send_spans
+from penstock.producer.tracing.switch import open_send_spans
+from penstock.producer.transport.attempts import Attempts
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.inbox import Answer, Inbox, Partial
@@ -29,8 +28,6 @@ from penstock.producer.wire.messages import ErrorReply, Reply, Request
 from penstock.producer.wire.topics import NUM_PARTITIONS, request_topic
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import SpanContext
-
     from penstock.producer.tracing.send_spans import SendSpans
 
 _SWEEP_S = 0.1
@@ -40,32 +37,6 @@ _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 60.0
 _LEAST_SHARE = 0.1
 _TRIES = 4  # of an online record that is answered with `Overloaded`
-
-
-@dataclass(slots=True)
-class Attempts:
-    """A record's deadline, and how often it was refused.
-
-    Made once for a record, and kept when the record is sent in parts or without its rows at fault.
-    """
-
-    deadline: float  # monotonic seconds, which no step of the clock moves
-    unix_deadline: float  # the same moment, as workers are told it
-    refused: int = 0
-    callers: "tuple[SpanContext, ...]" = ()  # spans of the calls that share the record
-
-    @classmethod
-    def within(cls, timeout_s: float) -> Self:
-        """Of a record that is made now, by the first of its calls."""
-        attempts = cls(monotonic() + timeout_s, time.time() + timeout_s)
-        attempts.add_caller()
-        return attempts
-
-    def add_caller(self) -> None:
-        """Another call shares the record. Called inside it."""
-        caller = calling_span()
-        if caller is not None and caller not in self.callers:
-            self.callers += (caller,)
 
 
 class Exchange:
@@ -177,7 +148,7 @@ class Exchange:
         if not error.retriable:
             raise error
         longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(attempts.refused, 16))
-        attempts.refused += 1
+        attempts.note_refusal()
         is_last = isinstance(error, Overloaded) and attempts.refused >= _TRIES and not self._patient
         pause_s = random.uniform(_LEAST_SHARE * longest_s, longest_s)
         if is_last or monotonic() + pause_s >= attempts.deadline:

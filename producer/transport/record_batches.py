@@ -26,7 +26,7 @@ OLD_FORMAT = "its format is that of Kafka before 0.11, which has no headers"
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class UnpackBounds:
     """Of a batch, and of the batches that are unpacked together. Items are records and headers, each of which becomes
     an object."""
 
@@ -52,7 +52,7 @@ def is_packed(data: bytes | None) -> bool:
     return data is not None and any(_codec(batch) for batch in _batches(data))
 
 
-def unpack(data: bytes, bounds: Bounds) -> Unpacked:
+def unpack(data: bytes, bounds: UnpackBounds) -> Unpacked:
     """Uncompress the batches of one partition. Called from any thread.
 
     At least one batch is unpacked, so that a partition always goes on.
@@ -83,7 +83,7 @@ def stand_in(batch: memoryview, reason: str) -> bytes:
     return _framed(base, built if is_old else batch, 1, built[_HEADER_BYTES:])
 
 
-def _unpack(batch: memoryview, bounds: Bounds, result: Unpacked) -> bytes | memoryview:
+def _unpack(batch: memoryview, bounds: UnpackBounds, result: Unpacked) -> bytes | memoryview:
     """The uncompressed form of a batch, or what stands for it. A wrong checksum is left for the reader to find."""
     if batch[_MAGIC] < 2:
         return _at_fault(batch, OLD_FORMAT, result)

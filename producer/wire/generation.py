@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.producer.errors import InvalidRequest
 
-GenerationOptions = tuple[tuple[str, Any], ...]  # sorted by name; lists are tuples
+GivenOptions = tuple[tuple[str, Any], ...]  # sorted by name; lists are tuples
 
 MAX_TOKENS_LISTED = 4096  # of one option that lists tokens
 _MAX_TOKEN = 2**31 - 1
@@ -19,7 +19,7 @@ _MAX_SEED = 2**63 - 1
 _Read = Callable[[object], Any]  # the value in its one form; raises ValueError
 
 
-def read_generation(given: object, prefix: str = "") -> GenerationOptions:
+def read_generation(given: object, prefix: str = "") -> GivenOptions:
     """The options of a map, or of a caller's pairs. A value of None is the model's own.
 
     Which numbers a model allows is for its worker to say.

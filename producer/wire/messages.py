@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError, error_from_code
-from penstock.producer.wire.generation import GenerationOptions
+from penstock.producer.wire.generation import GivenOptions
 from penstock.producer.wire.sequence_codec import EmissionTable, Emitted, Fields
 
 # Task -> the field of `Reply` that has its rows.
@@ -45,7 +45,7 @@ class Options(NamedTuple):
     prompt_name: str | None = None  # embed of text: a prompt of the checkpoint; None: the checkpoint's default
     prompt: str | None = None  # embed of text: the prompt itself, in place of a name
     dimensions: int | None = None  # embed: leading values of each vector to keep; None: as the checkpoint says
-    generation: GenerationOptions = ()  # generate: by `read_generation`; others are the model's own
+    generation: GivenOptions = ()  # generate: by `read_generation`; others are the model's own
     stream: bool = False  # generate: partial replies before the reply
 
 

@@ -19,8 +19,12 @@ CHILD, NEXT_EDGE = range(2)
 # Fields of a job. OPEN: nodes that have not ended. OUTSTANDING: rows of outstanding tasks. NODE: its first node; of a
 # free row, the next free one.
 ID, NUMBER, BULK, SLOTS, SIZE, OPEN, OUTSTANDING, NODE = range(8)
-# Fields of a job in `JoinedWork`. EXPECTED, ASKED, RAN: steps. BEGAN: when its first task was planned.
+# Fields of a job's work; the first four are those of `Estimate`. RAN: steps. BEGAN: when its first task was planned.
 PATH_S, WORK_S, EXPECTED, ASKED, RAN, BEGAN = range(6)
+# Sums over jobs that ended: RAN and ASKED of all; of online jobs PATH_S for the steps that ran, and the time they took.
+TOTAL_RAN, TOTAL_ASKED, PREDICTED_S, TOOK_S = range(4)
+# What may be wrong with a job.
+OF_TIMES, OF_SLOTS, OF_GRAPH = range(3)
 # Fields of `sizes`: the first free row and the number of free rows, of nodes, edges and jobs.
 FREE_NODE, FREE_EDGE, FREE_JOB, NODES_LEFT, EDGES_LEFT, JOBS_LEFT = range(6)
 
@@ -33,6 +37,7 @@ class Arrays(NamedTuple):
     jobs: Int64Array  # [J, 8]
     is_gone: BoolArray  # [J] it has ended or left; its row is free once no row is outstanding
     due: Float64Array  # [J]
+    work: Float64Array  # [J, 6]
     lists: Int32Array  # [J, C, 2] first and last ready node of each job, by cell
     ready: Int64Array  # [2, C] ready nodes by class and cell
     order: Int32Array  # [2, J] rows of jobs by class, in the order in which they are due
@@ -51,6 +56,7 @@ def make_arrays(num_cells: int) -> Arrays:
         jobs=np.empty((0, 8), int64),
         is_gone=np.empty(0, np.bool_),
         due=np.empty(0),
+        work=np.empty((0, 6)),
         lists=np.empty((0, num_cells, 2), int32),
         ready=np.zeros((2, num_cells), int64),
         order=np.empty((2, 0), int32),
@@ -73,7 +79,7 @@ def with_room(arrays: Arrays, num_nodes: int, num_edges: int, num_jobs: int) -> 
         _link(arrays.edges[:, NEXT_EDGE], more, arrays.sizes, FREE_EDGE)
     if jobs_left < num_jobs:
         more = max(num_jobs, len(arrays.jobs))
-        grown = {name: _grown(getattr(arrays, name), more) for name in ("jobs", "is_gone", "due", "lists")}
+        grown = {name: _grown(getattr(arrays, name), more) for name in ("jobs", "is_gone", "due", "work", "lists")}
         arrays = arrays._replace(order=_grown(arrays.order.T, more).T.copy(), **grown)
         _link(arrays.jobs[:, NODE], more, arrays.sizes, FREE_JOB)
     return arrays

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import ASKED, BEGAN, EXPECTED, NONE, PATH_S, RAN, WORK_S
+from penstock.scheduler.cellular.arrays import NONE
 from penstock.scheduler.cellular.choice import choose_quantum
+from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
-from penstock.scheduler.cellular.joined_work import JoinedWork
+from penstock.scheduler.cellular.new_jobs import NewJobs, QueuedCellJob
 from penstock.scheduler.cellular.settings import CellSettings
-from penstock.scheduler.cellular.table import Graphs, JobTable, PlannedRows, QueuedCellJob, load_kernels
-from penstock.scheduler.cellular.types import CellJob, CellRule, CellTask, Estimate, Float64Array, Int32Array
+from penstock.scheduler.cellular.table import Ended, JobTable
+from penstock.scheduler.cellular.types import CellRule, CellTask, Float64Array
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 
 _DECAY = 0.98  # of what was learned before, at each job that ends
@@ -33,9 +34,8 @@ class Backlog:
         self, rules: Sequence[CellRule], settings: CellSettings, cost: TaskCost, tables: Sequence[JobTable]
     ) -> None:
         self._rules, self._max_slots, self._cost, self._tables = rules, settings.max_slots, cost, tables
-        self._joined = [JoinedWork() for _ in tables]
         self._waiting = JobQueue()  # admitted, and on no device yet
-        self._joined_s: list[tuple[Float64Array, Float64Array]] = []  # of each device, for this `add`: see `admit`
+        self._joined_s: list[tuple[Float64Array, Float64Array]] = []  # of each device, for this `add`: due and left
         self._ran = self._asked = 1.0  # decayed sums of the steps of ended jobs
         self._slowdown = 1.0  # time of jobs, from their first task on, over their predicted path
         self._num_new = self._new_slots = 0  # online jobs of this `add` that were admitted: they join when it ends
@@ -44,24 +44,27 @@ class Backlog:
         self._trial = NONE  # number of the last job that ran though it was predicted to be late
         self._ran_at: dict[tuple[int, int], float] = {}  # when a task of a cell and a bucket of rows has ended
 
-    def estimate(self, jobs: Sequence[CellJob], graphs: Graphs, num_active: int, host_s: float) -> list[Estimate]:
-        """Predicted times of the jobs of one `add`, while so many are active. `admit` is called next."""
-        step_s, row_s = np.zeros((2, len(self._rules)))
+    def estimate(self, new: NewJobs, num_active: int, host_s: float, now: float) -> bool:
+        """Write the predicted times of the jobs of one `add`, while so many are active.
+
+        Returns whether they are in time in any order, if all join at once and no other waits. False if that is not
+        sure.
+        """
+        step_s, row_s = np.empty((2, len(self._rules)))
         for cell, rule in enumerate(self._rules):
-            num_rows = self._num_rows(rule, num_active + len(jobs) - 1)
-            one_s = self._cost.seconds_at_most(cell, num_rows, 1)
-            quantum = choose_quantum(rule, num_rows, one_s if host_s else 0.0, host_s)
+            num_rows = self._num_rows(rule, num_active + len(new.jobs) - 1)
+            quantum = choose_quantum(rule, num_rows, self._cost.step_s(cell, num_rows), host_s)
             step_s[cell] = self._cost.seconds_at_most(cell, num_rows, quantum) / quantum
             row_s[cell] = self._cost.seconds(cell, rule.max_rows, rule.max_steps) / (rule.max_steps * rule.max_rows)
-        found = np.zeros((len(jobs), 4))
-        load_kernels().measure(*graphs, step_s, row_s, self._ran / self._asked, found)
-        slowdown = self._slowdown if num_active else 1.0
-        max_slots = self._max_slots or math.inf
-        estimates = []
-        for job, (path_s, work_s, expected, asked) in zip(jobs, found.tolist(), strict=True):
-            work_s = slowdown * max(work_s, path_s * min(1.0, job.slots / max_slots)) / len(self._tables)
-            estimates.append(Estimate(path_s, slowdown * path_s, 0.0 if job.bulk else work_s, expected, asked))
-        return estimates
+        columns, _, estimates, graphs = new.joining
+        max_slots, slowdown = float(self._max_slots or math.inf), self._slowdown if num_active else 1.0
+        share, num_devices = self._ran / self._asked, float(len(self._tables))
+        earliest, work_s = load_kernels().measure(
+            graphs, columns, new.deadline, step_s, row_s, share, slowdown, max_slots, num_devices, estimates
+        )
+        if earliest == math.inf:
+            return True
+        return bool(now + sum([float(table.left_s()[-1]) for table in self._tables]) + work_s <= earliest)
 
     def admit(self, entries: Sequence[QueuedCellJob], now: float, num_active: int) -> list[float]:
         """The jobs of one `add`. 0 for each that is admitted, which then waits; else the seconds by which one is late.
@@ -71,7 +74,7 @@ class Backlog:
         online = [_queued(entry) for entry in entries if not entry.bulk]
         if not online:
             return [0.0] * len(entries)
-        self._joined_s = [_times(table, joined) for table, joined in zip(self._tables, self._joined, strict=True)]
+        self._joined_s = [(table.due(), table.left_s()) for table in self._tables]
         if self._waiting.surely_in_time(online, now + sum([float(left_s[-1]) for _, left_s in self._joined_s])):
             self._waiting.add(online)
             return [0.0] * len(entries)
@@ -113,45 +116,25 @@ class Backlog:
 
     def too_late_s(self, entry: QueuedCellJob, now: float) -> float:
         """Seconds by which a job that waits would be late if it began now; 0 or less: none."""
-        if entry.bulk or entry.number == self._trial:
+        deadline = entry.job.deadline
+        if deadline is None or entry.bulk or entry.number == self._trial:
             return 0.0
-        return now - _queued(entry).latest_begin
+        return now - (deadline - entry.estimate.path_s)
 
     def stop_waiting(self, ids: Iterable[int]) -> None:
         """Jobs have left. Ids of jobs that do not wait are skipped."""
         if len(self._waiting):
             self._waiting.remove(ids)
 
-    def join(self, device: int, rows: Sequence[int], entries: Sequence[QueuedCellJob]) -> None:
-        """Jobs have joined a device."""
-        self.stop_waiting([entry.job.id for entry in entries])
-        self._joined[device].join(rows, [entry.estimate for entry in entries])
-
-    def planned(self, device: int, rows: PlannedRows, now: float) -> None:
-        """Rows are in a task."""
-        self._joined[device].begin(self._tables[device].rows_of(rows), now)
-
-    def ran(self, task: CellTask, rows: PlannedRows, steps: Int32Array, now: float) -> None:
-        """A task has been settled."""
-        self._joined[task.device].ran(self._tables[task.device].rows_of(rows), steps)
+    def end(self, task: CellTask, ended: Ended, now: float) -> None:
+        """A task has been settled, with which jobs have ended."""
         self._ran_at[task.cell, bucket_of(len(task.jobs))] = now
-
-    def leave(self, device: int, rows: Sequence[int]) -> None:
-        """Jobs were cancelled, or have expired."""
-        self._joined[device].leave(rows)
-
-    def end(self, device: int, rows: Sequence[int], now: float) -> None:
-        """Jobs have run all their steps, or have stopped."""
-        if not rows:
+        if not ended.ids:
             return
-        jobs = self._joined[device].leave(rows)
-        decay = _DECAY ** len(rows)
-        self._ran, self._asked = decay * self._ran + jobs[:, RAN].sum(), decay * self._asked + jobs[:, ASKED].sum()
-        jobs = jobs[jobs[:, WORK_S] > 0]  # without bulk jobs, which give way to others
-        predicted_s = float((jobs[:, PATH_S] * jobs[:, RAN] / jobs[:, EXPECTED]).sum())
-        took_s = float((now - jobs[:, BEGAN]).sum())
-        if predicted_s > 0 and 0 < took_s < math.inf:
-            self._slowdown = min(max(corrected(self._slowdown, took_s / predicted_s), _LEAST), _MOST)
+        decay = _DECAY ** len(ended.ids)
+        self._ran, self._asked = decay * self._ran + ended.ran, decay * self._asked + ended.asked
+        if ended.predicted_s > 0 and 0 < ended.took_s < math.inf:
+            self._slowdown = min(max(corrected(self._slowdown, ended.took_s / ended.predicted_s), _LEAST), _MOST)
 
     def _num_rows(self, rule: CellRule, num_active: int) -> int:
         """Rows of a task that one more job is in."""
@@ -175,14 +158,6 @@ class Backlog:
         rows = zip(table.num_ready[0], num_ready.tolist(), self._rules, strict=True)
         has_rows = all(online + new < rule.max_rows for online, new, rule in rows)
         return has_rows and (self._max_slots is None or sum(table.slots) + num_slots <= self._max_slots)
-
-
-def _times(table: JobTable, joined: JoinedWork) -> tuple[Float64Array, Float64Array]:
-    """When the online jobs of a device are due, ascending [J], and the work before each and of all [J + 1], seconds."""
-    rows, due = table.online
-    left_s = np.zeros(len(rows) + 1)
-    np.cumsum(joined.left_s(rows), out=left_s[1:])
-    return due, left_s
 
 
 def _queued(entry: QueuedCellJob) -> QueuedJob:

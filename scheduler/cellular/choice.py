@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from penstock.scheduler.cellular.types import CellRule
 
+FULL_STEPS = 8  # of a full task, if no more are needed to hide the host's time
+
 
 def choose_cell(
     rules: Sequence[CellRule],
@@ -40,9 +42,10 @@ def choose_quantum(rule: CellRule, num_rows: int, step_s: float, host_s: float) 
     """Steps of the next task: a power of two, or the rule's longest quantum.
 
     A job that arrives waits for the quanta that are planned, so they are short while few rows are ready, and grow with
-    the load to the longest in a full task. A quantum also takes at least the `host_s` that the host needs for the next.
+    the load to `FULL_STEPS` in a full task. A quantum also takes at least the `host_s` that the host needs for the
+    next; only for that it is longer.
     """
-    by_load = rule.max_steps * num_rows / rule.max_rows
+    by_load = min(rule.max_steps, FULL_STEPS) * num_rows / rule.max_rows
     by_host = host_s / step_s if step_s > 0 else 1.0
     return min(power_of_two(math.ceil(max(by_load, by_host))), rule.max_steps)
 

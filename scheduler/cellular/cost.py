@@ -1,6 +1,7 @@
 """Predicted seconds of a task."""
 
 import math
+from collections import defaultdict
 
 _WEIGHT = 0.2  # of the last task in the mean
 _FAR = 4.0  # an outlier counts as a task that took so many times the mean, or such a part of it
@@ -22,17 +23,19 @@ class TaskCost:
     """A table of measured seconds, by cell, rows (in powers of two) and quantum. Each is a mean of recent tasks."""
 
     def __init__(self) -> None:
-        self._measured: dict[tuple[int, int, int], float] = {}
+        # By cell, and then by bucket and quantum.
+        self._measured: defaultdict[int, dict[tuple[int, int], float]] = defaultdict(dict)
         self._estimated: dict[tuple[int, int, int], float] = {}  # kept until another entry is measured
+        self._least_step_s: defaultdict[int, dict[int, float]] = defaultdict(dict)  # by cell and bucket: of all quanta
 
     def seconds(self, cell: int, num_rows: int, quantum: int) -> float:
         """The mean, or an estimate from the nearest measured entry of the cell; 0 where there is none."""
-        key = cell, bucket_of(num_rows), quantum
-        known = self._measured.get(key)
+        bucket = bucket_of(num_rows)
+        known = self._measured[cell].get((bucket, quantum))
         if known is None:
-            known = self._estimated.get(key)
+            known = self._estimated.get((cell, bucket, quantum))
         if known is None:
-            known = self._estimated[key] = self._estimate(*key)
+            known = self._estimated[cell, bucket, quantum] = self._estimate(cell, bucket, quantum)
         return known
 
     def seconds_at_most(self, cell: int, num_rows: int, quantum: int) -> float:
@@ -41,23 +44,31 @@ class TaskCost:
         So one slow task does not reject the jobs without which its entry is never corrected.
         """
         bucket = bucket_of(num_rows)
-        larger = [key for key in self._measured if key[0] == cell and key[1] > bucket]
-        return min([self._measured[key] * quantum / key[2] for key in larger] + [self.seconds(cell, num_rows, quantum)])
+        larger = [step_s for other, step_s in self._least_step_s[cell].items() if other > bucket]
+        seconds = self.seconds(cell, num_rows, quantum)
+        return min(seconds, quantum * min(larger)) if larger else seconds
+
+    def step_s(self, cell: int, num_rows: int) -> float:
+        """Of a step in the quantum in which it takes least; 0 where nothing was measured."""
+        known = self._least_step_s[cell].get(bucket_of(num_rows))
+        return self.seconds(cell, num_rows, 1) if known is None else known
 
     def observe(self, cell: int, num_rows: int, quantum: int, measured_s: float) -> None:
         """Correct the table by a task that ran. Times that are not finite and above 0 are ignored."""
         if not 0 < measured_s < math.inf:
             return
-        key = cell, bucket_of(num_rows), quantum
-        mean_s = self._measured.get(key)
+        bucket, measured = bucket_of(num_rows), self._measured[cell]
+        mean_s = measured.get((bucket, quantum))
         if mean_s is None:
             self._estimated.clear()
-        self._measured[key] = corrected(mean_s, measured_s)
+        measured[bucket, quantum] = corrected(mean_s, measured_s)
+        steps = [mean_s / steps for (other, steps), mean_s in measured.items() if other == bucket]
+        self._least_step_s[cell][bucket] = min(steps)
 
     def _estimate(self, cell: int, bucket: int, quantum: int) -> float:
         """In proportion to the quantum. Rows matter less: the next measured bucket counts as it is."""
-        measured = [key for key in self._measured if key[0] == cell]
+        measured = self._measured[cell]
         if not measured:
             return 0.0
-        nearest = min(measured, key=lambda key: (abs(key[1] - bucket), abs(math.log(key[2] / quantum))))
-        return self._measured[nearest] * quantum / nearest[2]
+        nearest = min(measured, key=lambda key: (abs(key[0] - bucket), abs(math.log(key[1] / quantum))))
+        return measured[nearest] * quantum / nearest[1]

@@ -1,7 +1,7 @@
 """The deadlines of active jobs, earliest first."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 _FEW = 1000  # entries of jobs that have left, which are not worth a removal
@@ -23,9 +23,10 @@ class Deadlines:
         self._heap: list[Deadline] = []
         self._is_active = is_active
 
-    def push(self, deadline: Deadline) -> None:
-        """Add the deadline of a job."""
-        heapq.heappush(self._heap, deadline)
+    def push(self, deadlines: Iterable[Deadline]) -> None:
+        """Add deadlines of jobs."""
+        for deadline in deadlines:
+            heapq.heappush(self._heap, deadline)
 
     def pop(self, now: float) -> list[Deadline]:
         """Remove those that have passed. Returns those of active jobs."""

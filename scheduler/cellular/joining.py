@@ -7,6 +7,8 @@ import numpy as np
 from numba.extending import register_jitable
 
 from penstock.scheduler.cellular.arrays import (
+    ASKED,
+    BEGAN,
     BLOCKED,
     BULK,
     CELL,
@@ -14,6 +16,7 @@ from penstock.scheduler.cellular.arrays import (
     EDGE,
     EDGES_LEFT,
     ENDED,
+    EXPECTED,
     FREE_EDGE,
     FREE_JOB,
     FREE_NODE,
@@ -28,144 +31,203 @@ from penstock.scheduler.cellular.arrays import (
     NODES_LEFT,
     NONE,
     NUMBER,
+    OF_GRAPH,
+    OF_SLOTS,
+    OF_TIMES,
     OPEN,
     OUTSTANDING,
+    PATH_S,
+    RAN,
     ROWS,
     SIBLING,
     SIZE,
     SLOTS,
+    WORK_S,
     Arrays,
 )
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
+
+_LEAST_LEFT = 0.05  # of the work of a job that runs more steps than were expected
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
 
 
-def find_invalid(
-    sizes: Int64Array,
-    cells: Int32Array,
-    steps: Int32Array,
-    offsets: Int32Array,
-    dependencies: Int32Array,
-    num_cells: int,
-) -> int:
-    """The first graph that breaks the contract of CellGraph, or NONE. Graphs lie end to end: see table.Graphs."""
-    node = place = edge = 0
-    for graph in range(sizes.shape[1]):
-        nodes, num_steps, num_offsets, edges = sizes[0, graph], sizes[1, graph], sizes[2, graph], sizes[3, graph]
-        if nodes < 1 or num_steps != nodes or num_offsets != nodes + 1:
-            return graph
-        if offsets[place] != 0 or offsets[place + nodes] != edges:
-            return graph
-        for index in range(nodes):
-            first, last = offsets[place + index], offsets[place + index + 1]
-            if not (0 <= cells[node + index] < num_cells and steps[node + index] >= 1 and 0 <= first <= last <= edges):
-                return graph
-            for at in range(edge + first, edge + last):
-                if not 0 <= dependencies[at] < index:
-                    return graph
-        node += nodes
-        place += nodes + 1
-        edge += edges
-    return NONE
+def check(
+    graphs: Int32Array, columns: Int64Array, arrival: Float64Array, deadline: Float64Array, num_cells: int,
+    max_slots: float,
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """Look for a job that breaks the contract of CellJob. Packed graphs lie end to end; `columns`: as in `join`.
+
+    Returns what is wrong, of the first job that has it: OF_TIMES, OF_SLOTS, OF_GRAPH, or NONE; that job; and the slots
+    of all jobs, and of bulk jobs.
+    """
+    at = num_slots = num_bulk_slots = 0
+    for job in range(len(arrival)):
+        needed = columns[SLOTS, job]
+        if not np.isfinite(arrival[job]) or np.isnan(deadline[job]):
+            return OF_TIMES, job, 0, 0
+        if not 1 <= needed <= max_slots:
+            return OF_SLOTS, job, 0, 0
+        at = _end_of_valid(graphs, at, num_cells)
+        if at == NONE:
+            return OF_GRAPH, job, 0, 0
+        num_slots += needed
+        num_bulk_slots += needed * columns[BULK, job]
+    return NONE, 0, num_slots, num_bulk_slots
+
+
+def count(graphs: Int32Array, num_jobs: int) -> tuple[int, int]:
+    """Nodes and edges of valid graphs, end to end."""
+    at = num_nodes = num_edges = 0
+    for _ in range(num_jobs):
+        nodes, edges = graphs[at], graphs[at + 3]
+        num_nodes += nodes
+        num_edges += edges
+        at += 5 + 3 * nodes + edges
+    return num_nodes, num_edges
 
 
 def join(
-    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, lists: Int32Array,
-    ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
-    columns: Int64Array, due_at: Float64Array, num_nodes: Int64Array, cells: Int32Array, steps: Int32Array,
-    offsets: Int32Array, dependencies: Int32Array, rows: Int64Array,
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, work: Float64Array,
+    lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
+    columns: Int64Array, due_at: Float64Array, estimates: Float64Array, graphs: Int32Array,
+    rows: Int64Array,
 ) -> None:  # fmt: skip
     """Add jobs with valid graphs, end to end, for which there is room. Writes the row of each to `rows`.
 
-    `columns`: ID, NUMBER, BULK, SLOTS, SIZE of each.
+    `columns` [5, J]: ID, NUMBER, BULK, SLOTS, SIZE of each. `estimates` [J, 5]: fields of Estimate.
     """
-    arrays = Arrays(nodes, edges, jobs, is_gone, due, lists, ready, order, num_jobs, slots, sizes)
-    begin = place = edge_begin = 0
-    node_rows = np.empty(num_nodes.max(), np.int32)
-    for number in range(len(num_nodes)):
+    arrays = Arrays(nodes, edges, jobs, is_gone, due, work, lists, ready, order, num_jobs, slots, sizes)
+    at = 0
+    node_rows = np.empty(len(graphs), np.int32)
+    for number in range(len(rows)):
+        num_nodes = graphs[at]
+        cells, steps, offsets, dependencies = _parts(graphs, at)
         job = sizes[FREE_JOB]
         sizes[FREE_JOB] = jobs[job, NODE]
         sizes[JOBS_LEFT] -= 1
         rows[number] = job
-        jobs[job, ID : SIZE + 1] = columns[number]
-        jobs[job, OPEN] = num_nodes[number]
+        jobs[job, ID : SIZE + 1] = columns[:, number]
+        jobs[job, OPEN] = num_nodes
         jobs[job, OUTSTANDING] = 0
         jobs[job, NODE] = NONE
         is_gone[job] = False
         due[job] = due_at[number]
+        work[job, :RAN] = estimates[number, :RAN]
+        work[job, RAN], work[job, BEGAN] = 0.0, np.inf
         lists[job] = NONE
         slots[jobs[job, BULK]] += jobs[job, SLOTS]
-        for index in range(num_nodes[number]):
+        for index in range(num_nodes):
             node = sizes[FREE_NODE]
             sizes[FREE_NODE] = nodes[node, NEXT]
             sizes[NODES_LEFT] -= 1
             node_rows[index] = node
-            first, last = offsets[place + index], offsets[place + index + 1]
-            nodes[node, CELL] = cells[begin + index]
+            first, last = graphs[offsets + index], graphs[offsets + index + 1]
+            cell = graphs[cells + index]
+            nodes[node, CELL] = cell
             nodes[node, JOB] = job
             nodes[node, INDEX] = index
-            nodes[node, LEFT] = steps[begin + index]
+            nodes[node, LEFT] = graphs[steps + index]
             nodes[node, BLOCKED] = last - first
             nodes[node, ROWS] = 0
             nodes[node, EDGE] = NONE
             nodes[node, SIBLING] = jobs[job, NODE]
             nodes[node, ENDED] = 0
             jobs[job, NODE] = node
-            for at in range(edge_begin + first, edge_begin + last):
-                parent, edge = node_rows[dependencies[at]], sizes[FREE_EDGE]
+            for place in range(dependencies + first, dependencies + last):
+                parent, edge = node_rows[graphs[place]], sizes[FREE_EDGE]
                 sizes[FREE_EDGE] = edges[edge, NEXT_EDGE]
                 sizes[EDGES_LEFT] -= 1
                 edges[edge, CHILD] = node
                 edges[edge, NEXT_EDGE] = nodes[parent, EDGE]
                 nodes[parent, EDGE] = edge
             if first == last:  # it is ready
-                ready_list = lists[job, cells[begin + index]]
+                ready_list = lists[job, cell]
                 nodes[node, NEXT] = ready_list[0]
                 ready_list[0] = node
                 if ready_list[1] == NONE:
                     ready_list[1] = node
-                ready[jobs[job, BULK], cells[begin + index]] += 1
-        begin += num_nodes[number]
-        place += num_nodes[number] + 1
-        edge_begin += offsets[place - 1]
+                ready[jobs[job, BULK], cell] += 1
+        at = dependencies + graphs[at + 3]
         _insert(arrays, job)
 
 
 def measure(
-    sizes: Int64Array,
-    cells: Int32Array,
-    steps: Int32Array,
-    offsets: Int32Array,
-    dependencies: Int32Array,
-    step_s: Float64Array,
-    row_s: Float64Array,
-    share: float,
-    found: Float64Array,
-) -> None:
-    """Times of valid graphs, end to end, of whose chains a share of the steps runs.
+    graphs: Int32Array, columns: Int64Array, deadline: Float64Array, step_s: Float64Array, row_s: Float64Array,
+    share: float, slowdown: float, max_slots: float, num_devices: float, found: Float64Array,
+) -> tuple[float, float]:  # fmt: skip
+    """Predict the times of jobs with valid graphs, end to end, of whose chains a share of the steps runs.
 
-    `step_s`: seconds of a step of each cell; `row_s`: of one of its rows. Writes to `found` [G, 4]: seconds of the
-    longest path, seconds of all rows, expected steps, steps.
+    `columns`: as in `join`; `step_s`: seconds of a step of each cell; `row_s`: of one of its rows. Writes the fields of
+    Estimate to `found` [G, 5]. Bulk jobs have no work: they give way to others. Returns the earliest moment at which an
+    online job must begin to be in time, and the work of all.
     """
-    node = place = edge = 0
-    ends = np.zeros(max(1, sizes[0].max()))
-    for graph in range(sizes.shape[1]):
-        for index in range(sizes[0, graph]):
-            cell, asked = cells[node + index], steps[node + index]
+    at = 0
+    earliest, total_s = np.inf, 0.0
+    ends = np.zeros(len(graphs))
+    for graph in range(len(found)):
+        cells, steps, offsets, dependencies = _parts(graphs, at)
+        path_s = work_s = expected_steps = asked_steps = 0.0
+        for index in range(graphs[at]):
+            cell, asked = graphs[cells + index], graphs[steps + index]
             expected = max(1.0, asked * share)
             begin = 0.0
-            for at in range(edge + offsets[place + index], edge + offsets[place + index + 1]):
-                begin = max(begin, ends[dependencies[at]])
+            for place in range(dependencies + graphs[offsets + index], dependencies + graphs[offsets + index + 1]):
+                begin = max(begin, ends[graphs[place]])
             ends[index] = begin + expected * step_s[cell]
-            found[graph, 0] = max(found[graph, 0], ends[index])
-            found[graph, 1] += expected * row_s[cell]
-            found[graph, 2] += expected
-            found[graph, 3] += asked
-        node += sizes[0, graph]
-        place += sizes[2, graph]
-        edge += sizes[3, graph]
+            path_s = max(path_s, ends[index])
+            work_s += expected * row_s[cell]
+            expected_steps += expected
+            asked_steps += asked
+        slots_s = path_s * min(1.0, columns[SLOTS, graph] / max_slots)
+        work_s = 0.0 if columns[BULK, graph] else slowdown * max(work_s, slots_s) / num_devices
+        found[graph, PATH_S], found[graph, WORK_S] = path_s, work_s
+        found[graph, EXPECTED], found[graph, ASKED] = expected_steps, asked_steps
+        found[graph, ASKED + 1] = slowdown * path_s
+        total_s += work_s
+        if not columns[BULK, graph]:
+            earliest = min(earliest, deadline[graph] - slowdown * path_s)
+        at = dependencies + graphs[at + 3]
+    return earliest, total_s
+
+
+def sum_left(order: Int32Array, num_jobs: Int64Array, work: Float64Array, left_s: Float64Array) -> None:
+    """Write the work that is left before each online job, in the order in which they are due, and of all [J + 1]."""
+    total = left_s[0] = 0.0
+    for place in range(num_jobs[0]):
+        job = order[0, place]
+        total += work[job, WORK_S] * max(1.0 - work[job, RAN] / work[job, EXPECTED], _LEAST_LEFT)
+        left_s[place + 1] = total
+
+
+@_inlined
+def _end_of_valid(graphs: Int32Array, at: int, num_cells: int) -> int:
+    """Where the packed graph after this one begins; NONE: this one breaks the contract of CellGraph."""
+    nodes, edges = graphs[at], graphs[at + 3]
+    if nodes < 1 or graphs[at + 1] != nodes or graphs[at + 2] != nodes + 1:
+        return NONE
+    cells, steps, offsets, dependencies = _parts(graphs, at)
+    if graphs[offsets] != 0 or graphs[offsets + nodes] != edges:
+        return NONE
+    for index in range(nodes):
+        first, last = graphs[offsets + index], graphs[offsets + index + 1]
+        is_cell = 0 <= graphs[cells + index] < num_cells and graphs[steps + index] >= 1
+        if not (is_cell and 0 <= first <= last <= edges):
+            return NONE
+        for place in range(dependencies + first, dependencies + last):
+            if not 0 <= graphs[place] < index:
+                return NONE
+    return dependencies + edges  # type: ignore[no-any-return]  # numpy's
+
+
+@_inlined
+def _parts(graphs: Int32Array, at: int) -> tuple[int, int, int, int]:
+    """Where the cells, steps, offsets and dependencies of a packed graph begin."""
+    cells = at + 4
+    steps = cells + graphs[at]
+    offsets = steps + graphs[at + 1]
+    return cells, steps, offsets, offsets + graphs[at + 2]
 
 
 @_inlined

@@ -1,4 +1,4 @@
-"""Compiled: nodes in `Arrays` are planned, end and leave. Imported on first use, as joining.py.
+"""Compiled: nodes in `Arrays` are planned and end. Imported on first use, as joining.py.
 
 In numpy, each of these would take several passes over all jobs. A kernel takes the arrays one by one, since numba takes
 microseconds to unpack a tuple of them. A helper's call with all arrays costs as much as some ten rows of work, since
@@ -12,34 +12,36 @@ import numpy as np
 from numba.extending import register_jitable
 
 from penstock.scheduler.cellular.arrays import (
+    ASKED,
+    BEGAN,
     BLOCKED,
     BULK,
     CELL,
     CHILD,
     EDGE,
-    EDGES_LEFT,
     ENDED,
-    FREE_EDGE,
-    FREE_JOB,
-    FREE_NODE,
+    EXPECTED,
     ID,
     INDEX,
     JOB,
-    JOBS_LEFT,
     LEFT,
     NEXT,
     NEXT_EDGE,
-    NODE,
-    NODES_LEFT,
     NONE,
     OPEN,
     OUTSTANDING,
+    PATH_S,
+    PREDICTED_S,
+    RAN,
     ROWS,
-    SIBLING,
     SIZE,
-    SLOTS,
+    TOOK_S,
+    TOTAL_ASKED,
+    TOTAL_RAN,
+    WORK_S,
     Arrays,
 )
+from penstock.scheduler.cellular.leaving import compact, free
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -47,17 +49,18 @@ _inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled 
 
 
 def plan(
-    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, lists: Int32Array,
-    ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
-    cell: int, quantum: int, max_size: int, rows: Int32Array, steps: Int32Array, ids: Int64Array, indices: Int32Array,
-) -> int:  # fmt: skip
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, work: Float64Array,
+    lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
+    cell: int, quantum: int, max_size: int, now: float, rows: Int32Array, steps: Int32Array, ids: Int64Array,
+    indices: Int32Array,
+) -> tuple[int, int]:  # fmt: skip
     """Put the ready nodes of a cell that are due first into a task. The last four are its rows.
 
-    Returns how many were filled: all, where as many nodes are ready and the sum of their jobs' sizes is `max_size` at
-    most. A first node that is larger is taken alone.
+    Returns how many were filled, and the most steps of one. All are filled where as many nodes are ready and the sum of
+    their jobs' sizes is `max_size` at most. A first node that is larger is taken alone.
     """
-    arrays = Arrays(nodes, edges, jobs, is_gone, due, lists, ready, order, num_jobs, slots, sizes)
-    count = size = 0
+    arrays = Arrays(nodes, edges, jobs, is_gone, due, work, lists, ready, order, num_jobs, slots, sizes)
+    count = size = longest = 0
     for group in range(2):
         for place in range(num_jobs[group]):
             if count == len(rows):
@@ -67,12 +70,14 @@ def plan(
             while node != NONE and count < len(rows) and (count == 0 or size + jobs[job, SIZE] <= max_size):
                 following = nodes[node, NEXT]
                 taken = min(nodes[node, LEFT], quantum)
+                longest = max(longest, taken)
                 size += jobs[job, SIZE]
                 rows[count], steps[count], ids[count], indices[count] = node, taken, jobs[job, ID], nodes[node, INDEX]
                 count += 1
                 nodes[node, LEFT] -= taken
                 nodes[node, ROWS] += 1
                 jobs[job, OUTSTANDING] += 1
+                work[job, BEGAN] = min(work[job, BEGAN], now)
                 if nodes[node, LEFT] > 0:
                     before = node
                 else:
@@ -85,19 +90,22 @@ def plan(
                         lists[job, cell, 1] = before
                 node = following
     _release(arrays, rows[:count])  # only now: a node and what depends on it must not run in one task
-    return count
+    return count, longest
 
 
 def settle(
-    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, lists: Int32Array,
-    ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
-    rows: Int32Array, asked: Int32Array, ran: Int32Array, is_stopped: BoolArray, ended: Int64Array,
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, work: Float64Array,
+    lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
+    rows: Int32Array, asked: Int32Array, ran: Int32Array, is_stopped: BoolArray, now: float, ended: Int64Array,
+    totals: Float64Array,
 ) -> int:  # fmt: skip
     """The task of these rows has ended. Writes the ids of the jobs that ended with it, and returns how many.
 
+    Adds the sums over them to `totals`: TOTAL_RAN, TOTAL_ASKED, PREDICTED_S, TOOK_S.
+
     NONE, and nothing changed: a row ran more steps than asked, or fewer and did not stop.
     """
-    arrays = Arrays(nodes, edges, jobs, is_gone, due, lists, ready, order, num_jobs, slots, sizes)
+    arrays = Arrays(nodes, edges, jobs, is_gone, due, work, lists, ready, order, num_jobs, slots, sizes)
     for row in range(len(rows)):
         node = rows[row]
         may_be_short = is_stopped[row] or nodes[node, ENDED] or is_gone[nodes[node, JOB]]
@@ -110,6 +118,7 @@ def settle(
         job = nodes[node, JOB]
         nodes[node, ROWS] -= 1
         jobs[job, OUTSTANDING] -= 1
+        work[job, RAN] += ran[row]
         is_done = is_stopped[row] or (nodes[node, LEFT] == 0 and nodes[node, ROWS] == 0)
         if is_done and not nodes[node, ENDED] and not is_gone[job]:
             if nodes[node, LEFT] > 0:
@@ -122,38 +131,24 @@ def settle(
             jobs[job, OPEN] -= 1
             if jobs[job, OPEN] == 0:
                 is_gone[job] = True
-                ended[num_ended] = jobs[job, ID]
+                ended[num_ended] = job
                 num_ended += 1
         if is_gone[job] and jobs[job, OUTSTANDING] == 0:
             free_jobs[num_free] = job
             num_free += 1
+    for place in range(num_ended):
+        job = ended[place]
+        ended[place] = jobs[job, ID]
+        totals[TOTAL_RAN] += work[job, RAN]
+        totals[TOTAL_ASKED] += work[job, ASKED]
+        if work[job, WORK_S] > 0:
+            totals[PREDICTED_S] += work[job, PATH_S] * work[job, RAN] / work[job, EXPECTED]
+            totals[TOOK_S] += now - work[job, BEGAN]
     _release(arrays, stopped[:num_stopped])
-    _free(arrays, free_jobs[:num_free])
+    free(arrays, free_jobs[:num_free])
     if num_ended:
-        _compact(arrays, num_ended)
+        compact(arrays, num_ended)
     return num_ended
-
-
-def drop(
-    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, lists: Int32Array,
-    ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
-    rows: Int64Array,
-) -> None:  # fmt: skip
-    """Remove jobs. The row of one with outstanding rows becomes free when those have ended."""
-    arrays = Arrays(nodes, edges, jobs, is_gone, due, lists, ready, order, num_jobs, slots, sizes)
-    free_jobs, num_free = np.empty(len(rows), np.int64), 0
-    for job in rows:
-        node = jobs[job, NODE]
-        while node != NONE:
-            if nodes[node, LEFT] > 0 and nodes[node, BLOCKED] == 0:
-                ready[jobs[job, BULK], nodes[node, CELL]] -= 1
-            node = nodes[node, SIBLING]
-        is_gone[job] = True
-        if jobs[job, OUTSTANDING] == 0:
-            free_jobs[num_free] = job
-            num_free += 1
-    _free(arrays, free_jobs[:num_free])
-    _compact(arrays, len(rows))
 
 
 @_inlined
@@ -210,42 +205,3 @@ def _withdraw(nodes: Int32Array, lists: Int32Array, node: int) -> None:
         nodes[before, NEXT] = following
     if following == NONE:
         lists[job, cell, 1] = before
-
-
-@_inlined
-def _compact(arrays: Arrays, num_gone: int) -> None:
-    """Remove so many jobs, which are gone, from the order. Those behind the last of them are not looked at."""
-    for group in range(2):
-        kept = 0
-        for place in range(arrays.num_jobs[group]):
-            job = arrays.order[group, place]
-            if num_gone and arrays.is_gone[job]:
-                num_gone -= 1
-            else:
-                arrays.order[group, kept] = job
-                kept += 1
-        arrays.num_jobs[group] = kept
-
-
-@_inlined
-def _free(arrays: Arrays, rows: Int64Array) -> None:
-    """Give back the rows of jobs, their nodes and their edges."""
-    nodes, edges, jobs, sizes = arrays.nodes, arrays.edges, arrays.jobs, arrays.sizes
-    for job in rows:
-        arrays.slots[jobs[job, BULK]] -= jobs[job, SLOTS]
-        node = jobs[job, NODE]
-        while node != NONE:
-            edge = nodes[node, EDGE]
-            while edge != NONE:
-                following = edges[edge, NEXT_EDGE]
-                edges[edge, NEXT_EDGE] = sizes[FREE_EDGE]
-                sizes[FREE_EDGE] = edge
-                sizes[EDGES_LEFT] += 1
-                edge = following
-            nodes[node, NEXT] = sizes[FREE_NODE]
-            sizes[FREE_NODE] = node
-            sizes[NODES_LEFT] += 1
-            node = nodes[node, SIBLING]
-        jobs[job, NODE] = sizes[FREE_JOB]
-        sizes[FREE_JOB] = job
-        sizes[JOBS_LEFT] += 1

@@ -2,31 +2,20 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import NO_MAXIMUM, NONE
+from penstock.scheduler.cellular.arrays import ID, NO_MAXIMUM
 from penstock.scheduler.cellular.backlog import Backlog
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, power_of_two
 from penstock.scheduler.cellular.cost import TaskCost, corrected
-from penstock.scheduler.cellular.deadlines import Deadline, Deadlines
+from penstock.scheduler.cellular.deadlines import Deadlines
 from penstock.scheduler.cellular.device import Device, Outstanding
+from penstock.scheduler.cellular.new_jobs import Joining, NewJobs, QueuedCellJob
 from penstock.scheduler.cellular.settings import CellSettings
-from penstock.scheduler.cellular.table import Graphs, QueuedCellJob, checked_graphs
-from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Estimate, Int32Array
+from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Int32Array
 from penstock.scheduler.cellular.waiting import WaitingJobs
 from penstock.scheduler.types import Cause, RejectedJob, Wait
-
-_UNKNOWN = Estimate()
-
-
-class _Active(NamedTuple):
-    """A job that has not left. Its number tells it from one that had the same id before."""
-
-    number: int
-    device: int = NONE  # NONE: it waits for slots
-    row: int = NONE
 
 
 class CellScheduler:
@@ -57,7 +46,9 @@ class CellScheduler:
         is_admitting = settings.admission == "deadline"
         self._backlog = Backlog(self._rules, settings, self.cost, tables) if is_admitting else None
         self._doomed: list[RejectedJob] = []  # that were about to join; `poll` has not told yet
-        self._active: dict[int, _Active] = {}
+        # By job id. Of one that has joined: its row in its device's table, times the devices, plus its device. Of one
+        # that waits: its number, below 0.
+        self._active: dict[int, int] = {}
         self._waiting = WaitingJobs(settings.max_slots)
         self._deadlines = Deadlines(self._is_active)
         self._num_added = self._num_planned = 0
@@ -77,39 +68,48 @@ class CellScheduler:
         now = self._steady(now)
         if not jobs:
             return []
-        graphs = checked_graphs(jobs, self._active, len(self._rules), self._settings.max_slots)
-        estimates: Sequence[Estimate] = [_UNKNOWN] * len(jobs)
-        if self._backlog is not None:
-            estimates = self._backlog.estimate(jobs, graphs, len(self._active), self._host_s)
-        entries: list[QueuedCellJob] = []
+        new = NewJobs.of(jobs, self._settings.patience_s, self._num_added)
+        slots = new.checked(self._active, len(self._rules), self._settings.max_slots)
         rejected: list[RejectedJob] = []
-        for job, estimate in zip(jobs, estimates, strict=True):
-            latest = math.inf if job.deadline is None else job.deadline
-            if latest <= now:
-                rejected.append(RejectedJob(job.id, Cause.ARRIVED_LATE, now - latest))
-                continue
-            self._num_added += 1
-            due = min(latest, job.arrival + self._settings.patience_s)
-            entries.append(QueuedCellJob(job.bulk, due, self._num_added, job, estimate))
+        earliest = new.deadline.min()
+        if earliest <= now:
+            late_s = dict(zip([job.id for job in jobs], (now - new.deadline).tolist(), strict=True))
+            rejected = [RejectedJob(job_id, Cause.ARRIVED_LATE, by_s) for job_id, by_s in late_s.items() if by_s >= 0]
+            jobs = [job for job in jobs if late_s[job.id] < 0]
+            if not jobs:
+                return rejected
+            new = NewJobs.of(jobs, self._settings.patience_s, self._num_added)
+        self._num_added += len(jobs)
+        if self._backlog is None:
+            new.without_estimates()
+            are_in_time = True
+        else:
+            are_in_time = self._backlog.estimate(new, len(self._active), self._host_s, now)
+        if are_in_time and self._waiting.fit_together(slots, self._held()):
+            if earliest < math.inf:
+                self._deadlines.push(new.deadlines())
+            self._enter(0, new.joining)
+            return rejected
+        return rejected + self._queue(new, now)
+
+    def _queue(self, new: NewJobs, now: float) -> list[RejectedJob]:
+        """Admit jobs one by one, which then wait. Returns those rejected."""
+        entries = new.queued()
+        late_s = [0.0] * len(entries)
         if self._backlog is not None:
             late_s = self._backlog.admit(entries, now, len(self._active))
-            rejected += [
-                RejectedJob(entry.job.id, Cause.OVERLOADED, late)
-                for entry, late in zip(entries, late_s, strict=True)
-                if late > 0
-            ]
-            entries = [entry for entry, late in zip(entries, late_s, strict=True) if late <= 0]
-        for entry in entries:
-            if entry.job.deadline is not None:
-                self._deadlines.push(Deadline(entry.job.deadline, entry.number, entry.job.id))
-        if self._waiting.fit_together(entries, self._held()):
-            self._enter(0, entries, graphs if not rejected else None)
-            return rejected
-        for entry in entries:
-            self._active[entry.job.id] = _Active(entry.number)
+        found = list(zip(entries, late_s, strict=True))
+        admitted = {entry.number: entry for entry, by_s in found if by_s <= 0}
+        self._deadlines.push([one for one in new.deadlines() if one.number in admitted])
+        for entry in admitted.values():
+            self._active[entry.job.id] = -entry.number
             self._waiting.push(entry)
         self._join()
-        return rejected
+        return [RejectedJob(entry.job.id, Cause.OVERLOADED, by_s) for entry, by_s in found if by_s > 0]
+
+    def is_full(self, device: int) -> bool:
+        """Whether as many tasks of a device are outstanding as may be."""
+        return len(self._devices[device].tasks) >= self._settings.max_tasks
 
     def poll(self, now: float, device: int = 0) -> CellTask | Wait:
         """The next task of a device, to be queued behind those planned before; or when to ask again.
@@ -118,7 +118,7 @@ class CellScheduler:
         """
         rejected = self._expire(self._steady(now))
         place = self._devices[device]
-        if len(place.tasks) < self._settings.max_tasks:
+        if not self.is_full(device):
             online, bulk = place.table.num_ready
             cell = choose_cell(self._rules, online, bulk, place.num_running, place.num_passes)
             if cell is not None:
@@ -144,17 +144,17 @@ class CellScheduler:
         else:
             raise ValueError(f"Task {task_id} is not the first outstanding one of a device.")
         task, rows = place.tasks[0]
-        ended = place.table.settle(rows, np.array(steps, np.int32), np.array(is_stopped, np.bool_))
+        ended = place.table.settle(rows, np.array(steps, np.int32), np.array(is_stopped, np.bool_), self._latest)
         place.tasks.popleft()
         place.num_running[task.cell] -= 1
         self.cost.observe(task.cell, len(task.jobs), task.quantum, measured_s)
-        left = [self._active.pop(job_id).row for job_id in ended]
+        for job_id in ended.ids:
+            del self._active[job_id]
         if self._backlog is not None:
-            self._backlog.ran(task, rows, np.array(steps, np.int32), self._latest)
-            self._backlog.end(task.device, left, self._latest)
-        self.num_joined -= len(ended)
+            self._backlog.end(task, ended, self._latest)
+        self.num_joined -= len(ended.ids)
         self._join()
-        return ended
+        return ended.ids
 
     def observe_host(self, measured_s: float) -> None:
         """Correct `CellSettings.host_s` by the caller's own seconds for a task, its share where devices are several."""
@@ -167,14 +167,13 @@ class CellScheduler:
         Their rows in outstanding tasks run, and are ignored when those end; only then are their slots free.
         """
         gone = list(ids)
-        active = [job for job in [self._active.pop(job_id, None) for job_id in gone] if job is not None]
+        active = [place for place in [self._active.pop(job_id, None) for job_id in gone] if place is not None]
         if self._backlog is not None:
             self._backlog.stop_waiting(gone)
         for number, device in enumerate(self._devices):
-            rows = [job.row for job in active if job.device == number]
+            joined = [divmod(place, len(self._devices)) for place in active if place >= 0]
+            rows = [row for row, on in joined if on == number]
             if rows:
-                if self._backlog is not None:
-                    self._backlog.leave(number, rows)
                 device.table.drop(rows)
                 self.num_joined -= len(rows)
         self._join()
@@ -184,7 +183,7 @@ class CellScheduler:
         """A clock that steps back counts as no time elapsed."""
         if not -math.inf < now < math.inf:
             raise ValueError(f"now must be a finite number of seconds. Given: {now}")
-        self._latest = max(self._latest, now)
+        self._latest = max(self._latest, float(now))
         return self._latest
 
     def _held(self) -> list[tuple[int, int]]:
@@ -197,17 +196,16 @@ class CellScheduler:
             self._waiting.clear()
             return
         for number, entries in enumerate(self._waiting.take(self._held(), self.num_waiting, self._may_join)):
-            self._enter(number, entries)
+            if entries:
+                self._enter(number, Joining.of(entries))
+                if self._backlog is not None:
+                    self._backlog.stop_waiting([entry.job.id for entry in entries])
 
-    def _enter(self, device: int, entries: Sequence[QueuedCellJob], graphs: Graphs | None = None) -> None:
-        """Jobs that a device has room for. `graphs`: theirs, if they lie end to end already."""
-        if entries:
-            rows = self._devices[device].table.join(entries, graphs)
-            if self._backlog is not None:
-                self._backlog.join(device, rows, entries)
-            for entry, row in zip(entries, rows, strict=True):
-                self._active[entry.job.id] = _Active(entry.number, device, row)
-            self.num_joined += len(entries)
+    def _enter(self, device: int, joining: Joining) -> None:
+        """Jobs join a device, which has room for them."""
+        places = self._devices[device].table.join(joining) * len(self._devices) + device
+        self._active.update(zip(joining.columns[ID].tolist(), places.tolist(), strict=True))
+        self.num_joined += len(places)
 
     def _plan(
         self, device: int, cell: int, online: Sequence[int], bulk: Sequence[int], rejected: tuple[RejectedJob, ...]
@@ -216,9 +214,9 @@ class CellScheduler:
         rule, place = self._rules[cell], self._devices[device]
         num_rows = min(online[cell] + bulk[cell], rule.max_rows)
         num_counted = min(online[cell] if any(online) else bulk[cell], num_rows)
-        host_s = self._host_s
-        quantum = choose_quantum(rule, num_counted, self.cost.seconds(cell, num_rows, 1) if host_s else 0.0, host_s)
-        rows = place.table.plan(cell, num_rows, quantum, NO_MAXIMUM if rule.max_size is None else rule.max_size)
+        quantum = choose_quantum(rule, num_counted, self.cost.step_s(cell, num_rows), self._host_s)
+        max_size = NO_MAXIMUM if rule.max_size is None else rule.max_size
+        rows = place.table.plan(cell, num_rows, quantum, max_size, self._latest)
         num_rows = len(rows.ids)
         quantum = min(quantum, power_of_two(rows.longest))
         self._num_planned += 1
@@ -227,8 +225,6 @@ class CellScheduler:
             self._num_planned, cell, rows.ids, rows.indices, rows.steps, quantum, device, predicted_s, rejected
         )
         place.tasks.append(Outstanding(task, rows))
-        if self._backlog is not None:
-            self._backlog.planned(device, rows, self._latest)
         place.num_running[cell] += 1
         return task
 
@@ -253,5 +249,8 @@ class CellScheduler:
         return False
 
     def _is_active(self, job_id: int, number: int) -> bool:
-        job = self._active.get(job_id)
-        return job is not None and job.number == number
+        place = self._active.get(job_id)
+        if place is None or place < 0:
+            return place == -number
+        row, device = divmod(place, len(self._devices))
+        return self._devices[device].table.number(row) == number

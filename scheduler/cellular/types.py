@@ -1,5 +1,7 @@
 """Inputs and outputs of the cellular scheduler. Nothing here knows of tensors, tokens or a clock."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +28,8 @@ class CellRule(NamedTuple):
     max_passes: int = MAX_PASSES  # tasks of other cells before a ready one has its turn, whatever its priority
 
 
-class CellGraph(NamedTuple):
+@dataclass(frozen=True)  # no slots: of a cached property
+class CellGraph:
     """Nodes that a request unfolds into. They are in topological order; a chain of one cell type is one node."""
 
     cells: Int32Array  # [N] index of each node's CellRule
@@ -40,6 +43,14 @@ class CellGraph(NamedTuple):
         cells, steps = np.array(stages, np.int32).reshape(-1, 2).T.copy()
         dependencies = np.arange(max(0, len(stages) - 1), dtype=np.int32)
         return cls(cells, steps, np.maximum(np.arange(-1, len(stages), dtype=np.int32), 0), dependencies)
+
+    @cached_property
+    def packed(self) -> Int32Array:
+        """The sizes of the four arrays, and the arrays, so that the graphs of many jobs are handed to a kernel."""
+        parts = self.cells, self.steps, self.dependency_offsets, self.dependencies
+        sizes = [len(part) for part in parts]
+        packed: Int32Array = np.concatenate([sizes, *parts], dtype=np.int32, casting="same_kind")
+        return packed
 
 
 class CellJob(NamedTuple):
@@ -72,7 +83,7 @@ class Estimate(NamedTuple):
     """Predicted times of a job."""
 
     raw_path_s: float = 0.0  # from its first step to its last, by the table of costs
-    path_s: float = 0.0  # the same, as jobs have been slower or faster than the table says
     work_s: float = 0.0  # for which it keeps all devices busy
     expected: float = 1.0  # steps: chains may stop before their last
     asked: float = 1.0  # steps of all nodes
+    path_s: float = 0.0  # as `raw_path_s`, as jobs have been slower or faster than the table says

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Callable, Sequence
 
-from penstock.scheduler.cellular.table import QueuedCellJob
+from penstock.scheduler.cellular.new_jobs import QueuedCellJob
 
 _BULK_SHARE = 0.75  # of a device's slots that bulk jobs hold, but for one larger job: an online job finds a free one
 _FEW = 1000  # entries of jobs that have left, which are not worth a removal
@@ -25,17 +25,16 @@ class WaitingJobs:
         """Add a job."""
         heapq.heappush(self._heap, entry)
 
-    def fit_together(self, entries: Sequence[QueuedCellJob], held: Sequence[tuple[int, int]]) -> bool:
-        """Whether none waits, and there is one device, with room for these jobs in any order.
+    def fit_together(self, slots: tuple[int, int], held: Sequence[tuple[int, int]]) -> bool:
+        """Whether none waits, and there is one device, with room for new jobs in any order.
 
-        held: state slots of each device that online jobs hold, and bulk jobs.
+        slots: that all of them need, and the bulk jobs. held: of each device, by online jobs, and by bulk jobs.
         """
         if self._heap or len(held) > 1:
             return False
         if self._max_slots is None:
             return True
-        (online, bulk), more = held[0], sum([entry.job.slots for entry in entries])
-        more_bulk = sum([entry.job.slots for entry in entries if entry.bulk])
+        (online, bulk), (more, more_bulk) = held[0], slots
         fits = online + bulk + more <= self._max_slots
         return fits and (not more_bulk or bulk + more_bulk <= _BULK_SHARE * self._max_slots)
 
@@ -44,8 +43,8 @@ class WaitingJobs:
     ) -> list[list[QueuedCellJob]]:
         """Jobs that join now, by device: in the order in which they are due, until the first finds no slots.
 
-        held: as above. may_join: whether a job has not left. Entries of jobs that have left are removed once they are
-        half of all.
+        held: as in `fit_together`. may_join: whether a job has not left. Entries of jobs that have left are removed
+        once they are half of all.
         """
         if len(self._heap) > 2 * num_waiting + _FEW:
             self._heap = [entry for entry in self._heap if may_join(entry)]
@@ -55,7 +54,7 @@ class WaitingJobs:
         while self._heap:
             entry = self._heap[0]
             if may_join(entry):
-                device = min(range(len(slots)), key=lambda device: sum(slots[device]))
+                device = 0 if len(slots) == 1 else min(range(len(slots)), key=lambda device: sum(slots[device]))
                 if not self._has_room(entry, *slots[device]):
                     break
                 slots[device][entry.bulk] += entry.job.slots

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from penstock.ops.chaos.chaos_report import run_chaos
-from penstock.ops.chaos.chaos_run import ChaosSettings
+from penstock.ops.chaos.chaos_settings import ChaosSettings
 from penstock.ops.chaos.fault_effects import SLOW_RECOVERY, SLOW_ROLL
 from penstock.ops.chaos.faults import moments
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.chaos.chaos_run import is_denial
+from penstock.ops.chaos.denials import is_denial
 from penstock.ops.chaos.faults import Injected
 
 REVOKED = Injected("access_revoked", 1000.0, 1010.0)

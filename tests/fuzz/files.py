@@ -26,7 +26,7 @@ from penstock.producer.prompts import read_prompts
 from penstock.producer.transport.access_token import AccessToken, NoToken, read_answer, read_token
 from penstock.scheduler.costs.table import CorruptTable, CostTable
 from penstock.worker.batching.startup_costs import MeasuredCosts
-from penstock.worker.supervision.control import Report, read_report
+from penstock.worker.control_socket import Report, read_report
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.mutations import mutated_bytes, mutated_json
 

@@ -21,7 +21,7 @@ from penstock.ops.cli.dead_letters.replayer import ReplayOptions, headers_again
 from penstock.producer.errors import BackendError, InvalidRequest
 from penstock.producer.prompts import Prompts
 from penstock.producer.transport.decompression import BombError, CorruptError, decompress
-from penstock.producer.transport.record_batches import Bounds, unpack
+from penstock.producer.transport.record_batches import UnpackBounds, unpack
 from penstock.producer.wire import codec
 from penstock.producer.wire.headers import num_replays, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Classification, Generation, Options, Reply, Request, join_tokens
@@ -36,7 +36,7 @@ from tests.fuzz.decoder import Decoder
 from tests.fuzz.mutations import mutated_bytes, mutated_msgpack
 
 _HEADER_NAMES = ("kafka_replyTopic", "kafka_replyPartition", "kafka_correlationId", "penstock-deadline-ms")
-_BATCH_BOUNDS = Bounds(batch_bytes=1 << 20, batch_items=1 << 16, total_bytes=1 << 20, total_items=1 << 16)
+_BATCH_BOUNDS = UnpackBounds(batch_bytes=1 << 20, batch_items=1 << 16, total_bytes=1 << 20, total_items=1 << 16)
 _CODECS = (0, 1, 2, 3, 4)
 _GENERATION = (("bad_words_ids", ((1, 2), (3,))), ("do_sample", True), ("eos_token_id", (1,)), ("top_p", 0.5))
 _AGAIN = ReplayOptions(60.0, "penstock.replies.elsewhere", 1, 3, False)

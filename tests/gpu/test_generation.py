@@ -191,7 +191,7 @@ def test_graphs_that_were_captured_ahead_give_the_same_tokens(works_ahead: bool)
     limits = replace(SMALL, max_rows=16)
     device = GpuSeq2Seq(checkpoint.weights, limits, dtype=torch.float32, works_ahead=works_ahead)
     options: dict[str, Any] = {"max_new_tokens": 9, "num_beams": 4}
-    device.search.prepare(checkpoint.options(**options), quanta=(2,), max_requests=4)
+    device.prepare(checkpoint.options(**options), quanta=(2,), max_requests=4)
     generator = Generator(checkpoint.weights, limits, device=device)
     for id, source in enumerate(sources(LENGTHS)):
         generator.start(id, source, checkpoint.options(**options))

@@ -46,6 +46,10 @@ async def served(folder: Path, *options: str) -> AsyncIterator[Client]:
                 yield client
             worker.terminate()
             assert await worker.wait() == 0
+        except BaseException:
+            print(f"The worker's exit code: {worker.returncode}. The end of its log:")
+            print(log.read_text(errors="replace")[-8000:])
+            raise
         finally:
             if worker.returncode is None:
                 worker.kill()

@@ -17,7 +17,7 @@ from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
@@ -97,7 +97,7 @@ async def test_a_reply_is_sent_then_acknowledged_then_its_offset_is_committed(
             super().put(topic, partition, records)
 
     class NotedConsumer(Consumer):
-        async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
+        async def commit(self, offsets: Mapping[Source, PartitionProgress]) -> bool:
             is_committed = await super().commit(offsets)
             events.append(f"offset {offsets[source].offset} committed")
             return is_committed

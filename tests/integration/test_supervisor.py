@@ -23,8 +23,8 @@ from tests.integration.conftest import PENSTOCK, Event, StartWorker, WorkerProce
 
 # The command with a short ping bound.
 IMPATIENT = """
-from penstock.worker.supervision import supervisor
-supervisor.Bounds.__init__.__defaults__ = (60.0, 4.0)
+from penstock.worker.supervision import member_timeouts
+member_timeouts.MemberTimeouts.__init__.__defaults__ = (60.0, 4.0)
 from penstock.ops.cli.main import main; main()
 """
 NVIDIA_SMI = """#!/bin/sh

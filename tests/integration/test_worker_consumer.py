@@ -14,8 +14,8 @@ from penstock.worker.kafka import lenient_batches
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.group import evict
-from penstock.worker.kafka.offsets import OffsetTracker, Progress
-from penstock.worker.requests.record import KafkaRecord
+from penstock.worker.kafka.kafka_record import KafkaRecord
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress
 
 BROKEN = b"broken"
 
@@ -83,7 +83,7 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
             first = consumer()
             await first.start()
             await take(first, 4)
-            assert await first.commit({(topic, partition): Progress(1) for partition in range(4)})
+            assert await first.commit({(topic, partition): PartitionProgress(1) for partition in range(4)})
             await first.stop(10.0)
         await send([b"a", b"b"])
         reader = consumer()
@@ -163,11 +163,11 @@ async def test_a_commit_after_a_rebalance_fails_and_the_member_joins_again(
             await evict(cluster, f"group-{topic}", reader.member_id)
         else:
             reader._joined._coordinator.generation -= 1
-        assert not await reader.commit({(topic, 0): Progress(1)})
+        assert not await reader.commit({(topic, 0): PartitionProgress(1)})
         while not joined or not reader.assigned.is_set():
             await reader.poll(100)
-        assert await reader.commit({(topic, 0): Progress(1)})
-    assert await reader.committed(TopicPartition(topic, 0)) == Progress(1)
+        assert await reader.commit({(topic, 0): PartitionProgress(1)})
+    assert await reader.committed(TopicPartition(topic, 0)) == PartitionProgress(1)
     await reader.stop(10.0)
 
 
@@ -195,10 +195,10 @@ async def test_a_commit_waits_for_a_coordinator_that_restarts(unique: Callable[[
         async with asyncio.timeout(90):
             await reader.assigned.wait()
             await asyncio.to_thread(broker.kill)
-            committing = asyncio.create_task(reader.commit({(topic, 0): Progress(1)}))
+            committing = asyncio.create_task(reader.commit({(topic, 0): PartitionProgress(1)}))
             await asyncio.to_thread(broker.start)
             while not await committing:  # the group may have forgotten its member
                 await reader.poll(100)
-                committing = asyncio.create_task(reader.commit({(topic, 0): Progress(1)}))
-            assert await reader.committed(TopicPartition(topic, 0)) == Progress(1)
+                committing = asyncio.create_task(reader.commit({(topic, 0): PartitionProgress(1)}))
+            assert await reader.committed(TopicPartition(topic, 0)) == PartitionProgress(1)
         await reader.stop(10.0)

@@ -12,13 +12,15 @@ from penstock.ops.bench.cellular.generation.generation_probe import main
 @pytest.mark.slow
 def test_every_part_has_figures(tmp_path: Path) -> None:
     assert main(["--device", "cpu", "--output", str(tmp_path), "--seconds", "0.05"]) == 0
-    record = json.loads((tmp_path / "generation_probe.json").read_text(encoding="utf-8"))
-    assert len(record.pop("ratios")) == 6
-    assert record.pop("machine")
+    (written,) = tmp_path.glob("generation/*/*.json")
+    run = json.loads(written.read_text(encoding="utf-8"))
+    assert len(run["ratios"]) == 10
+    assert run["suite"] == "generation"
+    record = run["parts"]
     assert all(part["error"] is None for part in record.values())
     for way in ("continuous", "static"):
         assert record[f"{way}_beams_4"]["result"]["2"]["requests_per_s"] > 0
-        assert [one["left"] for one in record["arrivals_greedy"]["result"][way]] == [0] * 4
+        assert [one["left"] for one in record["arrivals_greedy"]["result"][way]] == [0] * 5
 
 
 def test_the_floor_of_a_step_counts_keys_of_beams_apart_and_of_their_source_once() -> None:

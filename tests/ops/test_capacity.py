@@ -17,7 +17,7 @@ from penstock.ops.bench.serving.simulation.noise import Noise
 from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, FleetOutcome, Traffic, simulate_fleet
 from penstock.ops.cli.planning.capacity_plan import (
     CapacityPlan,
-    Device,
+    DeviceCapacity,
     ImpossibleLoad,
     Lengths,
     full_batches,
@@ -35,11 +35,11 @@ __all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 H200 = PackedCost(floor_s=0.6e-3, alpha_s=0.1e-3, beta_s=0.39e-6, gamma_s=4e-11)
 CPU = PackedCost(floor_s=1e-3, alpha_s=0.3e-3, beta_s=12e-6, gamma_s=2e-9)
 GPU_CAPS, CPU_CAPS = (1024, 16_384), (256, 1024)
-FOUR_CORES = Device(is_gpu=False, lanes=4, members=1)
-ONE_GPU = Device(is_gpu=True, lanes=1, members=3)
+FOUR_CORES = DeviceCapacity(is_gpu=False, lanes=4, members=1)
+ONE_GPU = DeviceCapacity(is_gpu=True, lanes=1, members=3)
 
 
-def plan_for(cost: PackedCost, device: Device, rate_per_s: float, slo_s: float) -> CapacityPlan:
+def plan_for(cost: PackedCost, device: DeviceCapacity, rate_per_s: float, slo_s: float) -> CapacityPlan:
     max_sequences, max_tokens = GPU_CAPS if device.is_gpu else CPU_CAPS
     return plan_capacity(
         cost,
@@ -85,7 +85,7 @@ def check_promises(plan: CapacityPlan, outcome: FleetOutcome) -> None:
     ],
 )
 def test_a_simulated_fleet_of_the_plan_meets_the_objective_and_a_saturated_one_does_not(
-    cost: PackedCost, device: Device, rate_per_s: float, slo_s: float
+    cost: PackedCost, device: DeviceCapacity, rate_per_s: float, slo_s: float
 ) -> None:
     plan = plan_for(cost, device, rate_per_s, slo_s)
     check_promises(plan, simulated(plan, cost, plan.devices))
@@ -113,7 +113,7 @@ def test_a_simulated_fleet_of_a_plan_for_a_mean_and_a_percentile_meets_the_objec
 @pytest.mark.slow
 @pytest.mark.parametrize(("cost", "device", "caps"), [(H200, ONE_GPU, GPU_CAPS), (CPU, FOUR_CORES, CPU_CAPS)])
 def test_the_simulated_throughput_of_a_saturated_device_is_that_of_full_batches(
-    cost: PackedCost, device: Device, caps: tuple[int, int]
+    cost: PackedCost, device: DeviceCapacity, caps: tuple[int, int]
 ) -> None:
     """So that a plan's load is the part of the capacity that is in use."""
     plan = plan_for(cost, device, 10_000.0, 1.0)
@@ -163,7 +163,7 @@ def test_the_largest_load_has_a_plan() -> None:
 
 @pytest.mark.parametrize(("name", "is_gpu", "lanes"), [("Xeon (6/143), 16 cores", False, 16), ("NVIDIA H200", True, 1)])
 def test_the_name_of_a_device_tells_its_lanes(name: str, is_gpu: bool, lanes: int) -> None:
-    assert (Device.of(name).is_gpu, Device.of(name).lanes) == (is_gpu, lanes)
+    assert (DeviceCapacity.of(name).is_gpu, DeviceCapacity.of(name).lanes) == (is_gpu, lanes)
 
 
 @pytest.mark.parametrize(("mean", "p95"), [(40.0, 120.0), (51.0, 95.0), (300.0, 300.0)])

@@ -15,7 +15,8 @@ from penstock.scheduler import CostTable, PackedCost, PaddedCost
 from penstock.scheduler.costs.table import Sample
 from penstock.worker import process
 from penstock.worker.batching.startup_costs import MeasuredCosts
-from penstock.worker.settings import ModelSettings, WorkerSettings
+from penstock.worker.model_settings import ModelSettings
+from penstock.worker.settings import WorkerSettings
 from tests.engine.helpers import save_encoder
 from tests.ops.test_cli import no_settings_from_outside, penstock
 

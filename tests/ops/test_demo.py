@@ -18,7 +18,7 @@ from penstock.ops.demo.banking77 import HEAD, TEST_CSV, read_messages
 from penstock.ops.demo.closed_loop import Pass
 from penstock.ops.demo.demo_model import WEIGHTS_SHA256, ModelUnavailable, check_weights, model_directory
 from penstock.ops.demo.direct import run_directly
-from penstock.ops.demo.results_screen import MIN_ACCURACY, Results, show_results
+from penstock.ops.demo.results_screen import MIN_ACCURACY, DemoResults, show_results
 from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.demo.worker_log import Batches, read_batches, read_dtype
 from penstock.producer import Classification
@@ -123,7 +123,7 @@ async def test_leaving_the_context_ends_the_worker(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
-def _results(accuracy: float) -> Results:
+def _results(accuracy: float) -> DemoResults:
     messages = read_messages()
     num_correct = round(accuracy * len(messages))
     answers = tuple(
@@ -134,10 +134,10 @@ def _results(accuracy: float) -> Results:
     sent = Pass(64, 4.0, latencies_s, answers, 0)
     cached = Pass(64, 1.0, latencies_s, answers, len(messages))
     batches = Batches(100, 3080, 46_000, 50_000, {"timeout": 60, "max_batch": 40})
-    return Results(messages, answers, sent, sent, cached, batches, Path("/tmp/demo/worker.jsonl"))
+    return DemoResults(messages, answers, sent, sent, cached, batches, Path("/tmp/demo/worker.jsonl"))
 
 
-def _screen(results: Results) -> str:
+def _screen(results: DemoResults) -> str:
     file = io.StringIO()
     show_results(Console(file=file, width=100), results)
     return file.getvalue()

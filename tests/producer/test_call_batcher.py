@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.producer.errors import BadTokenId, Expired, InvalidRequest, PenstockError, TooLong
+from penstock.producer.transport.attempts import Attempts
 from penstock.producer.transport.call_batcher import CallBatcher, Result
-from penstock.producer.transport.exchange import Attempts
 from penstock.producer.wire.messages import Options, Row
 from penstock.producer.wire.sequences import Kind, check
 from tests.examples import examples

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from penstock.producer.transport import bounded_fetch
 from penstock.producer.transport.decompression import BombError, CorruptError, decompress
-from penstock.producer.transport.record_batches import UNREADABLE_BATCH, Bounds, Unpacked, is_packed, unpack
+from penstock.producer.transport.record_batches import UNREADABLE_BATCH, UnpackBounds, Unpacked, is_packed, unpack
 
 CODECS = {"gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-BOUNDS = Bounds(batch_bytes=4096, batch_items=100, total_bytes=8192, total_items=200)
+BOUNDS = UnpackBounds(batch_bytes=4096, batch_items=100, total_bytes=8192, total_items=200)
 ENCODERS: dict[str, Any] = {
     "gzip": aiokafka.codec.gzip_encode,
     "snappy": aiokafka.codec.snappy_encode,

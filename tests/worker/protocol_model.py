@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord, RecordState
 
@@ -50,7 +50,7 @@ class Member:
         self.records: list[
             PendingRecord
         ] = []  # queued; or answered: the broker has the reply, and the member may not know
-        self.commit: tuple[int | None, dict[Source, Progress]] | None = None  # on its way: generation, offsets
+        self.commit: tuple[int | None, dict[Source, PartitionProgress]] | None = None  # on its way: generation, offsets
 
     def clone(self) -> "Member":
         """A copy that can go its own way. What back-pressure counts does not matter here and starts anew."""
@@ -61,7 +61,7 @@ class Member:
         other.commit = self.commit
         return other
 
-    def acquire(self, partition: int, committed: Progress | None) -> None:
+    def acquire(self, partition: int, committed: PartitionProgress | None) -> None:
         """As `Committer.acquired`, and the consumer's seek before it."""
         self.positions[partition] = 0 if committed is None else committed.offset
         if committed is not None:
@@ -107,7 +107,7 @@ class Member:
         )
 
 
-def _commit_key(offsets: dict[Source, Progress]) -> tuple[Any, ...]:
+def _commit_key(offsets: dict[Source, PartitionProgress]) -> tuple[Any, ...]:
     return tuple(sorted((source, one.offset, tuple(sorted(one.beyond))) for source, one in offsets.items()))
 
 
@@ -126,7 +126,7 @@ class World:
     crashes: int = 1  # how many may still happen
     evictions: int = 1  # of a member that lives: it does not know that the group goes on without it
     answered: set[tuple[int, int]] = field(default_factory=set)  # partition, offset
-    committed: dict[Source, Progress] = field(default_factory=dict)
+    committed: dict[Source, PartitionProgress] = field(default_factory=dict)
     members: list[Member] = field(default_factory=list)
     group: dict[int, bool] = field(default_factory=dict)  # member -> whether it waits for a new assignment
     is_rebalancing: bool = True
@@ -194,7 +194,7 @@ class World:
         wanted = {(p, offset) for p, count in enumerate(self.num_records) for offset in range(count)}
         if self.answered != wanted:
             raise Violation(f"never answered: {sorted(wanted - self.answered)}")
-        if self.committed != {(TOPIC, p): Progress(count) for p, count in enumerate(self.num_records)}:
+        if self.committed != {(TOPIC, p): PartitionProgress(count) for p, count in enumerate(self.num_records)}:
             raise Violation(f"not all committed: {self.committed}")
         if any(member.ledger.num_unfinished for member in self.members):
             raise Violation("a member still counts unfinished records")
@@ -238,7 +238,7 @@ class World:
     def _accepts(self, number: int, generation: int | None) -> bool:
         return not self.is_fencing or (number in self.group and generation == self.generation)
 
-    def _store_commit(self, offsets: dict[Source, Progress]) -> None:
+    def _store_commit(self, offsets: dict[Source, PartitionProgress]) -> None:
         for source, progress in offsets.items():
             if source in self.committed and progress.offset < self.committed[source].offset:
                 raise Violation(f"a commit of {source} went back to {progress.offset}")

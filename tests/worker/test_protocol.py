@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
-from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
 from tests.worker.protocol_model import Member, Violation, World, explore
@@ -49,9 +49,9 @@ class CommitsTheLatest(Member):
     """Commits the highest finished offset, whatever lies before it."""
 
     class Tracker(OffsetTracker):
-        def take_committable(self) -> dict[Source, Progress]:
+        def take_committable(self) -> dict[Source, PartitionProgress]:
             committable = super().take_committable().items()
-            return {source: Progress(max(one.offset - 1, *one.beyond, 0) + 1) for source, one in committable}
+            return {source: PartitionProgress(max(one.offset - 1, *one.beyond, 0) + 1) for source, one in committable}
 
     tracker_class = Tracker
 
@@ -60,10 +60,11 @@ class ClaimsTooMuch(Member):
     """Says of every record that it has read that it is finished."""
 
     class Tracker(OffsetTracker):
-        def take_committable(self) -> dict[Source, Progress]:
+        def take_committable(self) -> dict[Source, PartitionProgress]:
             committable = super().take_committable().items()
             return {
-                source: Progress(one.offset, frozenset(self._partitions[source].started)) for source, one in committable
+                source: PartitionProgress(one.offset, frozenset(self._partitions[source].started))
+                for source, one in committable
             }
 
     tracker_class = Tracker

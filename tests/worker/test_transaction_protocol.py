@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import Progress, Source
-from penstock.worker.replies.outlet import Answer
+from penstock.worker.kafka.offsets import PartitionProgress, Source
+from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.transactions.transaction_plan import TransactionPlan
 from tests.worker.protocol_model import Violation
 from tests.worker.transaction_model import KeptMarks, Member, World, explore
@@ -40,7 +40,7 @@ class SendsAgain(Member):
     """Takes a transaction of unknown outcome for one that was aborted."""
 
     class Plan(TransactionPlan):
-        def settle(self, committed: Progress | None) -> list[Answer]:
+        def settle(self, committed: PartitionProgress | None) -> list[OutAnswer]:
             self._in_doubt, self._committed = None, None if committed is None else committed.offset
             return []
 
@@ -51,7 +51,7 @@ class Trusts(Member):
     """Takes a transaction of unknown outcome for one that was committed."""
 
     class Plan(TransactionPlan):
-        def settle(self, committed: Progress | None) -> list[Answer]:
+        def settle(self, committed: PartitionProgress | None) -> list[OutAnswer]:
             return [] if self._in_doubt is None else self.finish()
 
     plan_class = Plan
@@ -76,7 +76,7 @@ class Forgets(Member):
     """Loses the answers of a transaction that was not committed."""
 
     class Plan(TransactionPlan):
-        def settle(self, committed: Progress | None) -> list[Answer]:
+        def settle(self, committed: PartitionProgress | None) -> list[OutAnswer]:
             return [*super().settle(committed), *self.take_all()]
 
     plan_class = Plan

@@ -15,12 +15,12 @@ from aiokafka.errors import KafkaError
 
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.kafka.partition_marks import PartitionMarks
-from penstock.worker.replies.outlet import Answer
+from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.transactions.transaction_plan import Content, PartitionLost, TransactionPlan
+from penstock.worker.transactions.transaction_plan import PartitionLost, TransactionContent, TransactionPlan
 from tests.worker.protocol_model import Action, Original, Violation
 
 TOPIC, SOURCE = "requests", ("requests", 0)
@@ -40,12 +40,12 @@ class Transaction(NamedTuple):
     """A transaction on its way from a producer to its coordinator."""
 
     epoch: int  # of its producer
-    content: Content
+    content: TransactionContent
     is_open: bool  # whether its answers and its offset are written, so that only its end is left
     sender: int | None  # None: it has died
 
 
-def done(answers: Sequence[Answer], error: KafkaError | None) -> None:
+def done(answers: Sequence[OutAnswer], error: KafkaError | None) -> None:
     """In the place of what answers call. The model reads from the plan what has ended."""
 
 
@@ -64,11 +64,11 @@ class Member:
         self.plan = self.plan_class(SOURCE, self.tracker, self.marks)
         self.epoch: int | None = None  # of its producer; None: it has failed
         self.position = 0
-        self.found: Progress | None = None  # committed, before the last owner was fenced
+        self.found: PartitionProgress | None = None  # committed, before the last owner was fenced
         self.records: list[PendingRecord] = []  # that the engine has, also of partitions that were lost
         self.sent: Transaction | None = None
 
-    def own(self, committed: Progress | None) -> None:
+    def own(self, committed: PartitionProgress | None) -> None:
         """As `Consumer._open` once the earlier owner is fenced."""
         self.phase, self.position = "owns", 0 if committed is None else committed.offset
         if committed is not None:
@@ -95,7 +95,7 @@ class Member:
     def answer(self, index: int) -> None:
         record = self.records.pop(index)
         self.ledger.answer([record])
-        answers = [Answer(b"", b"", [], done, record)]
+        answers = [OutAnswer(b"", b"", [], done, record)]
         owns = self.phase in ("owns", "draining", "leaving")
         self.complete(self.plan.put("replies", 0, answers) if owns else answers)
 
@@ -103,7 +103,7 @@ class Member:
         """As `Drain.partitions` with a record or a slice that is not finished soon, while others still are."""
         self.ledger.give_up([self.records.pop(index)])
 
-    def complete(self, answers: Sequence[Answer]) -> None:
+    def complete(self, answers: Sequence[OutAnswer]) -> None:
         self.ledger.acknowledge([answer.origin for answer in answers])
 
     def lose(self) -> None:
@@ -139,7 +139,7 @@ def _epoch_key(epoch: int | None, present: int) -> bool | None:
     return None if epoch is None else epoch == present
 
 
-def _content_key(content: Content | None) -> Any:
+def _content_key(content: TransactionContent | None) -> Any:
     return None if content is None else (tuple(content.offsets), content.offset, content.mark)
 
 
@@ -162,7 +162,7 @@ class World:
     losses: int = 0  # of connections, in a transaction
     epoch: int = 0  # of the transactional id
     opened: Transaction | None = None  # at the coordinator
-    committed: Progress | None = None
+    committed: PartitionProgress | None = None
     committer: int | None = None  # that made the last commit, if it has not died since
     answered: Counter[int] = field(default_factory=Counter)  # visible to readers with read_committed
     owner: int | None = None  # in the eyes of the group
@@ -248,7 +248,7 @@ class World:
         delayed = tuple(sorted([_transaction_key(one, self.epoch) for one in self.delayed], key=repr))
         return members, budgets, opened, delayed, self.committed, self.committer, frozenset(self.answered), self.owner
 
-    def _check(self, before: Progress | None) -> None:
+    def _check(self, before: PartitionProgress | None) -> None:
         offset = 0 if self.committed is None else self.committed.offset
         if self.answered != Counter(range(offset)):
             raise Violation(f"{offset} is committed, and these are answered: {dict(self.answered)}")
@@ -379,7 +379,7 @@ class World:
         content = transaction.content
         self.answered.update(content.offsets)
         custody = Custody.parse(content.mark) if content.mark else None
-        self.committed, self.opened = Progress(content.offset, custody=custody), None
+        self.committed, self.opened = PartitionProgress(content.offset, custody=custody), None
         self.committer = transaction.sender
 
     def _arrive(self, index: int) -> None:

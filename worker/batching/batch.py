@@ -34,7 +34,7 @@ class BatchStats:
 
     @property
     def padding_avoided(self) -> float:
-        """Share of the slots of a padded batch that would have been padding."""
+        """Share of a padded batch's tokens that would have been padding."""
         return 1.0 - self.sums.tokens / (self.sums.count * self.sums.longest)
 
 

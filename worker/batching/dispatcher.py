@@ -12,15 +12,15 @@ from penstock.engine.types import BatchOutput
 from penstock.producer.errors import BackendError
 from penstock.scheduler import Cause, CostFunction, LaneBatch, LaneDriver
 from penstock.worker.batching.batch import BatchStats, pack, sums_of
-from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.failures import FailedBatches
 from penstock.worker.batching.flight_queue import FlightQueue
 from penstock.worker.batching.single_flight import deadline_of
 from penstock.worker.batching.watchdog import BatchWatchdog
 from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingSequence, Rejection, Results
-from penstock.worker.telemetry.record_fields import record_fields
+from penstock.worker.requests.record_fields import record_fields
+from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 
 log = structlog.get_logger("penstock.dispatcher")
 
@@ -38,7 +38,7 @@ class Dispatcher:
         cost: CostFunction,
         *,
         clock: Callable[[], float] = time.monotonic,
-        batch_done: Callable[[BatchStats, Results], None],
+        batch_done: Callable[[BatchStats, SequenceResults], None],
         rejected: Callable[[Sequence[Rejection]], None],
         unhealthy: Callable[[BaseException], None],
     ) -> None:
@@ -76,18 +76,18 @@ class Dispatcher:
         """Queue sequences. Requests that cannot meet their deadlines are rejected at once."""
         now = self._clock()
         for sequence in sequences:
-            sequence.request.times.queued = now
+            sequence.request.times.note_queued(now)
         self._queue.add(sequences)
         self._dispatch()
 
     def drain(self) -> None:
         """From now on run what is queued without waiting for full batches."""
-        self._driver.draining = True
+        self._driver.drain()
         self._dispatch()
 
     def resume(self) -> None:
         """Go back to the scheduler's own triggers."""
-        self._driver.draining = False
+        self._driver.resume()
 
     def take_back(self, sources: Collection[Source], *, bulk_only: bool, begun: bool) -> list[PendingRecord]:
         """Drop requests of these partitions. Returns their records, which remain without an answer.
@@ -99,9 +99,9 @@ class Dispatcher:
             for request in self._queue.in_flight(queued=not begun)
             if request.record.source in sources and (request.bulk or not bulk_only)
         ]
-        self._queue.drop(chosen)
+        records = self._queue.take_back(chosen)
         self._dispatch()
-        return [request.record for request in chosen]
+        return records
 
     async def watch(self) -> None:
         """Give up when a batch does not end. Runs until cancelled."""
@@ -157,7 +157,7 @@ class Dispatcher:
             ids, sequences = ids[:num_fitting], sequences[:num_fitting]
             is_unchanged = False
         if len(ids) < len(batch.ids):
-            batch.ids, batch.predicted_s = ids, self._predict(sequences)
+            batch.narrow(ids, self._predict(sequences))
         future = self._lanes.submit(pack(sequences))
         future.add_done_callback(functools.partial(self._on_done, batch))
         return is_unchanged
@@ -224,7 +224,7 @@ class Dispatcher:
         failure = BackendError(f"The engine failed on this sequence. Raised: {error!r}"[:500])
         for flight in self._queue.finish([leader]):
             for one in flight:
-                one.request.record.num_attempts = leader.num_failures
+                one.request.record.note_attempts(leader.num_failures)
                 rejected = BackendError(failure.message, {one.index: failure})
                 rejected.__cause__ = error
                 self._queue.reject(one, rejected)

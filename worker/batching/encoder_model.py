@@ -5,10 +5,11 @@ from penstock.engine.types import Engine
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
-from penstock.worker.batching.stage import ReadFields, ReadOptions, Stage, StageCallbacks
+from penstock.worker.batching.engine_probe import EngineProbe
+from penstock.worker.batching.stage import BatchStage, StageCallbacks
 from penstock.worker.batching.token_budget import TokenBudget
-from penstock.worker.engine_probe import EngineProbe
-from penstock.worker.requests.request import Results
+from penstock.worker.requests.readers import ReadFields, ReadOptions
+from penstock.worker.requests.request import SequenceResults
 from penstock.worker.resolved_settings import ResolvedSettings, scheduler_settings
 
 
@@ -57,13 +58,13 @@ class EncoderModel:
         self._cost = cost
         self._probe = EngineProbe(self._lanes, min(engine.info.tasks))
 
-    def stage(self, settings: ResolvedSettings, callbacks: StageCallbacks) -> Stage:
+    def stage(self, settings: ResolvedSettings, callbacks: StageCallbacks) -> BatchStage:
         """See `ServedModel`."""
         cost = self._cost
         scheduler = Scheduler(scheduler_settings(settings), cost)
         driver = LaneDriver(scheduler, self._lanes.num_lanes)
 
-        def batch_done(stats: BatchStats, results: Results) -> None:
+        def batch_done(stats: BatchStats, results: SequenceResults) -> None:
             sums = stats.sums
             cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s)
             callbacks.ran(stats)
@@ -77,7 +78,7 @@ class EncoderModel:
             rejected=callbacks.rejected,
             unhealthy=callbacks.unhealthy,
         )
-        return Stage(dispatcher, EncoderLoad(driver, cost, dispatcher.token_budget), scheduler.replied)
+        return BatchStage(dispatcher, EncoderLoad(driver, cost, dispatcher.token_budget), scheduler.replied)
 
     def fault(self) -> str:
         """See `ServedModel`."""

@@ -61,7 +61,7 @@ class FailedBatches:
         """A batch failed, and has left its lane."""
         sequences = [self._planned[job_id] for job_id in batch.ids]
         for sequence in sequences:
-            sequence.num_failures += 1
+            sequence.note_failure()
         if isinstance(error, DeviceFailed):
             self._unhealthy(error)
             return

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.producer.errors import PenstockError
 from penstock.scheduler import Cause, Job, LaneDriver, RejectedJob
-from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.single_flight import SingleFlight
+from penstock.worker.requests.deadline_errors import deadline_error
+from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
 
 
@@ -51,14 +52,15 @@ class FlightQueue:
         """Requests that have not ended; with `queued`, those of which a sequence has no batch yet."""
         return {request for request in self._flights.in_flight(queued=queued) if not request.is_failed}
 
-    def drop(self, requests: Iterable[PendingRequest]) -> None:
-        """End requests without an answer. Results that come for them are ignored."""
-        ids = []
+    def take_back(self, requests: Iterable[PendingRequest]) -> list[PendingRecord]:
+        """End requests without an answer, and return their records. Results that come for them are ignored."""
+        ids, records = [], []
         for request in requests:
-            request.is_failed = True
+            records.append(request.take_back())
             ids += [job_id for job_id in request.job_ids if job_id in self._leaders]
         self._driver.scheduler.remove(ids)
         self._enqueue(self._next_leaders(self.take(ids)))
+        return records
 
     def next_leader(self, sequence: PendingSequence) -> PendingSequence | None:
         """The sequence for which a taken job runs now that the request of `sequence` has failed; None: for none."""
@@ -101,8 +103,7 @@ class FlightQueue:
             self._driver.scheduler.remove([former.job_id])
             del self._leaders[former.job_id]
         for job_id, sequence in leaders.items():
-            sequence.job_id = job_id
-            sequence.request.job_ids.append(job_id)
+            sequence.note_job(job_id)
         self._leaders.update(leaders)
 
     def _reject_leaders(self, rejected: Iterable[tuple[PendingSequence, RejectedJob]]) -> list[PendingSequence]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from pydantic import Field
-
 from penstock.cache import CostKey, CostTables
 from penstock.producer.settings_sources import FileSettings
 from penstock.producer.wire.topics import served_name_of
@@ -26,8 +24,8 @@ class CostSettings(FileSettings):
 
     table: ClassVar[str] = "worker"
 
-    head: Path | None = Field(None, description="The head of the checkpoint, whose revision depends on it.")
-    cost_path: Path | None = Field(None, description="File of measured cost tables.")
+    head: Path | None = None
+    cost_path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

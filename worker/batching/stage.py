@@ -1,20 +1,16 @@
 """The batch stage as the worker sees it, whatever computes the results: batches on lanes, or steps of cells."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.types import Float32Array, ModelInfo
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.readers import ReadFields, ReadOptions
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 from penstock.worker.resolved_settings import ResolvedSettings
-from penstock.worker.stepping.sequence_work import SequenceWork
-
-ReadFields = Callable[[Mapping[str, Any]], SequenceWork]  # raises InvalidRequest
-ReadOptions = Callable[[Mapping[str, Any]], GenerationOptions]  # raises InvalidOption, which names the option
 
 
 class SequenceDispatcher(Protocol):
@@ -81,13 +77,13 @@ class StageCallbacks:
     """
 
     ran: Callable[[BatchStats], None]
-    results: Callable[[Results, BatchStats], None]
+    results: Callable[[SequenceResults, BatchStats], None]
     rejected: Callable[[Sequence[Rejection]], None]
     unhealthy: Callable[[BaseException], None]
     partial: Callable[[Sequence[PendingSequence], Float32Array], None] = lambda sequences, result: None
 
 
-class Stage(NamedTuple):
+class BatchStage(NamedTuple):
     """The parts of a batch stage."""
 
     dispatcher: SequenceDispatcher
@@ -109,7 +105,7 @@ class ServedModel(Protocol):
     def read_fields(self) -> ReadFields | None:
         """Reads the fields of a sequence; None: the model is not made of cells."""
 
-    def stage(self, settings: ResolvedSettings, callbacks: StageCallbacks) -> Stage:
+    def stage(self, settings: ResolvedSettings, callbacks: StageCallbacks) -> BatchStage:
         """The batch stage. Called once."""
         ...
 

@@ -38,12 +38,17 @@ class Backpressure:
         bounds = Footprint(max_records, _REQUEST_BYTES, _REPLY_BYTES)
         self.destinations = ReplyDestinations(bounds, clock, can_stall=can_stall)
         self._counts = {False: _Counts(), True: _Counts()}  # by whether of the bulk topic
-        self.reply_bytes = 0  # of answers that the broker has not acknowledged
+        self._reply_bytes = 0
 
     @property
     def num_records(self) -> int:
         """Records fetched and not finished, of both topics."""
         return self._counts[False].records + self._counts[True].records
+
+    @property
+    def reply_bytes(self) -> int:
+        """Bytes of answers that the broker has not acknowledged."""
+        return self._reply_bytes
 
     def add_records(self, num_records: int, num_bytes: int, *, bulk: bool) -> None:
         """Count records that were fetched or, with negative numbers, finished or released."""
@@ -54,6 +59,10 @@ class Backpressure:
     def add_sequences(self, num_sequences: int, *, bulk: bool) -> None:
         """Count sequences that were queued or, with a negative number, whose record was answered."""
         self._counts[bulk].sequences += num_sequences
+
+    def add_reply_bytes(self, num_bytes: int) -> None:
+        """Count answers that were sent or, with a negative number, acknowledged or refused."""
+        self._reply_bytes += num_bytes
 
     def can_admit(self, *, bulk: bool = False) -> bool:
         """Whether records of the fetch buffer may be validated and queued.
@@ -95,7 +104,7 @@ class Backpressure:
         return _share(self._counts[False].sequences, self._counts[True].sequences, max_sequences, bulk)
 
     def _replies(self, bulk: bool, *stalled: Footprint) -> float:
-        waiting = self.reply_bytes - sum([one.reply_bytes for one in stalled])
+        waiting = self._reply_bytes - sum([one.reply_bytes for one in stalled])
         return waiting / (_REPLY_BYTES * (_BULK_SHARE if bulk else 1))
 
 

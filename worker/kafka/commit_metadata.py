@@ -8,7 +8,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Collection
 
 from penstock.worker.kafka import custody
-from penstock.worker.kafka.offsets import Progress
+from penstock.worker.kafka.offsets import PartitionProgress
 
 NO_METADATA = "more requests are answered again after a crash, and a record that ends its workers is not quarantined"
 
@@ -19,7 +19,7 @@ _MAX_BITS = (
 )  # 24,120: three times the records that a worker holds by default
 
 
-def of(progress: Progress) -> str:
+def of(progress: PartitionProgress) -> str:
     """Metadata of the commit of this progress, with the owner's mark."""
     custody = progress.custody
     return encode(progress.offset, progress.beyond) + ("" if custody is None else custody.text())

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import structlog
 
 from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.kafka.partition_marks import PartitionMarks
 
 _COMMIT_S = 0.5
@@ -25,7 +25,7 @@ class Committer(PartitionMarks):
 
     def __init__(self, offsets: OffsetTracker, consumer: Consumer) -> None:
         super().__init__()
-        consumer.owner = self
+        consumer.serve(self)
         self._offsets = offsets
         self._consumer = consumer
         self._committing = asyncio.Lock()
@@ -63,7 +63,7 @@ class Committer(PartitionMarks):
                 return False
             return True
 
-    def _with_mark(self, source: Source, progress: Progress) -> Progress:
+    def _with_mark(self, source: Source, progress: PartitionProgress) -> PartitionProgress:
         self.passed(source, progress.offset)
         return progress._replace(custody=self.mark_at(source, progress.offset))
 
@@ -71,7 +71,7 @@ class Committer(PartitionMarks):
         """Nothing keeps an earlier owner from committing, but the group's generation."""
         return sources
 
-    def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
+    def acquired(self, sources: set[Source], committed: Mapping[Source, PartitionProgress]) -> None:
         """Go on where the last owners have committed."""
         self._offsets.restore(committed)
         self._take_over(committed)

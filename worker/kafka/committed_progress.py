@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError
 from penstock.worker.kafka import commit_metadata, coordinator
 from penstock.worker.kafka.custody import Custody
 from penstock.worker.kafka.end_offsets import known_ends
-from penstock.worker.kafka.offsets import Progress, Source
+from penstock.worker.kafka.offsets import PartitionProgress, Source
 from penstock.worker.kafka.partition_names import name
 
 _RETRY_S = 1.0
@@ -18,7 +18,9 @@ _RETRY_S = 1.0
 log = structlog.get_logger("penstock.consumer")
 
 
-async def read_committed(consumer: AIOKafkaConsumer, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
+async def read_committed(
+    consumer: AIOKafkaConsumer, sources: set[TopicPartition]
+) -> dict[TopicPartition, PartitionProgress]:
     """Committed progress of these partitions. Waits for a broker or a permission that is away."""
     while True:
         try:
@@ -32,7 +34,7 @@ async def read_committed(consumer: AIOKafkaConsumer, sources: set[TopicPartition
 
 async def take_over(
     consumer: AIOKafkaConsumer, sources: set[TopicPartition], own_mark: Callable[[Source, Custody], Custody | None]
-) -> dict[TopicPartition, Progress]:
+) -> dict[TopicPartition, PartitionProgress]:
     """Committed progress of these partitions, which were assigned, with the marks of owners that died taken over.
 
     own_mark: see `PartitionOwner`.
@@ -43,15 +45,15 @@ async def take_over(
     return {source: _taken_over(source, one, ends.get(source), own_mark) for source, one in committed.items()}
 
 
-def _decode(source: TopicPartition, offset: int, metadata: str | None) -> Progress:
+def _decode(source: TopicPartition, offset: int, metadata: str | None) -> PartitionProgress:
     beyond, mark, custody = (metadata or "").partition(";")
     try:
-        progress = Progress(
+        progress = PartitionProgress(
             offset, commit_metadata.decode(offset, beyond), Custody.parse(mark + custody) if mark else None
         )
     except ValueError as error:
         log.warning("commit_metadata_ignored", partition=name(source), offset=offset, reason=str(error))
-        return Progress(offset)
+        return PartitionProgress(offset)
     if progress.beyond:
         log.info("answered_by_last_owner", partition=name(source), offset=offset, records=len(progress.beyond))
     return progress
@@ -59,10 +61,10 @@ def _decode(source: TopicPartition, offset: int, metadata: str | None) -> Progre
 
 def _taken_over(
     source: TopicPartition,
-    progress: Progress,
+    progress: PartitionProgress,
     end: int | None,
     own_mark: Callable[[Source, Custody], Custody | None],
-) -> Progress:
+) -> PartitionProgress:
     if progress.custody is None:
         return progress
     if (own := own_mark(source, progress.custody)) is not None:

@@ -1,6 +1,5 @@
 """The worker's membership in the consumer group. The constraints of aiokafka (0.14) are dealt with here:
 
-- `pause` discards what was fetched, and a rebalance loses its flags.
 - A position moves when records are handed out, not when they are done.
 - A consumer that does not poll for max_poll_interval_ms leaves the group.
 - An error of one partition discards what the same `getmany` had taken of the others, whose positions have moved.
@@ -9,37 +8,31 @@
 """
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import (
-    GroupAuthorizationFailedError,
-    IllegalStateError,
-    KafkaError,
-    TopicAuthorizationFailedError,
-)
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import connect, disconnect, watch
 from penstock.worker.kafka import coordinator, lean_fetcher, lenient_batches
-from penstock.worker.kafka.committed_progress import read_committed, take_over
+from penstock.worker.kafka.assignment import Assignment
+from penstock.worker.kafka.committed_progress import read_committed
 from penstock.worker.kafka.consumer_watch import ConsumerWatch
-from penstock.worker.kafka.end_offsets import EndOffsets
+from penstock.worker.kafka.end_offsets import EndOffsets, seen_ends
 from penstock.worker.kafka.group import assignor_for, client_id
 from penstock.worker.kafka.group_member import make_member
-from penstock.worker.kafka.offsets import PartitionOwner, Progress, Source
+from penstock.worker.kafka.kafka_record import KafkaRecord
+from penstock.worker.kafka.offsets import PartitionOwner, PartitionProgress, Source
 from penstock.worker.kafka.partition_names import name, names
 from penstock.worker.kafka.progress_commits import ProgressCommits
 from penstock.worker.kafka.rebalance_listener import Rebalanced, RebalanceListener
 from penstock.worker.kafka.seek_back import seek_back
-from penstock.worker.requests.record import KafkaRecord
 from penstock.worker.stop_signal import watched
 
 _RETRY_S = 1.0
-_IDLE = "The topic has fewer partitions than the group has members. Add partitions, or run fewer members."
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -70,17 +63,16 @@ class Consumer:
             received: gets the records of one partition, in their order, before the assignment can change.
             revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
-        self.owner: PartitionOwner | None = None  # set before `start`
-        self.isolation_level = "read_uncommitted"  # of requests; the owner may change it before `start`
+        self._partition_owner: PartitionOwner | None = None
+        self._isolation_level = "read_uncommitted"
         self.topics = topics
         self._cluster = cluster
         self._group_id = group_id
-        self._client_id = client_id(worker)
         self._make_member = functools.partial(
             make_member,
             cluster,
             group_id,
-            client_id=self._client_id,
+            client_id=client_id(worker),
             assignor=assignor_for(revision),
             fetch_max_wait_ms=fetch_max_wait_ms,
             drain_s=drain_s,
@@ -90,29 +82,30 @@ class Consumer:
         self._consumer: AIOKafkaConsumer | None = None
         self._watch = ConsumerWatch(topics)
         self._watching: list[asyncio.Task[None]] = []
-        self._opening: asyncio.Task[None] | None = None  # of the partitions that were assigned
-        self._open_sources: set[TopicPartition] = set()  # of those that are assigned; the others must not be read yet
-        self._paused: set[str] = set()  # topics
         self._has_joined = False  # once or more often
-        self._is_idle = False  # it has no partition of the online topic
-        self._next: dict[TopicPartition, int] = {}  # offset after the last record handed out, since the assignment
+        self._assignment = Assignment(topics, client_id(worker))
+        self.assigned = self._assignment.ready  # an event
         self._ends = EndOffsets()  # when `is_at_end` last asked
         self._commits = ProgressCommits()
-        self.assigned = asyncio.Event()  # set once partitions (or none, for a spare member) have been assigned
+
+    def serve(self, owner: PartitionOwner, *, isolation_level: str = "read_uncommitted") -> None:
+        """Hand partitions to this owner. Called once, before `start`. `isolation_level`: of the requests."""
+        self._partition_owner, self._isolation_level = owner, isolation_level
 
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
         lenient_batches.install()
         lean_fetcher.install()
-        make = functools.partial(self._make_member, isolation_level=self.isolation_level)
+        make = functools.partial(self._make_member, isolation_level=self._isolation_level)
         self._consumer = await connect(self._cluster, make)
         self._consumer.subscribe(list(self.topics), listener=RebalanceListener(self._on_revoked, self._on_assigned))
         self._watching = [watched(watch(self._consumer)), watched(self._watch.run(self._consumer))]
 
     async def stop(self, timeout_s: float) -> None:
         """Leave the group, within `timeout_s`. Commits nothing."""
-        for task in filter(None, (*self._watching, self._opening)):
+        for task in self._watching:
             task.cancel()
+        self._assignment.cancel()
         if self._consumer is not None:
             consumer, self._consumer = self._consumer, None
             await disconnect(consumer, timeout_s)
@@ -126,8 +119,7 @@ class Consumer:
         Raises KafkaRefused if this member may not join the group, or not open transactions. A member that has joined
         waits for these ACLs to return.
         """
-        if self._opening is not None and self._opening.done() and not self._opening.cancelled():
-            self._opening.result()
+        self._assignment.check()
         try:
             self._hand_out(await self._joined.getmany(timeout_ms=timeout_ms))
         except KafkaError as error:
@@ -137,7 +129,7 @@ class Consumer:
             log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
             if isinstance(error, TopicAuthorizationFailedError):
                 self._watch.refused(self._joined, error.args)
-            await seek_back(self._joined, self._next)
+            await seek_back(self._joined, self._assignment.next_offsets)
             coordinator.rejoin_if_stuck(self._joined)
             await asyncio.sleep(_RETRY_S)
             await self._poll_each()
@@ -156,22 +148,18 @@ class Consumer:
         Records kept over an `await` could outlive their assignment, and be mistaken for records of the next one.
         """
         for source, records in polled.items():
-            self._next[source] = records[-1].offset + 1
+            self._assignment.next_offsets[source] = records[-1].offset + 1
             self._received(records)
 
     def pause(self, topic: str) -> None:
         """Stop fetching a topic until `resume`. `poll` must go on; it hands out nothing of the topic."""
-        if topic not in self._paused:
-            self._paused.add(topic)
-            self._joined.pause(*self._partitions(topic))
+        self._assignment.pause(self._joined, topic)
 
     def resume(self, topic: str) -> None:
         """Fetch a paused topic again."""
-        if topic in self._paused:
-            self._paused.remove(topic)
-            self._joined.resume(*self._open_sources.intersection(self._partitions(topic)))
+        self._assignment.resume(self._joined, topic)
 
-    async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
+    async def commit(self, offsets: Mapping[Source, PartitionProgress]) -> bool:
         """Commit progress. False when the group is rebalancing or the broker is away: try again, unless overtaken."""
         if self._consumer is None:  # stopped while a revocation drains
             return False
@@ -194,11 +182,7 @@ class Consumer:
 
     def last_ends(self) -> dict[Source, int]:
         """The ends of the assigned partitions as the last fetch of each saw them. Does not wait."""
-        consumer = self._consumer
-        if consumer is None:
-            return {}
-        ends = {source: consumer.highwater(source) for source in consumer.assignment()}
-        return {source: end for source, end in ends.items() if end is not None}
+        return {} if self._consumer is None else seen_ends(self._consumer)
 
     @property
     def member_id(self) -> str:
@@ -225,7 +209,7 @@ class Consumer:
     @property
     def is_paused(self) -> bool:
         """Whether any topic is paused."""
-        return bool(self._paused)
+        return self._assignment.is_paused
 
     @property
     def _joined(self) -> AIOKafkaConsumer:
@@ -233,16 +217,8 @@ class Consumer:
             raise RuntimeError("The consumer was used before start or after stop. This is a bug.")
         return self._consumer
 
-    def _partitions(self, topic: str) -> list[TopicPartition]:
-        return [source for source in self._joined.assignment() if source.topic == topic]
-
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
-        self.assigned.clear()
-        if self._opening is not None and not self._opening.done():
-            self._opening.cancel()
-            await asyncio.wait((self._opening,))
-        self._next.clear()
-        self._open_sources.clear()
+        await self._assignment.close()
         if not sources:
             return
         log.info("partitions_revoked", partitions=names(sources))
@@ -256,33 +232,10 @@ class Consumer:
         if self._consumer is None:  # it is leaving, and had begun to join again
             return
         log.info("partitions_assigned", partitions=names(sources))
-        online = self.topics[0]
-        is_idle = all(source.topic != online for source in sources) and bool(self._joined.partitions_for_topic(online))
-        if is_idle and not self._is_idle:
-            log.warning("member_idle", member=self._client_id, topic=online, reason=_IDLE)
-        self._is_idle = is_idle
-        self._paused.clear()  # a rebalance loses the flags
         self._has_joined = True
-        self._joined.pause(*sources)
-        self._opening = asyncio.create_task(self._open(sources))
+        self._assignment.open(self._consumer, self._owner, sources)
 
-    async def _open(self, sources: set[TopicPartition]) -> None:
-        """Read on where the partitions' last owners have committed."""
-        while True:
-            acquired = set(map(TopicPartition._make, await self._owner.acquire(set(sources))))
-            committed = await take_over(self._joined, acquired, self._owner.own_mark)
-            with contextlib.suppress(IllegalStateError):  # revoked meanwhile: this task is about to be cancelled
-                for source, progress in committed.items():
-                    self._joined.seek(source, progress.offset)
-                self._owner.acquired(set(acquired), committed)
-                self._open_sources |= acquired
-                self._joined.resume(*[source for source in acquired if source.topic not in self._paused])
-                self.assigned.set()
-            sources = sources - acquired
-            if not sources:
-                return
-
-    async def committed(self, source: TopicPartition) -> Progress | None:
+    async def committed(self, source: TopicPartition) -> PartitionProgress | None:
         """Committed progress of a partition. Waits for a broker."""
         return (await read_committed(self._joined, {source})).get(source)
 
@@ -292,6 +245,6 @@ class Consumer:
 
     @property
     def _owner(self) -> PartitionOwner:
-        if self.owner is None:
+        if self._partition_owner is None:
             raise RuntimeError("The consumer has no owner of its partitions. This is a bug.")
-        return self.owner
+        return self._partition_owner

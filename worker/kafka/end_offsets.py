@@ -37,6 +37,12 @@ async def known_ends(consumer: AIOKafkaConsumer, sources: Collection[TopicPartit
     return {source: end for one in found for source, end in one.items()}
 
 
+def seen_ends(consumer: AIOKafkaConsumer) -> dict[TopicPartition, int]:
+    """The ends of the assigned partitions as the last fetch of each saw them. Does not wait."""
+    ends = {source: consumer.highwater(source) for source in consumer.assignment()}
+    return {source: end for source, end in ends.items() if end is not None}
+
+
 class EndOffsets:
     """The ends of the assigned partitions as they were when `refresh` last read them."""
 

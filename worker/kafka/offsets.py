@@ -10,7 +10,7 @@ from penstock.worker.kafka.custody import Custody
 Source = tuple[str, int]  # topic and partition; equal to aiokafka's TopicPartition
 
 
-class Progress(NamedTuple):
+class PartitionProgress(NamedTuple):
     """The content of a commit, for one partition."""
 
     offset: int  # the next one to read: all before it are finished
@@ -27,7 +27,7 @@ class PartitionOwner(Protocol):
         Returns those whose commits may be read, at least one if there are any. Called again for the others.
         """
 
-    def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
+    def acquired(self, sources: set[Source], committed: Mapping[Source, PartitionProgress]) -> None:
         """Take over partitions, and their committed progress if they have any. Their records come from now on."""
 
     def own_mark(self, source: Source, found: Custody) -> Custody | None:
@@ -71,7 +71,7 @@ class OffsetTracker:
         self._num_unfinished = 0
         self._num_readings = 0
 
-    def restore(self, committed: Mapping[Source, Progress]) -> None:
+    def restore(self, committed: Mapping[Source, PartitionProgress]) -> None:
         """Go on in assigned partitions from the progress that their last owners have committed."""
         for source, progress in committed.items():
             self._begin(source, progress.offset).restored.update(progress.beyond)
@@ -130,7 +130,7 @@ class OffsetTracker:
             partition.num_given_up += num_records
             self._num_unfinished -= num_records
 
-    def take_committable(self) -> dict[Source, Progress]:
+    def take_committable(self) -> dict[Source, PartitionProgress]:
         """The progress of each partition where a record has finished since the last call."""
         changed, self._changed = self._changed, {}
         return {source: self._progress(self._partitions[source]) for source in changed}
@@ -139,11 +139,11 @@ class OffsetTracker:
         """Offer these again after a commit that failed, unless the partition was revoked."""
         self._changed |= dict.fromkeys([source for source in sources if source in self._partitions])
 
-    def prefix(self, source: Source, is_answered: Callable[[int], bool]) -> tuple[list[int], Progress]:
+    def prefix(self, source: Source, is_answered: Callable[[int], bool]) -> tuple[list[int], PartitionProgress]:
         """The unfinished offsets up to the first that is not answered, and the progress once they are finished."""
         partition = self._partitions.get(source)
         if partition is None:
-            return [], Progress(0)
+            return [], PartitionProgress(0)
         end, answered = partition.next_offset, []
         for offset in partition.started:
             if offset not in partition.finished:
@@ -152,7 +152,7 @@ class OffsetTracker:
                 answered.append(offset)
             end = offset + 1
         beyond = partition.finished | partition.restored
-        return answered, Progress(end, frozenset([offset for offset in beyond if offset >= end]))
+        return answered, PartitionProgress(end, frozenset([offset for offset in beyond if offset >= end]))
 
     def forget(self, sources: Iterable[Source]) -> None:
         """Forget partitions that were revoked."""
@@ -173,5 +173,5 @@ class OffsetTracker:
         return self._num_unfinished
 
     @staticmethod
-    def _progress(partition: _Partition) -> Progress:
-        return Progress(partition.next_offset, frozenset(partition.finished | partition.restored))
+    def _progress(partition: _Partition) -> PartitionProgress:
+        return PartitionProgress(partition.next_offset, frozenset(partition.finished | partition.restored))

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 
 from penstock.worker.kafka.custody import Custody, Marks
-from penstock.worker.kafka.offsets import Progress, Source
+from penstock.worker.kafka.offsets import PartitionProgress, Source
 
 _CLEAN = Custody()
 _NUM_REMEMBERED = 16  # marks of a partition that name doubts: of several commits on their way, any may be the last one
@@ -75,7 +75,7 @@ class PartitionMarks(Marks):
         if source in self._custody and not self._custody[source].is_in_doubt(offset):
             del self._custody[source]
 
-    def _take_over(self, committed: Mapping[Source, Progress]) -> None:
+    def _take_over(self, committed: Mapping[Source, PartitionProgress]) -> None:
         """Take over the marks of owners that died, of partitions that were assigned."""
         doubts = {source: (one.custody, one.offset) for source, one in committed.items()}
         self._custody |= {source: found for source, (found, offset) in doubts.items() if found and found.until > offset}

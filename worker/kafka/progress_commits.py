@@ -7,7 +7,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, OffsetMetadataTooLargeError
 
 from penstock.worker.kafka import commit_metadata
-from penstock.worker.kafka.offsets import Progress, Source
+from penstock.worker.kafka.offsets import PartitionProgress, Source
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -19,7 +19,7 @@ class ProgressCommits:
         self.was_overtaken = False  # whether the last commit failed because the group has gone on without this member
         self._has_metadata = True  # false if the broker takes none of the size that commits may have
 
-    async def commit(self, consumer: AIOKafkaConsumer, offsets: Mapping[Source, Progress]) -> bool:
+    async def commit(self, consumer: AIOKafkaConsumer, offsets: Mapping[Source, PartitionProgress]) -> bool:
         """Commit progress. False when the group is rebalancing or the broker is away: try again."""
         self.was_overtaken = False
         try:
@@ -33,7 +33,7 @@ class ProgressCommits:
             return False
         return True
 
-    async def _commit(self, consumer: AIOKafkaConsumer, offsets: Mapping[Source, Progress]) -> None:
+    async def _commit(self, consumer: AIOKafkaConsumer, offsets: Mapping[Source, PartitionProgress]) -> None:
         commits = {}
         for source, progress in offsets.items():
             metadata = commit_metadata.of(progress) if self._has_metadata else ""

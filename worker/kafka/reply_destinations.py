@@ -13,7 +13,7 @@ _LOOK_S = 0.25
 _OUTAGE_S = 1.0  # the first acknowledgement of any after as long ends an outage, and others get time for theirs
 
 
-Destination = tuple[str, int | None, bool]  # topic, partition (None: the keys choose), whether for bulk requests
+ReplyDestination = tuple[str, int | None, bool]  # topic, partition (None: the keys choose), whether for bulk requests
 
 
 @dataclass(slots=True)
@@ -53,11 +53,11 @@ class ReplyDestinations:
         self._bounds = bounds
         self._can_stall = can_stall
         self._clock = clock
-        self._waiting: dict[Destination, _UnacknowledgedAnswers] = {}
+        self._waiting: dict[ReplyDestination, _UnacknowledgedAnswers] = {}
         self._looked_at = self._acknowledged_at = clock()  # the latter: by any destination
         self._stalled: dict[bool, Footprint] = {}
 
-    def sent(self, destination: Destination, held: Footprint) -> None:
+    def sent(self, destination: ReplyDestination, held: Footprint) -> None:
         """Count answers that go to the outbox."""
         waiting = self._waiting.get(destination)
         if waiting is None:
@@ -65,7 +65,7 @@ class ReplyDestinations:
         else:
             waiting.held.add(held)
 
-    def ended(self, destination: Destination, held: Footprint, *, acknowledged: bool) -> None:
+    def ended(self, destination: ReplyDestination, held: Footprint, *, acknowledged: bool) -> None:
         """Count answers that were acknowledged, or refused for good."""
         waiting = self._waiting[destination]
         waiting.held.add(held, -1)
@@ -78,7 +78,7 @@ class ReplyDestinations:
         if not waiting.held.records:
             del self._waiting[destination]
 
-    def is_blocked(self, destination: Destination) -> bool:
+    def is_blocked(self, destination: ReplyDestination) -> bool:
         """Whether a further answer must not wait for this destination."""
         waiting = self._waiting.get(destination)
         if not self._can_stall or waiting is None or self._clock() - waiting.progress_at < STALL_S:

@@ -29,9 +29,11 @@ from penstock.producer.wire.headers import (
     position,
 )
 from penstock.producer.wire.topics import dead_letter_topic
-from penstock.worker.replies.outlet import Answer, Outlet
-from penstock.worker.requests.record import KafkaRecord, PendingRecord
-from penstock.worker.telemetry.record_fields import record_fields
+from penstock.worker.kafka.kafka_record import KafkaRecord
+from penstock.worker.replies.outlet import OutAnswer, Outlet
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_fields import record_fields
+from penstock.worker.requests.reply_key import reply_key
 
 _RETRY_S = 5.0
 _RETRIES = 12  # a minute: a topic that is being created, or a permission that is being mended
@@ -75,7 +77,7 @@ class _Letter:
 
 
 @dataclass(slots=True)
-class _Sending(Answer):
+class _Sending(OutAnswer):
     """A letter on its way."""
 
     letter: _Letter
@@ -191,12 +193,3 @@ def _letters(record: KafkaRecord, reasons: Headers) -> Iterator[_Letter]:
     notes.append(("penstock-key-left-out-bytes", b"%d" % len(record.key or b"")))
     value = b"" if record.value else record.value
     yield _Letter(reply_key(record), value, [*reasons, *notes], left_out="key, value and headers")
-
-
-def reply_key(record: KafkaRecord, replay_of: bytes | None = None) -> bytes:
-    """The key of every answer to one record: a hash of its position, so that readers can drop duplicates.
-
-    The answers to a replayed record have the key of the record that it repeats.
-    """
-    source = replay_of or position(record.topic, record.partition, record.offset)
-    return hashlib.blake2b(source, digest_size=16).digest()

@@ -13,12 +13,13 @@ from penstock.producer.wire.codec import encode_error
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.group import client_id
-from penstock.worker.kafka.reply_destinations import Destination, Footprint
-from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
-from penstock.worker.replies.outlet import Answer, Outlet
+from penstock.worker.kafka.reply_destinations import Footprint, ReplyDestination
+from penstock.worker.replies.dead_letters import DeadLetters, Fault
+from penstock.worker.replies.outlet import OutAnswer, Outlet
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_fields import record_fields, unquoted_reason
+from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingRequest, Rejection
-from penstock.worker.telemetry.record_fields import record_fields, unquoted_reason
 from penstock.worker.telemetry.request_samples import correlation_text
 
 _BLOCKED = "nothing that was sent there has been acknowledged lately, and what waits for it is enough"
@@ -27,7 +28,7 @@ log = structlog.get_logger("penstock.delivery")
 
 
 @dataclass(slots=True)
-class _Reply(Answer):
+class _Reply(OutAnswer):
     """A reply or an error reply on its way."""
 
     address: ReplyAddress
@@ -100,7 +101,7 @@ class Delivery:
             if address is not None:
                 if error not in encoded:
                     encoded[error] = encode_error(error)
-                record.num_owed += 1
+                record.owe()
                 answers.append(self._answer(record, address, encoded[error], done))
         return answers
 
@@ -117,7 +118,7 @@ class Delivery:
     def _send(self, answers: Iterable[_Reply]) -> None:
         for destination, chosen in _by_destination(answers):
             held, is_blocked = _held(chosen), self._destinations.is_blocked(destination)
-            self._backpressure.reply_bytes += held.reply_bytes
+            self._backpressure.add_reply_bytes(held.reply_bytes)
             self._destinations.sent(destination, held)
             if is_blocked:
                 asyncio.get_running_loop().call_soon(chosen[0].done, chosen, KafkaError(_BLOCKED))
@@ -151,7 +152,7 @@ class Delivery:
     def _note_ended(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         for destination, ended in _by_destination(answers):
             held = _held(ended)
-            self._backpressure.reply_bytes -= held.reply_bytes
+            self._backpressure.add_reply_bytes(-held.reply_bytes)
             self._destinations.ended(destination, held, acknowledged=error is None)
 
     def _keep_undeliverable(self, answers: Sequence[_Reply], error: KafkaError) -> None:
@@ -165,17 +166,12 @@ class Delivery:
             self._keep(answer.origin, Fault.of(undelivered))
 
     def _keep(self, record: PendingRecord, fault: Fault) -> None:
-        record.num_owed += 1
+        record.owe()
         self._dead_letters.keep(record, fault, lambda: self._pay([record]))
 
     def _pay(self, records: Iterable[PendingRecord]) -> None:
         """The broker has one of the answers that each of these records is owed."""
-        paid = []
-        for record in records:
-            record.num_owed -= 1
-            if record.num_owed == 0:
-                paid.append(record)
-        self._acknowledged(paid)
+        self._acknowledged([record for record in records if record.pay()])
 
 
 def _log(rejections: Sequence[Rejection]) -> None:
@@ -201,8 +197,8 @@ def _num_bytes(answers: Iterable[_Reply]) -> int:
     return sum([len(answer.value or b"") for answer in answers])
 
 
-def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[Destination, list[_Reply]]]:
-    found: dict[Destination, list[_Reply]] = {}
+def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[ReplyDestination, list[_Reply]]]:
+    found: dict[ReplyDestination, list[_Reply]] = {}
     for answer in answers:
         address = answer.address
         found.setdefault((address.topic, address.partition, answer.origin.bulk_topic), []).append(answer)

@@ -9,7 +9,7 @@ from penstock.worker.requests.record import PendingRecord
 
 
 @dataclass(slots=True)
-class Answer(OutRecord):
+class OutAnswer(OutRecord):
     """A reply, an error reply or a dead letter."""
 
     origin: PendingRecord  # that it answers
@@ -18,5 +18,5 @@ class Answer(OutRecord):
 class Outlet(Protocol):
     """Sends answers. `done` of each is called once, when the broker has it for good or refuses it."""
 
-    def put(self, topic: str, partition: int | None, records: Sequence[Answer]) -> None:
+    def put(self, topic: str, partition: int | None, records: Sequence[OutAnswer]) -> None:
         """Send answers, at least one. A partition of None is chosen by each record's key. Never blocks."""

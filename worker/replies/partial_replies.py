@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError
 from penstock.engine.types import Float32Array
 from penstock.producer.transport.outbox import Destination, Outbox, OutRecord
 from penstock.producer.wire.headers import PARTIAL
-from penstock.worker.replies.dead_letters import reply_key
+from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingSequence
 from penstock.worker.stop_signal import watched
 

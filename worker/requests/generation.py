@@ -9,10 +9,10 @@ from penstock.engine.errors import InvalidOption
 from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
 from penstock.producer.errors import InvalidRequest
-from penstock.producer.wire.generation import GenerationOptions as WireOptions
+from penstock.producer.wire.generation import GivenOptions
 from penstock.producer.wire.messages import Request, Uint32Array
-from penstock.worker.batching.stage import ReadOptions
-from penstock.worker.replies.dead_letters import reply_key
+from penstock.worker.requests.readers import ReadOptions
+from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 _SEED_BITS = 62
@@ -65,5 +65,5 @@ def _seed(request: PendingRequest, index: int) -> int:
     return int.from_bytes(digest, "big") >> (64 - _SEED_BITS)
 
 
-def _without_seed(options: WireOptions) -> WireOptions:
+def _without_seed(options: GivenOptions) -> GivenOptions:
     return tuple([pair for pair in options if pair[0] != "seed"])

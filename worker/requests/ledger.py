@@ -10,8 +10,9 @@ from itertools import groupby
 from operator import attrgetter
 
 from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.offsets import OffsetTracker, Source
-from penstock.worker.requests.record import KafkaRecord, PendingRecord, RecordState
+from penstock.worker.requests.record import PendingRecord, RecordState
 from penstock.worker.requests.request import PendingRequest
 
 _IS_BULK = attrgetter("bulk_topic")

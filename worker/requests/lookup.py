@@ -2,18 +2,18 @@
 
 import numpy as np
 
-from penstock.worker.replies.write_behind import WriteBehindCache
-from penstock.worker.requests.request import PendingSequence, Results
+from penstock.worker.requests.request import PendingSequence, SequenceResults
+from penstock.worker.requests.write_behind import WriteBehindCache
 
 
 async def look_up(
     cache: WriteBehindCache | None, sequences: list[PendingSequence]
-) -> tuple[Results, list[PendingSequence]]:
+) -> tuple[SequenceResults, list[PendingSequence]]:
     """Ask the cache for all sequences in one query. Returns the hits with their results, and the misses."""
     found = {} if cache is None else await cache.get_many([one.key for one in sequences if one.is_stored])
     if not found:
         return [], sequences
     hits = [(one, np.frombuffer(found[one.key], np.float32)) for one in sequences if one.key in found]
     for sequence, _ in hits:
-        sequence.request.num_cached += 1
+        sequence.request.note_cached()
     return hits, [one for one in sequences if one.key not in found]

@@ -80,7 +80,7 @@ class RequestPreparer:
         for request, ids in found:
             try:
                 fitted = self._fit(request.message, ids, is_bounded=is_bounded)
-                request.num_tokens = sum([len(one) for one, _ in fitted])
+                request.note_tokens(sum([len(one) for one, _ in fitted]))
                 sequences += self._keyed(request, fitted)
             except PenstockError as error:
                 rejections.append(request.reject(error))
@@ -95,7 +95,7 @@ class RequestPreparer:
         for request in requests:
             try:
                 steps = await cells.sequences(request)
-                request.num_tokens = sum([len(one.token_ids) for one in steps])
+                request.note_tokens(sum([len(one.token_ids) for one in steps]))
                 sequences += steps
             except PenstockError as error:
                 rejections.append(request.reject(error))
@@ -128,7 +128,7 @@ class RequestPreparer:
         found: list[_Found] = []
         for request in requests:
             own = list(itertools.islice(remaining, request.message.num_sequences))
-            request.spans = tuple([one.spans for one in own if one.spans is not None])
+            request.note_spans(tuple([one.spans for one in own if one.spans is not None]))
             found.append((request, [(one.ids, one.token_type_ids) for one in own]))
         return found
 

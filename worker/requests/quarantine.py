@@ -9,8 +9,8 @@ from penstock.worker.kafka.custody import Custody, Marks
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_fields import record_fields
 from penstock.worker.stop_signal import StopSignal
-from penstock.worker.telemetry.record_fields import record_fields
 
 _RETRY_S = 0.1
 
@@ -120,7 +120,7 @@ class Quarantine:
         for record in doubted:
             custody = self._marks.custody(record.source)
             if custody.condemned == record.original.offset:
-                record.num_attempts, record.is_condemned = custody.deaths, True
+                record.condemn(custody.deaths)
                 log.error("record_quarantined", deaths=custody.deaths, **record_fields(record))
 
     async def _mark(self, marks: dict[Source, Custody], records: Sequence[PendingRecord]) -> bool:

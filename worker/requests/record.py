@@ -1,41 +1,31 @@
 """One Kafka record and where it is in its life, from the poll to the acknowledged answer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from penstock.producer.errors import PenstockError
+from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record_trace import RecordTrace
 
 
-class KafkaRecord(Protocol):
-    """The part of aiokafka's ConsumerRecord that the worker uses."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int  # Unix time, ms
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
-
-
 class RecordState(Enum):
-    """The states of a record, in order. Only `RecordLedger` changes them."""
+    """The states of a record, in the order of its life. Only `RecordLedger` changes them."""
 
     RECEIVED = "received"  # polled; it waits in the fetch buffer
-    RELEASED = "released"  # given up before it was answered: the partition's next owner reads it again
     ADMITTED = "admitted"  # this worker has to answer it; it is being validated and prepared
     QUEUED = "queued"  # valid: its sequences wait for the cache or the engine
     ANSWERED = "answered"  # its reply, error reply or dead letter is on the way to the broker
     ACKNOWLEDGED = "acknowledged"  # the broker has the answer; the offset may be committed
+    RELEASED = "released"  # in place of an answer it was given up: the partition's next owner reads it again
 
 
 @dataclass(slots=True, eq=False)
 class PendingRecord:
-    """A record that the worker has polled and not finished."""
+    """A record that the worker has polled and not finished.
+
+    `RecordLedger` changes its state, reading and number of sequences. All else changes by the methods.
+    """
 
     original: KafkaRecord  # as it was read: a dead letter carries it
     source: Source  # its topic and partition
@@ -56,7 +46,28 @@ class PendingRecord:
         headers = [len(name) + len(value or b"") for name, value in original.headers]
         self.held_bytes = self.num_bytes + len(original.key or b"") + sum(headers)
 
+    def note_attempts(self, num_attempts: int) -> None:
+        """The engine has failed with it so often."""
+        self.num_attempts = num_attempts
+
+    def condemn(self, num_deaths: int) -> None:
+        """It has ended so many workers: it is answered with an error, and not run."""
+        self.num_attempts, self.is_condemned = num_deaths, True
+
+    def owe(self) -> None:
+        """An error reply or a dead letter, another one, is on its way to the broker."""
+        self.num_owed += 1
+
+    def pay(self) -> bool:
+        """The broker has one of those. Returns whether it was the last."""
+        self.num_owed -= 1
+        return self.num_owed == 0
+
+    def begin_trace(self, trace: RecordTrace) -> None:
+        """The record is traced from here on."""
+        self.trace = trace
+
     def note_error(self, error: PenstockError) -> None:
         """The record is answered with an error: its trace says so."""
         if self.trace is not None:
-            self.trace.error = error
+            self.trace.note_error(error)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from penstock.producer.errors import PenstockError
 
 
-class Stage(NamedTuple):
+class TracedStage(NamedTuple):
     """One part of a record's way, in monotonic seconds."""
 
     name: str
@@ -29,13 +29,21 @@ class RecordTrace:
     clock_ns: int  # Unix time in nanoseconds at monotonic zero
     settled: float  # monotonic seconds at which the last stage ended, so far
     reply_topic: str | None
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[TracedStage] = field(default_factory=list)
     error: PenstockError | None = None  # that the record was answered with
 
-    def add(self, stage: Stage) -> None:
+    def add(self, stage: TracedStage) -> None:
         """Another part of the way has ended."""
         self.stages.append(stage)
         self.settled = max(self.settled, stage.ended)
+
+    def note_reply(self, topic: str) -> None:
+        """The record's answer goes to this topic."""
+        self.reply_topic = topic
+
+    def note_error(self, error: PenstockError) -> None:
+        """The record is answered with an error."""
+        self.error = error
 
     def unix_ns(self, seconds: float) -> int:
         """A monotonic time as OpenTelemetry counts."""

@@ -9,7 +9,7 @@ from penstock.producer.errors import PenstockError
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Request, Uint32Array
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.stepping.sequence_work import SequenceWork
+from penstock.worker.requests.sequence_work import SequenceWork
 
 
 class Rejection(NamedTuple):
@@ -30,10 +30,23 @@ class SliceTimes:
     tokenize_ms: float = 0.0
     cache_ms: float = 0.0
 
+    def note_stages(self, prepared: float, looked_up: float) -> None:
+        """The slice was prepared, and then looked up in the cache, at these monotonic seconds."""
+        self.tokenize_ms = round((prepared - self.arrived) * 1e3, 3)
+        self.cache_ms = round((looked_up - prepared) * 1e3, 3)
+
+    def note_queued(self, now: float) -> None:
+        """The dispatcher has the sequences."""
+        self.queued = now
+
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A valid request that waits for the results of its sequences. It ends once: complete, or with its first error."""
+    """A valid request that waits for the results of its sequences. Its fields change by its methods only.
+
+    It ends once: complete, with its first error, or taken back. `is_failed` says that it ended without a result: stages
+    that still hold its sequences drop them, and ignore their results.
+    """
 
     record: PendingRecord
     address: ReplyAddress
@@ -43,7 +56,7 @@ class PendingRequest:
     times: SliceTimes
     num_cached: int = 0  # results that came from the cache
     num_tokens: int = 0  # of its sequences, once they are prepared
-    is_failed: bool = False  # ended with an error; results that come later are ignored
+    is_failed: bool = field(default=False, init=False)
     spans: Sequence[Uint32Array] = ()  # token_classify of texts: [n, 2] a sequence
     job_ids: list[int] = field(default_factory=list)  # every job that the scheduler got for it, or that it shares
     results: list[Float32Array | None] = field(init=False)  # by sequence, in the request's order
@@ -53,10 +66,40 @@ class PendingRequest:
         self.num_missing = self.message.num_sequences
         self.results = [None] * self.num_missing
 
+    def note_spans(self, spans: Sequence[Uint32Array]) -> None:
+        """Its texts were tokenized: the places of their tokens."""
+        self.spans = spans
+
+    def note_tokens(self, num_tokens: int) -> None:
+        """Its sequences are prepared, and have so many tokens."""
+        self.num_tokens = num_tokens
+
+    def note_cached(self) -> None:
+        """The cache has the result of one of its sequences."""
+        self.num_cached += 1
+
+    def settle(self, index: int, result: Float32Array) -> bool:
+        """Store the result of a sequence. True when it completes the request: the caller then sends the reply."""
+        if self.results[index] is not None:
+            raise RuntimeError("A sequence was settled twice. This is a bug.")
+        self.results[index] = result
+        self.num_missing -= 1
+        return self.num_missing == 0 and not self.is_failed
+
     def reject(self, error: PenstockError) -> Rejection:
-        """End with an error."""
-        self.is_failed = True
+        """End with an error. The caller sends it."""
+        self._fail()
         return Rejection(self.record, self.address, error)
+
+    def take_back(self) -> PendingRecord:
+        """End without an answer. Returns the record, which the caller gives up."""
+        self._fail()
+        return self.record
+
+    def _fail(self) -> None:
+        if self.is_failed:
+            raise RuntimeError("A request that had failed ended again. This is a bug.")
+        self.is_failed = True
 
 
 @dataclass(slots=True, eq=False)
@@ -74,14 +117,18 @@ class PendingSequence:
     job_id: int = -1  # the last job that the scheduler got for it
     num_failures: int = 0  # engine runs that failed with it, or with the others of its flight
 
+    def note_job(self, job_id: int) -> None:
+        """The scheduler has a job for it."""
+        self.job_id = job_id
+        self.request.job_ids.append(job_id)
+
+    def note_failure(self) -> None:
+        """An engine run has failed with it, or with another sequence of its flight."""
+        self.num_failures += 1
+
     def settle(self, result: Float32Array) -> bool:
-        """Store the result. True when it completes the request: the caller then sends the reply."""
-        request = self.request
-        if request.results[self.index] is not None:
-            raise RuntimeError("A sequence was settled twice. This is a bug.")
-        request.results[self.index] = result
-        request.num_missing -= 1
-        return request.num_missing == 0 and not request.is_failed
+        """See `PendingRequest.settle`."""
+        return self.request.settle(self.index, result)
 
 
-Results = Sequence[tuple[PendingSequence, Float32Array]]  # from the cache or from a batch
+SequenceResults = Sequence[tuple[PendingSequence, Float32Array]]  # from the cache or from a batch

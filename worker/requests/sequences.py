@@ -8,7 +8,7 @@ from penstock.cache import KeySpace
 from penstock.engine.types import ModelInfo, TaskOptions
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.wire.sequence_codec import packed_fields
-from penstock.worker.batching.stage import ReadFields
+from penstock.worker.requests.readers import ReadFields
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.requests.validation import first_error
 

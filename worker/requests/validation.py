@@ -14,8 +14,8 @@ from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.headers import ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Request, Text
 from penstock.scheduler import Cause
-from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.kafka.lenient_batches import UNREADABLE
+from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds

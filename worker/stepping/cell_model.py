@@ -16,10 +16,10 @@ from penstock.producer.wire.sequence_codec import MAX_COLUMNS
 from penstock.scheduler.cellular import Admission
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.cell_runner import CellRunner
 from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.sequence_checks import SequenceChecks
-from penstock.worker.stepping.sequence_work import SequenceWork
 from penstock.worker.stepping.step_model import StepModel
 
 _WARM_UP_S = 3.0  # after which no batch begins, but each cell's first

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -11,16 +11,17 @@ from penstock.engine.cells.contract import CellOutput, CellSpec, RunningCells, S
 from penstock.engine.cells.errors import CellFailed
 from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
-from penstock.engine.errors import DeviceFailed
+from penstock.engine.errors import DeviceFailed, EngineError
 from penstock.engine.types import Float32Array
-from penstock.scheduler.cellular import Admission, CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import Admission, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular.types import Int64Array
 from penstock.scheduler.types import RejectedJob
+from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.cell_jobs import NOT_OPEN, CellJobs
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.host_time import HostTime
-from penstock.worker.stepping.isolated_cells import IsolatedCells, LostRow, lost_output
+from penstock.worker.stepping.isolated_cells import IsolatedCells, lost_output
 from penstock.worker.stepping.isolation import StepIsolation
-from penstock.worker.stepping.sequence_work import SequenceWork
 
 _NOT_NUMBERS = CellFailed("the cells emitted NaN for this request; the other requests were not affected.")
 
@@ -62,7 +63,8 @@ class CellRunner:
     ) -> None:
         """specs: of the model. engines: one of each device, all with these cells and equally many slots.
 
-        admission, max_tasks: see `CellSettings`. pause: waits before a step is tried again.
+        admission: see `CellSettings`. max_tasks: likewise; 1 where an engine's `start` computes, as on a CPU. pause:
+        waits before a step is tried again.
         """
         num_slots = engines[0].num_slots
         if any(engine.num_slots != num_slots for engine in engines):
@@ -76,7 +78,7 @@ class CellRunner:
         self._underway: deque[_Underway] = deque()  # in the order of their start
         self._started: list[int] = []  # jobs whose sessions were opened; `advance` has not told yet
         self._rejected: list[RejectedJob] = []  # likewise
-        self._host = HostTime(clock)
+        self._host = HostTime(clock, start_computes=max_tasks == 1)
         self._isolating: set[int] = set()  # devices with a task that runs in parts; it ends before the next one starts
         self._isolation = StepIsolation(max([spec.max_rows for spec in specs]), pause=pause)
 
@@ -93,18 +95,17 @@ class CellRunner:
     def add(self, jobs: Sequence[StepJob]) -> None:
         """See `StepRunner.add`. The work of each is a SequenceWork that one device's slots can hold."""
         if jobs:
-            cell_jobs = [self._cell_job(job) for job in jobs]
-            self._reject(self._scheduler.add(cell_jobs, max([job.arrival for job in jobs])))
+            self._reject(self._scheduler.add(self._cell_jobs(jobs), max([job.arrival for job in jobs])))
 
-    def _cell_job(self, job: StepJob, most_rows: int | None = None) -> CellJob:
-        if not isinstance(job.work, SequenceWork):
-            raise TypeError(f"The cell runner got work of type {type(job.work).__name__}. This is a bug.")
-        graph = job.work.graph
-        handle = self._jobs.add(job, graph)
-        if most_rows is not None:
-            self._jobs.most_rows[handle] = most_rows
-        cell_graph = CellGraph(graph.cells, graph.steps, *graph.dependencies)
-        return CellJob(handle, cell_graph, job.arrival, job.deadline, job.bulk, graph.num_slots)
+    def _cell_jobs(self, jobs: Sequence[StepJob]) -> list[CellJob]:
+        """New jobs as the scheduler takes them."""
+        works = [job.work for job in jobs if isinstance(job.work, SequenceWork)]
+        if len(works) < len(jobs):
+            raise TypeError(f"The cell runner got other work than SequenceWork: {jobs[:3]}. This is a bug.")
+        return [
+            CellJob(handle, work.cell_graph, job.arrival, job.deadline, job.bulk, work.num_slots)
+            for job, work, handle in zip(jobs, works, self._jobs.add(jobs), strict=True)
+        ]
 
     def cancel(self, ids: Sequence[int]) -> None:
         """See `StepRunner.cancel`. Slots are free once what is underway has ended."""
@@ -142,81 +143,99 @@ class CellRunner:
         """Queue tasks on a device, up to as many as it may have."""
         while number not in self._isolating:
             plan = self._scheduler.poll(now, number)
-            self._reject(plan.rejected)
+            if plan.rejected:
+                self._reject(plan.rejected)
             if not isinstance(plan, CellTask):
                 return
             self._start(plan)
+            if self._scheduler.is_full(number):
+                return
 
     def _start(self, task: CellTask) -> None:
         engine, sessions = self._devices[task.device]
         keys = self._jobs.sessions[task.jobs]
-        is_fresh = keys == NOT_OPEN
-        if is_fresh.any():
-            self._open(list(dict.fromkeys(task.jobs[is_fresh].tolist())), task.device)
-            keys = self._jobs.sessions[task.jobs]
+        if self._jobs.num_open < len(self._jobs):
+            is_fresh = keys == NOT_OPEN
+            if np.count_nonzero(is_fresh):
+                self._open(task.jobs[is_fresh], task.device)
+                keys = self._jobs.sessions[task.jobs]
         batch = sessions.batch(task.cell, keys, task.nodes, task.steps, task.quantum)
         most_rows = self._jobs.most_together(task.jobs)
         running, failure = None, None
         if most_rows is None and len(keys) <= self._isolation.most_tokens:
+            began = self._host.now()
             try:
-                with self._host.starting():
-                    running = engine.start(batch.batch)
+                running = engine.start(batch.batch)
             except DeviceFailed:
                 raise
             except Exception as error:  # of the engine, on some of the rows
                 failure = error
+            finally:
+                self._host.started(began)
         if running is None:
             running = IsolatedCells(engine, batch.batch, self._isolation, most_rows or len(keys), failure)
             self._isolating.add(task.device)
         self._underway.append(_Underway(task, batch, running))
 
-    def _open(self, handles: list[int], device: int) -> None:
-        keys = self._devices[device].sessions.open(self._jobs.graphs(handles))
+    def _open(self, handles: Int64Array, device: int) -> None:
+        """Open the sessions of jobs, which may be listed several times."""
+        distinct = list(dict.fromkeys(handles.tolist()))
+        jobs = self._jobs.given(distinct)
+        keys = self._devices[device].sessions.open([cast(SequenceWork, job.work).graph for job in jobs])
         if keys is None:
             raise RuntimeError("The scheduler let jobs in, and the pool has no slots for them. This is a bug.")
-        self._jobs.open(handles, keys, device)
-        self._started += self._jobs.ids(handles)
+        self._jobs.open(np.array(distinct), keys, device)
+        self._started += [job.id for job in jobs]
 
     def _finish(self, underway: _Underway, now: float) -> StepEvents:
         """Wait for a task, and end the jobs that end with it."""
         task, batch, running = underway
         sessions = self._devices[task.device].sessions
         output = self._result(task, batch, running)
+        applied = sessions.apply(batch, output)
+        faults: dict[int, EngineError] = {}
+        again: dict[int, int] = {}
         if isinstance(running, IsolatedCells):
             self._isolating.discard(task.device)
-        applied = sessions.apply(batch, output)
-        faults = {int(task.jobs[row]): error for row, error in applied.failed.items()}
-        again = {handle: error.num_rows for handle, error in faults.items() if isinstance(error, LostRow)}
-        self._jobs.count_runs(task.jobs, batch.requests, self._isolation.take_runs(), again)
-        own_faults = {handle: error for handle, error in faults.items() if handle not in again}
-        failed = dict(zip(self._jobs.ids(own_faults), own_faults.values(), strict=True))
-        runs = {job_id: self._jobs.num_runs.get(job_id, 1) for job_id in failed}
+        if isinstance(running, IsolatedCells) or applied.failed:
+            runs = self._isolation.take_runs()
+            faults, again = self._jobs.blame(task.jobs, batch.requests, applied.failed, runs)
+        failed = dict(zip(self._jobs.ids(faults), faults.values(), strict=True))
+        runs_of = {job_id: self._jobs.num_runs.get(job_id, 1) for job_id in failed}
         finished: list[tuple[int, Float32Array]] = []
-        ending = task.jobs[applied.finished].tolist()
+        ending: list[int] = task.jobs[applied.finished].tolist()
         if ending:
-            results = sessions.results(batch.requests[applied.finished])
+            keys = batch.requests[applied.finished]
+            results = sessions.results(keys)
+            sessions.close(keys)
             finished = list(zip(self._jobs.ids(ending), results.rows, strict=True))
-            if results.has_nan.any():
+            if np.count_nonzero(results.has_nan):
                 failed |= {finished[place][0]: _NOT_NUMBERS for place in np.flatnonzero(results.has_nan).tolist()}
                 finished = [result for result in finished if result[0] not in failed]
-        self._scheduler.cancel(faults)
+        if faults or again:
+            self._scheduler.cancel([*faults, *again])
         ended = self._scheduler.finished(task.id, now, output.steps, output.is_stopped, output.device_s)
-        if sorted(ended) != sorted(ending):
+        if ended != ending and sorted(ended) != sorted(ending):
             raise RuntimeError(f"The scheduler ended {ended}, and the sessions {ending}. This is a bug.")
-        self._restart(again, now)
-        self._leave([*ending, *own_faults])
-        name, num_steps = batch.batch.cell, int(output.steps.sum())
-        stats = StepStats(name, len(task.jobs), num_steps, task.quantum, task.predicted_s, output.device_s)
-        return StepEvents(finished=finished, failed=failed, stats=stats, runs=runs)
+        if ending:
+            self._jobs.remove(ending)
+        if faults or again:
+            self._restart(again, now)
+            self._leave([*faults])
+        name = batch.batch.cell
+        stats = StepStats(name, len(task.jobs), applied.num_steps, task.quantum, task.predicted_s, output.device_s)
+        return StepEvents(finished=finished, failed=failed, stats=stats, runs=runs_of)
 
     def _restart(self, lost: Mapping[int, int], now: float) -> None:
         """Jobs of lost batches, with the rows that these had, begin again: fewer rows run with one of them."""
         for handle, num_rows in lost.items():
-            job = self._jobs.given(handle)
+            (job,) = self._jobs.given([handle])
             num_runs = self._jobs.num_runs[job.id]
             self._leave([handle])
             self._jobs.num_runs[job.id] = num_runs
-            self._reject(self._scheduler.add([self._cell_job(job, max(1, num_rows // 2))], now))
+            (cell_job,) = self._cell_jobs([job])
+            self._jobs.most_rows[cell_job.id] = max(1, num_rows // 2)
+            self._reject(self._scheduler.add([cell_job], now))
 
     def _result(self, task: CellTask, batch: SessionBatch, running: RunningCells) -> CellOutput:
         self._scheduler.observe_host(self._host.take() * len(self._devices))

@@ -15,7 +15,8 @@ from penstock.scheduler.cellular import Admission
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.requests.request import PendingSequence
 from penstock.worker.stepping.contract import StepJob
-from penstock.worker.stepping.generation_runner import GenerationRunner, GenerationWork
+from penstock.worker.stepping.generation_runner import GenerationRunner
+from penstock.worker.stepping.generation_work import GenerationWork
 from penstock.worker.stepping.step_model import StepModel
 
 _WARM_UP_S = 3.0  # at most, beside its last task

@@ -4,33 +4,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from penstock.engine.errors import EngineError, InvalidOption
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.types import Float32Array, Int32Array
 from penstock.scheduler.cellular import Admission, CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
 from penstock.scheduler.types import RejectedJob, Wait
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.generation_row import generation_row
+from penstock.worker.stepping.generation_work import GenerationWork
 from penstock.worker.stepping.isolation import StepIsolation, StepWork
 
 ENCODE, DECODE = 0, 1  # cells
 _MAX_ENCODE_ROWS = 32  # sources of one task: sequences that are being decoded wait for it
 _PROBE = -2  # an id that no job has
-
-
-class GenerationWork(NamedTuple):
-    """One sequence to generate for."""
-
-    token_ids: Int32Array  # within the vocabulary and the model's maximum
-    options: GenerationOptions  # that the model allows
-    seed: int  # of sampling
-    stream: bool = False  # whether results so far are wanted
 
 
 class GenerationRunner:

@@ -10,7 +10,7 @@ from penstock.engine.cells.errors import EmptySequence, InvalidGraph
 from penstock.engine.cells.graph import GraphLimits
 from penstock.engine.cells.model import CellModel
 from penstock.producer.errors import EmptyInput, InvalidRequest
-from penstock.worker.stepping.sequence_work import SequenceWork
+from penstock.worker.requests.sequence_work import SequenceWork
 
 _MESSAGE_CHARS = 500  # it may quote the request
 

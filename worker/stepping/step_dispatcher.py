@@ -12,17 +12,17 @@ from penstock.engine.types import Float32Array
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
 from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats, Sums
-from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_fields import record_fields
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.step_load import StepTimes
 from penstock.worker.stepping.step_single_flight import Joined, StepFlight, StepSingleFlight, late_and_rest
 from penstock.worker.stepping.step_thread import StepThread
 from penstock.worker.stepping.step_watchdog import StepWatchdog
-from penstock.worker.telemetry.record_fields import record_fields
 
 log = structlog.get_logger("penstock.dispatcher")
 
@@ -83,7 +83,7 @@ class StepDispatcher:
         """See `SequenceDispatcher`. One that is equal to another in flight shares its result."""
         now = self._clock()
         for sequence in sequences:
-            sequence.request.times.queued = now
+            sequence.request.times.note_queued(now)
         self._run(self._flights.join(sequences))
 
     def drain(self) -> None:
@@ -99,10 +99,9 @@ class StepDispatcher:
             for request in self._flights.requests(queued=not begun)
             if request.record.source in sources and (request.bulk or not bulk_only)
         ]
-        for request in chosen:
-            request.is_failed = True
+        records = [request.take_back() for request in chosen]
         self._leave(chosen)
-        return [request.record for request in chosen]
+        return records
 
     async def watch(self) -> None:
         """See `SequenceDispatcher`."""
@@ -165,7 +164,7 @@ class StepDispatcher:
             record = record_fields(flight.leader.request.record)
             log.warning("sequence_failed", tokens=flight.num_tokens, runs=num_runs, error=repr(error), **record)
         for member in flight.alive:
-            member.request.record.num_attempts = num_runs
+            member.request.record.note_attempts(num_runs)
             failure = (
                 InvalidRequest(f"This model cannot do that: {error}")
                 if is_invalid

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 
 from penstock.engine.types import ModelInfo
-from penstock.worker.batching.stage import ReadFields, ReadOptions, Stage, StageCallbacks
-from penstock.worker.engine_probe import IDLE_S, LOOP_S, PROBE_S
+from penstock.worker.batching.engine_probe import IDLE_S, LOOP_S, PROBE_S
+from penstock.worker.batching.stage import BatchStage, StageCallbacks
+from penstock.worker.requests.readers import ReadFields, ReadOptions
 from penstock.worker.requests.request import PendingSequence
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepRunner
@@ -39,7 +40,7 @@ class StepModel:
         self._probing: asyncio.Future[str] | None = None
         self._closed = False
 
-    def stage(self, settings: ResolvedSettings, callbacks: StageCallbacks) -> Stage:
+    def stage(self, settings: ResolvedSettings, callbacks: StageCallbacks) -> BatchStage:
         """See `ServedModel`."""
         budget = settings.max_batch_tokens
         dispatcher = StepDispatcher(self._thread, self._work_of, callbacks, token_budget=budget)
@@ -49,7 +50,7 @@ class StepModel:
             dispatcher.on_events(events)
 
         self._thread.start(on_events, dispatcher.give_up)
-        return Stage(dispatcher, dispatcher, lambda seconds: None)
+        return BatchStage(dispatcher, dispatcher, lambda seconds: None)
 
     def fault(self) -> str:
         """See `ServedModel`. An idle runner runs one small job."""

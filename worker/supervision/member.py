@@ -8,7 +8,7 @@ from types import TracebackType
 
 import structlog
 
-from penstock.worker.supervision.control import EXIT_CANNOT_START, SupervisorLink
+from penstock.worker.control_socket import EXIT_CANNOT_START, SupervisorLink
 
 log = structlog.get_logger("penstock.member")
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from penstock.worker.supervision.control import (
+from penstock.worker.control_socket import (
     JOIN_PACKET,
     MAX_PACKET_BYTES,
     Report,
@@ -35,7 +35,7 @@ class MemberProcess:
         self.joined_at: float | None = None  # monotonic seconds
         self.is_stopping = False  # it was asked to
         self.is_silent = False  # it was killed because it did not ping
-        self.ticks_since_ping = 0
+        self._ticks_since_ping = 0
         self._started_at = time.monotonic()
         self._process = process
         self._connection = connection
@@ -129,6 +129,11 @@ class MemberProcess:
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
+    def tick(self) -> int:
+        """Count a tick of the supervisor's clock. Returns the ticks since the member's last ping."""
+        self._ticks_since_ping += 1
+        return self._ticks_since_ping
+
     async def abort(self) -> None:
         """Kill a member that hangs, which prints where each of its threads is if it can."""
         self.is_silent = True
@@ -159,7 +164,7 @@ class MemberProcess:
 
     def _update(self, report: Report) -> None:
         self.report = report
-        self.ticks_since_ping = 0
+        self._ticks_since_ping = 0
         if report.phase != "loading":
             self._loaded.set()
         if report.phase == "joined" and self.joined_at is None:

@@ -5,7 +5,7 @@ from collections.abc import Set
 
 import structlog
 
-from penstock.worker.supervision.control import PING_EVERY_S
+from penstock.worker.control_socket import PING_EVERY_S
 from penstock.worker.supervision.member_process import MemberProcess
 
 log = structlog.get_logger("penstock.supervisor")
@@ -20,8 +20,7 @@ async def kill_silent(running: Set[MemberProcess], ping_s: float) -> None:
     while True:
         await asyncio.sleep(PING_EVERY_S)
         for member in [member for member in running if member.report.phase != "loading"]:
-            member.ticks_since_ping += 1
-            silent_s = member.ticks_since_ping * PING_EVERY_S
+            silent_s = member.tick() * PING_EVERY_S
             if silent_s > ping_s and not member.is_silent:
                 log.error("member_unresponsive", **member.names, silent_s=silent_s)
                 abort = asyncio.create_task(member.abort())

@@ -8,20 +8,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from penstock.producer.transport.cluster import KafkaCluster
+from penstock.worker.control_socket import EXIT_CANNOT_START
 from penstock.worker.kafka.group import evict
 from penstock.worker.process import EXIT_S
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.supervision.control import EXIT_CANNOT_START
 from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.member_starter import MemberStarter, free_bytes, member_settings
 from penstock.worker.supervision.member_status import members_status
+from penstock.worker.supervision.member_timeouts import MemberTimeouts
 from penstock.worker.supervision.mps import MpsClients
 from penstock.worker.supervision.ping_watch import kill_silent
 from penstock.worker.supervision.placement import Machine, Placement, most_on_a_gpu, num_fitting, one_more, place
@@ -36,38 +36,28 @@ _JOIN_S = 60.0  # for a new member to join, after the old one has drained
 log = structlog.get_logger("penstock.supervisor")
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Times that the supervisor waits for a member. Tests shorten them."""
-
-    load_s: float = 900.0  # the first start downloads the model, compiles the kernels and times the batches
-    # Longer than any stall that a member recovers from by itself: a compilation, swapping, a suspended machine. Kafka
-    # gives its partitions to other members after 10 s without a heartbeat, so the wait costs capacity, not answers.
-    ping_s: float = 30.0
-
-
 def supervise(
-    settings: WorkerSettings, machine: Machine, placements: Sequence[Placement], bounds: Bounds | None = None
+    settings: WorkerSettings, machine: Machine, placements: Sequence[Placement], timeouts: MemberTimeouts | None = None
 ) -> int:
     """Run members until SIGTERM, SIGINT or, with `once`, the end of the topics. Blocks; returns the exit code.
 
     Raises OSError if the metrics port is taken, and MpsUnavailable, before any member starts.
     """
     configure_logs(settings.log_format, settings.log_level, settings.log_file, pid=os.getpid())
-    return asyncio.run(Supervisor(settings, machine, bounds or Bounds()).run(placements))
+    return asyncio.run(Supervisor(settings, machine, timeouts or MemberTimeouts()).run(placements))
 
 
 class Supervisor:
     """One task keeps each slot filled. All of it runs on one event loop; only metrics are read from other threads."""
 
-    def __init__(self, settings: WorkerSettings, machine: Machine, bounds: Bounds) -> None:
+    def __init__(self, settings: WorkerSettings, machine: Machine, timeouts: MemberTimeouts) -> None:
         self._settings = settings
         self._machine = machine
-        self._ping_s = bounds.ping_s
+        self._ping_s = timeouts.ping_s
         stop_s = settings.drain_s + EXIT_S
         mps = MpsClients(settings.mps)
         self._starter = MemberStarter(
-            member_settings(settings), mps, load_s=bounds.load_s, stop_s=stop_s, measured=self._fit
+            member_settings(settings), mps, load_s=timeouts.load_s, stop_s=stop_s, measured=self._fit
         )
         self._metrics = MemberMetrics(
             lambda: ports(self._all_slots()), lambda: states(self._all_slots(), self._given_up)

@@ -12,9 +12,9 @@ import structlog
 from penstock.producer.errors import PenstockError
 from penstock.scheduler import Cause
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.batching.deadline_errors import cause_of
 from penstock.worker.batching.stage import StageLoad
 from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.deadline_errors import cause_of
 from penstock.worker.requests.request import PendingRequest
 from penstock.worker.telemetry.metrics import Metrics
 from penstock.worker.telemetry.request_samples import RequestSamples
@@ -141,7 +141,7 @@ class LoadMonitor:
         self._totals_logged, self._latencies_logged = totals, latencies
         return {
             "answered": int(counted.pop("ok", 0)),
-            **{name: int(counted.pop(name, 0)) for name in ("sequences", "cached", "tokens", "slots")},
+            **{name: int(counted.pop(name, 0)) for name in ("sequences", "cached", "tokens", "padded_tokens")},
             "device_s": round(counted.pop("device_s", 0.0), 6),
             "rejected": {code: int(count) for code, count in counted.items()},
             "latency_le_s": dict(latency),

@@ -32,6 +32,21 @@ def configure_logs(log_format: str, level: str, log_file: Path | None = None, **
     handler: logging.Handler = logging.StreamHandler(sys.stderr) if log_file is None else LogFile(log_file)
     _labels.clear()
     label_logs({"pid": os.getpid(), **labels, **({} if to_console else service_attributes())})
+    shared = _configure_structlog()
+    rendering = _console() if to_console else _json(to_ecs if log_format == "ecs" else None)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    handler.addFilter(RepeatFilter(_REPEAT_S))
+    _replace_handlers(handler)
+    logging.getLogger("penstock").setLevel(level.upper())
+
+
+def _configure_structlog() -> list[Any]:
+    """Send this project's events to the standard library's loggers. Returns the processors of every line."""
     shared: list[Any] = [
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
@@ -49,21 +64,17 @@ def configure_logs(log_format: str, level: str, log_file: Path | None = None, **
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),  # `filter_by_level` decides
         cache_logger_on_first_use=True,
     )
-    handler.addFilter(RepeatFilter(_REPEAT_S))
-    rendering = _console() if to_console else _json(to_ecs if log_format == "ecs" else None)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
-        )
-    )
+    return shared
+
+
+def _replace_handlers(handler: logging.Handler) -> None:
+    """Make this the only handler of the process, for warnings and for libraries too."""
     root = logging.getLogger()
     for earlier in root.handlers:
         if isinstance(earlier, LogFile):
             earlier.close()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("penstock").setLevel(level.upper())
     logging.setLoggerClass(LibraryLogger)
     logging.captureWarnings(True)
 

@@ -7,14 +7,14 @@ facts. Labels have few values: no request, client or reply topic is among them.
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-Kind = Literal["counter", "gauge", "histogram", "info"]
+MetricKind = Literal["counter", "gauge", "histogram", "info"]
 
 
 class MetricDefinition(NamedTuple):
     """One metric, by the name under which Prometheus keeps it."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str
     labels: tuple[str, ...]
     meaning: str
@@ -114,7 +114,11 @@ WORKER_METRICS = (
     MetricDefinition("penstock_batch_tokens", "histogram", "tokens", (), "Tokens of a batch."),
     MetricDefinition("penstock_tokens_total", "counter", "tokens", (), "Tokens computed."),
     MetricDefinition(
-        "penstock_padded_tokens_total", "counter", "tokens", (), "Token slots that padded batches would have had."
+        "penstock_padded_tokens_total",
+        "counter",
+        "tokens",
+        (),
+        "Tokens, padding included, that padded batches would have had.",
     ),
     MetricDefinition(
         "penstock_token_budget",

@@ -136,7 +136,7 @@ class Metrics:
             "sequences": self._from_engine,
             "cached": self.from_cache,
             "tokens": self._tokens,
-            "slots": self._padded_tokens,
+            "padded_tokens": self._padded_tokens,
             "device_s": self._device_seconds,
         }
         totals = {name: _samples(counter)[0].value for name, counter in counted.items()}

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import structlog
 
 from penstock.worker.batching.batch import BatchStats
+from penstock.worker.requests.record_fields import record_fields
 from penstock.worker.requests.request import PendingRequest
-from penstock.worker.telemetry.record_fields import record_fields
 
 _MAX_ID_CHARS = 64
 

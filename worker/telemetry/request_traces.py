@@ -13,9 +13,9 @@ from penstock.producer.wire.headers import CORRELATION_ID, TRACEPARENT
 from penstock.producer.wire.traceparent import is_unsampled
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.record_trace import RecordTrace, Stage
-from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection, Results
-from penstock.worker.telemetry.record_fields import unquoted_reason
+from penstock.worker.requests.record_fields import unquoted_reason
+from penstock.worker.requests.record_trace import RecordTrace, TracedStage
+from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection, SequenceResults
 from penstock.worker.telemetry.request_samples import correlation_text
 
 _GEN_AI_OPERATIONS = {"embed": "embeddings"}  # the conventions have no names for the other tasks
@@ -77,12 +77,12 @@ class RequestTraces:
         if trace is None:
             return
         trace.span.set_attributes(self._gen_ai | _request_attributes(request, num_tokens))
-        trace.reply_topic = request.address.topic
+        trace.note_reply(request.address.topic)
         prepared = times.arrived + times.tokenize_ms / 1e3
-        trace.add(Stage("tokenize", times.arrived, prepared))
+        trace.add(TracedStage("tokenize", times.arrived, prepared))
         if self._has_cache:
             looked_up = prepared + times.cache_ms / 1e3
-            trace.add(Stage("cache", prepared, looked_up, {"penstock.cached": request.num_cached}))
+            trace.add(TracedStage("cache", prepared, looked_up, {"penstock.cached": request.num_cached}))
 
     def _begin(
         self, record: PendingRecord, traceparent: bytes | None, arrived: float, clock_ns: int
@@ -99,10 +99,11 @@ class RequestTraces:
         if not span.is_recording():
             return None
         span.set_attributes(_record_attributes(record))
-        record.trace = RecordTrace(span, _ids(span.get_span_context()), clock_ns, arrived, None)
-        return record.trace
+        trace = RecordTrace(span, _ids(span.get_span_context()), clock_ns, arrived, None)
+        record.begin_trace(trace)
+        return trace
 
-    def batch_done(self, stats: BatchStats, results: Results) -> None:
+    def batch_done(self, stats: BatchStats, results: SequenceResults) -> None:
         """See `Traces`.
 
         The batch's span links to those of its records. Its parent is the first of them, so that it is recorded exactly
@@ -118,11 +119,11 @@ class RequestTraces:
         started = now - stats.device_s
         batch = self._batch(stats, results, list(traced), started, now)
         for trace, queued in traced.items():
-            trace.add(Stage("queue", min(queued, started), started))
-            trace.add(Stage("engine", started, now, link=batch))
+            trace.add(TracedStage("queue", min(queued, started), started))
+            trace.add(TracedStage("engine", started, now, link=batch))
 
     def _batch(
-        self, stats: BatchStats, results: Results, traces: Sequence[RecordTrace], started: float, ended: float
+        self, stats: BatchStats, results: SequenceResults, traces: Sequence[RecordTrace], started: float, ended: float
     ) -> SpanContext:
         spans = [trace.span for trace in traces]
         span = self._tracer.start_span(
@@ -154,7 +155,7 @@ class RequestTraces:
                 now = self._clock()
                 trace = self._begin(record, traceparent, now, time.time_ns() - int(now * 1e9))
             if trace is not None and address is not None:
-                trace.reply_topic = address.topic
+                trace.note_reply(address.topic)
 
     def ending(self, acknowledged: _Acknowledged) -> _Acknowledged:
         """See `Traces`."""
@@ -178,7 +179,7 @@ class RequestTraces:
                 _mark_failed(span, trace.error)
             span.end(trace.unix_ns(now))
 
-    def _end_stage(self, trace: RecordTrace, stage: Stage, inside: Context) -> None:
+    def _end_stage(self, trace: RecordTrace, stage: TracedStage, inside: Context) -> None:
         links = None if stage.link is None else [Link(stage.link)]
         started, ended = trace.unix_ns(stage.started), trace.unix_ns(stage.ended)
         span = self._tracer.start_span(stage.name, inside, SpanKind.INTERNAL, stage.attributes, links, started)

@@ -9,7 +9,7 @@ from penstock.producer.tracing.switch import open_tracing
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.kafka.group import client_id
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.telemetry.service_attributes import service_attributes
 
@@ -22,7 +22,7 @@ class Traces(Protocol):
     def begin(self, sequences: Sequence[PendingSequence]) -> None:
         """The sequences of a slice of records were prepared, and the cache was asked for them."""
 
-    def batch_done(self, stats: BatchStats, results: Results) -> None:
+    def batch_done(self, stats: BatchStats, results: SequenceResults) -> None:
         """A batch ran. Called before its results are settled."""
 
     def rejected(self, rejections: Sequence[Rejection]) -> None:
@@ -37,7 +37,7 @@ class NoTraces:
 
     def begin(self, sequences: Sequence[PendingSequence]) -> None: ...
 
-    def batch_done(self, stats: BatchStats, results: Results) -> None: ...
+    def batch_done(self, stats: BatchStats, results: SequenceResults) -> None: ...
 
     def rejected(self, rejections: Sequence[Rejection]) -> None: ...
 

@@ -19,13 +19,13 @@ from aiokafka.errors import (
 from penstock.producer.transport.connection import disconnect
 from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE
 from penstock.worker.kafka import commit_metadata
-from penstock.worker.kafka.offsets import OffsetTracker, Progress
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.kafka.partition_marks import PartitionMarks
-from penstock.worker.replies.outlet import Answer
+from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.transactions.producer import BatchRefused, TransactionalProducer, is_caused_by, is_fenced
 from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing
 from penstock.worker.transactions.transaction_batches import Carrier, DestinationRefused, TransactionBatches
-from penstock.worker.transactions.transaction_plan import Content, PartitionLost, TransactionPlan
+from penstock.worker.transactions.transaction_plan import PartitionLost, TransactionContent, TransactionPlan
 
 _FULL = 1000  # records: the window is committed before its time
 _RETRY_S = 0.5
@@ -44,7 +44,7 @@ class PartitionTransactions:
         offsets: OffsetTracker,
         marks: PartitionMarks,
         make_producer: Callable[[], TransactionalProducer],
-        ask_committed: Callable[[], Awaitable[Progress | None]],
+        ask_committed: Callable[[], Awaitable[PartitionProgress | None]],
         *,
         carrier: Carrier,
         group_id: str,
@@ -78,11 +78,11 @@ class PartitionTransactions:
             raise
         return producer
 
-    def begin(self, committed: Progress | None) -> None:
+    def begin(self, committed: PartitionProgress | None) -> None:
         """Answers will come. `committed` was read after `acquire`."""
         self._plan.take_over(committed)
 
-    def put(self, topic: str, partition: int | None, answers: Iterable[Answer]) -> list[Answer]:
+    def put(self, topic: str, partition: int | None, answers: Iterable[OutAnswer]) -> list[OutAnswer]:
         """Hold answers for a transaction. Returns those that are not to be sent."""
         late = self._plan.put(topic, partition, answers)
         self._changed.set()
@@ -157,7 +157,7 @@ class PartitionTransactions:
             await disconnect(producer, _STOP_S)
         complete(self._plan.take_all(), None)
 
-    async def _attempt(self, content: Content) -> bool:
+    async def _attempt(self, content: TransactionContent) -> bool:
         """Commit this and return true, or find out whether an earlier attempt has."""
         if self._producer is None:
             await self._recover()
@@ -206,7 +206,7 @@ class PartitionTransactions:
         if self._is_closed:
             raise PartitionLost("it was given up")
 
-    def _finished(self, answers: Sequence[Answer]) -> None:
+    def _finished(self, answers: Sequence[OutAnswer]) -> None:
         complete(answers, None)
         self._step.set()
 
@@ -221,7 +221,7 @@ class PartitionTransactions:
                 too_large = MessageSizeTooLargeError(f"{batch.topic} takes no record of this size.")
                 raise DestinationRefused(batch.answers, too_large) from error
 
-    def _refuse(self, answers: Sequence[Answer], error: KafkaError) -> None:
+    def _refuse(self, answers: Sequence[OutAnswer], error: KafkaError) -> None:
         """Tell the senders of these answers, which may put others in their place."""
         for answer in answers:
             self._plan.discard(answer)
@@ -233,7 +233,7 @@ class PartitionTransactions:
         return f"{self._source.topic}-{self._source.partition}"
 
 
-def complete(answers: Sequence[Answer], error: KafkaError | None) -> None:
+def complete(answers: Sequence[OutAnswer], error: KafkaError | None) -> None:
     """Call `done` of answers. One failing callback does not block the others."""
     for done, group in groupby(answers, _DONE):
         try:

@@ -12,7 +12,7 @@ from penstock.producer.transport.replaceable_producer import BAD_DESTINATION
 from penstock.producer.transport.topic_directory import TopicDirectory
 from penstock.producer.wire.headers import partition_for
 from penstock.producer.wire.topics import dead_letter_topic
-from penstock.worker.replies.outlet import Answer
+from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing, ReplyLeaders, is_answering
 from penstock.worker.transactions.waiting_answers import Outgoing
 
@@ -35,13 +35,13 @@ class TransactionBatch:
     topic: str
     partition: int
     builder: BatchBuilder
-    answers: Sequence[Answer]
+    answers: Sequence[OutAnswer]
 
 
 class DestinationRefused(Exception):
     """These answers cannot be written where they are to go."""
 
-    def __init__(self, answers: Sequence[Answer], error: KafkaError) -> None:
+    def __init__(self, answers: Sequence[OutAnswer], error: KafkaError) -> None:
         super().__init__(repr(error))
         self.answers = answers
         self.error = error
@@ -80,13 +80,13 @@ class TransactionBatches:
         if missing is not None:
             raise missing
 
-    async def _by_partition(self, topic: str, outgoing: Sequence[Outgoing]) -> dict[int, deque[Answer]]:
+    async def _by_partition(self, topic: str, outgoing: Sequence[Outgoing]) -> dict[int, deque[OutAnswer]]:
         producer, topics = self._carrier.producer, self._carrier.topics
         try:
             num_partitions = len(await topics.partitions(producer, topic))
         except BAD_DESTINATION as error:
             raise DestinationRefused([one.answer for one in outgoing], error) from error
-        spread: dict[int, deque[Answer]] = {}
+        spread: dict[int, deque[OutAnswer]] = {}
         for _, partition, answer in outgoing:
             if partition is None:
                 partition = partition_for(answer.key, num_partitions)
@@ -99,12 +99,12 @@ class TransactionBatches:
         return spread
 
     def _fill(
-        self, producer: AIOKafkaProducer, topic: str, partition: int, answers: deque[Answer]
+        self, producer: AIOKafkaProducer, topic: str, partition: int, answers: deque[OutAnswer]
     ) -> list[TransactionBatch]:
         at_most = self._at_most.get((topic, partition), _BATCH_RECORDS)
         batches = []
         while answers:
-            builder, taken = producer.create_batch(), list[Answer]()
+            builder, taken = producer.create_batch(), list[OutAnswer]()
             while answers and len(taken) < at_most and _append(builder, answers[0]):
                 taken.append(answers.popleft())
             batches.append(TransactionBatch(topic, partition, builder, taken))
@@ -127,12 +127,12 @@ class TransactionBatches:
             if at_most < _BATCH_RECORDS
         }
 
-    def to_topics(self, topics: Collection[str]) -> list[Answer]:
+    def to_topics(self, topics: Collection[str]) -> list[OutAnswer]:
         """The answers of the last batches that go to these topics."""
         return [answer for batch in self._last if batch.topic in topics for answer in batch.answers]
 
 
-def _append(builder: BatchBuilder, answer: Answer) -> bool:
+def _append(builder: BatchBuilder, answer: OutAnswer) -> bool:
     """Whether the batch has room. Raises DestinationRefused if aiokafka cannot encode the answer."""
     try:
         added = builder.append(timestamp=None, key=answer.key, value=answer.value, headers=answer.headers)

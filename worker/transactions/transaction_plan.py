@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.worker.kafka import commit_metadata
-from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.kafka.partition_marks import PartitionMarks
-from penstock.worker.replies.outlet import Answer
+from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.transactions.waiting_answers import Outgoing, WaitingAnswers
 
 
@@ -14,7 +14,7 @@ class PartitionLost(Exception):
     """Another worker commits this partition."""
 
 
-class Content(NamedTuple):
+class TransactionContent(NamedTuple):
     """The content of a transaction."""
 
     reading: int  # of the partition; see `OffsetTracker.reading`
@@ -37,17 +37,17 @@ class TransactionPlan:
         self._waiting: dict[int, WaitingAnswers] = {}  # by the reading of their records; nearly always one
         self._committed: int | None = None  # offset of the last commit, this owner's or an earlier one's
         self._mark = ""  # of this owner's last commit
-        self._in_doubt: Content | None = None  # what may have been committed
+        self._in_doubt: TransactionContent | None = None  # what may have been committed
         self._has_metadata = True
 
-    def take_over(self, committed: Progress | None) -> None:
+    def take_over(self, committed: PartitionProgress | None) -> None:
         """Go on after the last owner. `committed` was read when it was fenced."""
         self._committed = None if committed is None else committed.offset
 
-    def put(self, topic: str, partition: int | None, answers: Iterable[Answer]) -> list[Answer]:
+    def put(self, topic: str, partition: int | None, answers: Iterable[OutAnswer]) -> list[OutAnswer]:
         """Hold answers. Returns those of earlier readings of the partition: they are not to be sent."""
         current, reading = self._current, self._offsets.reading(self._source)
-        late: list[Answer] = []
+        late: list[OutAnswer] = []
         for answer in answers:
             if answer.origin.reading == reading:
                 current.put(topic, partition, answer)
@@ -65,7 +65,7 @@ class TransactionPlan:
         """Whether the owner's mark is committed as it is to be."""
         return self._before().mark == self._mark
 
-    def next(self) -> Content | None:
+    def next(self) -> TransactionContent | None:
         """The next transaction, if there is any: a new mark or beginning first, which waits for no reply topic."""
         before = self._before()
         if not before.reading:  # it was revoked
@@ -76,15 +76,15 @@ class TransactionPlan:
         has_skipped = self._committed is not None and answered.offset > self._committed
         return answered if answered.offsets or has_skipped else None
 
-    def answers(self, content: Content) -> list[Outgoing]:
+    def answers(self, content: TransactionContent) -> list[Outgoing]:
         """The answers of a transaction."""
         return self._waiting[content.reading].of(content.offsets) if content.offsets else []
 
-    def begin(self, content: Content) -> None:
+    def begin(self, content: TransactionContent) -> None:
         """A transaction begins. From now on it may be committed."""
         self._in_doubt = content
 
-    def finish(self) -> list[Answer]:
+    def finish(self) -> list[OutAnswer]:
         """The transaction is committed. Returns its answers, which are no longer held."""
         if self._in_doubt is None:
             raise RuntimeError("No transaction was begun. This is a bug.")
@@ -93,7 +93,7 @@ class TransactionPlan:
         self._marks.passed(self._source, content.offset)
         return self._waiting[content.reading].take(content.offsets) if content.offsets else []
 
-    def settle(self, committed: Progress | None) -> list[Answer]:
+    def settle(self, committed: PartitionProgress | None) -> list[OutAnswer]:
         """As `finish`, if the transaction in doubt was committed. `committed` was read when all others were fenced.
 
         Raises PartitionLost if another worker has committed.
@@ -107,7 +107,7 @@ class TransactionPlan:
             raise PartitionLost(f"its committed offset is {offset}, and was {self._committed}")
         return []
 
-    def discard(self, answer: Answer) -> None:
+    def discard(self, answer: OutAnswer) -> None:
         """Its topic does not take this answer. The record is answered otherwise, or not at all."""
         self._waiting[answer.origin.reading].discard(answer)
 
@@ -115,7 +115,7 @@ class TransactionPlan:
         """The broker takes none of this size: offsets are committed alone."""
         self._has_metadata, self._mark = False, ""
 
-    def take_stale(self) -> list[Answer]:
+    def take_stale(self) -> list[OutAnswer]:
         """Remove the answers of earlier readings: the topic has other records at their offsets, or none."""
         reading = self._offsets.reading(self._source)
         stale = [answer for one in self._waiting.keys() - {reading} for answer in self._waiting.pop(one).take_all()]
@@ -123,7 +123,7 @@ class TransactionPlan:
             self._in_doubt = self._in_doubt._replace(offsets=())
         return stale
 
-    def take_all(self) -> list[Answer]:
+    def take_all(self) -> list[OutAnswer]:
         """Remove all answers."""
         return [answer for waiting in self._waiting.values() for answer in waiting.take_all()]
 
@@ -131,15 +131,15 @@ class TransactionPlan:
     def _current(self) -> WaitingAnswers:
         return self._waiting.setdefault(self._offsets.reading(self._source), WaitingAnswers())
 
-    def _before(self) -> Content:
+    def _before(self) -> TransactionContent:
         """The content without any of the held answers."""
         return self._up_to(lambda offset: False)
 
-    def _up_to(self, is_answered: Callable[[int], bool]) -> Content:
+    def _up_to(self, is_answered: Callable[[int], bool]) -> TransactionContent:
         reading = self._offsets.reading(self._source)
         offsets, end = self._offsets.prefix(self._source, is_answered)
         if not self._has_metadata:
-            return Content(reading, offsets, end.offset, "", "")
+            return TransactionContent(reading, offsets, end.offset, "", "")
         custody = self._marks.mark_at(self._source, end.offset)
         mark = "" if custody is None else custody.text()
-        return Content(reading, offsets, end.offset, mark, commit_metadata.of(end._replace(custody=custody)))
+        return TransactionContent(reading, offsets, end.offset, mark, commit_metadata.of(end._replace(custody=custody)))

@@ -13,9 +13,9 @@ from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_
 from penstock.producer.transport.failover_client import FailoverProducer
 from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.kafka.partition_marks import PartitionMarks
-from penstock.worker.replies.outlet import Answer
+from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import watched
 from penstock.worker.transactions.partition_transactions import PartitionTransactions, complete
@@ -49,8 +49,7 @@ class TransactionalOutbox(PartitionMarks):
         settings: ResolvedSettings,
     ) -> None:
         super().__init__()
-        consumer.owner = self
-        consumer.isolation_level = "read_committed"  # a request of an aborted transaction was never made
+        consumer.serve(self, isolation_level="read_committed")  # a request of an aborted transaction was never made
         self._cluster = cluster
         self._consumer = consumer
         self._offsets = offsets
@@ -82,9 +81,9 @@ class TransactionalOutbox(PartitionMarks):
 
     # Outlet
 
-    def put(self, topic: str, partition: int | None, records: Sequence[Answer]) -> None:
+    def put(self, topic: str, partition: int | None, records: Sequence[OutAnswer]) -> None:
         """Hold answers until their partition's window is committed."""
-        dropped: list[Answer] = []
+        dropped: list[OutAnswer] = []
         for source, answers in _by_source(records).items():
             transactions = self._partitions.get(source)
             if transactions is None or source not in self._running:
@@ -182,7 +181,7 @@ class TransactionalOutbox(PartitionMarks):
                 log.warning("transactions_not_opened", id=transactional_id, error=repr(error), retry_s=_RETRY_S)
                 await asyncio.sleep(_RETRY_S)
 
-    def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
+    def acquired(self, sources: set[Source], committed: Mapping[Source, PartitionProgress]) -> None:
         """Go on where the last owners have committed."""
         self._has_opened = True
         self._offsets.restore(committed)
@@ -239,8 +238,8 @@ class TransactionalOutbox(PartitionMarks):
         )
 
 
-def _by_source(answers: Sequence[Answer]) -> dict[Source, list[Answer]]:
-    found: dict[Source, list[Answer]] = {}
+def _by_source(answers: Sequence[OutAnswer]) -> dict[Source, list[OutAnswer]]:
+    found: dict[Source, list[OutAnswer]] = {}
     for answer in answers:
         found.setdefault(answer.origin.source, []).append(answer)
     return found

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.worker.replies.outlet import Answer
+from penstock.worker.replies.outlet import OutAnswer
 
 
 class Outgoing(NamedTuple):
@@ -11,7 +11,7 @@ class Outgoing(NamedTuple):
 
     topic: str
     partition: int | None  # None: chosen by its key
-    answer: Answer
+    answer: OutAnswer
 
 
 class WaitingAnswers:
@@ -20,7 +20,7 @@ class WaitingAnswers:
     def __init__(self) -> None:
         self._answers: dict[int, list[Outgoing]] = {}
 
-    def put(self, topic: str, partition: int | None, answer: Answer) -> None:
+    def put(self, topic: str, partition: int | None, answer: OutAnswer) -> None:
         """Hold an answer."""
         self._answers.setdefault(answer.origin.original.offset, []).append(Outgoing(topic, partition, answer))
 
@@ -37,15 +37,15 @@ class WaitingAnswers:
         """The answers of these records, in this order. They stay."""
         return [outgoing for offset in offsets for outgoing in self._answers[offset]]
 
-    def take(self, offsets: Iterable[int]) -> list[Answer]:
+    def take(self, offsets: Iterable[int]) -> list[OutAnswer]:
         """Remove the answers of these records."""
         return [outgoing.answer for offset in offsets for outgoing in self._answers.pop(offset)]
 
-    def take_all(self) -> list[Answer]:
+    def take_all(self) -> list[OutAnswer]:
         """Remove all answers."""
         return self.take(list(self._answers))
 
-    def discard(self, answer: Answer) -> None:
+    def discard(self, answer: OutAnswer) -> None:
         """Remove an answer that its topic refuses. Its record is answered otherwise, or not at all."""
         offset = answer.origin.original.offset
         held = [outgoing for outgoing in self._answers.pop(offset) if outgoing.answer is not answer]

@@ -18,7 +18,7 @@ from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Encoded
 from penstock.producer.wire.messages import Text
 from penstock.worker import process
-from penstock.worker.settings import ModelSettings
+from penstock.worker.model_settings import ModelSettings
 
 PROGRAM = (sys.executable, "-m", "penstock.ops.bench.bulk.echo_worker")
 DIM = 2

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from penstock.cache import ResponseCache
 from penstock.engine import NullEngine
-from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import decode_reply, encode_request
 from penstock.producer.wire.headers import TRACEPARENT, request_headers
@@ -28,6 +27,7 @@ from penstock.scheduler import LearnedCost, fit_cost_table
 from penstock.worker import WorkerSettings
 from penstock.worker import worker as worker_module
 from penstock.worker.batching.encoder_model import EncoderModel
+from penstock.worker.garbage_collection import calm_garbage_collection
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.telemetry.traces import NO_TRACES, Traces
 from penstock.worker.worker import Worker

@@ -23,8 +23,8 @@ from penstock.ops.bench.cellular.workloads.request_shapes import wmt_like_length
 from penstock.ops.bench.cellular.workloads.workloads import WORKLOADS, Shape, Workload
 from penstock.ops.bench.common.console_tables import show_grid
 from penstock.ops.bench.common.machine import describe_machine, title, use_cores
-from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
+from penstock.worker.garbage_collection import calm_garbage_collection
 
 PARTS = tuple(WORKLOADS)
 SEED = 2026
@@ -105,8 +105,8 @@ def sizes_of(device: torch.device) -> Sizes:
     return Sizes(
         shape,
         {
-            "lstm": Tried(rows=(512, 256), quanta=(8, 4), widths=(5, 10, 20, 40), trees=()),
-            "seq2seq": Tried(rows=(256, 512), quanta=(8, 4), widths=(5, 10, 20), trees=()),
+            "lstm": Tried(rows=(512, 256), quanta=(32, 16, 8), widths=(5, 10, 20, 40), trees=()),
+            "seq2seq": Tried(rows=(256, 512), quanta=(32, 8), widths=(5, 10, 20), trees=()),
             "tree": Tried(rows=(512, 128, 64), quanta=(1,), widths=(), trees=(64, 128, 256)),
         },
         0.8,

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.worker.garbage_collection import calm_garbage_collection
 
 _WARM_UP = 100
 _MEAN_STEPS, _MAX_STEPS = 24, 330

@@ -19,14 +19,14 @@ import torch
 
 from penstock.engine.cells.contract import CellBatch, CellOutput, RunningCells, StepEngine
 from penstock.ops.bench.cellular.cellular_run import SEED, Sizes, sizes_of
-from penstock.ops.bench.cellular.contestants.contestants import ours
+from penstock.ops.bench.cellular.contestants.contestants import max_tasks_of, ours
 from penstock.ops.bench.cellular.loads.load import MonotonicClock
 from penstock.ops.bench.cellular.loads.tape import RecordingEngine, Tape
 from penstock.ops.bench.cellular.measured_load import Figures, measure_peak
 from penstock.ops.bench.cellular.workloads.workloads import WORKLOADS, Workload
 from penstock.ops.bench.common.machine import describe_machine, title
-from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
+from penstock.worker.garbage_collection import calm_garbage_collection
 from penstock.worker.stepping.cell_runner import CellRunner
 
 _PARTS = ("lstm", "tree")
@@ -159,7 +159,8 @@ class _Measured:
         specs = workload.specs(tried.rows[0], tried.quanta[0])
 
         def make(tape: Tape) -> CellRunner:
-            return CellRunner(specs, [RecordingEngine(engine, workload.entry, tape) for engine in engines])
+            recording = [RecordingEngine(engine, workload.entry, tape) for engine in engines]
+            return CellRunner(specs, recording, max_tasks=max_tasks_of(engines[0]))
 
         self._contestant = replace(self._contestant, make=make)
         calm_garbage_collection()

@@ -32,11 +32,6 @@ def of_newest_machine(
     return next(iter(_sections(suite, parts, section, root)), NONE_KEPT)
 
 
-def is_kept(text: str) -> bool:
-    """Whether a table of the functions above has any run."""
-    return text != NONE_KEPT
-
-
 def _sections(suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path) -> list[str]:
     runs = [current_runs(suite, machine, root, parts) for machine in machines(suite, root)]
     runs.sort(key=lambda found: str(found[-1].record["started"]), reverse=True)

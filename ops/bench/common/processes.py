@@ -1,6 +1,5 @@
 """The other processes of a benchmark: started as modules of ops.bench, watched through /proc."""
 
-import gc
 import json
 import os
 import signal
@@ -29,13 +28,6 @@ def cpu_s(pid: int) -> tuple[float, float]:
 def rss_bytes(pid: int) -> int:
     """Resident memory of a process now."""
     return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * _PAGE_BYTES
-
-
-def calm_garbage_collection() -> None:
-    """Set the garbage collector as a worker does. Every load generator calls it, ours and the baselines'."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 1000)
 
 
 class Service:

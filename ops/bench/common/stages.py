@@ -30,7 +30,7 @@ STAGES: Sequence[tuple[str, str]] = (
     ("penstock.worker.batching.dispatcher", "dispatcher"),
     ("penstock.worker.batching.batch", "dispatcher"),
     ("penstock.worker.batching.single_flight", "single flight"),
-    ("penstock.worker.kafka.fetch_buffer", "polling"),
+    ("penstock.worker.requests.fetch_buffer", "polling"),
     ("penstock.worker.telemetry.load_monitor", "metrics"),
     ("penstock.worker.replies.reply", "replies and delivery"),
     ("penstock.worker.replies.delivery", "replies and delivery"),

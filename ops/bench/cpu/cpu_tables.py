@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from penstock.ops.bench.common.kept_tables import of_each_machine, of_newest_machine, spreads, target_table
+from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, target_table
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.verdicts import Spread
@@ -17,20 +17,9 @@ def headline() -> str:
     return of_each_machine("cpu", PARTS, _headline)
 
 
-def short_headline() -> str:
-    """First half of table `headline`: through Kafka in the precision that a worker chooses."""
-    return of_newest_machine("cpu", ("end-to-end",), _short_headline)
-
-
 def against_targets() -> str:
     """Table `cpu-targets`."""
     return of_each_machine("cpu", PARTS, lambda runs: target_table("cpu", runs, measures))
-
-
-def _short_headline(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    rows = [row[:3] for row in next(filter(None, (_end_to_end(found, dtype) for dtype in reversed(DTYPES))), [])]
-    return table(["Kafka, broker and client on the same cores", "penstock", "alternative"], rows)
 
 
 def _headline(runs: Sequence[Run]) -> str:

@@ -17,9 +17,10 @@ from typing import Any
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from penstock.ops.bench.common.processes import calm_garbage_collection, cpu_s
+from penstock.ops.bench.common.processes import cpu_s
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import ensure_topics
+from penstock.worker.garbage_collection import calm_garbage_collection
 
 _VALUE = bytes(200)
 _PRODUCER = {"acks": "all", "enable_idempotence": True, "linger_ms": 2}

@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from penstock.ops.bench.common.processes import calm_garbage_collection, cpu_s, rss_bytes
+from penstock.ops.bench.common.processes import cpu_s, rss_bytes
 from penstock.ops.bench.common.sampler import Sampler
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.cpu.load_spec import RSS_INTERVAL_S, LoadResult, LoadSpec, percentiles_ms
 from penstock.ops.bench.cpu.plain_client import PlainClient
 from penstock.producer import Client
+from penstock.worker.garbage_collection import calm_garbage_collection
 
 _NUM_IDS = 15  # Banking77's mean
 _WARM_UP_CALLERS = 8

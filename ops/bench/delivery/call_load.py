@@ -19,11 +19,11 @@ from typing import Any
 
 import uvloop
 
-from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.cpu.load_generator import Call, Recorder, connect, make_items, offer, warm_up_of
 from penstock.ops.bench.cpu.load_spec import LoadSpec, percentiles_ms
 from penstock.ops.bench.delivery.stand_in import is_poison, with_poison
 from penstock.producer.errors import PenstockError
+from penstock.worker.garbage_collection import calm_garbage_collection
 
 _UP_TIMEOUT_S = 120.0
 

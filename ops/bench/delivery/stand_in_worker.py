@@ -10,7 +10,7 @@ from penstock.ops.bench.delivery.stand_in import PoisonableEngine, SleepingEngin
 from penstock.ops.cli.main import main
 from penstock.worker import process
 from penstock.worker.model_loading import require_encoder
-from penstock.worker.settings import NULL_MODEL, ModelSettings
+from penstock.worker.model_settings import NULL_MODEL, ModelSettings
 from penstock.worker.supervision import member_process
 
 PROGRAM = (sys.executable, "-m", "penstock.ops.bench.delivery.stand_in_worker")

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.pipeline.call_times import CallTimes
 from penstock.ops.bench.pipeline.loads import Load
 from penstock.ops.bench.pipeline.payloads import calls
 from penstock.producer import Client
 from penstock.producer.errors import PenstockError
+from penstock.worker.garbage_collection import calm_garbage_collection
 
 _POOL_ROWS = 16_384  # more than are in flight of one client
 _LONG_POOL_ROWS = 4096

@@ -17,10 +17,10 @@ import numpy as np
 
 from penstock.engine.gpu.buckets import GRAPH_ROWS  # above it every kernel is launched by the host
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch
-from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.serving.harness.harness import BenchHarness, Load
 from penstock.ops.bench.serving.loads.systems import default
 from penstock.scheduler import CostTable
+from penstock.worker.garbage_collection import calm_garbage_collection
 from penstock.worker.settings import WorkerSettings
 
 _LAUNCHES, _GRAPH_LAUNCHES = 95, 12

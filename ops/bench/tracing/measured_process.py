@@ -18,9 +18,9 @@ import uvloop
 
 from penstock.engine import NullEngine
 from penstock.ops.bench.cache.in_process import MODEL, in_process_worker, random_ids, request_values
-from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.tracing.loopback_client import loopback_client
 from penstock.worker import WorkerSettings
+from penstock.worker.garbage_collection import calm_garbage_collection
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.telemetry.logs import configure_logs
 from penstock.worker.telemetry.traces import open_traces

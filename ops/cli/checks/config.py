@@ -15,8 +15,9 @@ from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail
 from penstock.producer.secret_url import SecretUrl
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import FileSettings, Settings, env_name
+from penstock.worker.model_settings import ModelSettings
 from penstock.worker.resolved_settings import open_settings
-from penstock.worker.settings import ModelSettings, WorkerSettings
+from penstock.worker.settings import WorkerSettings
 
 config = typer.Typer(add_completion=False, no_args_is_help=True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.ops.cli.checks.finding import CheckSettings, Finding
 from penstock.ops.cli.checks.member_memory import MemberMemory
 from penstock.worker.command import placements_for
-from penstock.worker.settings import NULL_MODEL
+from penstock.worker.model_settings import NULL_MODEL
 from penstock.worker.supervision.mps import MpsUnavailable, mps_program
 from penstock.worker.supervision.placement import CannotPlace, Machine
 

@@ -11,17 +11,19 @@ from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.batching.batch import pack
+from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.model_loading import load_tokenizer
+from penstock.worker.model_settings import ModelSettings
 from penstock.worker.process import load_encoder
-from penstock.worker.replies.dead_letters import reply_key
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.preparation import RequestPreparer
-from penstock.worker.requests.record import KafkaRecord, PendingRecord
+from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
+from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.resolved_settings import batch_caps
-from penstock.worker.settings import ModelSettings, RequestSettings
+from penstock.worker.settings import RequestSettings
 
 
 class LocalReply(NamedTuple):

@@ -38,7 +38,8 @@ from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, nar
 from penstock.producer.settings import KafkaSettings, RequestTopic
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import check_served_name, request_topic, served_name_of
-from penstock.worker.settings import ModelSettings, RequestSettings
+from penstock.worker.model_settings import ModelSettings
+from penstock.worker.settings import RequestSettings
 
 dlq = typer.Typer(
     add_completion=False,

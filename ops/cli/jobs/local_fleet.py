@@ -19,7 +19,7 @@ from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.kafka import FAST_START, FULL_SPEED, KafkaBroker
 from penstock.ops.kafka.owned_folder import OwnedFolder
 from penstock.producer.settings import KafkaSettings
-from penstock.worker.settings import ModelSettings
+from penstock.worker.model_settings import ModelSettings
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import typer
 
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, fail, narrate_logs, say, stderr
-from penstock.worker.settings import ModelSettings
+from penstock.worker.model_settings import ModelSettings
 
 
 @takes(ModelSettings)

@@ -14,7 +14,7 @@ from penstock.ops.cli.planning.capacity_plan import (
     PARTITIONS_PER_MEMBER,
     UTILISATION,
     CapacityPlan,
-    Device,
+    DeviceCapacity,
     ImpossibleLoad,
     Lengths,
     lengths_in,
@@ -82,7 +82,7 @@ async def _show_plans(settings: CapacitySettings, lengths: Lengths) -> int:
         try:
             plan = plan_capacity(
                 costs.table,
-                Device.of(key.device),
+                DeviceCapacity.of(key.device),
                 lengths,
                 rate_per_s=settings.rate,
                 slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,

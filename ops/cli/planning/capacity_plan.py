@@ -32,7 +32,7 @@ class ImpossibleLoad(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceCapacity:
     """Device and model of a cost table."""
 
     is_gpu: bool
@@ -63,7 +63,7 @@ class CapacityPlan:
 
     rate_per_s: float
     slo_s: float | None
-    device: Device
+    device: DeviceCapacity
     batch: FullBatches
     lane_per_s: float  # requests in full batches
     device_per_s: float
@@ -84,7 +84,7 @@ class CapacityPlan:
 
 def plan_capacity(
     cost: CostFunction,
-    device: Device,
+    device: DeviceCapacity,
     lengths: Lengths,
     *,
     rate_per_s: float,
@@ -104,13 +104,7 @@ def plan_capacity(
     """
     most_s = math.inf if slo_s is None else slo_s / _BATCH_OF_SLO
     batch = full_batches(cost, lengths, max_sequences=max_sequences, max_tokens=max_tokens, most_s=most_s)
-    if slo_s is not None and batch.long_alone_s > slo_s / 2:
-        raise ImpossibleLoad(
-            f"One sequence in a thousand has {batch.long_tokens:,} tokens or more and takes "
-            f"{batch.long_alone_s * 1e3:.1f} ms alone: more than half of the SLO of {slo_s * 1e3:g} ms."
-        )
-    if not 0 < batch.seconds < math.inf:
-        raise ImpossibleLoad(f"By the cost table a full batch takes {batch.seconds:g} s. Measure it again.")
+    _require_possible(batch, slo_s)
     lane_per_s = batch.sequences / batch.seconds
     device_per_s = lane_per_s * device.lanes
     devices = max(1, math.ceil(rate_per_s / (UTILISATION * device_per_s)))
@@ -126,6 +120,16 @@ def plan_capacity(
         members,
         PARTITIONS_PER_MEMBER * members,
     )
+
+
+def _require_possible(batch: FullBatches, slo_s: float | None) -> None:
+    if slo_s is not None and batch.long_alone_s > slo_s / 2:
+        raise ImpossibleLoad(
+            f"One sequence in a thousand has {batch.long_tokens:,} tokens or more and takes "
+            f"{batch.long_alone_s * 1e3:.1f} ms alone: more than half of the SLO of {slo_s * 1e3:g} ms."
+        )
+    if not 0 < batch.seconds < math.inf:
+        raise ImpossibleLoad(f"By the cost table a full batch takes {batch.seconds:g} s. Measure it again.")
 
 
 def full_batches(

@@ -16,6 +16,6 @@ def worker(settings: WorkerSettings) -> int:
     $ penstock worker --model sentence-transformers/all-MiniLM-L6-v2
     """
     from penstock.worker import run_members
-    from penstock.worker.supervision.control import EXIT_CANNOT_START
+    from penstock.worker.control_socket import EXIT_CANNOT_START
 
     return exit_code_of(lambda: run_members(settings), failed=EXIT_CANNOT_START)

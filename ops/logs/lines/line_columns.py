@@ -15,7 +15,7 @@ import numpy.typing as npt
 _CONSTANT = ("event", "logger", "level")  # a worker writes them alike in all lines of an event
 
 
-class Shape(NamedTuple):
+class LineShape(NamedTuple):
     """The fields that are taken out of the lines of one event, beside their time."""
 
     event: str
@@ -49,10 +49,10 @@ class Found(NamedTuple):
         return self.block[self.places[row, 0] : self.places[row, 1]]
 
 
-class Layout:
+class LineLayout:
     """The order of the fields of an event, and room for the values of a block."""
 
-    def __init__(self, kernel: ModuleType, shape: Shape, first: dict[str, Any]) -> None:
+    def __init__(self, kernel: ModuleType, shape: LineShape, first: dict[str, Any]) -> None:
         """`first`: a line, as `first_line` finds it."""
         self.keys = tuple((key, first[key] if key in _CONSTANT else None) for key in first)
         self._kernel = kernel
@@ -78,7 +78,7 @@ class Layout:
         return Found(self._shape.event, values, found, block, places[:num_rows].copy()), rest
 
 
-def _layout(kernel: ModuleType, shape: Shape, first: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+def _layout(kernel: ModuleType, shape: LineShape, first: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     """The bytes before each value in words, the masks of the words, the sizes in bytes, and the kinds of the values."""
     kinds = {
         **dict.fromkeys(shape.integers, kernel.INTEGER),
@@ -97,7 +97,7 @@ def _layout(kernel: ModuleType, shape: Shape, first: dict[str, Any]) -> tuple[An
     return key_words, key_masks, sizes, np.array([kinds.get(key, kernel.SKIP) for key in first], np.int64)
 
 
-def first_line(shape: Shape, block: bytes) -> dict[str, Any]:
+def first_line(shape: LineShape, block: bytes) -> dict[str, Any]:
     """The first line of an event; empty without one, or where it lacks a field that is needed."""
     place = block.find(f'"event": "{shape.event}"'.encode())
     if place < 0:
@@ -118,8 +118,10 @@ def load_kernel() -> ModuleType | None:
     try:
         from penstock.ops.logs.lines import line_kernel
 
-        shape = Shape("", (), (), (), frozenset())
-        Layout(line_kernel, shape, dict.fromkeys((*_CONSTANT, "timestamp"), "")).scan(b"\n" * (2 * line_kernel.WORD))
+        shape = LineShape("", (), (), (), frozenset())
+        LineLayout(line_kernel, shape, dict.fromkeys((*_CONSTANT, "timestamp"), "")).scan(
+            b"\n" * (2 * line_kernel.WORD)
+        )
     except Exception:  # of numba's cache: a full or read-only folder, or a damaged file. JSON takes longer
         return None
     return line_kernel

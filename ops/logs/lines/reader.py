@@ -10,7 +10,7 @@ from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts, Parsed
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.filters import Filters
 from penstock.ops.logs.lines.line_columns import Found
-from penstock.ops.logs.lines.source import Source, origin
+from penstock.ops.logs.lines.source import LogSource, origin
 
 _TOPIC = re.compile(r"penstock\.requests\.(.+?)(\.bulk)?")
 _NAMES_MODEL = ("worker_ready", "model_loaded")  # events with the model's name
@@ -29,7 +29,7 @@ class LogReader:
     """One pass over logs, in bounded memory."""
 
     def __init__(
-        self, sources: Sequence[Source], filters: Filters, progress: Callable[[int], None] | None = None
+        self, sources: Sequence[LogSource], filters: Filters, progress: Callable[[int], None] | None = None
     ) -> None:
         """`progress` is called after each block, with the bytes that have been read of all sources."""
         self.sources = sources
@@ -86,7 +86,7 @@ class LogReader:
         )
 
 
-def _parsed_ahead(source: Source, parser: BlockParser) -> Iterator[Parsed]:
+def _parsed_ahead(source: LogSource, parser: BlockParser) -> Iterator[Parsed]:
     """A source's blocks, parsed one ahead in a thread, on another core."""
     blocks = source.blocks()
 

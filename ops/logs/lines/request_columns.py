@@ -6,12 +6,12 @@ A request has a trace or has none, and ran in a batch or did not. So each event 
 from collections.abc import Sequence
 
 from penstock.ops.logs.lines import batch_columns
-from penstock.ops.logs.lines.line_columns import Found, Layout, Shape, first_line, load_kernel
+from penstock.ops.logs.lines.line_columns import Found, LineLayout, LineShape, first_line, load_kernel
 
 _STAGES_MS = ("tokenize_ms", "cache_ms", "schedule_ms", "compute_ms")
 _SHAPES = (
-    Shape("request_done", ("sample",), (), ("kafka_ms", "total_ms", *_STAGES_MS), optional=frozenset(_STAGES_MS)),
-    Shape("request_refused", ("code",), ("records",), (), optional=frozenset()),
+    LineShape("request_done", ("sample",), (), ("kafka_ms", "total_ms", *_STAGES_MS), optional=frozenset(_STAGES_MS)),
+    LineShape("request_refused", ("code",), ("records",), (), optional=frozenset()),
 )
 _MAX_LAYOUTS = 8  # of an event
 _END = b"\n" * 8  # the scanner leaves a line out that ends within a word of the end
@@ -21,7 +21,7 @@ class RequestColumns:
     """Takes requests out of the lines of one source, in order."""
 
     def __init__(self) -> None:
-        self._layouts: dict[str, list[Layout]] = {shape.event: [] for shape in _SHAPES}
+        self._layouts: dict[str, list[LineLayout]] = {shape.event: [] for shape in _SHAPES}
 
     def cut(self, lines: list[bytes]) -> tuple[list[Found], list[bytes]]:
         """Columns by layout, and the other lines. Never raises for what they hold."""
@@ -38,13 +38,13 @@ class RequestColumns:
                     lines, block = others, _joined(others)
         return found, lines
 
-    def _new_layout(self, shape: Shape, block: bytes) -> Layout | None:
+    def _new_layout(self, shape: LineShape, block: bytes) -> LineLayout | None:
         """The layout of the first line of this event that is left, unless it is known: then a value is unusual."""
         known = self._layouts[shape.event]
         first = first_line(shape, block) if len(known) < _MAX_LAYOUTS else {}
         if not first or (kernel := load_kernel()) is None:
             return None
-        layout = Layout(kernel, shape, first)
+        layout = LineLayout(kernel, shape, first)
         if layout.keys in [one.keys for one in known]:
             return None
         known.append(layout)

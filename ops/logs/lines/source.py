@@ -23,7 +23,7 @@ _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
 @dataclass(slots=True)
-class Source:
+class LogSource:
     """One log. The notes say what could not be read of it."""
 
     name: str  # for the screen
@@ -147,7 +147,7 @@ def _block_bytes(file: IO[bytes]) -> int:
     return middle + end.rfind(b"\n") + 1 if b"\n" in end else BLOCK_BYTES
 
 
-def find_sources(names: Sequence[str]) -> tuple[list[Source], list[str]]:
+def find_sources(names: Sequence[str]) -> tuple[list[LogSource], list[str]]:
     """The logs behind the arguments, and the files of directories that are left out, because no line is an event.
 
     The files of a rotated log follow one another, oldest first, because what a worker says of itself comes first.
@@ -157,13 +157,13 @@ def find_sources(names: Sequence[str]) -> tuple[list[Source], list[str]]:
     for name in names:
         path = Path(name)
         if name == STDIN:
-            sources.append(Source("stdin", None))
+            sources.append(LogSource("stdin", None))
         elif path.is_dir():
             found, others = _of_directory(path)
             sources += found
             skipped += others
         elif path.exists():
-            sources.append(Source(path.name, path))
+            sources.append(LogSource(path.name, path))
         else:
             raise NoEvents(f"There is no file or directory {name}. Standard input is '-'.")
     if not sources:
@@ -189,11 +189,11 @@ def _age(name: str) -> tuple[bool, list[int]]:
     return not numbers, numbers if is_date else [-one for one in numbers]
 
 
-def _of_directory(directory: Path) -> tuple[list[Source], list[str]]:
+def _of_directory(directory: Path) -> tuple[list[LogSource], list[str]]:
     found, others = [], []
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         if _looks_like_a_log(path):
-            found.append(Source(path.name, path))
+            found.append(LogSource(path.name, path))
         else:
             others.append(str(path.relative_to(directory)))
     return found, others
@@ -201,7 +201,7 @@ def _of_directory(directory: Path) -> tuple[list[Source], list[str]]:
 
 def _looks_like_a_log(path: Path) -> bool:
     """Whether the first kilobytes have an event, or the file cannot be read, which its reader then says."""
-    probe = Source(path.name, path)
+    probe = LogSource(path.name, path)
     try:
         with path.open("rb") as file:
             head = next(probe._decoded(file), b"")[:_SNIFF_BYTES]
@@ -210,7 +210,7 @@ def _looks_like_a_log(path: Path) -> bool:
     return any(mark in head for mark in (b'"event":', b'"MESSAGE"', b'"ecs.version"'))
 
 
-def _tell_apart(sources: Sequence[Source]) -> None:
+def _tell_apart(sources: Sequence[LogSource]) -> None:
     """Files of one name in several directories are shown by their paths."""
     names = [source.name for source in sources]
     for source in sources:

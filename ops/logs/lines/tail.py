@@ -10,7 +10,7 @@ from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.filters import Filters
 from penstock.ops.logs.lines.reader import in_order
-from penstock.ops.logs.lines.source import MAX_LINE_BYTES, STDIN, Source, find_sources
+from penstock.ops.logs.lines.source import MAX_LINE_BYTES, STDIN, LogSource, find_sources
 
 _END_BYTES = 1 << 20  # of each file that are searched for its last lines, without `since`
 _MAX_WAITING = 100_000  # events that are held for their order
@@ -108,7 +108,7 @@ class Tail:
         for file in self._files.values():
             file.close()
 
-    def _end_of(self, index: int, source: Source) -> Iterator[Event]:
+    def _end_of(self, index: int, source: LogSource) -> Iterator[Event]:
         path = source.path
         if path is None:
             return

@@ -48,7 +48,7 @@ def charts() -> list[Chart]:
         Chart("Throughput", "answered and rejected requests a second", _throughput),
         Chart("Latency", "online requests by latency and time: darker is more; the line is p95", _latency),
         Chart("Triggers", "batches a second by why they ran", _triggers),
-        Chart("Padding", "slots that padded batches would have wasted, as a share", _padding),
+        Chart("Padding", "padding that padded batches would have had, as a share of their tokens", _padding),
         Chart("Cache", "sequences a second from the cache and from the engine", _cache),
         Chart("Lag", "how long sampled requests waited in Kafka, and the workers' backlog, at most", _lag),
         Chart("Errors", "missed deadlines, and warnings and errors in the logs, a second", _errors),
@@ -102,10 +102,10 @@ def _triggers(axes: Any, spans: Spans) -> bool:
 
 
 def _padding(axes: Any, spans: Spans) -> bool:
-    slots, tokens = spans.columns["logged_slots"], spans.columns["logged_tokens"]
-    if not slots.any():
+    padded, tokens = spans.columns["logged_padded_tokens"], spans.columns["logged_tokens"]
+    if not padded.any():
         return False
-    wasted = np.where(slots > 0, 100 * (1 - tokens / np.maximum(slots, 1)), np.nan)
+    wasted = np.where(padded > 0, 100 * (1 - tokens / np.maximum(padded, 1)), np.nan)
     _area(axes, spans, wasted, PALETTE[2], "")
     _over_time(axes, spans, "% avoided")
     axes.set_ylim(0, 100)

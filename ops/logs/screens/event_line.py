@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from penstock.ops.logs.lines.event import Event, clock, printable
-from penstock.ops.logs.lines.source import Source
+from penstock.ops.logs.lines.source import LogSource
 from penstock.ops.logs.screens.tables import DIM, LEVEL_STYLES
 
 _OF_EVERY_LINE = ("pid", "model", "service.name", "service.version", "service.instance.id")
@@ -14,7 +14,7 @@ _SHOWN_APART = frozenset(("event", "logger", "level", "timestamp", "worker", "ex
 _MAX_VALUE_CHARS = 200
 
 
-def event_line(event: Event, sources: Sequence[Source]) -> Text:
+def event_line(event: Event, sources: Sequence[LogSource]) -> Text:
     """Time, level, log, worker, name and fields; a trace on lines of its own."""
     style = LEVEL_STYLES[event.level]
     line = Text.assemble((f"{clock(event.time_s, ms=True)} ", DIM))

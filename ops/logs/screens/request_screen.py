@@ -7,11 +7,11 @@ from rich.text import Text
 
 from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, printable
 from penstock.ops.logs.lines.reader import in_order
-from penstock.ops.logs.lines.source import Source
+from penstock.ops.logs.lines.source import LogSource
 from penstock.ops.logs.screens.event_line import event_line
 from penstock.ops.logs.screens.tables import BAR, DIM, WARN, count, heading, joined
 from penstock.ops.logs.totals.lifecycle import sentence
-from penstock.ops.logs.totals.request_story import RequestStory, Stage, stages
+from penstock.ops.logs.totals.request_story import RequestStory, StageTime, stages
 
 _WIDTH = 56
 _COLOURS = {"kafka": "blue", "tokenize": "magenta", "cache": "green", "schedule": "yellow", "compute": BAR}
@@ -21,7 +21,7 @@ _SAMPLED = (
 )
 
 
-def show_request(console: Console, story: RequestStory, sources: Sequence[Source]) -> None:
+def show_request(console: Console, story: RequestStory, sources: Sequence[LogSource]) -> None:
     """Print what is known."""
     if not story.found:
         console.print(Text(f"No line names request {printable(story.id)}. {_SAMPLED}", style=WARN), soft_wrap=True)
@@ -51,7 +51,7 @@ def show_request(console: Console, story: RequestStory, sources: Sequence[Source
             console.print(Text(text), soft_wrap=True)
 
 
-def _show_way(console: Console, sample: Event, sources: Sequence[Source]) -> None:
+def _show_way(console: Console, sample: Event, sources: Sequence[LogSource]) -> None:
     fields, way = sample.fields, stages(sample)
     worker = f" worker {fields['worker']}" if "worker" in fields else ""
     about = joined(
@@ -87,7 +87,7 @@ def _show_way(console: Console, sample: Event, sources: Sequence[Source]) -> Non
         )
 
 
-def _bar(stage: Stage, start_s: float, span_s: float) -> Text:
+def _bar(stage: StageTime, start_s: float, span_s: float) -> Text:
     first = round((stage.start_s - start_s) / span_s * _WIDTH)
     last = round((stage.start_s + stage.seconds - start_s) / span_s * _WIDTH)
     line = Text(f"  {stage.name:<9}{duration(stage.seconds):>9}  ")

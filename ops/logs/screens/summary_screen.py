@@ -125,7 +125,7 @@ def _add_batches(grid: Table, digest: Digest) -> None:
     logged = "all logged" if number <= batches.all.batches else f"{integer(batches.all.batches)} of them logged"
     sizes = f"{count(batches.sequences.percentile(50), 'sequence')}, {count(batches.tokens.percentile(50), 'token')}"
     grid.add_row("batches", f"{integer(number)} ({logged}); median {sizes}, {duration(batches.seconds.percentile(50))}")
-    grid.add_row("padding avoided", f"{share(batches.all.padding_avoided)} of the slots")
+    grid.add_row("padding avoided", f"{share(batches.all.padding_avoided)} of the padded tokens")
     error = f"p50 {share(batches.all.error(50))}, p95 {share(batches.all.error(95))}"
     grid.add_row("cost error", f"{error}; predicted {short(1 + batches.all.bias)} times the measured seconds")
 

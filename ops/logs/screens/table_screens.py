@@ -5,7 +5,7 @@ from rich.text import Text
 
 from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, number, printable
 from penstock.ops.logs.screens.tables import BAD, DIM, WARN, bar, curve, heading, is_known, row, table
-from penstock.ops.logs.totals.batch_totals import Group
+from penstock.ops.logs.totals.batch_totals import BatchGroup
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import integer, share, short
 from penstock.ops.logs.totals.request_totals import Rejected
@@ -192,12 +192,12 @@ def _size(size: int) -> str:
     return "1" if size == 0 else f"{2 ** (size - 1) + 1:,}-{2**size:,}"
 
 
-def _means(group: Group) -> tuple[str, str, str]:
+def _means(group: BatchGroup) -> tuple[str, str, str]:
     count = group.batches
     return short(group.sequences / count), short(group.tokens / count), duration(group.device_s / count)
 
 
-def _cost_cells(group: Group) -> tuple[object, ...]:
+def _cost_cells(group: BatchGroup) -> tuple[object, ...]:
     count, error = group.batches, group.error(95)
     means = duration(group.predicted_s / count), duration(group.device_s / count)
     return (

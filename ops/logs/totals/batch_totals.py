@@ -14,25 +14,25 @@ NUM_LONGEST = 50
 _MAX_TOKENS_BIN = 24
 _NUM_SIZES = _MAX_TOKENS_BIN + 1
 _ROWS_AT_ONCE = 100_000
-_SUMMED = ("sequences", "tokens", "slots", "predicted_s", "device_s")
+_SUMMED = ("sequences", "tokens", "padded_tokens", "predicted_s", "device_s")
 
 
 @dataclass(slots=True)
-class Group:
+class BatchGroup:
     """Batches of one kind."""
 
     batches: int = 0
     sequences: int = 0
     tokens: int = 0
-    slots: int = 0  # that padded batches would have had
+    padded_tokens: int = 0  # that padded batches would have had
     predicted_s: float = 0.0
     device_s: float = 0.0
     ratios: LogHistogram = field(default_factory=LogHistogram)  # predicted over measured seconds
 
     @property
     def padding_avoided(self) -> float:
-        """Share of the slots that would have been padding."""
-        return 1.0 - self.tokens / self.slots if self.slots else 0.0
+        """Share of the padded tokens that would have been padding."""
+        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
     @property
     def bias(self) -> float:
@@ -46,8 +46,9 @@ class Group:
     def add(self, batches: int, sums: FloatArray) -> None:
         """Count batches, of which the sums are those of _SUMMED."""
         self.batches += batches
-        self.sequences, self.tokens, self.slots = (
-            known + round(new) for known, new in zip((self.sequences, self.tokens, self.slots), sums[:3], strict=True)
+        self.sequences, self.tokens, self.padded_tokens = (
+            known + round(new)
+            for known, new in zip((self.sequences, self.tokens, self.padded_tokens), sums[:3], strict=True)
         )
         self.predicted_s += float(sums[3])
         self.device_s += float(sums[4])
@@ -57,10 +58,10 @@ class BatchTotals:
     """The batches that were logged: of each worker the first 100 of each second."""
 
     def __init__(self) -> None:
-        self.all = Group()
-        self.by_trigger: dict[str, Group] = {}
-        self.by_partition: dict[str, Group] = {}
-        self.by_tokens: dict[int, Group] = {}  # key n: 2^(n-1) < tokens <= 2^n
+        self.all = BatchGroup()
+        self.by_trigger: dict[str, BatchGroup] = {}
+        self.by_partition: dict[str, BatchGroup] = {}
+        self.by_tokens: dict[int, BatchGroup] = {}  # key n: 2^(n-1) < tokens <= 2^n
         self.sequences, self.tokens, self.longest, self.seconds = (LogHistogram() for _ in range(4))
         self.dp_gain = LogHistogram()
         self.longest_batches: list[dict[str, Any]] = []
@@ -81,7 +82,7 @@ class BatchTotals:
         pl = polars()
         source, frame, self._waiting = self._source, pl.concat(self._waiting), []
         frame = frame.drop_nulls(["sequences", "tokens", "max_seqlen", "predicted_s", "device_s"])
-        frame = frame.with_columns(slots=pl.col("sequences") * pl.col("max_seqlen"))
+        frame = frame.with_columns(padded_tokens=pl.col("sequences") * pl.col("max_seqlen"))
         if not len(frame):
             return
         self._count(frame)
@@ -119,7 +120,7 @@ class BatchTotals:
             (self.by_tokens, range(_NUM_SIZES), size),
         ):
             for number in np.unique(key).tolist():
-                group = table.setdefault(names[number], Group())
+                group = table.setdefault(names[number], BatchGroup())
                 is_own = key == number
                 group.add(int(batches[is_own].sum()), sums[:, is_own].sum(axis=1))
                 is_own = is_own[bins // NUM_BINS]
@@ -138,7 +139,9 @@ def _add_to_series(frame: Any, series: Series) -> None:
     seconds, second = distinct(frame["second"].to_numpy())
     triggers, trigger = _texts(frame["trigger"])
     sums = [np.bincount(second)]
-    sums += [np.bincount(second, frame[name].to_numpy()) for name in ("sequences", "tokens", "slots", "device_s")]
+    sums += [
+        np.bincount(second, frame[name].to_numpy()) for name in ("sequences", "tokens", "padded_tokens", "device_s")
+    ]
     rows = [dict(zip(LOGGED, row, strict=True)) for row in np.stack(sums, axis=1).tolist()]
     names = [name if name in TRIGGERS else TRIGGERS[-1] for name in triggers]
     pairs, pair = distinct(second * len(triggers) + trigger)

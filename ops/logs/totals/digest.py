@@ -9,7 +9,7 @@ from penstock.ops.logs.lines.block_parser import LineCounts
 from penstock.ops.logs.lines.event import Event, number
 from penstock.ops.logs.lines.line_columns import Found
 from penstock.ops.logs.lines.reader import LogReader, Part
-from penstock.ops.logs.lines.source import Source
+from penstock.ops.logs.lines.source import LogSource
 from penstock.ops.logs.totals.batch_totals import BatchTotals
 from penstock.ops.logs.totals.columns import distinct
 from penstock.ops.logs.totals.held_twice import held_twice_s
@@ -26,7 +26,7 @@ class Digest:
 
     def __init__(self, reader: LogReader) -> None:
         """Read all of them. Raises NoEvents."""
-        self.sources: list[Source] = list(reader.sources)
+        self.sources: list[LogSource] = list(reader.sources)
         self.series = Series()
         self.batches = BatchTotals()
         self.requests = RequestTotals()

@@ -86,7 +86,9 @@ def _batches(digest: Digest) -> Iterator[Fact]:
         yield Fact("batches", f"time p{percent}", batches.seconds.percentile(percent), duration, -1)
     speed = batches.all.tokens / batches.all.device_s if batches.all.device_s else math.nan
     yield Fact("batches", "tokens a second of a lane", speed, short, 1)
-    yield Fact("batches", "padding avoided", batches.all.padding_avoided if batches.all.slots else math.nan, share)
+    yield Fact(
+        "batches", "padding avoided", batches.all.padding_avoided if batches.all.padded_tokens else math.nan, share
+    )
     for trigger in TRIGGERS:
         if number := totals[trigger]:
             yield Fact("batches", f"trigger {trigger}", number / batches.all.batches, share)

@@ -16,7 +16,7 @@ _MAX_KEPT = 20_000
 _MEANWHILE_S = 2.0  # before and after
 
 
-class Position(NamedTuple):
+class RecordPosition(NamedTuple):
     """A record's place; the topic is None where it was not given."""
 
     topic: str | None
@@ -31,7 +31,7 @@ class Position(NamedTuple):
         return fields.get("partition") == self.partition and self.topic in (None, fields.get("topic"))
 
 
-class Stage(NamedTuple):
+class StageTime(NamedTuple):
     """A part of a request's way, in Unix seconds."""
 
     name: str
@@ -44,7 +44,7 @@ class RequestStory:
     """Collects events in one pass; `found`, `before` and `after` are complete at its end."""
 
     id: str
-    position: Position | None
+    position: RecordPosition | None
     found: list[Event] = field(default_factory=list)
     before: Event | None = None  # the nearest sampled requests of the partition, by offset
     after: Event | None = None
@@ -55,7 +55,9 @@ class RequestStory:
         """A correlation id as the worker logs it (text, or hexadecimal with or without dashes), or a position:
         TOPIC-PARTITION-OFFSET or PARTITION:OFFSET."""
         match = _POSITION.fullmatch(text)
-        position = Position(match[1], int(match[2]), int(match[3])) if match and not _UUID.fullmatch(text) else None
+        position = (
+            RecordPosition(match[1], int(match[2]), int(match[3])) if match and not _UUID.fullmatch(text) else None
+        )
         return cls(text.replace("-", "").lower() if _UUID.fullmatch(text) else text, position)
 
     def add(self, events: Iterable[Event]) -> None:
@@ -82,12 +84,12 @@ class RequestStory:
         return [event for event in self._notable if _batch_of(event) == _batch_of(self.sample)]
 
     @property
-    def found_position(self) -> Position | None:
+    def found_position(self) -> RecordPosition | None:
         """Its place, as its lines tell it."""
         for event in self.found:
             topic, partition, offset = (event.fields.get(key) for key in ("topic", "partition", "offset"))
             if isinstance(topic, str) and isinstance(partition, int) and isinstance(offset, int):
-                return Position(topic, partition, offset)
+                return RecordPosition(topic, partition, offset)
         return self.position
 
     def meanwhile(self) -> list[Event]:
@@ -99,7 +101,7 @@ class RequestStory:
         first, last = min([*times, *starts]) - _MEANWHILE_S, max(times) + _MEANWHILE_S
         return in_order(event for event in self._notable if event.time_s and first <= event.time_s <= last)
 
-    def _note_neighbour(self, event: Event, position: Position) -> None:
+    def _note_neighbour(self, event: Event, position: RecordPosition) -> None:
         offset = event.fields.get("offset")
         if not position.is_same_partition(event.fields) or not isinstance(offset, int):
             return
@@ -113,7 +115,7 @@ def _batch_of(event: Event) -> tuple[object, ...]:
     return event.source, event.fields.get("pid"), event.fields.get("worker"), event.number("batch")
 
 
-def stages(sample: Event) -> list[Stage]:
+def stages(sample: Event) -> list[StageTime]:
     """The way of a sampled request, from its producer to the reply. Empty without the times."""
     total_ms = sample.number("total_ms")
     if sample.time_s is None or total_ms is None:
@@ -121,11 +123,11 @@ def stages(sample: Event) -> list[Stage]:
     end_s = sample.time_s - (sample.number("ago_ms") or 0.0) / 1e3
     arrived_s = end_s - total_ms / 1e3
     kafka_s = max(0.0, (sample.number("kafka_ms") or 0.0) / 1e3)
-    way = [Stage("kafka", arrived_s - kafka_s, kafka_s)]
+    way = [StageTime("kafka", arrived_s - kafka_s, kafka_s)]
     at_s = arrived_s
     for name in ("tokenize", "cache", "schedule", "compute"):
         ms = sample.number(f"{name}_ms")
         if ms is not None:
-            way.append(Stage(name, at_s, ms / 1e3))
+            way.append(StageTime(name, at_s, ms / 1e3))
             at_s += ms / 1e3
     return way

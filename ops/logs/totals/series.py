@@ -16,8 +16,18 @@ LATENCY_BOUNDS_S = (
 LATENCIES = tuple([f"le_{bound:g}" for bound in LATENCY_BOUNDS_S])
 TRIGGERS = ("timeout", "max_batch", "half_slo", "hungry", "bulk", "drain", "other")
 MISSES = ("overloaded", "arrived_late", "queued", "predicted_wrong")
-COUNTED = ("batches", "answered", "sequences", "cached", "tokens", "slots", "device_s")  # by worker_load: all of them
-LOGGED = tuple([f"logged_{name}" for name in ("batches", "sequences", "tokens", "slots", "device_s")])  # by batch_done
+COUNTED = (
+    "batches",
+    "answered",
+    "sequences",
+    "cached",
+    "tokens",
+    "padded_tokens",
+    "device_s",
+)  # by worker_load: all of them
+LOGGED = tuple(
+    [f"logged_{name}" for name in ("batches", "sequences", "tokens", "padded_tokens", "device_s")]
+)  # by batch_done
 SUMS = (*COUNTED, *LOGGED, *MISSES, *TRIGGERS, *LATENCIES, "refused", "errors", "warnings")
 GREATEST = ("backlog_s", "queued_sequences", "kafka_s", "slowest_s")
 _NUM_SUMS = len(SUMS)

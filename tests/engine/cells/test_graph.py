@@ -15,7 +15,7 @@ from penstock.engine.cells.errors import (
     GraphTooLarge,
     InvalidCell,
     InvalidGraph,
-    InvalidRequest,
+    InvalidSequence,
     UnknownCell,
     WrongArity,
 )
@@ -23,7 +23,7 @@ from penstock.engine.cells.graph import GraphBuilder, GraphLimits, InputValues, 
 from penstock.engine.cells.graph_checks import check_graph
 from penstock.engine.cells.layers import weights_of
 from penstock.engine.cells.lstm import lstm_classifier
-from penstock.engine.cells.model import CellModel, Request
+from penstock.engine.cells.model import CellModel, RequestFields
 from penstock.engine.errors import EngineError, InvalidBatch
 
 H = StateSpec("h", 2)
@@ -42,7 +42,7 @@ SPECS = (CHAIN, PAIR, LOOP, OTHER)
 
 
 def model_of(unfold: Callable[[GraphBuilder], object]) -> CellModel:
-    def into(request: Request, graph: GraphBuilder) -> None:
+    def into(request: RequestFields, graph: GraphBuilder) -> None:
         unfold(graph)
 
     return CellModel.of([Cell(spec, no_step) for spec in SPECS], into)
@@ -91,7 +91,7 @@ def deep(graph: GraphBuilder) -> None:
         (lambda graph: graph.add("chain", token=[1] * 2, steps=0), EmptySequence, "no step"),
         (lambda graph: graph.add("chain", token=[1] * 101), GraphTooLarge, "101 steps; at most 100"),
         (lambda graph: graph.add("loop", token=[1], steps=10**6), GraphTooLarge, "at most 100"),
-        (lambda graph: graph.add("loop", token=[1], steps=2**40), InvalidRequest, "cannot unfold"),
+        (lambda graph: graph.add("loop", token=[1], steps=2**40), InvalidSequence, "cannot unfold"),
         (
             lambda graph: [graph.add("chain", token=[1]) for _ in range(51)],
             GraphTooLarge,
@@ -101,13 +101,13 @@ def deep(graph: GraphBuilder) -> None:
         (lambda graph: graph.add("pair", reads=[0]), WrongArity, "2 nodes, not 1"),
         (lambda graph: graph.add("chain", reads=[5], token=[1]), InvalidGraph, "does not exist"),
         (lambda graph: graph.add("chain", reads=[-2], token=[1]), InvalidGraph, "does not exist"),
-        (lambda graph: graph.add("chain"), InvalidRequest, "needs the inputs"),
-        (lambda graph: graph.add("pair", token=[1]), InvalidRequest, "needs the inputs"),
-        (lambda graph: graph.add("chain", token=[1, 2], steps=3), InvalidRequest, "2 values of input 'token'"),
-        (lambda graph: graph.add("loop", token=[1, 2], steps=2), InvalidRequest, "2 values of input 'token'"),
-        (lambda graph: graph.add("chain", token=[10]), InvalidRequest, r"\[0, 10\)"),
-        (lambda graph: graph.add("chain", token=[0.5]), InvalidRequest, "integers"),
-        (lambda graph: 1 / 0, InvalidRequest, "ZeroDivisionError"),
+        (lambda graph: graph.add("chain"), InvalidSequence, "needs the inputs"),
+        (lambda graph: graph.add("pair", token=[1]), InvalidSequence, "needs the inputs"),
+        (lambda graph: graph.add("chain", token=[1, 2], steps=3), InvalidSequence, "2 values of input 'token'"),
+        (lambda graph: graph.add("loop", token=[1, 2], steps=2), InvalidSequence, "2 values of input 'token'"),
+        (lambda graph: graph.add("chain", token=[10]), InvalidSequence, r"\[0, 10\)"),
+        (lambda graph: graph.add("chain", token=[0.5]), InvalidSequence, "integers"),
+        (lambda graph: 1 / 0, InvalidSequence, "ZeroDivisionError"),
     ],
 )
 def test_a_request_that_cannot_run_raises_an_error_that_says_why(
@@ -134,10 +134,10 @@ def test_arrays_that_no_builder_made_are_checked_too() -> None:
         check(0, steps=np.ones(2, np.int32))
     with pytest.raises(WrongArity, match="more than 1"):
         check(0, reads=np.array([[NO_NODE, 0]], np.int32))
-    with pytest.raises(InvalidRequest, match=r"\['token'\] are missing"):
+    with pytest.raises(InvalidSequence, match=r"\['token'\] are missing"):
         check_graph(Unfolded(np.zeros(1, np.int32), one, reads, {}), SPECS, GraphLimits())
     more = inputs | {"kind": InputValues(np.zeros(0, np.int32), np.zeros(2, np.int32))}
-    with pytest.raises(InvalidRequest, match=r"\['kind'\] are unknown"):
+    with pytest.raises(InvalidSequence, match=r"\['kind'\] are unknown"):
         check_graph(Unfolded(np.zeros(1, np.int32), one, reads, more), SPECS, GraphLimits())
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from penstock.engine.cells.cpu import CpuStepEngine
-from penstock.engine.cells.errors import EmptySequence, InvalidRequest
+from penstock.engine.cells.errors import EmptySequence, InvalidSequence
 from penstock.engine.cells.layers import weights_of
 from penstock.engine.cells.lstm import lstm_classifier, lstm_language_model
 from penstock.engine.cells.model import CellModel
@@ -129,16 +129,16 @@ def test_a_tensor_of_another_shape_is_named() -> None:
     ("request_", "error"),
     [
         ({"tokens": []}, EmptySequence),
-        ({"tokens": [1], "max_tokens": 0}, InvalidRequest),
-        ({"tokens": [1], "max_tokens": True}, InvalidRequest),
+        ({"tokens": [1], "max_tokens": 0}, InvalidSequence),
+        ({"tokens": [1], "max_tokens": True}, InvalidSequence),
         ({"tokens": [1]}, EmptySequence),
-        ({"tokens": "text"}, InvalidRequest),
-        ({"tokens": [[1], [2]]}, InvalidRequest),
-        ({"tokens": [1.5]}, InvalidRequest),
-        ({"tokens": [2**40, 1]}, InvalidRequest),
-        ({"tokens": [-1, 1]}, InvalidRequest),
-        ({"tokens": [1, VOCAB]}, InvalidRequest),
-        ({}, InvalidRequest),
+        ({"tokens": "text"}, InvalidSequence),
+        ({"tokens": [[1], [2]]}, InvalidSequence),
+        ({"tokens": [1.5]}, InvalidSequence),
+        ({"tokens": [2**40, 1]}, InvalidSequence),
+        ({"tokens": [-1, 1]}, InvalidSequence),
+        ({"tokens": [1, VOCAB]}, InvalidSequence),
+        ({}, InvalidSequence),
     ],
 )
 def test_a_request_at_fault_is_rejected_before_it_runs(request_: dict[str, object], error: type[Exception]) -> None:

@@ -16,7 +16,7 @@ from penstock.engine.cells.errors import (
     EmptySequence,
     GraphTooLarge,
     InvalidGraph,
-    InvalidRequest,
+    InvalidSequence,
     WrongArity,
 )
 from penstock.engine.cells.graph import GraphLimits
@@ -161,10 +161,10 @@ def test_a_binary_tree_needs_a_slot_for_each_leaf_and_no_more() -> None:
         ({"tokens": [1, 2, 3], "merges": [[0, 4], [1, 2]]}, InvalidGraph, "listed later"),
         ({"tokens": [1, 2], "merges": [[0]]}, WrongArity, "pairs"),
         ({"tokens": [1, 2], "merges": [[0, 9]]}, InvalidGraph, "does not exist"),
-        ({"tokens": [1, 2], "merges": [[0, -1]]}, InvalidRequest, "pairs"),
-        ({"tokens": [1, 2], "merges": [[0, 2**40]]}, InvalidRequest, "cannot unfold"),
-        ({"tokens": [1, 2], "merges": [5]}, InvalidRequest, "pairs"),
-        ({"tokens": [1, 2], "merges": 5}, InvalidRequest, "list of pairs"),
+        ({"tokens": [1, 2], "merges": [[0, -1]]}, InvalidSequence, "pairs"),
+        ({"tokens": [1, 2], "merges": [[0, 2**40]]}, InvalidSequence, "cannot unfold"),
+        ({"tokens": [1, 2], "merges": [5]}, InvalidSequence, "pairs"),
+        ({"tokens": [1, 2], "merges": 5}, InvalidSequence, "list of pairs"),
     ],
 )
 def test_a_binary_tree_at_fault_is_rejected(request_: dict[str, object], error: type[Exception], message: str) -> None:
@@ -180,8 +180,8 @@ def test_a_binary_tree_at_fault_is_rejected(request_: dict[str, object], error: 
         ({"tokens": [1, 2, 3], "parents": [-1, 2, 1]}, CyclicGraph, "node 1"),
         ({"tokens": [1, 2], "parents": [1, 0]}, CyclicGraph, "node 0"),
         ({"tokens": [1] * 10, "parents": [-1] + [0] * 9}, WrongArity, "9 children"),
-        ({"tokens": [1, 2], "parents": [-1]}, InvalidRequest, "2 indices"),
-        ({"tokens": [1, 2], "parents": [-1, 7]}, InvalidRequest, "2 indices"),
+        ({"tokens": [1, 2], "parents": [-1]}, InvalidSequence, "2 indices"),
+        ({"tokens": [1, 2], "parents": [-1, 7]}, InvalidSequence, "2 indices"),
     ],
 )
 def test_a_child_sum_tree_at_fault_is_rejected(

@@ -59,11 +59,15 @@ def test_an_extension_is_taken_back() -> None:
     assert (pool.num_free, table.lengths.tolist()) == (before[1], [3, 3])
 
 
-def test_a_filled_row_has_a_slot_for_each_position() -> None:
+def test_filled_rows_have_a_slot_for_each_position() -> None:
     pool = PagePool(9)
-    table = PageTable(pool, 1, 12, PAGE_SIZE)
-    (row,) = table.open(1)
-    slots = table.fill(row, 7)
-    assert [slot // PAGE_SIZE for slot in slots] == [table.pages[row, i // PAGE_SIZE] for i in range(7)]
-    assert len(set(slots.tolist())) == 7
-    assert pool.num_free == 8 - 3
+    table = PageTable(pool, 2, 12, PAGE_SIZE)
+    rows = table.open(2)
+    table.fill(rows, np.array([7, 4]))
+    slots = table.slots(rows).tolist()
+    of_positions = [(rows[0], i) for i in range(7)] + [(rows[1], i) for i in range(4)]
+    assert [slot // PAGE_SIZE for slot in slots] == [table.pages[row, i // PAGE_SIZE] for row, i in of_positions]
+    assert [slot % PAGE_SIZE for slot in slots] == [i % PAGE_SIZE for _, i in of_positions]
+    assert len(set(slots)) == 11
+    assert pool.num_free == 8 - 5
+    table.check_integrity(rows.tolist())

@@ -10,7 +10,7 @@ from penstock.engine.cells.contract import Cell, CellBatch, CellSpec, StateSpec
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.gpu import lstm as fused
 from penstock.engine.gpu.cell_batches import CellLayout, row_bucket, row_buckets
-from penstock.engine.gpu.state_pool import StatePool
+from penstock.engine.gpu.device_states import DeviceStates
 from penstock.engine.gpu.torch_quantum import TorchQuantum
 from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
 from penstock.ops.bench.cellular.steps.closed_loop import ClosedLoop, Sentences
@@ -80,7 +80,7 @@ def test_lengths_are_those_that_are_stated() -> None:
 
 def test_a_tree_cell_reads_two_slots() -> None:
     spec = CellSpec("tree", (StateSpec("sum", 8),), arity=2, emits=(StateSpec("sum", 8),), max_steps=1)
-    pool = StatePool([spec], 10, CPU)
+    pool = DeviceStates([spec], 10, CPU)
     pool.states[spec.states[0]][1:10] = torch.arange(1.0, 10)[:, None]
     cell = Cell(spec, lambda states, inputs: ({"sum": states["sum"].sum(1)}, {"sum": states["sum"].sum(1)}))
     layout = CellLayout(spec, row_bucket(2), 1)
@@ -129,7 +129,7 @@ def test_tokens_beyond_a_rows_steps_do_not_matter() -> None:
 def test_a_cell_of_two_predecessors_has_no_chains() -> None:
     spec = CellSpec("tree", (StateSpec("h", 8),), arity=2, max_steps=2)
     with pytest.raises(ValueError, match="max_steps must be 1"):
-        TorchQuantum(Cell(spec, lambda states, inputs: (states, {})), StatePool([spec], 4, CPU))
+        TorchQuantum(Cell(spec, lambda states, inputs: (states, {})), DeviceStates([spec], 4, CPU))
 
 
 def test_row_buckets_hold_every_number_of_rows() -> None:

@@ -29,7 +29,7 @@ from penstock.producer.wire.messages import Request, join_tokens
 from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
-from penstock.worker.requests.request import PendingRequest, PendingSequence, Results, SliceTimes
+from penstock.worker.requests.request import PendingRequest, PendingSequence, SequenceResults, SliceTimes
 from tests.engine.gpu.fake_cuda import FakeCuda, FakeEvent, FakeStream
 from tests.engine.helpers import pack, random_sequences
 
@@ -180,7 +180,7 @@ async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
     found: dict[int, Any] = {}
     over = asyncio.Event()
 
-    def on_batch_done(stats: BatchStats, results: Results) -> None:
+    def on_batch_done(stats: BatchStats, results: SequenceResults) -> None:
         found.update({sequence.index: result for sequence, result in results})
         if len(found) == 8:
             over.set()

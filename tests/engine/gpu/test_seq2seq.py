@@ -326,7 +326,7 @@ def logits_of(device: Seq2SeqDevice, batch: list[Int32Array]) -> list[Tensor]:
     """Logits of six steps after the encoder, of two rows a source."""
     lengths = np.array([len(source) for source in batch])
     slots = [((1 + 16 * place) * SMALL.page_size + np.arange(len(s))) for place, s in enumerate(batch)]
-    device.encode(batch, slots)
+    device.encode(batch, np.concatenate(slots))
     return [device.step(rows_of(np.full(2 * len(batch), step + 1), lengths, seed=step)) for step in range(6)]
 
 

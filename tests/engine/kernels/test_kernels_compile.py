@@ -59,6 +59,7 @@ def test_compiles_without_spills(
         ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
         ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),
         ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
+        ("greedy_step", {"greedy_step"}),
         ("lstm", {"lstm_begin", "lstm_step"}),
         ("short_lstm", {f"short_lstm_{rows}" for rows in lstm.SHORT_TILES}),
         ("paged_attention", {f"paged_attention_{size}" for size in (32, 64, 128) if paged_attention.supports(size)}),

@@ -33,7 +33,7 @@ def test_batches_add_up(path: Path) -> None:
     group, totals = found.batches.all, found.series.totals()
     assert group.batches == totals["logged_batches"] == len(expected) > 20
     assert group.tokens == totals["logged_tokens"] == sum(one["tokens"] for one in expected)
-    assert group.slots == sum(one["sequences"] * one["max_seqlen"] for one in expected)
+    assert group.padded_tokens == sum(one["sequences"] * one["max_seqlen"] for one in expected)
     assert group.device_s == pytest.approx(sum(one["device_s"] for one in expected))
     triggers = Counter(one["trigger"] for one in expected)
     assert {name: group.batches for name, group in found.batches.by_trigger.items()} == triggers
@@ -49,7 +49,7 @@ def test_batches_add_up(path: Path) -> None:
 def test_counts_come_from_the_fields_of_worker_load(path: Path) -> None:
     loads = [one for one in lines(path) if one["event"] == "worker_load"]
     totals = digest(path).series.totals()
-    for name in ("batches", "answered", "sequences", "cached", "tokens", "slots", "overloaded"):
+    for name in ("batches", "answered", "sequences", "cached", "tokens", "padded_tokens", "overloaded"):
         assert totals[name] == pytest.approx(sum(one[name] for one in loads)), name
     for cause in MISSES[1:]:
         assert totals[cause] == pytest.approx(sum(one["missed"][cause] for one in loads))

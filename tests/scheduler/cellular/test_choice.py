@@ -25,6 +25,20 @@ def test_the_longest_quantum_may_be_any_number() -> None:
     assert choose_quantum(RULE._replace(max_steps=6), 512, 0.0, 0.0) == 6
 
 
+@pytest.mark.parametrize(("host_s", "quantum"), [(0.0, 8), (100e-6, 8), (150e-6, 16), (400e-6, 32), (1.0, 32)])
+def test_a_quantum_of_more_than_eight_steps_hides_the_host(host_s: float, quantum: int) -> None:
+    assert choose_quantum(RULE._replace(max_steps=32), 512, 15e-6, host_s) == quantum
+
+
+def test_a_step_costs_least_in_a_long_quantum() -> None:
+    cost = TaskCost()
+    assert cost.step_s(0, 64) == 0
+    cost.observe(0, 64, 1, 40e-6)
+    assert cost.step_s(0, 64) == 40e-6
+    cost.observe(0, 64, 8, 160e-6)
+    assert cost.step_s(0, 50) == 20e-6
+
+
 def test_full_cells_go_first_then_idle_ones_then_any() -> None:
     rules = [CellRule("a", 4), CellRule("b", 4), CellRule("c", 4, priority=1)]
     none = [0, 0, 0]

@@ -5,12 +5,13 @@ import random
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
-from penstock.scheduler.cellular.table import load_kernels
+from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.types import MAX_PASSES
 from penstock.scheduler.types import Cause, Wait
 from tests.scheduler.cellular.model import Model, graph_of, tree_of
@@ -340,8 +341,8 @@ def _run_next(model: Model) -> list[int]:
         (CellJob(1, graph_of([(0, 0, [])]), 0.0), "with 1 step or more"),
         (CellJob(1, graph_of([(0, 1, [0])]), 0.0), "that depend on earlier nodes"),
         (CellJob(1, graph_of([(0, 1, [1]), (0, 1, [0])]), 0.0), "that depend on earlier nodes"),
-        (CellJob(1, chain(1)._replace(steps=np.ones(2, np.int32)), 0.0), "A graph has nodes"),
-        (CellJob(1, chain(1)._replace(dependency_offsets=np.zeros(1, np.int32)), 0.0), "A graph has nodes"),
+        (CellJob(1, replace(chain(1), steps=np.ones(2, np.int32)), 0.0), "A graph has nodes"),
+        (CellJob(1, replace(chain(1), dependency_offsets=np.zeros(1, np.int32)), 0.0), "A graph has nodes"),
         (CellJob(1, chain(1), math.nan), "must be numbers"),
         (CellJob(1, chain(1), 0.0, deadline=math.nan), "must be numbers"),
         (CellJob(1, chain(1), 0.0, slots=5), "1 to 4 state slots"),
@@ -383,7 +384,7 @@ def test_the_kernels_were_compiled_once() -> None:
         model.add(CellGraph.of_stages((0, steps), (1, steps)), bulk=steps == 5)
     model.cancel(0)
     model.drain()
-    assert [len(kernel.signatures) for kernel in load_kernels()] == [1] * 6
+    assert [len(kernel.signatures) for kernel in load_kernels()] == [1] * 8
 
 
 @pytest.mark.slow

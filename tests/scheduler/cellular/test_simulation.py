@@ -1,6 +1,7 @@
 """Cellular batching beside the policies before it, in virtual time."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -38,7 +39,7 @@ def run(scheduler: CellScheduling, jobs: list[CellJob], num_devices: int = 1) ->
 
 
 def in_buckets(jobs: list[CellJob]) -> list[CellJob]:
-    return [job._replace(graph=job.graph._replace(steps=padded(job.graph.steps, 10))) for job in jobs]
+    return [job._replace(graph=replace(job.graph, steps=padded(job.graph.steps, 10))) for job in jobs]
 
 
 def saturation(num_devices: int = 1) -> float:

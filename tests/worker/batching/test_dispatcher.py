@@ -17,10 +17,10 @@ from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBa
 from penstock.producer.errors import BackendError, Overloaded
 from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats, Sums, health_probe, pack
-from penstock.worker.batching.deadline_errors import ArrivedLate, LateInQueue
 from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.requests.deadline_errors import ArrivedLate, LateInQueue
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 from tests.examples import examples
 from tests.scheduler.integrity import check_scheduler
 
@@ -127,7 +127,7 @@ class Bench:
         """The token ids of the sequences that have results, in the order of their results."""
         return [sequence.token_ids.tolist() for sequence, _ in self.results]
 
-    def _on_batch_done(self, stats: BatchStats, results: Results) -> None:
+    def _on_batch_done(self, stats: BatchStats, results: SequenceResults) -> None:
         self.stats.append(stats)
         self.results += [(sequence, result) for sequence, result in results if not sequence.request.is_failed]
         self._changed.set()

@@ -19,7 +19,7 @@ def hold(held: Backpressure, count: str, amount: int, *, bulk: bool = False) -> 
         case "request_bytes":
             held.add_records(0, amount, bulk=bulk)
         case "reply_bytes":
-            held.reply_bytes += amount
+            held.add_reply_bytes(amount)
 
 
 BOUNDS = [("records", 100), ("sequences", 800), ("request_bytes", 256 * MIB), ("reply_bytes", 64 * MIB)]
@@ -74,7 +74,7 @@ def test_admission_waits_for_sequences_and_replies_and_never_for_records_that_wa
     assert (held.can_admit(), held.can_admit(bulk=True)) == (False, False)
     held.add_sequences(-8, bulk=True)
     assert (held.can_admit(), held.can_admit(bulk=True)) == (True, True)
-    held.reply_bytes = 64 * MIB
+    held.add_reply_bytes(64 * MIB)
     assert (held.can_admit(), held.can_admit(bulk=True)) == (False, False)
 
 

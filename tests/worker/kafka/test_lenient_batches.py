@@ -6,11 +6,11 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.producer.transport.record_batches import UNREADABLE_BATCH, Bounds, unpack
+from penstock.producer.transport.record_batches import UNREADABLE_BATCH, UnpackBounds, unpack
 from penstock.worker.kafka.lenient_batches import UNREADABLE, LenientRecords
 
 GZIP = 1
-BOUNDS = Bounds(batch_bytes=1 << 20, batch_items=1 << 16, total_bytes=1 << 20, total_items=1 << 16)
+BOUNDS = UnpackBounds(batch_bytes=1 << 20, batch_items=1 << 16, total_bytes=1 << 20, total_items=1 << 16)
 
 
 class RawName(str):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.worker.kafka import commit_metadata
-from penstock.worker.kafka.offsets import OffsetTracker, Progress
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress
 
 A, B = TopicPartition("requests", 0), TopicPartition("requests", 1)
 
@@ -18,8 +18,8 @@ def started(*offsets: int, source: TopicPartition = A) -> OffsetTracker:
     return tracker
 
 
-def beyond(offset: int, *finished: int) -> Progress:
-    return Progress(offset, frozenset(finished))
+def beyond(offset: int, *finished: int) -> PartitionProgress:
+    return PartitionProgress(offset, frozenset(finished))
 
 
 def test_nothing_is_committable_before_the_first_offset_is_finished() -> None:
@@ -29,30 +29,30 @@ def test_nothing_is_committable_before_the_first_offset_is_finished() -> None:
     assert tracker.take_committable() == {A: beyond(5, 6, 7)}
     assert tracker.num_unfinished == 1
     tracker.finish(A, [5])
-    assert tracker.take_committable() == {A: Progress(8)}
+    assert tracker.take_committable() == {A: PartitionProgress(8)}
     assert tracker.num_unfinished == 0
 
 
 def test_taken_offsets_are_offered_once() -> None:
     tracker = started(0)
     tracker.finish(A, [0])
-    assert tracker.take_committable() == {A: Progress(1)}
+    assert tracker.take_committable() == {A: PartitionProgress(1)}
     assert tracker.take_committable() == {}
 
 
 def test_gaps_in_a_partition_do_not_hold_it_up() -> None:
     tracker = started(3, 9)  # as after transactions or compaction
     tracker.finish(A, [3])
-    assert tracker.take_committable() == {A: Progress(4)}
+    assert tracker.take_committable() == {A: PartitionProgress(4)}
     tracker.finish(A, [9])
-    assert tracker.take_committable() == {A: Progress(10)}
+    assert tracker.take_committable() == {A: PartitionProgress(10)}
 
 
 def test_a_failed_commit_is_offered_again() -> None:
     tracker = started(0, 1)
     tracker.finish(A, [0])
     tracker.put_back(tracker.take_committable())
-    assert tracker.take_committable() == {A: Progress(1)}
+    assert tracker.take_committable() == {A: PartitionProgress(1)}
 
 
 def test_a_failed_commit_never_hides_a_later_one() -> None:
@@ -61,7 +61,7 @@ def test_a_failed_commit_never_hides_a_later_one() -> None:
     failed = tracker.take_committable()
     tracker.finish(A, [1])
     tracker.put_back(failed)
-    assert tracker.take_committable() == {A: Progress(2)}
+    assert tracker.take_committable() == {A: PartitionProgress(2)}
 
 
 def test_a_partition_that_is_gone_is_neither_committed_nor_counted() -> None:
@@ -93,7 +93,7 @@ def test_a_partition_may_come_back_and_be_read_again() -> None:
     tracker.forget({A})
     tracker.start(A, [7])
     tracker.finish(A, [7])
-    assert tracker.take_committable() == {A: Progress(8)}
+    assert tracker.take_committable() == {A: PartitionProgress(8)}
 
 
 def test_an_answer_that_outlived_its_partition_does_not_stand_for_a_record_not_yet_read_again() -> None:
@@ -103,7 +103,7 @@ def test_an_answer_that_outlived_its_partition_does_not_stand_for_a_record_not_y
     tracker.finish(A, [8])  # the first reading's answer
     assert tracker.num_unfinished == 1
     tracker.finish(A, [7])
-    assert tracker.take_committable() == {A: Progress(8)}
+    assert tracker.take_committable() == {A: PartitionProgress(8)}
 
 
 def test_a_partition_that_starts_over_is_tracked_from_its_new_start() -> None:
@@ -113,7 +113,7 @@ def test_a_partition_that_starts_over_is_tracked_from_its_new_start() -> None:
     assert tracker.take_committable() == {}
     assert tracker.num_unfinished == 1
     tracker.finish(A, [0])
-    assert tracker.take_committable() == {A: Progress(1)}
+    assert tracker.take_committable() == {A: PartitionProgress(1)}
 
 
 def test_what_the_last_owner_finished_is_not_started_again() -> None:
@@ -126,14 +126,14 @@ def test_what_the_last_owner_finished_is_not_started_again() -> None:
     assert tracker.start(A, [6, 7, 8]) == [6]
     tracker.finish(A, [5, 7, 8])
     assert tracker.start(A, [9]) == [9]
-    assert (tracker.take_committable(), tracker.num_unfinished) == ({A: Progress(10)}, 0)
+    assert (tracker.take_committable(), tracker.num_unfinished) == ({A: PartitionProgress(10)}, 0)
 
 
 def test_a_partition_of_which_the_rest_is_finished_is_committed_to_its_end() -> None:
     tracker = OffsetTracker()
     tracker.restore({A: beyond(0, 0, 1)})
     assert tracker.start(A, [0, 1]) == [0, 1]
-    assert (tracker.take_committable(), tracker.num_unfinished) == ({A: Progress(2)}, 0)
+    assert (tracker.take_committable(), tracker.num_unfinished) == ({A: PartitionProgress(2)}, 0)
 
 
 def test_what_was_finished_of_another_life_of_the_topic_means_nothing() -> None:
@@ -151,7 +151,7 @@ def test_the_answered_prefix_ends_before_the_first_record_without_an_answer() ->
     tracker.finish(A, [8])
     assert tracker.prefix(A, {2, 3, 8}.__contains__) == ([2, 3], beyond(5, 8, 9))
     assert tracker.prefix(A, {3}.__contains__) == ([], beyond(2, 4, 8, 9))
-    assert tracker.prefix(A, {2, 3, 6}.__contains__) == ([2, 3, 6], Progress(9, frozenset({9})))
+    assert tracker.prefix(A, {2, 3, 6}.__contains__) == ([2, 3, 6], PartitionProgress(9, frozenset({9})))
 
 
 @given(st.permutations(range(12)), st.integers(0, 12))
@@ -161,7 +161,7 @@ def test_any_order_of_finishing_gives_the_same_prefix(order: list[int], num_fini
     for offset in order[:num_finished]:
         tracker.finish(A, [offset])
     prefix = next(offset for offset in range(13) if offset not in finished)
-    progress = Progress(prefix, frozenset(finished - set(range(prefix))))
+    progress = PartitionProgress(prefix, frozenset(finished - set(range(prefix))))
     assert tracker.take_committable() == ({A: progress} if finished else {})
     assert tracker.num_unfinished == 12 - num_finished
 
@@ -209,7 +209,7 @@ class TwoPartitions(RuleBasedStateMachine):
         else:
             self.tracker.put_back(progress)
 
-    def _commit(self, progress: dict[TopicPartition, Progress]) -> None:
+    def _commit(self, progress: dict[TopicPartition, PartitionProgress]) -> None:
         for source, (offset, finished, _) in progress.items():
             self.committed[source] = offset, commit_metadata.encode(offset, finished)
 
@@ -233,7 +233,7 @@ class TwoPartitions(RuleBasedStateMachine):
             self.committed_before: dict[TopicPartition, tuple[int, str]] = {}
         for source in sources:
             offset, metadata = self.committed_before[source] = self.committed[source]
-            self.tracker.restore({source: Progress(offset, commit_metadata.decode(offset, metadata))})
+            self.tracker.restore({source: PartitionProgress(offset, commit_metadata.decode(offset, metadata))})
             self.next[source] = offset
 
     @invariant()

@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.reply_destinations import Destination, Footprint
+from penstock.worker.kafka.reply_destinations import Footprint, ReplyDestination
 
-DEAD: Destination = ("replies", 0, False)
-FINE: Destination = ("replies", 1, False)
+DEAD: ReplyDestination = ("replies", 0, False)
+FINE: ReplyDestination = ("replies", 1, False)
 ONE = Footprint(1, 100, 1000)
 
 
@@ -17,16 +17,16 @@ class Worker:
         self.now = 0.0
         self.held = Backpressure(100, lambda: self.now, can_stall=can_stall)
 
-    def send(self, destination: Destination, count: int = 1) -> None:
+    def send(self, destination: ReplyDestination, count: int = 1) -> None:
         for _ in range(count):
             self.held.add_records(1, ONE.request_bytes, bulk=destination[2])
-            self.held.reply_bytes += ONE.reply_bytes
+            self.held.add_reply_bytes(ONE.reply_bytes)
             self.held.destinations.sent(destination, Footprint(1, 100, 1000))
 
-    def acknowledge(self, destination: Destination, count: int = 1, *, acknowledged: bool = True) -> None:
+    def acknowledge(self, destination: ReplyDestination, count: int = 1, *, acknowledged: bool = True) -> None:
         for _ in range(count):
             self.held.add_records(-1, -ONE.request_bytes, bulk=destination[2])
-            self.held.reply_bytes -= ONE.reply_bytes
+            self.held.add_reply_bytes(-ONE.reply_bytes)
             self.held.destinations.ended(destination, ONE, acknowledged=acknowledged)
 
     def serve_others(self, seconds: int) -> None:
@@ -108,7 +108,7 @@ def test_with_stalled_destinations_a_worker_holds_twice_its_bounds_at_most(worke
 
 
 def test_stalled_bulk_does_not_count_against_bulk(worker: Worker) -> None:
-    bulk: Destination = ("replies", 0, True)
+    bulk: ReplyDestination = ("replies", 0, True)
     worker.send(bulk, 50)
     assert worker.held.is_full(bulk=True)
     worker.now += 21

@@ -22,15 +22,15 @@ from penstock.producer.errors import BackendError, BadTokenId, Expired, InvalidR
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.scheduler import Cause
-from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.group import client_id
-from penstock.worker.kafka.offsets import OffsetTracker, Progress
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.replies import dead_letters
-from penstock.worker.replies.dead_letters import reply_key
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies
+from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingSequence, Rejection
 
 ADDRESS = ReplyAddress("penstock.replies", 2, b"id", b"trace")
@@ -111,12 +111,16 @@ def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
         offsets.start(source, [sequence.request.record.original.offset])
         answer(desk, info, sequence)
 
-    def committable_after(index: int) -> dict[Any, Progress]:
+    def committable_after(index: int) -> dict[Any, PartitionProgress]:
         desk.acknowledge(index)
         return offsets.take_committable()
 
     assert offsets.take_committable() == {}
-    commits = [{source: Progress(0, frozenset({2}))}, {source: Progress(1, frozenset({2}))}, {source: Progress(3)}]
+    commits = [
+        {source: PartitionProgress(0, frozenset({2}))},
+        {source: PartitionProgress(1, frozenset({2}))},
+        {source: PartitionProgress(3)},
+    ]
     assert [committable_after(index) for index in (2, 0, 1)] == commits
 
 

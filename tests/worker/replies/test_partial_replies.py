@@ -10,8 +10,8 @@ from aiokafka.errors import KafkaError
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.headers import CORRELATION_ID, PARTIAL, ReplyAddress
 from penstock.producer.wire.messages import Options
-from penstock.worker.replies.dead_letters import reply_key
 from penstock.worker.replies.partial_replies import PartialReplies
+from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingSequence
 
 MakeSequences = Callable[..., list[PendingSequence]]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.offsets import OffsetTracker, Progress
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord, RecordState
 from penstock.worker.requests.request import PendingSequence
@@ -45,7 +45,7 @@ def test_a_record_is_counted_from_the_poll_to_the_acknowledgement(books: Books, 
     assert (books.held.num_records, books.offsets.take_committable()) == (1, {})
     books.ledger.acknowledge([record])
     assert (record.state, books.held.num_records, books.ledger.num_unfinished) == (RecordState.ACKNOWLEDGED, 0, 0)
-    assert books.offsets.take_committable() == {SOURCE: Progress(8)}
+    assert books.offsets.take_committable() == {SOURCE: PartitionProgress(8)}
 
 
 def test_sequences_are_counted_until_the_answer(
@@ -67,7 +67,7 @@ def test_a_record_that_is_given_up_is_neither_held_nor_waited_for_nor_committed(
     books.ledger.answer([kept])
     books.ledger.acknowledge([kept])
     assert (lost.state, books.held.num_records, books.ledger.num_unfinished) == (RecordState.RELEASED, 0, 0)
-    assert books.offsets.take_committable() == {SOURCE: Progress(0, frozenset({1}))}
+    assert books.offsets.take_committable() == {SOURCE: PartitionProgress(0, frozenset({1}))}
     books.ledger.forget({SOURCE})
     assert books.ledger.num_unfinished == 0
 
@@ -134,12 +134,12 @@ def test_a_slice_may_hold_the_end_of_a_topic_and_its_new_beginning(books: Books,
     assert books.ledger.num_unfinished == 2
     books.ledger.answer([*old, *new])
     books.ledger.acknowledge([*new, *old])
-    assert books.offsets.take_committable() == {SOURCE: Progress(2)}
+    assert books.offsets.take_committable() == {SOURCE: PartitionProgress(2)}
     assert books.held.num_records == 0
 
 
 def test_records_that_the_last_owner_answered_are_admitted_without_work(books: Books, make_record: MakeRecord) -> None:
-    books.offsets.restore({SOURCE: Progress(3, frozenset({4, 5}))})
+    books.offsets.restore({SOURCE: PartitionProgress(3, frozenset({4, 5}))})
     records = books.ledger.receive([make_record(offset=offset) for offset in (3, 4, 5, 6)])
     to_answer = books.ledger.admit(records)
     assert [record.original.offset for record in to_answer] == [3, 6]
@@ -147,7 +147,7 @@ def test_records_that_the_last_owner_answered_are_admitted_without_work(books: B
     assert {record.state for record in records[1:3]} == {RecordState.ACKNOWLEDGED}
     books.ledger.answer(to_answer)
     books.ledger.acknowledge(to_answer)
-    assert books.offsets.take_committable() == {SOURCE: Progress(7)}
+    assert books.offsets.take_committable() == {SOURCE: PartitionProgress(7)}
 
 
 def test_the_end_of_an_earlier_reading_counts_for_no_record_of_the_present_one(
@@ -163,7 +163,7 @@ def test_the_end_of_an_earlier_reading_counts_for_no_record_of_the_present_one(
     books.ledger.answer(second)
     books.ledger.acknowledge(second)
     assert (books.ledger.num_unfinished, books.held.num_records) == (0, 0)
-    assert books.offsets.take_committable() == {SOURCE: Progress(2)}
+    assert books.offsets.take_committable() == {SOURCE: PartitionProgress(2)}
 
 
 def test_keys_and_headers_count_as_memory(make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from penstock.worker.kafka import commits
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.custody import MAX_CHARS, Custody
-from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.requests import quarantine as quarantine_module
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.quarantine import Quarantine
@@ -32,15 +32,16 @@ class Broker:
     """The group's commits, as the next owner finds it."""
 
     def __init__(self) -> None:
-        self.stored: dict[Source, Progress] = {}
+        self.stored: dict[Source, PartitionProgress] = {}
         self.refusals = 0  # commits that fail from now on
         self.num_commits = 0
         self.was_overtaken = False  # whether the group has gone on without this member
-        self.owner: Any = None  # set by the committer
+
+    def serve(self, owner: Any) -> None: ...
 
     def on_refusal(self) -> None: ...
 
-    async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
+    async def commit(self, offsets: Mapping[Source, PartitionProgress]) -> bool:
         if self.refusals:
             self.refusals -= 1
             self.on_refusal()
@@ -73,7 +74,7 @@ class Owner:
         found = {source: self._taken_over(source, one) for source, one in self._broker.stored.items()}
         self.committer.acquired(set(found), found)
 
-    def _taken_over(self, source: Source, found: Progress) -> Progress:
+    def _taken_over(self, source: Source, found: PartitionProgress) -> PartitionProgress:
         if found.custody is None:
             return found
         own = self.committer.own_mark(source, found.custody)
@@ -214,7 +215,7 @@ async def test_an_owner_whose_batch_outlasts_the_drain_takes_its_marks_back(
 async def test_a_record_in_doubt_that_waits_for_its_acknowledgement_holds_up_nothing(
     broker: Broker, make_record: MakeRecord
 ) -> None:
-    broker.stored[A] = Progress(0, custody=Custody())
+    broker.stored[A] = PartitionProgress(0, custody=Custody())
     owner = Owner(broker, {A: 1}, set())
 
     async def answer_only(records: Sequence[PendingRecord]) -> None:
@@ -227,7 +228,7 @@ async def test_a_record_in_doubt_that_waits_for_its_acknowledgement_holds_up_not
 
 
 async def test_nothing_begins_beside_a_suspect_that_runs_alone(broker: Broker, make_record: MakeRecord) -> None:
-    broker.stored[A] = Progress(0, custody=Custody(1, 1, (0, 1)))
+    broker.stored[A] = PartitionProgress(0, custody=Custody(1, 1, (0, 1)))
     owner = Owner(broker, {A: 1}, set())
     running: list[int] = []
     most = 0
@@ -243,7 +244,7 @@ async def test_nothing_begins_beside_a_suspect_that_runs_alone(broker: Broker, m
 
     commit = broker.commit
 
-    async def slowly(offsets: Mapping[Source, Progress]) -> bool:
+    async def slowly(offsets: Mapping[Source, PartitionProgress]) -> bool:
         await asyncio.sleep(0.001)
         return await commit(offsets)
 
@@ -254,13 +255,13 @@ async def test_nothing_begins_beside_a_suspect_that_runs_alone(broker: Broker, m
 
 
 async def test_doubt_ends_when_the_records_are_answered(broker: Broker, make_record: MakeRecord) -> None:
-    broker.stored[A] = Progress(0, custody=Custody())
+    broker.stored[A] = PartitionProgress(0, custody=Custody())
     owner = Owner(broker, {A: 2}, set())
     assert owner.committer.has_doubts
     await owner.run(owner.admit(make_record, (A, 0), (A, 1)))
     await owner.committer.commit_last()
     assert not owner.committer.has_doubts
-    assert broker.stored[A] == Progress(2, custody=Custody())
+    assert broker.stored[A] == PartitionProgress(2, custody=Custody())
     num_commits = broker.num_commits
     await owner.run(owner.admit(make_record, (A, 2)))
     assert broker.num_commits == num_commits
@@ -269,7 +270,7 @@ async def test_doubt_ends_when_the_records_are_answered(broker: Broker, make_rec
 async def test_a_suspect_waits_until_nothing_else_runs_and_nothing_begins_beside_it(
     broker: Broker, make_record: MakeRecord
 ) -> None:
-    broker.stored[A] = Progress(0, custody=Custody(1, 1, (0, 1)))
+    broker.stored[A] = PartitionProgress(0, custody=Custody(1, 1, (0, 1)))
     owner = Owner(broker, {A: 1}, set())
     other = owner.admit(make_record, (B, 0))
     running = asyncio.create_task(owner.run(owner.admit(make_record, (A, 0))))

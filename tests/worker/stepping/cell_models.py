@@ -11,7 +11,7 @@ from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec
 from penstock.engine.cells.cpu import CpuStepEngine
 from penstock.engine.cells.emissions import emissions_of, split
 from penstock.engine.cells.graph import GraphBuilder, GraphLimits
-from penstock.engine.cells.model import CellModel, Request
+from penstock.engine.cells.model import CellModel, RequestFields
 from penstock.engine.errors import EngineError
 from penstock.engine.types import Float32Array
 from penstock.scheduler.types import RejectedJob
@@ -40,7 +40,7 @@ ADD = CellSpec("add", (SUM,), ("value",), emits=EMITS, stop={"is_ten": 1}, max_r
 HALVE = CellSpec("halve", (SUM,), emits=(StateSpec("half", 1),), max_rows=4, max_steps=1, priority=1)
 
 
-def unfold(request: Request, graph: GraphBuilder) -> None:
+def unfold(request: RequestFields, graph: GraphBuilder) -> None:
     """A chain of values that ends at a sum of 10, and half of it."""
     graph.add("halve", reads=[graph.add("add", value=request["values"])])
 
@@ -114,11 +114,15 @@ class Bench:
     """A runner whose jobs are lists of values, and what has become of them."""
 
     def __init__(
-        self, num_slots: int = 9, num_devices: int = 1, clock: Callable[[], float] = time.perf_counter
+        self,
+        num_slots: int = 9,
+        num_devices: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+        max_tasks: int = 2,
     ) -> None:
         self.pauses: list[float] = []
         self.devices = [DeviceStandIn(CpuStepEngine(MODEL.cells, num_slots)) for _ in range(num_devices)]
-        self.runner = CellRunner(MODEL.specs, self.devices, clock=clock, pause=self.pauses.append)
+        self.runner = CellRunner(MODEL.specs, self.devices, max_tasks=max_tasks, clock=clock, pause=self.pauses.append)
         self.checks = SequenceChecks(MODEL, num_slots - 1, GraphLimits())
         self.now = 0.0
         self.results: dict[int, list[float]] = {}  # half of the sum, behind the sums

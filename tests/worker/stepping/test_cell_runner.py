@@ -62,6 +62,23 @@ def test_quanta_grow_until_they_take_as_long_as_the_host() -> None:
     assert quanta[-1] == 2
 
 
+@pytest.mark.parametrize(("max_tasks", "quantum"), [(1, 1), (2, 4)])
+def test_the_start_of_a_task_is_the_hosts_unless_it_computes(max_tasks: int, quantum: int) -> None:
+    """A start takes 3 ms, and a step 1 ms. With one task outstanding, `start` is the device's work."""
+    now = 0.0
+
+    def start_error(batch: CellBatch) -> None:
+        nonlocal now
+        now += 3e-3
+
+    bench = Bench(clock=lambda: now, max_tasks=max_tasks)
+    bench.devices[0].start_error = start_error
+    bench.devices[0].changed = lambda output: replace(output, device_s=1e-3 * int(output.steps.max()))
+    bench.add([11] * 100)
+    quanta = [stats.quantum for _ in range(12) if (stats := bench.advance().stats) is not None]
+    assert quanta[-1] == quantum
+
+
 def test_time_without_jobs_is_none_of_the_host() -> None:
     now = 0.0
     bench = Bench(clock=lambda: now)

@@ -22,7 +22,7 @@ from penstock.worker.settings import WorkerSettings
 from penstock.worker.stepping.contract import StepEvents, StepJob
 from penstock.worker.stepping.generation_model import served_generation
 from penstock.worker.stepping.generation_row import read_generation_row
-from penstock.worker.stepping.generation_runner import GenerationWork
+from penstock.worker.stepping.generation_work import GenerationWork
 from tests.engine.generation.helpers import expected, save_seq2seq, sources
 
 pytestmark = pytest.mark.slow

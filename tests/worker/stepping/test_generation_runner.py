@@ -19,7 +19,8 @@ from penstock.producer.wire.messages import Generation
 from penstock.scheduler.types import Cause
 from penstock.worker.stepping.contract import StepEvents, StepJob
 from penstock.worker.stepping.generation_row import read_generation_row
-from penstock.worker.stepping.generation_runner import GenerationRunner, GenerationWork
+from penstock.worker.stepping.generation_runner import GenerationRunner
+from penstock.worker.stepping.generation_work import GenerationWork
 from tests.engine.generation.helpers import SMALL, generate, model_of, sources
 
 POISON = 77  # the token on which `Poisoned` fails

@@ -14,7 +14,7 @@ from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.batching.watchdog import HANG_S, EngineHung
-from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 from penstock.worker.stepping.contract import StepEvents
 from penstock.worker.stepping.step_dispatcher import StepDispatcher
 from penstock.worker.stepping.step_watchdog import StepWatchdog
@@ -65,7 +65,7 @@ class Bench:
     def errors(self) -> list[type[Exception]]:
         return [type(rejection.error) for rejection in self.rejections]
 
-    def _on_results(self, results: Results, stats: BatchStats) -> None:
+    def _on_results(self, results: SequenceResults, stats: BatchStats) -> None:
         self.results += results
         self.stats.append(stats)
 

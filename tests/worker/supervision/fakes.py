@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.worker.supervision.control import Report
+from penstock.worker.control_socket import Report
 from penstock.worker.supervision.placement import Placement
 
 
@@ -22,7 +22,7 @@ class FakeMember:
         self.is_running = True
         self.is_silent = False
         self.is_stopping = False
-        self.ticks_since_ping = 0
+        self._ticks_since_ping = 0
         self.joins = True
         self.environment: Mapping[str, str] = {}
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -49,6 +49,10 @@ class FakeMember:
         if self.joins and self.is_running:
             self.joined_at = 0.0
             self.has_joined.set()
+
+    def tick(self) -> int:
+        self._ticks_since_ping += 1
+        return self._ticks_since_ping
 
     def terminate(self) -> None:
         self.is_stopping = True

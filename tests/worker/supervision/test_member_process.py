@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.worker.supervision.control import control_sockets, setup_packet
+from penstock.worker.control_socket import control_sockets, setup_packet
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.placement import Placement
 

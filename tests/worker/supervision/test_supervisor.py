@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.worker.control_socket import Report
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision import member_starter, restart_policy
-from penstock.worker.supervision.control import Report
+from penstock.worker.supervision.member_timeouts import MemberTimeouts
 from penstock.worker.supervision.placement import Gpu, Machine, place
-from penstock.worker.supervision.supervisor import Bounds, Supervisor
+from penstock.worker.supervision.supervisor import Supervisor
 from tests.worker.supervision.fakes import FakeMember, FakeProcesses
 
 MACHINE = Machine((0, 1, 2, 3), (Gpu("MIG-0", "A", None), Gpu("MIG-1", "B", None)))
@@ -75,7 +76,7 @@ async def supervisor(count: int, gpus: Sequence[int] = ()) -> AsyncIterator[Runn
     settings = WorkerSettings.model_validate(
         {"model": "null", "processes": count, "gpus": ",".join(map(str, gpus)) or "all"}
     )
-    made = Supervisor(settings, MACHINE, Bounds())
+    made = Supervisor(settings, MACHINE, MemberTimeouts())
     with capture_logs() as events:
         running = asyncio.create_task(made.run(place(MACHINE, gpus, count)))
         yield Running(made, running, events)

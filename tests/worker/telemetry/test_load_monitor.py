@@ -20,11 +20,11 @@ from penstock.scheduler import (
     SchedulerSettings,
 )
 from penstock.worker.batching.batch import BatchStats, Sums
-from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.encoder_model import EncoderLoad
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.telemetry.load_monitor import LoadMonitor
@@ -189,7 +189,7 @@ def test_the_log_has_what_was_counted_since_the_last(
     reject(bench, Cause.OVERLOADED)
     [event] = bench.logged(0.0)
     assert (event["answered"], event["sequences"], event["cached"]) == (3, 1, 2)
-    assert (event["tokens"], event["slots"], event["device_s"]) == (10, 10, 12.5)
+    assert (event["tokens"], event["padded_tokens"], event["device_s"]) == (10, 10, 12.5)
     assert (event["rejected"], event["latency_le_s"]) == ({"overloaded": 1}, {"0.005": 3})
     bench.monitor.answered(requests[:1], None, 0.02)
     [event] = bench.logged(10.0)

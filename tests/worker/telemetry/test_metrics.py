@@ -15,7 +15,7 @@ from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.encoder_model import EncoderLoad
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.telemetry.load_monitor import LoadMonitor
@@ -96,7 +96,7 @@ def test_the_gain_of_the_partition_is_that_of_the_last_batch(bench: Bench) -> No
 
 def test_the_lag_is_what_is_not_finished_up_to_the_end(bench: Bench) -> None:
     assert bench.value("penstock_consumer_lag_records", topic=SOURCE[0], partition="3") is None
-    bench.offsets.restore({SOURCE: Progress(100)})
+    bench.offsets.restore({SOURCE: PartitionProgress(100)})
     bench.offsets.start(SOURCE, [100, 101, 102])
     bench.offsets.finish(SOURCE, [100, 102])
     bench.ends = {SOURCE: 110, ("another", 0): 7}

@@ -24,8 +24,8 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import request_headers
 from penstock.producer.wire.messages import Options, Request, join_tokens
 from penstock.worker.replies import dead_letters
+from penstock.worker.requests.record_fields import unquoted_reason
 from penstock.worker.telemetry.logs import configure_logs
-from penstock.worker.telemetry.record_fields import unquoted_reason
 from penstock.worker.worker import Worker
 from tests.worker.test_worker import A, FakeConsumer, FakeOutbox, kafka, make_worker, outbox, polled
 

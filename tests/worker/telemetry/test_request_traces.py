@@ -14,8 +14,8 @@ from penstock.producer.tracing.tracing import Tracing
 from penstock.producer.wire.headers import TRACEPARENT, request_headers
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_fields import record_fields
 from penstock.worker.requests.request import PendingSequence, Rejection
-from penstock.worker.telemetry.record_fields import record_fields
 from penstock.worker.telemetry.request_traces import RequestTraces
 from tests.tracing import MemorySpans, context_of, traceparent
 

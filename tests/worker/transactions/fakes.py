@@ -7,7 +7,7 @@ from typing import Any
 from aiokafka.errors import KafkaError, ProducerFenced
 
 from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import Progress, Source
+from penstock.worker.kafka.offsets import PartitionProgress, Source
 from penstock.worker.transactions.transaction_batches import TransactionBatch
 
 
@@ -15,7 +15,7 @@ class Broker:
     """Also the topics that batches are made for, with one partition each, and what knows their leaders."""
 
     def __init__(self) -> None:
-        self.committed: dict[Source, Progress] = {}
+        self.committed: dict[Source, PartitionProgress] = {}
         self.written: list[bytes] = []  # keys of the answers that are committed
         self.commits: list[tuple[int, int]] = []  # offsets, and numbers of answers, in this order
         self.outcomes: list[tuple[bool, Exception]] = []  # of the next commits: whether it happens, the error
@@ -27,7 +27,7 @@ class Broker:
         self.num_producers = 0
         self.is_deaf = 0  # how often the question for what is committed fails
 
-    async def ask_committed(self, source: Source) -> Progress | None:
+    async def ask_committed(self, source: Source) -> PartitionProgress | None:
         if self.is_deaf:
             self.is_deaf -= 1
             raise KafkaError("no answer")
@@ -86,6 +86,8 @@ class Producer:
             self._broker.written += [answer.key for answer in answers]
             self._broker.commits.append((offset, len(answers)))
             _, mark, custody = metadata.partition(";")
-            self._broker.committed[source] = Progress(offset, custody=Custody.parse(mark + custody) if mark else None)
+            self._broker.committed[source] = PartitionProgress(
+                offset, custody=Custody.parse(mark + custody) if mark else None
+            )
         if error is not None:
             raise error

@@ -20,9 +20,9 @@ from aiokafka.errors import (
 )
 
 from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.kafka.partition_marks import PartitionMarks
-from penstock.worker.replies.outlet import Answer
+from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.transactions import partition_transactions
 from penstock.worker.transactions.partition_transactions import PartitionTransactions
@@ -79,18 +79,18 @@ class Line:
         for offset in offsets:
             assert self.put(self.record(offset)) == []
 
-    def put(self, record: PendingRecord) -> list[Answer]:
+    def put(self, record: PendingRecord) -> list[OutAnswer]:
         key = b"%d" % record.original.offset
-        return self.transactions.put("replies", 0, [Answer(key, b"", [], self.ended, record)])
+        return self.transactions.put("replies", 0, [OutAnswer(key, b"", [], self.ended, record)])
 
-    def ended(self, answers: Sequence[Answer], error: KafkaError | None) -> None:
+    def ended(self, answers: Sequence[OutAnswer], error: KafkaError | None) -> None:
         self.done += [(answer.key, error) for answer in answers]
         for answer in answers:
             if error is None and answer.origin.reading == self.offsets.reading(SOURCE):  # as the ledger
                 self.offsets.finish(SOURCE, [answer.origin.original.offset])
 
     @property
-    def committed(self) -> Progress | None:
+    def committed(self) -> PartitionProgress | None:
         return self.broker.committed.get(SOURCE)
 
 
@@ -105,11 +105,11 @@ async def line(make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch) -> Line
 async def test_answers_are_committed_up_to_the_first_record_without_one(line: Line) -> None:
     line.answer(3, 1, 0)
     await line.transactions.commit()
-    assert (line.broker.written, line.committed) == ([b"0", b"1"], Progress(2))
+    assert (line.broker.written, line.committed) == ([b"0", b"1"], PartitionProgress(2))
     assert line.done == [(b"0", None), (b"1", None)]
     line.answer(2)
     await line.transactions.commit()
-    assert (line.broker.written, line.committed) == ([b"0", b"1", b"2", b"3"], Progress(4))
+    assert (line.broker.written, line.committed) == ([b"0", b"1", b"2", b"3"], PartitionProgress(4))
 
 
 @pytest.mark.parametrize("happened", [False, True])
@@ -120,7 +120,7 @@ async def test_a_transaction_of_unknown_outcome_is_sent_again_only_if_it_was_not
     line.broker.outcomes = [(happened, KafkaError("connection lost"))]
     line.broker.is_deaf = 1  # at the first attempt to find out
     await line.transactions.commit()
-    assert (line.broker.written, line.committed) == ([b"0", b"1"], Progress(2))
+    assert (line.broker.written, line.committed) == ([b"0", b"1"], PartitionProgress(2))
     assert line.done == [(b"0", None), (b"1", None)]
     assert line.broker.num_producers == 3
 
@@ -128,7 +128,7 @@ async def test_a_transaction_of_unknown_outcome_is_sent_again_only_if_it_was_not
 async def test_a_partition_of_which_another_worker_has_committed_is_lost(line: Line) -> None:
     line.answer(0, 1)
     line.broker.outcomes = [(False, KafkaError("connection lost"))]
-    line.broker.committed[SOURCE] = Progress(1)
+    line.broker.committed[SOURCE] = PartitionProgress(1)
     with pytest.raises(PartitionLost, match="its committed offset is 1, and was None"):
         await line.transactions.commit()
     assert line.broker.written == []
@@ -166,7 +166,7 @@ async def test_a_last_commit_that_waits_while_the_partition_is_lost_commits_no_o
 async def test_an_answer_of_an_earlier_reading_is_not_sent(line: Line) -> None:
     """The partition was revoked and came back while the record was computed."""
     late = line.record(0)
-    line.offsets.restore({SOURCE: Progress(0)})
+    line.offsets.restore({SOURCE: PartitionProgress(0)})
     line.offsets.start(SOURCE, [0])
     [dropped] = line.put(late)
     assert dropped.origin is late
@@ -183,7 +183,7 @@ async def test_offsets_that_begin_again_are_answered_and_committed(line: Line) -
     await line.transactions.commit()
     assert line.broker.written == [b"0", b"1", b"2", b"0"]
     assert line.broker.commits == [(3, 3), (0, 0), (1, 1)]  # the new beginning, then the answer
-    assert line.committed == Progress(1)
+    assert line.committed == PartitionProgress(1)
 
 
 async def test_answers_to_records_that_were_cut_off_do_not_stand_for_those_at_their_offsets(line: Line) -> None:
@@ -198,7 +198,7 @@ async def test_answers_to_records_that_were_cut_off_do_not_stand_for_those_at_th
     assert line.done == [(b"1", None), (b"2", None), (b"0", None)]  # the first two are no longer held
     line.answer(1)
     await line.transactions.commit()
-    assert (line.broker.written, line.committed) == ([b"0", b"1"], Progress(2))
+    assert (line.broker.written, line.committed) == ([b"0", b"1"], PartitionProgress(2))
 
 
 @pytest.mark.parametrize("happened", [False, True])
@@ -209,7 +209,7 @@ async def test_a_transaction_in_doubt_when_offsets_begin_again_is_settled(line: 
     line.answer(0, 1)
     await line.transactions.commit()
     assert line.broker.written == [b"0", b"1"] * (1 + happened)
-    assert line.committed == Progress(2)
+    assert line.committed == PartitionProgress(2)
     assert line.done == [(b"0", None), (b"1", None)] * 2
 
 
@@ -241,20 +241,20 @@ async def test_a_mark_is_committed_without_any_answer(line: Line, outcome: tuple
     line.answer(1)
     line.broker.outcomes = [outcome] if outcome else []
     assert await marked(line)
-    assert (line.broker.commits, line.committed) == ([(0, 0)], Progress(0, custody=CLEAN))
+    assert (line.broker.commits, line.committed) == ([(0, 0)], PartitionProgress(0, custody=CLEAN))
     line.answer(0)
     await line.transactions.commit()
-    assert (line.broker.written, line.committed) == ([b"0", b"1"], Progress(2, custody=CLEAN))
+    assert (line.broker.written, line.committed) == ([b"0", b"1"], PartitionProgress(2, custody=CLEAN))
     line.marks.hand_over()
     await line.transactions.commit()
-    assert line.committed == Progress(2)
+    assert line.committed == PartitionProgress(2)
 
 
 async def test_a_mark_does_not_wait_for_the_topics_of_answers(line: Line) -> None:
     line.answer(0)
     line.broker.outcomes = [(True, KafkaError("lost")), *[(False, KafkaError("no leader"))] * 3]
     assert await marked(line, Custody(1, 9, (0, 1)))
-    assert line.committed == Progress(0, custody=Custody(1, 9, (0, 1)))
+    assert line.committed == PartitionProgress(0, custody=Custody(1, 9, (0, 1)))
 
 
 async def test_the_mark_of_doubtful_records_ends_behind_the_last_of_them(line: Line) -> None:
@@ -262,7 +262,7 @@ async def test_the_mark_of_doubtful_records_ends_behind_the_last_of_them(line: L
     assert await marked(line, Custody(1, 2, (0, 2)))
     line.marks.unname({SOURCE})
     await line.transactions.commit()
-    assert line.committed == Progress(2, custody=CLEAN)
+    assert line.committed == PartitionProgress(2, custody=CLEAN)
     assert not line.marks.has_doubts
 
 
@@ -284,7 +284,7 @@ async def test_a_broker_that_refuses_metadata_gets_offsets_alone(line: Line) -> 
     line.broker.outcomes = [(False, cause)]
     assert await marked(line)
     await line.transactions.commit()
-    assert (line.broker.written, line.committed) == ([b"0"], Progress(1))
+    assert (line.broker.written, line.committed) == ([b"0"], PartitionProgress(1))
 
 
 async def test_answers_wait_for_a_reply_partition_without_a_leader_and_are_then_refused(line: Line) -> None:
@@ -309,7 +309,7 @@ async def test_a_dead_letter_waits_for_its_leader(line: Line) -> None:
     record = line.record(0)
     topic = f"{record.original.topic}.dead-letter"
     line.broker.missing = {topic: 10 * STALL_S}
-    line.transactions.put(topic, None, [Answer(b"0", b"", [], line.ended, record)])
+    line.transactions.put(topic, None, [OutAnswer(b"0", b"", [], line.ended, record)])
     committing = asyncio.create_task(line.transactions.commit())
     for _ in range(10):
         await asyncio.sleep(0)
@@ -370,4 +370,4 @@ async def test_no_error_of_a_coordinator_that_changes_costs_or_doubles_an_answer
     await line.transactions.commit()
     line.answer(2, 3)
     await line.transactions.commit()
-    assert (line.broker.written, line.committed) == ([b"0", b"1", b"2", b"3"], Progress(4))
+    assert (line.broker.written, line.committed) == ([b"0", b"1", b"2", b"3"], PartitionProgress(4))

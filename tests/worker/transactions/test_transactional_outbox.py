@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from penstock.producer.transport.cluster import KafkaRefused
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
-from penstock.worker.replies.outlet import Answer
+from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
@@ -39,12 +39,11 @@ class Died(Exception):
 class Consumer:
     """As much of the consumer as an outbox uses."""
 
-    owner: Any = None
-    isolation_level = ""
-
     def __init__(self, broker: Broker) -> None:
         self.committed = broker.ask_committed
         self.num_rejoined = 0
+
+    def serve(self, owner: Any, *, isolation_level: str) -> None: ...
 
     def rejoin(self) -> None:
         self.num_rejoined += 1
@@ -80,7 +79,7 @@ class Owner:
     def _found(self) -> set[Source]:
         return set(self.broker.committed)
 
-    def _taken_over(self, source: Source, end: int) -> Progress:
+    def _taken_over(self, source: Source, end: int) -> PartitionProgress:
         progress = self.broker.committed[source]
         return progress._replace(custody=progress.custody and progress.custody.taken_over(progress.offset, end))
 
@@ -98,9 +97,9 @@ class Owner:
         self.ledger.answer(records)
         for record in records:
             key = b"%d-%d" % (record.source[1], record.original.offset)
-            self.outbox.put("replies", 0, [Answer(key, b"", [], self._done, record)])
+            self.outbox.put("replies", 0, [OutAnswer(key, b"", [], self._done, record)])
 
-    def _done(self, answers: Sequence[Answer], error: KafkaError | None) -> None:
+    def _done(self, answers: Sequence[OutAnswer], error: KafkaError | None) -> None:
         assert error is None
         self.ledger.acknowledge([answer.origin for answer in answers])
 
@@ -150,7 +149,11 @@ async def test_a_killer_is_run_three_times_and_costs_no_other_record_its_answer(
     for _ in range(3):
         owner = Owner(broker, killers)
         await owner.own(ends)
-        left = [(one, offset) for one, offset in everything if offset >= broker.committed.get(one, Progress(0)).offset]
+        left = [
+            (one, offset)
+            for one, offset in everything
+            if offset >= broker.committed.get(one, PartitionProgress(0)).offset
+        ]
         with pytest.raises(Died):
             await owner.run(make_record, *left)
         await owner.die()
@@ -165,7 +168,7 @@ async def test_a_killer_is_run_three_times_and_costs_no_other_record_its_answer(
     assert last.condemned == [(0, 2)]
     last.quarantine.hand_over()
     await last.outbox.commit_last()
-    assert broker.committed == {A: Progress(5), B: Progress(3)}
+    assert broker.committed == {A: PartitionProgress(5), B: PartitionProgress(3)}
     assert sorted(broker.written) == sorted(b"%d-%d" % (one[1], offset) for one, offset in everything)
 
 
@@ -250,7 +253,7 @@ async def test_a_worker_that_is_fenced_drops_its_answers_and_joins_again(
     await asyncio.gather(first.outbox.commit_last(), second.outbox.commit_last())
     assert sorted(broker.written) == [b"0-0", b"0-1", b"1-0"]
     assert first.ledger.num_unfinished == 0
-    assert broker.committed[A] == Progress(2, custody=Custody())
+    assert broker.committed[A] == PartitionProgress(2, custody=Custody())
 
 
 async def test_what_is_not_committed_at_a_revocation_is_answered_by_the_next_owner(
@@ -268,7 +271,7 @@ async def test_what_is_not_committed_at_a_revocation_is_answered_by_the_next_own
     await first.outbox.commit_last()
     first.ledger.forget({A})
     await first.outbox.release({A})
-    assert (broker.written, broker.committed) == ([], {A: Progress(0)})
+    assert (broker.written, broker.committed) == ([], {A: PartitionProgress(0)})
     assert (first.ledger.num_unfinished, first.ledger.num_running) == (0, 0)
     second = Owner(broker)
     await second.own({A: 2})

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.worker.replies.outlet import Answer
+from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.transactions.waiting_answers import WaitingAnswers
 
@@ -18,8 +18,8 @@ def pending(make_record: MakeRecord) -> Callable[[int], PendingRecord]:
     return lambda offset: PendingRecord(make_record(offset=offset), SOURCE, False)
 
 
-def answer(record: PendingRecord) -> Answer:
-    return Answer(b"key", b"value", [], lambda answers, error: None, record)
+def answer(record: PendingRecord) -> OutAnswer:
+    return OutAnswer(b"key", b"value", [], lambda answers, error: None, record)
 
 
 def test_a_record_is_answered_when_all_that_it_is_owed_is_held(pending: Callable[[int], PendingRecord]) -> None:

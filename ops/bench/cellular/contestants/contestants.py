@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.engine.cells.contract import StepEngine
+from penstock.engine.cells.cpu import CpuStepEngine
 from penstock.ops.bench.cellular.contestants.nn_lstm_runner import NnLstmRunner
 from penstock.ops.bench.cellular.contestants.policy_runner import PolicyRunner
 from penstock.ops.bench.cellular.loads.load import OfferedRunner
@@ -19,8 +21,8 @@ from penstock.ops.bench.cellular.report.cellular_measures import AGENDA, DEPTH, 
 from penstock.ops.bench.cellular.workloads.cell_work import CellWork, padded_work
 from penstock.ops.bench.cellular.workloads.workloads import MAX_QUANTUM, Workload
 from penstock.scheduler.cellular import CellRule
+from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.cell_runner import CellRunner
-from penstock.worker.stepping.sequence_work import SequenceWork
 
 Settings = Mapping[str, int]
 MakeRunner = Callable[[Tape], OfferedRunner]
@@ -46,16 +48,16 @@ class Tried:
     """Settings that are tried."""
 
     rows: Sequence[int]  # of a task of ours, or of a batch of chains
-    quanta: Sequence[int]  # of ours
+    quanta: Sequence[int]  # of ours, at most: all with the first rows, and the first with the others; 1 of trees
     widths: Sequence[int]  # of buckets
     trees: Sequence[int]  # of a batch of trees
 
 
 def contestants(workload: Workload, tried: Tried) -> list[Contestant]:
     """Ours first, then the baselines of the workload."""
-    found = [ours(workload, rows, quantum) for rows in tried.rows for quantum in tried.quanta]
+    found = [ours(workload, tried.rows[0], quantum) for quantum in tried.quanta]
+    found += [ours(workload, rows, tried.quanta[0]) for rows in tried.rows[1:]]
     if workload.name == "tree":
-        found = found[:: len(tried.quanta)]  # its nodes are single steps
         for name, ranks in {DEPTH: depths, AGENDA: depths_results_last}.items():
             found += [_graph_batching(workload, name, trees, tried.rows[0], ranks) for trees in tried.trees]
         return found
@@ -67,12 +69,18 @@ def contestants(workload: Workload, tried: Tried) -> list[Contestant]:
     return found + [_nn_lstm(workload, rows) for rows in tried.rows if workload.lstm is not None]
 
 
+def max_tasks_of(engine: StepEngine) -> int:
+    """Tasks of a device that a worker's runner has outstanding."""
+    return 1 if isinstance(engine, CpuStepEngine) else 2
+
+
 def ours(workload: Workload, rows: int, quantum: int) -> Contestant:
     """The worker's own runner."""
     specs = workload.specs(rows, quantum)
+    max_tasks = max_tasks_of(workload.engine)
 
     def make(tape: Tape) -> OfferedRunner:
-        return CellRunner(specs, [RecordingEngine(workload.engine, workload.entry, tape)])
+        return CellRunner(specs, [RecordingEngine(workload.engine, workload.entry, tape)], max_tasks=max_tasks)
 
     settings = {"rows": rows} | ({} if workload.name == "tree" else {"quantum": quantum})
     works = [SequenceWork(work.unfolded, int(work.unfolded.steps.sum()), 0) for work in workload.works]

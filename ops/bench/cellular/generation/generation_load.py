@@ -10,6 +10,7 @@ import numpy.typing as npt
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.types import Int32Array
+from penstock.ops.bench.cellular.generation.generation_phases import Phases
 
 MIN_LENGTH, MAX_LENGTH = 5, 100
 
@@ -47,24 +48,33 @@ class Load:
         generator: Generator,
         work: Sequence[Work],
         options_of: Callable[[int], GenerationOptions],
+        phases: Phases,
         *,
         max_requests: int,
         quantum: int,
         joins_late: bool,
     ) -> None:
-        """options_of: of a request with that number of new tokens. joins_late: else all join before the first step."""
+        """options_of: of a request with that number of new tokens. phases: of the generator's device.
+
+        joins_late: else all join before the first step.
+        """
         self._generator = generator
         self._work = work
         self._options = {new: options_of(new) for new in {one.new_tokens for one in work}}
+        self._phases = phases
         self._max_requests = max_requests
         self._quantum = quantum
         self._joins_late = joins_late
         self._next = 0
 
     def saturate(self, seconds: float, warm_up_s: float) -> dict[str, float]:
-        """Requests a second while as many run as may. Without late joins, whole batches are counted."""
+        """Requests a second while as many run as may. Without late joins, whole batches are counted.
+
+        And the shares of the thread's time: of `encode` and `decode` as a whole, what of them only launched or waited,
+        and the rest, which is of `start` and of this load.
+        """
         self._drive(_for(warm_up_s), lambda: self._max_requests, Spent())
-        spent, started = Spent(), time.perf_counter()
+        spent, started, before = Spent(), time.perf_counter(), dict(self._phases.seconds)
         self._drive(_for(seconds), lambda: self._max_requests, spent)
         elapsed = time.perf_counter() - started
         self._empty()
@@ -73,17 +83,19 @@ class Load:
             "quanta_per_s": spent.quanta / elapsed,
             "encode_share": spent.encode_s / elapsed,
             "decode_share": spent.decode_s / elapsed,
+            "joins_per_quantum": len(spent.ended) / max(1, spent.quanta),
+            **self._phases.since(before, elapsed),
         }
 
     def poisson(self, rate: float, seconds: float, seed: int) -> dict[str, float]:
         """Latencies of the requests that arrive at `rate` within `seconds`, from arrival to end.
 
-        They have twice as long to end. Those that have not then are `left`, and are in no percentile.
+        They have twice as long to end, and a second. Those that have not then are `left`, and are in no percentile.
         """
         count = max(1, int(rate * seconds))
         due = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
         first, started, spent = self._next, time.perf_counter(), Spent()
-        is_late = _for(2 * seconds)
+        is_late = _for(2 * seconds + 1)
 
         def arrived() -> int:
             return int(np.searchsorted(due, time.perf_counter() - started)) - (self._next - first)

@@ -1,108 +1,23 @@
-"""The parts of the probe of generation: what each measures, and the models and generators that they share."""
+"""The parts of the probe of generation: what each measures."""
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from penstock.engine.generation.generator import Generator
-from penstock.engine.generation.limits import GeneratorLimits
-from penstock.engine.gpu.seq2seq import GpuSeq2Seq
 from penstock.ops.bench.cellular.generation.generation_baseline import static_requests_per_s
-from penstock.ops.bench.cellular.generation.generation_load import Load, uniform_work
-from penstock.ops.bench.cellular.generation.generation_models import (
-    MARIAN,
-    TINY,
-    Shape,
-    options_of,
-    random_model,
-    step_floor,
-)
+from penstock.ops.bench.cellular.generation.generation_bed import SEED, Bed
+from penstock.ops.bench.cellular.generation.generation_models import options_of, step_floor
 from penstock.ops.bench.gpu.timing import wall_s
+from penstock.worker.garbage_collection import calm_garbage_collection
 
-SEED = 2026
-BEAMS = 4
 BYTES_PER_S, FLOPS_PER_S = 4.8e12, 989e12  # of an H200, by its data sheet: memory, and products of halves
 
+_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the saturated rate
 Part = tuple[float, Callable[[], Any]]  # seconds at most, and the work
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes of a run."""
-
-    shape: Shape
-    requests: Mapping[int, int]  # by beams: that run at a time
-    quanta: tuple[int, ...]
-    batches: Mapping[int, tuple[int, ...]]  # by beams: of transformers
-    seconds: float  # of each measurement
-    work: int  # different requests
-
-
-ON_GPU = Sizes(MARIAN, {1: 512, BEAMS: 512}, (4, 8), {1: (128, 256), BEAMS: (32, 64)}, 2.0, 8192)
-ON_CPU = Sizes(TINY, {1: 8, BEAMS: 4}, (2,), {1: (4,), BEAMS: (2,)}, 0.2, 64)
-
-
-@dataclass
-class Bed:
-    """Models and generators that the parts share."""
-
-    device: torch.device
-    sizes: Sizes
-    results: dict[str, Any] = field(default_factory=dict)  # of the parts so far: each `error` and `result`
-
-    def __post_init__(self) -> None:
-        shape = self.sizes.shape
-        self.model = cache(lambda: random_model(shape, SEED))
-        self.work = cache(lambda: uniform_work(self.sizes.work, shape.vocabulary, shape.longest, SEED))
-        self.generator = cache(self._generator)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """float32 where the device has no kernels."""
-        return torch.float16 if self.device.type == "cuda" else torch.float32
-
-    def idle(self, num_beams: int, *, works_ahead: bool = False) -> tuple[Generator, GpuSeq2Seq]:
-        """The generator of this number of beams, without requests of a part that failed."""
-        generator, device = self.generator(num_beams)
-        for id in (*generator.waiting, *generator.active):
-            generator.cancel(id)
-        device.search.works_ahead = works_ahead
-        return generator, device
-
-    def load(self, num_beams: int, quantum: int, joins_late: bool, works_ahead: bool = True) -> Load:
-        """A load on the generator of this number of beams."""
-        generator, _ = self.idle(num_beams, works_ahead=works_ahead)
-        return Load(
-            generator,
-            self.work(),
-            partial(options_of, num_beams=num_beams),
-            max_requests=self.sizes.requests[num_beams],
-            quantum=quantum,
-            joins_late=joins_late,
-        )
-
-    def _generator(self, num_beams: int) -> tuple[Generator, GpuSeq2Seq]:
-        """Its graphs are captured."""
-        sizes, page_size = self.sizes, 16
-        count, pages = sizes.requests[num_beams], -(-sizes.shape.longest // page_size)
-        limits = GeneratorLimits(
-            num_pages=count * (1 + num_beams) * pages,
-            page_size=page_size,
-            max_rows=count * num_beams,
-            max_waiting=count,
-            max_encode_tokens=65_536,
-            max_source_tokens=sizes.shape.longest,
-            max_new_tokens=sizes.shape.longest,
-        )
-        weights = self.model()[0].weights
-        device = GpuSeq2Seq(weights, limits, device=self.device, dtype=self.dtype)
-        device.search.prepare(options_of(sizes.shape.longest, num_beams), (1, *sizes.quanta), count)
-        return Generator(weights, limits, device=device), device
 
 
 def parts_of(bed: Bed) -> dict[str, Part]:
@@ -121,6 +36,7 @@ def parts_of(bed: Bed) -> dict[str, Part]:
     for beams in bed.sizes.requests:
         parts[f"arrivals_{name_of(beams)}"] = (25, partial(_arrivals, bed, beams))
     parts["kernels"] = (20, partial(_kernels, bed))
+    parts["in_order_greedy"] = (20, partial(_in_order, bed))
     return parts
 
 
@@ -137,6 +53,7 @@ def _model(bed: Bed) -> dict[str, Any]:
 def _prepare(bed: Bed, beams: int) -> dict[str, Any]:
     started = time.perf_counter()
     bed.generator(beams)
+    calm_garbage_collection()
     found: dict[str, Any] = {"seconds": time.perf_counter() - started}
     if bed.device.type == "cuda":
         found["device_bytes"] = torch.cuda.memory_allocated()
@@ -206,11 +123,31 @@ def _seconds(bed: Bed, work: Callable[[], object]) -> float:
 
 
 def _saturated(bed: Bed, beams: int, *, joins_late: bool, works_ahead: bool = True) -> dict[str, Any]:
-    seconds = bed.sizes.seconds
-    return {
-        str(quantum): bed.load(beams, quantum, joins_late, works_ahead).saturate(seconds, seconds / 2)
-        for quantum in bed.sizes.quanta
-    }
+    """Requests a second by quantum. device_share: of the time that the steps alone, at full size, take the device."""
+    seconds, found = bed.sizes.seconds, {}
+    steps = bed.results.get(f"step_{name_of(beams)}", {}).get("result") or {}
+    for quantum in bed.sizes.quanta:
+        one = bed.load(beams, quantum, joins_late, works_ahead).saturate(seconds, seconds / 2)
+        if joins_late and str(quantum) in steps:
+            one["device_share"] = 1e-6 * one["quanta_per_s"] * quantum * steps[str(quantum)]["device_us"]
+        found[str(quantum)] = one
+    return found
+
+
+def _in_order(bed: Bed) -> dict[str, Any]:
+    """As the part `continuous`, but the encoder waits for the steps underway instead of running beside them."""
+    _, device, _ = bed.generator(1)
+    beside = device.encode
+
+    def encode(sources: Any, slots: Any) -> None:
+        device.sources.wait_for_steps()
+        beside(sources, slots)
+
+    device.encode = encode  # type: ignore[method-assign]  # for this part alone
+    try:
+        return _saturated(bed, 1, joins_late=True)
+    finally:
+        device.encode = beside  # type: ignore[method-assign]
 
 
 def _transformers(bed: Bed, beams: int) -> dict[str, float]:
@@ -226,11 +163,11 @@ def _arrivals(bed: Bed, beams: int) -> dict[str, Any]:
     """Latencies by rate, the same rates both ways: shares of what late joins reach when they are saturated."""
     quantum, seconds = bed.sizes.quanta[0], bed.sizes.seconds / 2
     most = bed.results[f"continuous_{name_of(beams)}"]["result"][str(quantum)]["requests_per_s"]
-    shares = (0.3, 0.5, 0.7, 0.9)
     found: dict[str, Any] = {}
     for way, joins_late in (("continuous", True), ("static", False)):
         load = bed.load(beams, quantum, joins_late)
-        found[way] = [load.poisson(share * most, seconds, SEED) for share in shares]
+        load.poisson(most / 2, seconds / 4, SEED)  # warms up
+        found[way] = [load.poisson(share * most, seconds, SEED) for share in _SHARES]
     return found
 
 
@@ -242,7 +179,7 @@ def _kernels(bed: Bed) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for beams in bed.sizes.requests:
-        generator, _ = bed.generator(beams)
+        generator, *_ = bed.generator(beams)
         _fill(bed, beams)
         _times(partial(generator.decode, quantum=1), bed.sizes.shape.longest // 4)
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:

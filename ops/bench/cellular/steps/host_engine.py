@@ -10,8 +10,8 @@ import torch
 from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec
 from penstock.engine.gpu.cell_batches import CellLayout, row_bucket
+from penstock.engine.gpu.device_states import DeviceStates
 from penstock.engine.gpu.lstm import LstmCell
-from penstock.engine.gpu.state_pool import StatePool
 from penstock.engine.gpu.step_engine import quantum_of
 
 
@@ -32,7 +32,7 @@ class HostEngine:
     def __init__(self, cells: Sequence[Cell | LstmCell], num_slots: int) -> None:
         self.num_slots = num_slots
         self.cells: Mapping[str, CellSpec] = {cell.spec.name: cell.spec for cell in cells}
-        self._pool = StatePool(self.cells.values(), num_slots, torch.device("cpu"))
+        self._pool = DeviceStates(self.cells.values(), num_slots, torch.device("cpu"))
         self._quanta = {cell.spec.name: quantum_of(cell, self._pool) for cell in cells}
         self._check = BatchCheck(num_slots)
 

@@ -10,9 +10,9 @@ import torch
 
 from penstock.engine.cells.contract import NO_SLOT, Cell, CellBatch, StepEngine
 from penstock.engine.gpu.cell_batches import CellLayout, row_bucket
+from penstock.engine.gpu.device_states import DeviceStates
 from penstock.engine.gpu.lstm import LstmCell
 from penstock.engine.gpu.products import MAX_ROWS
-from penstock.engine.gpu.state_pool import StatePool
 from penstock.engine.gpu.step_engine import GpuStepEngine, quantum_of
 from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
 from penstock.ops.bench.cellular.steps.closed_loop import ClosedLoop, Sentences
@@ -119,7 +119,7 @@ def _products(probe: Probe, model: LstmModel) -> dict[str, dict[str, float]]:
 def _steps(probe: Probe, cell: Cell | LstmCell, quanta: Sequence[int]) -> dict[str, dict[str, float]]:
     """Microseconds of a step, by rows and quantum: graphs of quanta one after another, all rows with all steps."""
     sizes, spec = probe.sizes, cell.spec
-    pool = StatePool([spec], sizes.rows[-1] + 1, probe.device)
+    pool = DeviceStates([spec], sizes.rows[-1] + 1, probe.device)
     launched = quantum_of(cell, pool)
     figures: dict[str, dict[str, float]] = {}
     for rows in (rows for rows in sizes.rows if "short" not in spec.name or rows <= MAX_ROWS):

@@ -17,7 +17,7 @@ from penstock.engine.cells.cpu import CpuStepEngine
 from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.layers import read_dense, read_stack, read_table, weights_of
 from penstock.engine.cells.lstm import GenerateStep, generate_cell, read_cell
-from penstock.engine.cells.model import CellModel, Request
+from penstock.engine.cells.model import CellModel, RequestFields
 from penstock.engine.cells.requests import take_tokens
 from penstock.engine.cells.tree import binary_tree_classifier
 from penstock.engine.gpu.lstm import LstmCell, lstm_cell
@@ -88,7 +88,7 @@ def lstm_workload(shape: Shape, seed: int) -> Workload:
     )
     cell = _longer(read_cell("read", table, stack, shape.max_rows))
 
-    def unfold(request: Request, graph: GraphBuilder) -> None:
+    def unfold(request: RequestFields, graph: GraphBuilder) -> None:
         graph.add("read", token=take_tokens(request))
 
     model = CellModel.of([cell], unfold)
@@ -121,7 +121,7 @@ def seq2seq_workload(shape: Shape, seed: int) -> Workload:
     decode = generate_cell("decode", targets, decoder_stack, output, 0, shape.max_rows)
     decode = replace(decode, step=CountdownStep(targets, decoder_stack, output))
 
-    def unfold(request: Request, graph: GraphBuilder) -> None:
+    def unfold(request: RequestFields, graph: GraphBuilder) -> None:
         tokens = take_tokens(request)
         encoded = graph.add("encode", token=tokens)
         graph.add("decode", reads=[encoded], token=[request["length"]], steps=len(tokens) + MAX_EXTRA_STEPS)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.common.kept_tables import of_each_machine, of_newest_machine, spreads, target_table, versions
+from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, target_table, versions
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import Run, current_runs, kept_runs, machines
 from penstock.ops.bench.common.verdicts import Spread
@@ -23,11 +23,6 @@ Found = Mapping[str, Spread]
 def headline() -> str:
     """Table `gpu-headline`: backlogs and single requests beside the best alternative of the same runs."""
     return of_each_machine("gpu", ("backlog", "compile", "single"), _headline)
-
-
-def short_headline() -> str:
-    """Second half of table `headline`: backlogs beside the best alternative."""
-    return of_newest_machine("gpu", ("backlog", "compile"), _short_headline)
 
 
 def backlogs() -> str:
@@ -91,12 +86,6 @@ def _headline(kept: Sequence[Run]) -> str:
     return table(
         ["work", "penstock", "best alternative of the run", "transformers SDPA", "cuBLAS products alone"], rows
     )
-
-
-def _short_headline(kept: Sequence[Run]) -> str:
-    found = spreads(kept, measures)
-    rows = [row[:3] for lengths in _RANGES for row in _backlog_row(found, lengths)]
-    return table(["BERT-base, float16, without Kafka", "penstock", "best alternative of the run"], rows)
 
 
 def _backlog_row(found: Found, lengths: str) -> list[list[str]]:

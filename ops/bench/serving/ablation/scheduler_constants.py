@@ -54,6 +54,7 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
     "settings.bulk_quiet_s": ("s", "not measured: long against the pauses of online traffic"),
     "settings.window": ("jobs", "bounds a plan's time: the DP over 1,024 jobs takes about 1 ms"),
     "cellular.types.MAX_PASSES": ("tasks", "guarantee: no cell type starves (test_scheduler); not measured"),
+    "cellular.choice.FULL_STEPS": ("steps", "a requirement: joins wait 4 to 8 steps under load, if the host keeps up"),
     "cellular.cost._WEIGHT": ("of the mean", "not measured: follows a change within some ten tasks"),
     "cellular.cost._FAR": ("times", "guarantee: one task out of proportion changes little; the number is not measured"),
     "cellular.waiting._BULK_SHARE": ("of the slots", "guarantee: an online job finds a free slot; not measured"),
@@ -66,7 +67,7 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
     ),
     "cellular.backlog._MOST": ("times", "the same"),
     "cellular.backlog._TRIAL_EVERY_S": ("s", "guarantee: predictions far too high are corrected (test_admission)"),
-    "cellular.joined_work._LEAST_LEFT": ("of the work", "not measured: a chain longer than expected is nearly done"),
+    "cellular.joining._LEAST_LEFT": ("of the work", "not measured: a chain longer than expected is nearly done"),
 }
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from penstock.engine import Engine, load_engine
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.lengths import Lengths
-from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.serving.loads.arrivals import bursty, poisson
 from penstock.ops.bench.serving.loads.drive import Requests, drive, random_ids
@@ -28,6 +27,7 @@ from penstock.ops.demo.demo_model import model_directory
 from penstock.producer.tokenization import Tokenizer
 from penstock.scheduler import CostTable, LearnedCost, Scheduler
 from penstock.worker.batching.startup_costs import measure_costs
+from penstock.worker.garbage_collection import calm_garbage_collection
 from penstock.worker.resolved_settings import resolve, scheduler_settings
 from penstock.worker.settings import WorkerSettings
 

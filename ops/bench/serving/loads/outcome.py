@@ -111,9 +111,9 @@ class Outcome:
         return [abs(ran.predicted_s / ran.measured_s - 1) for ran in self.batches if ran.measured_s > 0]
 
     def padding(self) -> float:
-        """Share of the slots of padded batches that are padding."""
-        slots = sum(batch.count * batch.longest for batch in self.batches)
-        return 1 - sum(batch.tokens for batch in self.batches) / slots if slots else 0.0
+        """Share of the tokens of padded batches that are padding."""
+        padded = sum(batch.count * batch.longest for batch in self.batches)
+        return 1 - sum(batch.tokens for batch in self.batches) / padded if padded else 0.0
 
     def scheduler_us(self) -> float:
         """Scheduler time in microseconds a request."""

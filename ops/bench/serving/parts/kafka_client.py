@@ -19,13 +19,14 @@ import numpy as np
 import uvloop
 
 from penstock.engine.types import Int32Array
-from penstock.ops.bench.common.processes import calm_garbage_collection, cpu_s
+from penstock.ops.bench.common.processes import cpu_s
 from penstock.ops.bench.common.runs import finite
 from penstock.ops.bench.serving.loads.arrivals import Floats, poisson
 from penstock.ops.bench.serving.loads.drive import random_ids
 from penstock.ops.bench.serving.loads.outcome import Outcome
 from penstock.ops.bench.serving.parts.critical import Row, critical_point
 from penstock.producer import Client
+from penstock.worker.garbage_collection import calm_garbage_collection
 
 _START_TIMEOUT_S = 180.0  # of the worker: it loads, and calibrates if it is the first
 _FEWEST_REQUESTS = 60

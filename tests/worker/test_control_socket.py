@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from penstock.worker.supervision.control import (
+from penstock.worker.control_socket import (
     MAX_PACKET_BYTES,
     Report,
     control_sockets,
@@ -17,7 +17,7 @@ from penstock.worker.supervision.control import (
 
 MEMBER = """
 import socket, sys, time
-from penstock.worker.supervision.control import SupervisorLink
+from penstock.worker.control_socket import SupervisorLink
 link = SupervisorLink(socket.socket(fileno=int(sys.argv[1])))
 link.report(device=f"{link.worker} {link.settings['model']}")
 time.sleep(600)

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.engine import BatchOutput, EngineLanes, NullEngine, PackedBatch
 from penstock.engine.types import TaskOptions
-from penstock.worker import engine_probe
+from penstock.worker.batching import engine_probe
 from penstock.worker.batching.batch import health_probe
-from penstock.worker.engine_probe import EngineProbe
+from penstock.worker.batching.engine_probe import EngineProbe
 
 
 class Watched(NullEngine):

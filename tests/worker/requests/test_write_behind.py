@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from penstock.cache import ResponseCache
-from penstock.worker.replies import write_behind
-from penstock.worker.replies.write_behind import WriteBehindCache
+from penstock.worker.requests import write_behind
+from penstock.worker.requests.write_behind import WriteBehindCache
 
 
 async def test_the_queue_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 
-from penstock.worker.kafka import consumer as consumer_module
-from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka import assignment as assignment_module
+from penstock.worker.kafka.assignment import Assignment
 from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import Progress, Source
+from penstock.worker.kafka.offsets import PartitionProgress, Source
 
 A, B = TopicPartition("requests", 0), TopicPartition("requests", 1)
 
@@ -21,6 +21,7 @@ class Member:
     def __init__(self) -> None:
         self.paused: set[TopicPartition] = set()
         self.positions: dict[TopicPartition, int] = {}
+        self.all_resumed = asyncio.Event()
 
     def assignment(self) -> set[TopicPartition]:
         return {A, B}
@@ -33,6 +34,8 @@ class Member:
 
     def resume(self, *sources: TopicPartition) -> None:
         self.paused -= set(sources)
+        if not self.paused:
+            self.all_resumed.set()
 
     def seek(self, source: TopicPartition, offset: int) -> None:
         self.positions[source] = offset
@@ -51,7 +54,7 @@ class Owner:
         await self.is_free.wait()
         return sources
 
-    def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
+    def acquired(self, sources: set[Source], committed: Mapping[Source, PartitionProgress]) -> None:
         self.acquired_sources.append(sources)
 
     def own_mark(self, source: Source, found: Custody) -> Custody | None:
@@ -61,38 +64,24 @@ class Owner:
 
 
 async def test_a_partition_that_its_owner_does_not_get_yet_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def take_over(member: Member, sources: set[TopicPartition], _: object) -> dict[TopicPartition, Progress]:
-        return {source: Progress(7) for source in sources}
+    async def take_over(
+        member: Member, sources: set[TopicPartition], _: object
+    ) -> dict[TopicPartition, PartitionProgress]:
+        return {source: PartitionProgress(7) for source in sources}
 
-    async def revoked(sources: set[TopicPartition]) -> None: ...
-
-    monkeypatch.setattr(consumer_module, "take_over", take_over)
-    cluster: Any = None
-    consumer = Consumer(
-        cluster,
-        ["requests"],
-        "g",
-        worker=0,
-        revision="r",
-        fetch_max_wait_ms=10,
-        drain_s=1.0,
-        received=lambda records: None,
-        revoked=revoked,
-    )
+    monkeypatch.setattr(assignment_module, "take_over", take_over)
+    assignment, owner = Assignment(["requests"], "penstock-0"), Owner()
     member: Any = Member()
-    owner = consumer.owner = Owner()
-    consumer._consumer = member
-    await consumer._on_assigned({A, B})
+    assignment.open(member, owner, {A, B})
     async with asyncio.timeout(60):
-        await consumer.assigned.wait()
+        await assignment.ready.wait()
         assert (member.paused, member.positions) == ({B}, {A: 7})
-        consumer.pause("requests")
-        consumer.resume("requests")
+        assignment.pause(member, "requests")
+        assignment.resume(member, "requests")
         assert member.paused == {B}
         owner.is_free.set()
-        assert consumer._opening is not None
-        await consumer._opening
+        await member.all_resumed.wait()
     assert (member.paused, member.positions) == (set(), {A: 7, B: 7})
     assert owner.acquired_sources == [{A}, {B}]
-    await consumer._on_revoked({A, B})
-    assert not consumer.assigned.is_set()
+    await assignment.close()
+    assert not assignment.ready.is_set()

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.producer.errors import BackendError, Expired, Overloaded
 from penstock.scheduler import Cause
-from penstock.worker.batching.deadline_errors import cause_of, deadline_error
+from penstock.worker.requests.deadline_errors import cause_of, deadline_error
 
 
 @pytest.mark.parametrize(

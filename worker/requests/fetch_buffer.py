@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.requests.ledger import RecordLedger
-from penstock.worker.requests.record import KafkaRecord, PendingRecord
+from penstock.worker.requests.record import PendingRecord
 
 
 @dataclass(frozen=True, slots=True)

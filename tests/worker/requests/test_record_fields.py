@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_fields import record_fields, trace_fields
 from penstock.worker.requests.record_trace import RecordTrace
-from penstock.worker.telemetry.record_fields import record_fields, trace_fields
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACE = {"trace_id": TRACE_ID, "span_id": SPAN_ID, "trace_flags": "01"}

@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.engine.cells.contract import CellSpec, StateSpec
 
 
-class StatePool:
+class DeviceStates:
     """A tensor [slots, width] for each state that a cell has; cells with an equal state share it.
 
     A chain's slot also keeps, by cell, what its last step has emitted and whether it has stopped. Slot NO_SLOT is

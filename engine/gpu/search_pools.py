@@ -1,0 +1,49 @@
+"""What the search on a device knows of its requests: where each has its seat, and which steps are underway."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.engine.gpu.search_state import SearchShape, Seats
+from penstock.engine.types import Int32Array
+
+
+class SearchKey(NamedTuple):
+    """Facts that a captured graph fixes."""
+
+    shape: SearchShape
+    requests: int  # its seats, spare ones included
+    quantum: int
+
+
+@dataclass(slots=True)
+class SearchPool:
+    seats: Seats
+    free: list[int]
+    asked: Tensor  # int64: the seats of a batch, at a fixed address
+
+
+class SearchKind(NamedTuple):
+    """What requests with equal options share."""
+
+    shape: SearchShape
+    first: Int32Array  # see `Seats.first_row`
+
+
+@dataclass(slots=True)
+class OpenSearch:
+    shape: SearchShape
+    seat: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSteps:
+    """A quantum that the device works on."""
+
+    shape: SearchShape
+    requests: Mapping[int, OpenSearch]
+    results: Tensor  # int32 [at least as many as requests, ...] on the host, filled once `ended` has come
+    ended: torch.cuda.Event | None

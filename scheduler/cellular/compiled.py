@@ -1,0 +1,66 @@
+"""The kernels of the scheduler, compiled and ready to run."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.scheduler.cellular.arrays import NO_MAXIMUM, NONE, make_arrays, with_room
+from penstock.scheduler.cellular.types import CellGraph
+
+
+class SchedulerKernels(NamedTuple):
+    """The compiled functions of joining.py, running.py and leaving.py."""
+
+    check: Any
+    count: Any
+    measure: Any
+    sum_left: Any
+    join: Any
+    plan: Any
+    settle: Any
+    drop: Any
+
+
+@cache
+def load_kernels() -> SchedulerKernels:
+    """The kernels, compiled and ready to run: at once where an earlier process kept them, else within seconds."""
+    from numba import njit  # takes half a second to load
+
+    from penstock.scheduler.cellular.joining import check, count, join, measure, sum_left
+    from penstock.scheduler.cellular.leaving import drop
+    from penstock.scheduler.cellular.running import plan, settle
+
+    functions = check, count, measure, sum_left, join, plan, settle, drop
+    try:
+        kernels = SchedulerKernels(*[njit(function, cache=True) for function in functions])
+        _exercise(kernels)
+    except Exception:  # of numba's cache: no folder, one that is full or read-only, or files that are damaged or old
+        kernels = SchedulerKernels(*[njit(function) for function in functions])
+        _exercise(kernels)
+    return kernels
+
+
+def _exercise(kernels: SchedulerKernels) -> None:
+    """Call each kernel with arrays of the types that come later: two nodes, one after the other.
+
+    RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.
+    """
+    graphs = CellGraph.of_stages((0, 1), (0, 1)).packed
+    arrays = with_room(make_arrays(1), 2, 1, 1)
+    columns = np.array([[7], [0], [0], [1], [1]], np.int64)
+    row, ids, is_stopped = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    nodes, steps, indices = np.zeros((3, 1), np.int32)
+    times, estimates, left_s, totals = np.zeros(1), np.zeros((1, 5)), np.zeros(2), np.zeros(4)
+    results = [*kernels.check(graphs, columns, times, times, 1, np.inf), *kernels.count(graphs, 1)]
+    results += kernels.measure(graphs, columns, times, np.ones(1), np.ones(1), 1.0, 1.0, np.inf, 1.0, estimates)
+    kernels.join(*arrays, columns, times, estimates, graphs, row)
+    kernels.sum_left(arrays.order, arrays.num_jobs, arrays.work, left_s)
+    for _ in range(2):
+        results += kernels.plan(*arrays, 0, 1, NO_MAXIMUM, 0.0, nodes, steps, ids, indices)
+        results += [int(ids[0]), int(indices[0])]
+        results.append(kernels.settle(*arrays, nodes, steps, steps, is_stopped, 1.0, ids, totals))
+    kernels.drop(*arrays, row[:0])
+    results += [*left_s.tolist(), *totals.tolist()]
+    if results != [NONE, 0, 1, 0, 2, 1, -2, 2, 1, 1, 7, 0, 0, 1, 1, 7, 1, 1, 0, 2, 2, 2, 2, 1] or arrays.ready.any():
+        raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

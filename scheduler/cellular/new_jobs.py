@@ -1,0 +1,112 @@
+"""New jobs as arrays: they are checked, predicted and joined many at once."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.scheduler.cellular.arrays import BULK, ID, NUMBER, OF_GRAPH, OF_SLOTS, OF_TIMES, SIZE, SLOTS
+from penstock.scheduler.cellular.compiled import load_kernels
+from penstock.scheduler.cellular.deadlines import Deadline
+from penstock.scheduler.cellular.types import CellGraph, CellJob, Estimate, Float64Array, Int32Array, Int64Array
+
+_UNKNOWN = Estimate()
+
+
+class QueuedCellJob(NamedTuple):
+    """A job that waits for a device. It compares by its place in the queue."""
+
+    bulk: bool
+    due: float
+    number: int  # unique: of two jobs due at once, the one that came first is first
+    job: CellJob
+    estimate: Estimate = _UNKNOWN  # without admission: none
+
+
+class Joining(NamedTuple):
+    """Jobs as a device's table takes them, at least one."""
+
+    columns: Int64Array  # [5, J] ID, NUMBER, BULK, SLOTS, SIZE: fields of the table
+    due: Float64Array  # [J]
+    estimates: Float64Array  # [J, 5] fields of Estimate
+    graphs: Int32Array  # packed, end to end
+
+    @classmethod
+    def of(cls, entries: Sequence[QueuedCellJob]) -> "Joining":
+        """Jobs that have waited."""
+        jobs = [entry.job for entry in entries]
+        numbers = [entry.number for entry in entries]
+        columns = [[job.id, number, job.bulk, job.slots, job.size] for job, number in zip(jobs, numbers, strict=True)]
+        due = np.array([entry.due for entry in entries], np.float64)
+        estimates = np.array([entry.estimate for entry in entries], np.float64)
+        return cls(np.array(columns, np.int64).T.copy(), due, estimates, _packed([job.graph for job in jobs]))
+
+
+class NewJobs(NamedTuple):
+    """The jobs of one `add`, at least one."""
+
+    jobs: Sequence[CellJob]
+    arrival: Float64Array  # [J]
+    deadline: Float64Array  # [J]; inf: none
+    joining: Joining
+
+    @classmethod
+    def of(cls, jobs: Sequence[CellJob], patience_s: float, num_before: int) -> "NewJobs":
+        """Jobs that come after so many others. See `CellSettings.patience_s`."""
+        ids, graphs, arrivals, deadlines, bulk, slots, sizes = zip(*jobs, strict=True)
+        columns = np.empty((5, len(jobs)), np.int64)
+        columns[ID], columns[BULK], columns[SLOTS], columns[SIZE] = ids, bulk, slots, sizes
+        columns[NUMBER] = np.arange(num_before + 1, num_before + 1 + len(jobs))
+        deadline = np.full(len(jobs), math.inf)
+        if deadlines.count(None) < len(jobs):
+            deadline[:] = [math.inf if one is None else one for one in deadlines]
+        arrival = np.array(arrivals, np.float64)
+        due = np.minimum(arrival + patience_s, deadline)
+        estimates = np.empty((len(jobs), len(_UNKNOWN)))
+        return cls(jobs, arrival, deadline, Joining(columns, due, estimates, _packed(graphs)))
+
+    def checked(self, active: Mapping[int, object], num_cells: int, max_slots: int | None) -> tuple[int, int]:
+        """State slots of all jobs, and of bulk jobs.
+
+        ValueError: an id in use, no number as a time, an impossible graph, too many slots.
+        """
+        columns, _, _, graphs = self.joining
+        ids = columns[ID].tolist()
+        if len(set(ids)) < len(ids) or not active.keys().isdisjoint(ids):
+            raise ValueError("Job ids must be unique among active jobs.")
+        most = float(max_slots or math.inf)
+        fault, place, num_slots, num_bulk_slots = load_kernels().check(
+            graphs, columns, self.arrival, self.deadline, num_cells, most
+        )
+        job = self.jobs[place]
+        if fault == OF_TIMES:
+            raise ValueError(f"A job's times must be numbers. Job {job.id}: {job.arrival}, {job.deadline}")
+        if fault == OF_SLOTS:
+            raise ValueError(f"A job holds 1 to {most:g} state slots. Job {job.id} needs: {job.slots}")
+        if fault == OF_GRAPH:
+            raise ValueError(
+                f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job {job.id} "
+                f"has: {job.graph}"
+            )
+        return num_slots, num_bulk_slots
+
+    def without_estimates(self) -> None:
+        """Nothing is known of the jobs' times."""
+        self.joining.estimates[:] = _UNKNOWN
+
+    def deadlines(self) -> list[Deadline]:
+        """Of those jobs that have one."""
+        rows = zip(self.deadline.tolist(), self.joining.columns[NUMBER].tolist(), self.jobs, strict=True)
+        return [Deadline(at, number, job.id) for at, number, job in rows if at < math.inf]
+
+    def queued(self) -> list[QueuedCellJob]:
+        """The jobs one by one."""
+        columns, due, estimates, _ = self.joining
+        rows = zip(self.jobs, columns[NUMBER].tolist(), due.tolist(), estimates.tolist(), strict=True)
+        return [QueuedCellJob(job.bulk, at, number, job, Estimate(*row)) for job, number, at, row in rows]
+
+
+def _packed(graphs: Iterable[CellGraph]) -> Int32Array:
+    packed: Int32Array = np.concatenate([graph.packed for graph in graphs])
+    return packed

@@ -1,0 +1,16 @@
+"""A record as the consumer hands it out."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class KafkaRecord(Protocol):
+    """The part of aiokafka's ConsumerRecord that the worker uses."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int  # Unix time, ms
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
