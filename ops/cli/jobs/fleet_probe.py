@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from aiokafka.errors import GroupCoordinatorNotAvailableError, IncompatibleBrokerVersion, KafkaError
+from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError
 
 from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.producer.transport.cluster import KafkaCluster
@@ -19,23 +19,16 @@ _REMEDY = "Start one (penstock worker --model …), or give --wait, also for a g
 async def missing_fleet(settings: FileJobSettings) -> str:
     """Why no worker can answer: a sentence. Empty if one can, or Kafka does not tell.
 
-    Of a mock broker it is known whether the topic is there, which a worker creates, and not whether the worker runs.
-
     Creates no topic. A broker that does not answer is left to the client, which waits for it.
     """
     model = settings.served_name
     topic, group = bulk_topic(settings.topic or request_topic(model)), f"penstock.{model}"
-    groups: list[Any] = []
-    has_topic = True
     admin = FailoverAdmin(**KafkaCluster.of(settings).arguments, request_timeout_ms=int(_ANSWER_S * 1000))
     try:
         async with asyncio.timeout(_ANSWER_S):
             await admin.start()
-            has_topic = topic in await admin.list_topics()
             groups = await _described(admin, group)
-    except IncompatibleBrokerVersion:  # of a mock broker, which tells of no group
-        if has_topic:
-            return ""
+            has_topic = topic in await admin.list_topics()
     except (KafkaError, OSError, ValueError, AttributeError):  # OSError includes time-outs. The last: a mock broker
         return ""
     finally:
