@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.ops.logs.lines.known_fields import EVENT_FIELDS
 from tests.log_events import ROOMS, common_fields, listed_fields, unlisted_in
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +62,12 @@ def test_the_manual_lists_every_log_event_with_its_fields_and_no_other() -> None
 )
 def test_the_manual_lists_what_real_workers_have_logged(log: Path) -> None:
     assert unlisted_in(log.read_text(encoding="utf-8").splitlines()) == set()
+
+
+def test_filters_of_logs_know_the_fields_that_the_manual_lists() -> None:
+    of_a_start = ("worker_starting", "settings_resolved")
+    fields = [fields for event, fields in listed_fields().items() if event not in of_a_start]
+    assert common_fields().union(*fields) == EVENT_FIELDS
 
 
 def test_no_event_has_a_field_of_every_line_but_those_that_are_documented() -> None:

@@ -124,7 +124,7 @@ def _check_values(given: InputValues, mine: Rows, name: str, size: int) -> None:
         values = values[np.repeat(is_mine, given.counts)]
     if values.min() < 0 or values.max() >= size:
         raise InvalidSequence(
-            f"input {name!r} must be in [0, {size}); found values from {values.min()} to {values.max()}."
+            f"input {name!r} must be in [0, {size}). Given: values from {values.min()} to {values.max()}."
         )
 
 

@@ -41,16 +41,16 @@ class GeneratorLimits:
             raise InvalidSource(f"the source has {len(input_ids)} tokens; 1 to {longest} can be read.")
         vocab_size = weights.source_vocab_size
         if input_ids.min() < 0 or input_ids.max() >= vocab_size:
-            raise InvalidSource(f"tokens must lie in [0, {vocab_size}); found {input_ids.min()} to {input_ids.max()}.")
+            raise InvalidSource(f"tokens must lie in [0, {vocab_size}). Given: {input_ids.min()} to {input_ids.max()}")
 
     def require_options(self, options: GenerationOptions, weights: Seq2SeqWeights) -> None:
         """Raise InvalidOption where the model or these limits do not allow the options."""
         options.require_tokens(weights.target_vocab_size)
         longest = min(filter(None, (self.max_new_tokens, weights.max_target_tokens)))
         if options.max_new_tokens > longest:
-            raise InvalidOption(f"max_new_tokens must be at most {longest}, not {options.max_new_tokens}.")
+            raise InvalidOption(f"max_new_tokens must be at most {longest}. Given: {options.max_new_tokens}")
         if options.num_beams > self.max_rows:
-            raise InvalidOption(f"num_beams must be at most {self.max_rows}, not {options.num_beams}.")
+            raise InvalidOption(f"num_beams must be at most {self.max_rows}. Given: {options.num_beams}")
 
     def require_pages(self, num_pages: int) -> None:
         """Raise InvalidOption where a request needs more pages than there are, and would wait forever."""

@@ -35,7 +35,8 @@ def read_generation(given: object, prefix: str = "") -> GivenOptions:
     for name, value in given.items():
         if name not in GENERATION_OPTIONS:
             shown = repr(name[:40]) if isinstance(name, str) else "no name"
-            raise InvalidRequest(f"`{prefix}generation`: {shown} is not an option of `generate`, or not implemented.")
+            fault = "an option is none of `generate`, or not implemented"
+            raise InvalidRequest(f"`{prefix}generation`: {fault}. Given: {shown}")
         if value is None:
             continue
         expected, read_value = GENERATION_OPTIONS[name]

@@ -121,11 +121,11 @@ def _count(fields: object, index: int, room: int) -> int:
     for name, value in fields.items():
         if not isinstance(name, str):
             raise InvalidRequest(f"Sequence {index}: a field's name must be a string.")
-        total += _count_value(value, f"Sequence {index}: field {name[:40]!r}", room - total)
+        total += _count_value(value, index, name, room - total)
     return total
 
 
-def _count_value(value: object, what: str, room: int) -> int:
+def _count_value(value: object, index: int, name: str, room: int) -> int:
     """The number of items of a field, level by level: nothing is entered that is too large."""
     total = 0
     level: list[Any] = [value]
@@ -133,17 +133,22 @@ def _count_value(value: object, what: str, room: int) -> int:
         total += len(level)
         lists = [] if _SCALARS.issuperset(map(type, level)) else [item for item in level if type(item) not in _SCALARS]
         if not all(isinstance(item, list) for item in lists):
-            raise InvalidRequest(f"{what} must hold numbers, strings and booleans, or lists of them.")
+            raise _fault(index, name, "must hold numbers, strings and booleans, or lists of them")
         if not lists:
             return total
         if max(map(len, lists)) > MAX_LIST:
-            raise InvalidRequest(f"{what} has a list of more than {MAX_LIST} items.")
+            raise _fault(index, name, f"has a list of more than {MAX_LIST} items")
         if total + sum(map(len, lists)) > room:
             break
         level = [item for one in lists for item in one]
     else:
-        raise InvalidRequest(f"{what} has lists more than {MAX_DEPTH} deep.")
-    raise InvalidRequest(f"{what} is too large: the fields of a record hold at most {MAX_ITEMS:,} items.")
+        raise _fault(index, name, f"has lists more than {MAX_DEPTH} deep")
+    raise _fault(index, name, f"is too large: the fields of a record hold at most {MAX_ITEMS:,} items")
+
+
+def _fault(index: int, name: str, fault: str) -> InvalidRequest:
+    """The name is the client's own, so it stands where a worker's log leaves it out."""
+    return InvalidRequest(f"Sequence {index}: a field {fault}. Given: field {name[:40]!r}")
 
 
 def _column_items(column: EmissionColumn) -> dict[str, Any]:

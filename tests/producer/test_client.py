@@ -684,7 +684,7 @@ async def test_what_was_generated_comes_with_its_finish_and_text(monkeypatch: py
             Generation((7, 2040), "length", "b!"),
         ]
         assert await client.generate(ids=[[1]]) == [Generation((7, 2040), "length")]
-        with pytest.raises(InvalidRequest, match="'beams' is not an option of `generate`"):
+        with pytest.raises(InvalidRequest, match=r"none of `generate`, or not implemented\. Given: 'beams'"):
             await client.generate("a", beams=2)
     beams = Options(truncate=True, generation=(("max_new_tokens", 5), ("num_beams", 2)))
     assert [request.options for request in loop.requests] == [beams, beams, Options()]  # a record for each

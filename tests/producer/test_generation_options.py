@@ -65,8 +65,8 @@ def test_equal_options_have_equal_bytes(given: Any, same: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"typical_p": 0.5}, "`generation`: 'typical_p' is not an option of `generate`, or not implemented."),
-        ({7: 1}, "`generation`: no name is not an option"),
+        ({"typical_p": 0.5}, "`generation`: an option is none of `generate`, or not implemented. Given: 'typical_p'"),
+        ({7: 1}, "`generation`: an option is none of `generate`, or not implemented. Given: no name"),
         ({"max_new_tokens": True}, "`generation.max_new_tokens` must be a count. Given: True"),
         ({"max_new_tokens": 2**31}, "`generation.max_new_tokens` must be a count. Given: 2147483648"),
         ({"num_beams": 1.0}, "`generation.num_beams` must be a count. Given: 1.0"),

@@ -8,7 +8,7 @@ from penstock.producer.wire.headers import TRACEPARENT
 from penstock.producer.wire.traceparent import TraceParent
 from penstock.worker.requests.record import PendingRecord
 
-_QUOTED = re.compile(" (?:Given|Raised): ")  # what follows quotes the request, or a library's error about it
+_QUOTED = re.compile(" (?:Given|Asked for|Raised): ")  # what follows quotes the request, or a library's error about it
 _MAX_REASON_CHARS = 500
 
 

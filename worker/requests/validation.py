@@ -106,7 +106,7 @@ class RequestValidator:
             _check_names(headers)  # the missing header may be the one with the unreadable name
             raise
         if not self._is_allowed(address.topic):
-            raise InvalidRequest(f"The reply topic {address.topic[:100]!r} is outside this worker's allow-list.")
+            raise InvalidRequest(f"The reply topic is outside this worker's allow-list. Given: {address.topic[:100]!r}")
         return address
 
     def _deadline(self, headers: Mapping[str, bytes], bulk: bool, times: SliceTimes) -> float | None:
@@ -167,7 +167,7 @@ def first_error(errors: Mapping[int, PenstockError]) -> PenstockError:
 
 def _check_names(headers: Mapping[str, bytes]) -> None:
     if (why := headers.get(UNREADABLE_BATCH)) is not None:
-        raise InvalidRequest(why.decode(errors="replace"))
+        raise InvalidRequest(f"The record stands for a batch. Raised: {why.decode(errors='replace')}")
     if UNREADABLE in headers:
         raise InvalidRequest("The record's headers could not be read: the name of one is not UTF-8.")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -70,6 +70,19 @@ class ReadValues(Collector):
         yield family
 
 
+class DefinedMetrics(CollectorRegistry):
+    """A registry without the series `_created` that prometheus_client adds: nine more metrics, which nothing reads.
+
+    `disable_created_metrics` is of the whole process, which may have metrics of its own.
+    """
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at each scrape, from another thread."""
+        for family in super().collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+
+
 class Metrics:
     """One registry for each worker, so that several workers in one process stay apart."""
 
@@ -81,7 +94,7 @@ class Metrics:
         ledger: RecordLedger,
     ) -> None:
         """The last three arguments are read at each scrape, from another thread."""
-        self.registry = CollectorRegistry()
+        self.registry = DefinedMetrics()
         self._show_build(info)
         self.requests = self._counter("penstock_requests_total")
         latency = METRICS["penstock_request_seconds"]

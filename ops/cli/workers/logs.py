@@ -133,7 +133,9 @@ def tail(
         files, filters = _arguments(given)
         console = make_console()
         with closing(Tail(files, filters)) as end:
-            for event in end.last(count):
+            last = end.last(count)
+            end.check_filters()
+            for event in last:
                 console.print(event_line(event, end.sources), soft_wrap=True)
             for events in end.follow(lambda: time.sleep(_POLL_S)) if follow or files == [STDIN] else ():
                 for event in events:
@@ -208,9 +210,11 @@ def _show(given: list[str] | None, show: Callable[[Digest], None]) -> int:
 def _digest(given: list[str] | None) -> Digest:
     files, filters = _arguments(given)
     with reading_bar(files) as progress:
-        digest = Digest(_reader(files, filters, progress))
+        reader = _reader(files, filters, progress)
+        digest = Digest(reader)
     if filters.is_any and not digest.num_kept:
-        say("No event passes the filters.", "yellow")
+        absent = ", ".join(sorted(reader.absent_fields))
+        say(f"No event passes the filters.{f' No event has the field {absent}.' if absent else ''}", "yellow")
     return digest
 
 

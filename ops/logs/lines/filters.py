@@ -11,6 +11,7 @@ from typing import Any
 from penstock.ops.logs.errors import BadFilter
 from penstock.ops.logs.libraries import polars
 from penstock.ops.logs.lines.event import LEVELS, Event, parse_time
+from penstock.ops.logs.lines.known_fields import known_fields, near_names
 
 _TERM = re.compile(r"([\w-]+)\s*(!=|>=|<=|=|>|<)\s*(.+)", re.DOTALL)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h|d)")
@@ -18,6 +19,9 @@ _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {">": gt, ">=": ge, "<": lt, "<=": le}
 _TIMES = ("since", "until")
+_NO_FIELDS = {"p", "model"}  # taken from other fields, and from other events
+_SERVICE = ("name", "version", "instance.id")
+_OF_EVERY_LINE = ("timestamp", "level", "pid", "worker", "model", *[f"service.{key}" for key in _SERVICE])
 # What `p` is, by event: a field, and its unit in seconds.
 _P = {"request_done": ("total_ms", 1e-3), "batch_done": ("device_s", 1.0)}
 
@@ -68,6 +72,28 @@ class Filters:
             return False
         return all(term.holds(_value(event, term.key, model)) for term in self.terms)
 
+    def passed(self, event: Event, model: str | None) -> Event | None:
+        """What is kept of an event for its figures: all or nothing, but of a worker_load the rejections by code.
+
+        They pass as lines of request_refused would, because those are limited and the counts of a load are not.
+        """
+        is_kept = self.accepts(event, model)
+        rejected = event.fields.get("rejected")
+        is_by_code = any(term.key == "code" for term in self.terms)
+        if event.name != "worker_load" or not isinstance(rejected, Mapping) or (is_kept and not is_by_code):
+            return event if is_kept else None
+        common = {key: event.fields[key] for key in _OF_EVERY_LINE if key in event.fields}
+        kept = {code: count for code, count in rejected.items() if self._passes(code, event, common, model)}
+        if is_kept:
+            return event._replace(fields={**event.fields, "rejected": kept, "overloaded": kept.get("overloaded", 0)})
+        return event._replace(fields={**common, "event": event.name, "rejected": kept}) if kept else None
+
+    def _passes(self, code: str, load: Event, common: Mapping[str, Any], model: str | None) -> bool:
+        """Whether lines of request_refused with this code pass, as far as a load has their fields."""
+        fields = {**common, "event": "request_refused", "code": code}
+        is_known = all(term.key in fields or term.key == "model" for term in self.terms)
+        return is_known and self.accepts(load._replace(fields=fields), model)
+
     def batches(self, frame: Any, models: Mapping[int | None, str]) -> Any:
         """The batches that are kept. `models`: of the workers of their source, by number."""
         if self.level > LEVELS.index("info"):
@@ -80,6 +106,11 @@ class Filters:
         for term in self.terms:
             frame = _kept(frame, term, models)
         return frame
+
+    @property
+    def fields(self) -> set[str]:
+        """The names of the fields that are compared."""
+        return {term.key for term in self.terms} - _NO_FIELDS
 
     @property
     def is_any(self) -> bool:
@@ -104,6 +135,15 @@ def parse_filters(texts: Sequence[str], now_s: float) -> Filters:
         else:
             terms.append(_term(key, order, value))
     return Filters(tuple(terms), times.get("since"), times.get("until"), level)
+
+
+def check_fields(absent: Iterable[str]) -> None:
+    """Raise BadFilter for a field that no event of the logs has, and that no worker logs."""
+    unknown = sorted(set(absent) - known_fields()) if absent else []
+    if unknown:
+        near = near_names(unknown[0])
+        hint = f" Near names: {', '.join(near)}." if near else ""
+        raise BadFilter(f"No event of these logs has a field {unknown[0]!r}, and no worker logs one.{hint}")
 
 
 def is_filter(text: str) -> bool:

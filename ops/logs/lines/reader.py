@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from penstock.ops.logs.errors import NoEvents
+from penstock.ops.logs.lines.batch_columns import BATCH_COLUMNS
 from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts, Parsed
 from penstock.ops.logs.lines.event import Event
-from penstock.ops.logs.lines.filters import Filters
+from penstock.ops.logs.lines.filters import Filters, check_fields
 from penstock.ops.logs.lines.line_columns import Found
 from penstock.ops.logs.lines.source import LogSource, origin
 
@@ -37,10 +38,13 @@ class LogReader:
         self.counts = LineCounts()
         self.num_kept = 0  # batches and events that passed the filters
         self._filters = filters
+        self.absent_fields = filters.fields  # of the filters, that no event so far has
         self._models: dict[str, dict[int | None, str]] = {}  # by origin and worker
 
     def parts(self, *, in_columns: bool = False) -> Iterator[Part]:
         """Read everything, one source after another. Raises NoEvents at the end if no line was an event.
+
+        And BadFilter if a filter is by a field that neither an event has nor a worker logs.
 
         `in_columns`: requests may be columns.
         """
@@ -54,6 +58,7 @@ class LogReader:
             self.counts.lines += source.num_long_lines
         if not self.counts.events:
             raise NoEvents(self._why_nothing())
+        check_fields(self.absent_fields)
 
     def origin(self, source: int) -> str:
         """The name that a log has kept through its rotations: worker.log for worker.log.2.gz."""
@@ -66,11 +71,13 @@ class LogReader:
             return Part(source, batches, requests, events)
         models = self._models.setdefault(self.origin(source), {})
         kept = []
+        self.absent_fields -= set(BATCH_COLUMNS) if len(batches) else set()
         for event in events:
+            self.absent_fields -= event.fields.keys()
             if (model := _model_named_by(event)) is not None:
                 models[_worker(event.fields)] = model
-            if self._filters.accepts(event, models.get(_worker(event.fields))):
-                kept.append(event)
+            if (passed := self._filters.passed(event, models.get(_worker(event.fields)))) is not None:
+                kept.append(passed)
         batches = self._filters.batches(batches, models)
         self.num_kept += len(kept) + len(batches)
         return Part(source, batches, [], kept)

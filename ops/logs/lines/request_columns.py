@@ -9,9 +9,10 @@ from penstock.ops.logs.lines import batch_columns
 from penstock.ops.logs.lines.line_columns import Found, LineLayout, LineShape, first_line, load_kernel
 
 _STAGES_MS = ("tokenize_ms", "cache_ms", "schedule_ms", "compute_ms")
+_PROCESS = ("service.instance.id", "pid", "worker", "suppressed")
 _SHAPES = (
     LineShape("request_done", ("sample",), (), ("kafka_ms", "total_ms", *_STAGES_MS), optional=frozenset(_STAGES_MS)),
-    LineShape("request_refused", ("code",), ("records",), (), optional=frozenset()),
+    LineShape("request_refused", ("code", *_PROCESS[:1]), ("records", *_PROCESS[1:]), (), optional=frozenset(_PROCESS)),
 )
 _MAX_LAYOUTS = 8  # of an event
 _END = b"\n" * 8  # the scanner leaves a line out that ends within a word of the end

@@ -95,16 +95,19 @@ class LogSource:
     def _unpacked(self, file: "_Prefixed", compression: str) -> Iterator[bytes]:
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), compression)
         while True:
+            data = bytearray(_SNIFF_BYTES)
             try:
-                data = stream.read(_SNIFF_BYTES)
+                size = stream.readinto(data)
             except OSError:
+                # The buffer has what came before the damage; zero bytes at its end are not of a text.
+                yield bytes(data.rstrip(b"\0"))
                 self.notes.append(f"its {compression} data ends early or is damaged; it was read up to there")
                 return
             finally:
                 self.num_bytes += file.take_count()
-            if not data:
+            if not size:
                 return
-            yield data
+            yield bytes(data[:size])
 
 
 class _Prefixed:

@@ -8,7 +8,7 @@ from typing import IO
 
 from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts
 from penstock.ops.logs.lines.event import Event
-from penstock.ops.logs.lines.filters import Filters
+from penstock.ops.logs.lines.filters import Filters, check_fields
 from penstock.ops.logs.lines.reader import in_order
 from penstock.ops.logs.lines.source import MAX_LINE_BYTES, STDIN, LogSource, find_sources
 
@@ -76,6 +76,7 @@ class Tail:
         self.sources, _ = find_sources(names)
         self._names = names
         self._filters = filters
+        self._absent_fields = filters.fields  # that no event so far has
         self._parsers = [BlockParser(index, LineCounts()) for index in range(len(self.sources))]
         self._models: dict[tuple[int, object], str] = {}
         self._files: dict[int, FollowedFile] = {}
@@ -87,6 +88,10 @@ class Tail:
             if source.path is not None:
                 found += deque(self._end_of(index, source), maxlen=count)
         return in_order(found)[-count:] if count else []
+
+    def check_filters(self) -> None:
+        """Raise BadFilter if a filter is by a field that neither an event so far has nor a worker logs."""
+        check_fields(self._absent_fields)
 
     def follow(self, wait: Callable[[], None]) -> Iterator[list[Event]]:
         """New events, as long as `wait` returns. `wait` is called between two looks."""
@@ -141,6 +146,7 @@ class Tail:
     def _kept(self, index: int, block: bytes) -> list[Event]:
         kept = []
         for event in self._parsers[index].events(block):
+            self._absent_fields -= event.fields.keys()
             worker = index, event.fields.get("worker")
             if event.name in ("worker_ready", "model_loaded") and (model := event.text("model")):
                 self._models[worker] = model

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ops.logs.totals.digest import Digest
-from penstock.ops.logs.totals.series import LATENCIES, LATENCY_BOUNDS_S, MISSES, TRIGGERS, latency_percentile_s
+from penstock.ops.logs.totals.series import LATE, LATENCIES, LATENCY_BOUNDS_S, TRIGGERS, latency_percentile_s
 
 INK, FAINT = "#010203", "#040506"  # text and axes; grid
 PALETTE = ("#3b7dd8", "#e08a1e", "#2f9e6e", "#c2483d", "#8a63c9", "#7a8793", "#b3a13a")
-_ERROR_COLOURS = dict(zip((*MISSES, "warnings", "errors"), np.array(PALETTE)[[3, 1, 6, 4, 5, 0]], strict=True))
+_ERROR_COLOURS = dict(zip((*LATE, "warnings", "errors"), np.array(PALETTE)[[3, 1, 6, 4, 2, 5, 0]], strict=True))
 _TICKS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 _MAX_TICKS = 5
 _SPANS = 120  # at most, along the time axis
@@ -129,7 +129,7 @@ def _lag(axes: Any, spans: Spans) -> bool:
 
 
 def _errors(axes: Any, spans: Spans) -> bool:
-    names = [name for name in (*MISSES, "warnings", "errors") if spans.columns[name].any()]
+    names = [name for name in (*LATE, "warnings", "errors") if spans.columns[name].any()]
     if not names:
         return False
     _stack(axes, spans, names, [_ERROR_COLOURS[name] for name in names])

@@ -142,7 +142,7 @@ def _tiles(digest: Digest) -> Iterator[str]:
         ("workers", "errors"): "errors",
     }
     known = {(fact.section, fact.name): fact for fact in facts(digest)}
-    rejected = sum(one.count for one in digest.requests.refused.values())
+    rejected = digest.rejections.total
     for key, label in shown.items():
         if key == ("requests", "from the cache"):
             yield _tile("rejected", integer(rejected), bad=rejected > 0)

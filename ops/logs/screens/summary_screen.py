@@ -10,7 +10,7 @@ from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import PERCENTS, best_rate, integer, rate, share, short
 from penstock.ops.logs.totals.lifecycle import sentence
 from penstock.ops.logs.totals.samples import STAGES
-from penstock.ops.logs.totals.series import MISSES, TRIGGERS, latency_percentile_s
+from penstock.ops.logs.totals.series import LATE, TRIGGERS, latency_percentile_s
 from penstock.ops.logs.totals.slow_periods import slow_periods
 
 _MAX_PERIODS = 5
@@ -85,12 +85,11 @@ def _show_overview(console: Console, digest: Digest) -> None:
     if is_known(latency_percentile_s(totals, 50)):
         shown = [f"p{percent} {duration(latency_percentile_s(totals, percent))}" for percent in PERCENTS]
         grid.add_row("latency", Text("  ".join(shown)) + Text("  online, from arrival at the worker to the reply", DIM))
-    refused = sorted(digest.requests.refused.items(), key=lambda one: -one[1].count)
-    rejected = sum(one.count for _, one in refused)
-    if rejected:
+    if rejected := digest.rejections.total:
+        refused = sorted(digest.rejections.by_code.items(), key=lambda one: -one[1].count)
         codes = joined(f"{code} {integer(one.count)}" for code, one in refused)
         grid.add_row("rejected", Text(printable(f"{integer(rejected)}: {codes}"), WARN))
-    missed = joined(f"{cause} {integer(totals[cause])}" for cause in MISSES[1:] if totals[cause])
+    missed = joined(f"{cause} {integer(totals[cause])}" for cause in LATE[1:] if totals[cause])
     grid.add_row("deadlines missed", Text(missed, WARN) if missed else "none")
     if totals["cached"]:
         grid.add_row("cache", f"{share(totals['cached'] / (totals['cached'] + totals['sequences']))} of the sequences")
@@ -160,7 +159,7 @@ def _show_slow_periods(console: Console, digest: Digest) -> None:
     periods = slow_periods(digest.series)
     if not periods:
         return
-    note = "late or rejected requests, or a p95 over three times the usual"
+    note = "requests late or rejected for lateness, or a p95 over three times the usual"
     heading(console, f"Slow periods: {len(periods)}", note)
     made = table("from", ">for", ">p95", ">answered", ">missed", ">backlog")
     worst = sorted(periods, key=lambda one: -one.missed)[:_MAX_PERIODS]

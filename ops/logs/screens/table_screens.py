@@ -8,7 +8,7 @@ from penstock.ops.logs.screens.tables import BAD, DIM, WARN, bar, curve, heading
 from penstock.ops.logs.totals.batch_totals import BatchGroup
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import integer, share, short
-from penstock.ops.logs.totals.request_totals import Rejected
+from penstock.ops.logs.totals.rejections import Rejected
 from penstock.ops.logs.totals.slow_periods import slow_periods
 
 _MAX_ROWS = 40
@@ -20,15 +20,15 @@ _LOGGED = "of each worker the first 100 of each second are logged"
 
 def show_errors(console: Console, digest: Digest) -> None:
     """Rejected requests by code, then warnings and errors by event."""
-    refused, problems = digest.requests.refused, digest.requests.problems
+    refused, problems = digest.rejections.by_code, digest.requests.problems
     if not refused and not problems:
         console.print("No request was rejected, and nothing was logged as a warning or an error.")
     if refused:
-        heading(console, "Rejected requests", integer(sum(one.count for one in refused.values())))
+        heading(console, "Rejected requests", integer(digest.rejections.total))
         made = table("code", ">requests", "", "first", "last", "the latest, and why")
         greatest = max(one.count for one in refused.values())
         for code, one in _by_count(refused):
-            first, last = clock(one.first_s), clock(one.last_s)
+            first, last = map(clock, one.span_s)
             row(made, code, integer(one.count), bar(one.count / greatest, 12), first, last, _reason(one.example))
         console.print(made)
         _, columns = digest.series.spans(max(1, digest.series.span_s // 60))
@@ -40,7 +40,7 @@ def show_errors(console: Console, digest: Digest) -> None:
             level = one.example.level if one.example is not None else ""
             style = WARN if level == "warning" else BAD
             logs = ", ".join(digest.sources[index].name for index in sorted(one.sources)[:3])
-            cells = Text(level, style=style), clock(one.first_s), clock(one.last_s), logs, _details(one.example)
+            cells = Text(level, style=style), *map(clock, one.span_s), logs, _details(one.example)
             row(made, name[:36], integer(one.count), *cells)
         console.print(made)
 
@@ -62,7 +62,7 @@ def show_slow(console: Console, digest: Digest, count: int) -> None:
         console.print("No answered request is in the logs (request_done).")
     periods = slow_periods(digest.series)
     if periods:
-        heading(console, "Slow periods", "late or rejected requests, or a p95 over three times the usual")
+        heading(console, "Slow periods", "requests late or rejected for lateness, or a p95 over three times the usual")
         made = table("from", ">for", ">p95", ">answered", ">missed", ">backlog")
         for one in periods[:_MAX_ROWS]:
             p95 = duration(one.p95_s) if is_known(one.p95_s) else "-"
@@ -149,7 +149,7 @@ def _by_count(table: dict[str, Rejected]) -> list[tuple[str, Rejected]]:
 
 def _reason(event: Event | None) -> str:
     if event is None:
-        return ""
+        return "no line of it is here"
     return f"{_position(event)}: {event.fields.get('reason', '')}"
 
 

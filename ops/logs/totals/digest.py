@@ -14,9 +14,10 @@ from penstock.ops.logs.totals.batch_totals import BatchTotals
 from penstock.ops.logs.totals.columns import distinct
 from penstock.ops.logs.totals.held_twice import held_twice_s
 from penstock.ops.logs.totals.lifecycle import Gaps, Lifecycle
+from penstock.ops.logs.totals.rejections import Process, Rejections, left_out_before, rejected_of
 from penstock.ops.logs.totals.request_totals import RequestTotals
 from penstock.ops.logs.totals.samples import Samples
-from penstock.ops.logs.totals.series import COUNTED, MISSES, Series, latency_column
+from penstock.ops.logs.totals.series import CAUSE_UNKNOWN, COUNTED, MISSES, Series, latency_column
 
 _LOAD_EVERY_S = 10.0  # of worker_load: its counts are of so many seconds at most, under steady work
 
@@ -30,15 +31,17 @@ class Digest:
         self.series = Series()
         self.batches = BatchTotals()
         self.requests = RequestTotals()
+        self.rejections = Rejections()
         self.lifecycle = Lifecycle()
         self.gaps = Gaps()
         self.settings: dict[str, Any] = {}  # of the last settings_resolved
         self.models: set[str] = set()
         self._reader = reader
-        self._last_load: dict[tuple[str, Any], float] = {}
+        self._last_load: dict[Process, float] = {}
         for part in reader.parts(in_columns=True):
             self._add(part)
         self.batches.settle(self.series)
+        self.rejections.settle(self.series, is_end=True)
 
     @property
     def lines(self) -> LineCounts:
@@ -64,16 +67,15 @@ class Digest:
         for found in part.requests:
             self._add_requests(found, part.source)
             seconds |= set(np.unique(found.values["timestamp"]).tolist())
+        self.rejections.settle(self.series)
         self.gaps.add(part.source, [*seconds, *{event.time_s for event in part.events if event.time_s is not None}])
 
     def _add_requests(self, found: Found, source: int) -> None:
         if found.event == "request_done":
             self._add_samples(Samples.of_lines(found, source))
             return
-        self.requests.add_refused(found, source)
-        seconds, place = distinct(found.values["timestamp"].astype(np.int64))
-        records = np.bincount(place, np.maximum(found.values["records"], 1.0))
-        self.series.add_columns(seconds.tolist(), {"refused": records.tolist()})
+        self.requests.count(found.event, len(found.places))
+        self.rejections.add_lines(found, source, self._reader.origin(source))
 
     def _add_samples(self, samples: Samples) -> None:
         """Requests of request_done, which are nearly all events that are no batches."""
@@ -87,6 +89,8 @@ class Digest:
 
     def _add_event(self, event: Event) -> None:
         self.requests.add(event)
+        process = Process.of(event, self._reader.origin(event.source))
+        self.rejections.add(event, process)
         self.lifecycle.add(event)
         name = event.name
         if name == "settings_resolved":
@@ -96,22 +100,24 @@ class Digest:
         if event.time_s is None:
             return
         if name == "worker_load":
-            self._add_load(event, event.time_s)
-        elif name == "request_refused":
-            self.series.add(event.time_s, {"refused": event.number("records") or 1.0})
+            self._add_load(event, event.time_s, process)
         elif event.level in ("error", "critical"):
-            self.series.add(event.time_s, {"errors": 1})
+            self.series.add(event.time_s, {"errors": 1 + left_out_before(event)})
         elif event.level == "warning":
-            self.series.add(event.time_s, {"warnings": 1})
+            self.series.add(event.time_s, {"warnings": 1 + left_out_before(event)})
 
-    def _add_load(self, event: Event, time_s: float) -> None:
-        """Counts since the worker's last load. They are spread over the seconds in between."""
-        worker = self._reader.origin(event.source), event.fields.get("worker")
-        since_s = min(max(time_s - self._last_load.get(worker, time_s - 1.0), 1.0), _LOAD_EVERY_S)
-        self._last_load[worker] = time_s
+    def _add_load(self, event: Event, time_s: float, process: Process) -> None:
+        """Counts since the process' last load. They are spread over the seconds in between."""
+        since_s = min(max(time_s - self._last_load.get(process, time_s - 1.0), 1.0), _LOAD_EVERY_S)
+        self._last_load[process] = time_s
         missed, latencies = _mapping(event.fields.get("missed")), _mapping(event.fields.get("latency_le_s"))
-        values = {name: event.number(name) or 0.0 for name in (*COUNTED, "overloaded")}
+        rejected = rejected_of(event) or {}
+        values = {name: event.number(name) or 0.0 for name in COUNTED}
         values |= {name: number(missed.get(name)) or 0.0 for name in MISSES[1:]}
+        values["refused"] = float(sum(rejected.values()))
+        overloaded = event.number("overloaded")
+        values["overloaded"] = rejected.get("overloaded", 0.0) if overloaded is None else overloaded
+        values[CAUSE_UNKNOWN] = 0.0 if missed else rejected.get("expired", 0.0)
         for bound, requests in latencies.items():
             column = latency_column(bound)
             values[column] = values.get(column, 0.0) + (number(requests) or 0.0)

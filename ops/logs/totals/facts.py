@@ -7,7 +7,7 @@ from typing import NamedTuple
 from penstock.ops.logs.lines.event import duration
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.samples import STAGES
-from penstock.ops.logs.totals.series import MISSES, TRIGGERS, latency_percentile_s
+from penstock.ops.logs.totals.series import LATE, TRIGGERS, latency_percentile_s
 
 PERCENTS = (50, 95, 99)
 
@@ -60,9 +60,9 @@ def _requests(digest: Digest) -> Iterator[Fact]:
     yield Fact("requests", "in the best 10 s", best_rate(digest), rate, 1)
     for percent in PERCENTS:
         yield Fact("requests", f"latency p{percent}", latency_percentile_s(totals, percent), duration, -1)
-    for code in sorted(digest.requests.refused):
-        yield Fact("requests", f"rejected: {code}", digest.requests.refused[code].count, integer, -1)
-    for cause in MISSES[1:]:  # the first are rejected, as overloaded
+    for code, rejected in sorted(digest.rejections.by_code.items()):
+        yield Fact("requests", f"rejected: {code}", rejected.count, integer, -1)
+    for cause in LATE[1:]:  # the first are rejected, as overloaded
         yield Fact("requests", f"deadline: {cause}", totals[cause], integer, -1)
     sequences = totals["sequences"] + totals["cached"]
     yield Fact("requests", "from the cache", totals["cached"] / sequences if sequences else math.nan, share, 1)

@@ -16,6 +16,8 @@ LATENCY_BOUNDS_S = (
 LATENCIES = tuple([f"le_{bound:g}" for bound in LATENCY_BOUNDS_S])
 TRIGGERS = ("timeout", "max_batch", "half_slo", "hungry", "bulk", "drain", "other")
 MISSES = ("overloaded", "arrived_late", "queued", "predicted_wrong")
+CAUSE_UNKNOWN = "cause_unknown"  # of requests that expired, where no worker_load tells
+LATE = (*MISSES, CAUSE_UNKNOWN)
 COUNTED = (
     "batches",
     "answered",
@@ -28,7 +30,7 @@ COUNTED = (
 LOGGED = tuple(
     [f"logged_{name}" for name in ("batches", "sequences", "tokens", "padded_tokens", "device_s")]
 )  # by batch_done
-SUMS = (*COUNTED, *LOGGED, *MISSES, *TRIGGERS, *LATENCIES, "refused", "errors", "warnings")
+SUMS = (*COUNTED, *LOGGED, *LATE, *TRIGGERS, *LATENCIES, "refused", "errors", "warnings")
 GREATEST = ("backlog_s", "queued_sequences", "kafka_s", "slowest_s")
 _NUM_SUMS = len(SUMS)
 _COLUMN = {name: index for index, name in enumerate((*SUMS, *GREATEST))}

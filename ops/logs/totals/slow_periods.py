@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.ops.logs.totals.series import LATENCIES, MISSES, Series, latency_percentile_s
+from penstock.ops.logs.totals.series import LATE, LATENCIES, Series, latency_percentile_s
 
 SPAN_S = 10
 _TIMES_USUAL = 3.0  # above the median span's p95: more than one bucket of the latencies
@@ -28,7 +28,7 @@ def slow_periods(series: Series) -> list[SlowPeriod]:
     starts, columns = series.spans(SPAN_S)
     width_s = int(starts[1] - starts[0]) if len(starts) > 1 else max(SPAN_S, series.width_s)
     p95 = np.array([_p95(columns, slice(row, row + 1)) for row in range(len(starts))])
-    missed = sum((columns[name] for name in MISSES), np.zeros(len(starts)))
+    missed = sum((columns[name] for name in LATE), np.zeros(len(starts)))
     usual = np.median(p95[np.isfinite(p95)]) if np.isfinite(p95).any() else np.inf
     is_slow = (np.nan_to_num(p95) > _TIMES_USUAL * usual) | (missed > 0.01 * np.maximum(columns["answered"], 1.0))
     edges = np.flatnonzero(np.diff(np.concatenate([[0], is_slow.astype(np.int8), [0]])))

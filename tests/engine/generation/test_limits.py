@@ -19,7 +19,7 @@ def start(generator: Generator, id: int, length: int, **options: Any) -> None:
 
 @pytest.mark.parametrize(
     ("source", "words"),
-    [([], "has 0 tokens; 1 to 64"), ([20] * 65, "has 65 tokens"), ([90], r"\[0, 90\)"), ([-1, 5], "found -1 to 5")],
+    [([], "has 0 tokens; 1 to 64"), ([20] * 65, "has 65 tokens"), ([90], r"\[0, 90\)"), ([-1, 5], "Given: -1 to 5")],
 )
 def test_sources_that_are_rejected(source: list[int], words: str) -> None:
     generator = small_generator()

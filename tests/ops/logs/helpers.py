@@ -5,6 +5,7 @@ workers with a fixed batch time; poison, an overload, and host-b killed and star
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,22 @@ def digest(*paths: Path | str, filters: tuple[str, ...] = ()) -> Digest:
 def lines(path: Path) -> list[dict[str, Any]]:
     """Every line as JSON: what the digest is compared with."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def rejections(path: Path) -> Counter[str]:
+    """By code: what the loads count, and the lines of processes that ended before their next load."""
+    counted: Counter[str] = Counter()
+    waiting: dict[object, Counter[str]] = {}
+    for one in lines(path):
+        process = one.get("pid")
+        if one["event"] == "request_refused":
+            waiting.setdefault(process, Counter())[one["code"]] += one["records"]
+        elif one["event"] == "worker_load":
+            counted += Counter(one["rejected"])
+            waiting.pop(process, None)
+        elif one["event"] == "worker_starting":
+            counted += waiting.pop(process, Counter())
+    return sum(waiting.values(), counted)
 
 
 def line(event: str, time: str | None = "2026-11-22T03:00:00.000000Z", **fields: Any) -> str:

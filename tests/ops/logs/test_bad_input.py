@@ -4,6 +4,7 @@ import codecs
 import gzip
 import json
 import random
+import zlib
 from pathlib import Path
 
 import pyarrow
@@ -152,6 +153,30 @@ def test_a_compressed_log_that_ends_early_is_read_up_to_there(tmp_path: Path) ->
     assert "gzip data ends early" in found.sources[0].notes[0]
 
 
+@pytest.mark.parametrize("percent", [2, 20, 50, 80, 95, 99])
+def test_a_small_gzip_log_that_is_cut_is_read_up_to_the_cut(percent: int, tmp_path: Path) -> None:
+    packed = gzip.compress(FLEET.read_bytes())
+    cut = packed[: len(packed) * percent // 100]
+    readable = zlib.decompressobj(wbits=31).decompress(cut)
+    path = tmp_path / "worker.log.gz"
+    path.write_bytes(cut)
+    found = find_sources([str(path)])[0][0]
+    assert b"".join(found.blocks()) == readable
+    assert found.notes == ["its gzip data ends early or is damaged; it was read up to there"]
+    assert digest(tmp_path).lines.events == readable.count(b"\n") > 0
+
+
+def test_a_zstd_log_that_is_cut_is_read_up_to_the_last_whole_block(tmp_path: Path) -> None:
+    """A reader that lost what it had not yet given would lose up to 64 KiB more."""
+    data = random.Random(3).randbytes(300_000).hex().encode()
+    packed = pyarrow.compress(data, codec="zstd", asbytes=True)
+    path = tmp_path / "worker.log.zst"
+    path.write_bytes(packed[: len(packed) - 10])
+    found = b"".join(find_sources([str(path)])[0][0].blocks())
+    assert data.startswith(found)
+    assert len(found) == len(data) // (128 << 10) * (128 << 10)
+
+
 def test_a_file_that_may_not_be_read_is_named_and_the_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,5 +235,5 @@ def test_the_elastic_common_schema(tmp_path: Path) -> None:
     assert counts(found) == (counts(plain)[0], 0, 1)
     assert found.series.totals() == pytest.approx(plain.series.totals())
     assert found.requests.events == plain.requests.events
-    assert found.requests.refused.keys() == plain.requests.refused.keys()
+    assert found.rejections.by_code.keys() == plain.rejections.by_code.keys()
     assert found.settings["max_wait_ms"] == plain.settings["max_wait_ms"] == 2.0

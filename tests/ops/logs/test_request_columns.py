@@ -51,9 +51,9 @@ def test_the_digest_is_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             len(parsed.requests.stages[stage]),
             parsed.requests.stages[stage].greatest,
         )
-    assert scanned.requests.refused.keys() == parsed.requests.refused.keys()
-    for code, refused in scanned.requests.refused.items():
-        assert refused == parsed.requests.refused[code]
+    assert scanned.rejections.by_code.keys() == parsed.rejections.by_code.keys()
+    for code, refused in scanned.rejections.by_code.items():
+        assert refused == parsed.rejections.by_code[code]
 
 
 def test_a_line_with_an_unusual_value_is_left_as_it_is() -> None:

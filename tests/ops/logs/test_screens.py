@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,27 @@ def test_filters_choose_what_the_tables_show() -> None:
     assert "too_long" in text
     assert "overloaded" not in text
     assert "No event passes the filters." in logs("errors", SAMPLES, "code=none")
+
+
+@pytest.mark.parametrize("command", ["summary", "errors", "tail --no-follow", "report out.html", "request 0:36"])
+def test_a_filter_by_a_field_that_nothing_has_is_an_error(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for term, near in (("corelation_id=3", " Near names: correlation_id"), ("zzzzz!=3", "")):
+        code, text = penstock("logs", *command.split(), str(FLEET), term)
+        assert code == EXIT_USAGE
+        field = re.split("[!=]", term)[0]
+        assert f"No event of these logs has a field '{field}', and no worker logs one.{near}" in text
+
+
+def test_a_filter_by_a_field_that_other_events_have_is_none(tmp_path: Path) -> None:
+    text = logs("summary", FLEET, "unanswered_s>1")
+    assert "No event passes the filters. No event has the field unanswered_s." in text
+    newer = tmp_path / "worker.log"
+    newer.write_text(line("batch_fused", lanes=3))
+    assert "lanes=3" in logs("tail", newer, "--no-follow", "lanes=3")
+    assert "No event has" not in logs("summary", newer, "lanes=4")
 
 
 def test_errors_by_code_and_by_event() -> None:

@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import generate_latest
+from prometheus_client import exposition, generate_latest, parser
+from prometheus_client.openmetrics import exposition as om_exposition
+from prometheus_client.openmetrics import parser as om_parser
 
 from penstock.engine.types import ModelInfo
-from penstock.scheduler import CostTable, LaneDriver, LearnedCost, PackedCost, Scheduler, SchedulerSettings
+from penstock.producer.errors import TooLong
+from penstock.scheduler import Cause, CostTable, LaneDriver, LearnedCost, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.encoder_model import EncoderLoad
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.telemetry.load_monitor import LoadMonitor
@@ -59,6 +63,18 @@ def test_a_worker_serves_what_is_defined_and_no_more(bench: Bench) -> None:
     assert served == {(one.family, one.kind) for one in WORKER_METRICS}
 
 
+@pytest.mark.parametrize("form", [(exposition, parser), (om_exposition, om_parser)])
+def test_the_port_has_what_is_defined_and_no_more(bench: Bench, form: tuple[Any, Any]) -> None:
+    """Once there are values: prometheus_client then adds series of its own, which no table has."""
+    bench.metrics.observe_batch(BatchStats("full", "dp", 0.0, Sums(8, 32, 4, 2), 0.001, 0.001))
+    bench.monitor.rejected([TooLong("x"), deadline_error(Cause.QUEUED, 1.0), deadline_error(Cause.OVERLOADED, 1.0)])
+    shown = form[0].generate_latest(bench.metrics.registry).decode()
+    families = list(form[1].text_string_to_metric_families(shown))
+    names = sorted(family.name.removesuffix("_info") for family in families)
+    assert names == sorted(one.family for one in WORKER_METRICS)
+    assert {series(sample.name) for family in families for sample in family.samples} <= METRICS.keys()
+
+
 def test_a_supervisor_serves_what_is_defined_and_no_more() -> None:
     served = {(family.name, family.type) for family in MemberMetrics(dict, dict).registry.collect()}
     assert served == {(one.family, one.kind) for one in SUPERVISOR_METRICS}
@@ -83,9 +99,9 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
 
 
 def test_the_build_has_the_version_and_the_model(bench: Bench) -> None:
-    exposition = generate_latest(bench.metrics.registry).decode()
-    assert "# TYPE penstock_build_info gauge" in exposition
-    assert re.search(r'penstock_build_info\{.*model="tiny",revision="r1",version="\d.*"\} 1.0', exposition)
+    shown = generate_latest(bench.metrics.registry).decode()
+    assert "# TYPE penstock_build_info gauge" in shown
+    assert re.search(r'penstock_build_info\{.*model="tiny",revision="r1",version="\d.*"\} 1.0', shown)
 
 
 def test_the_gain_of_the_partition_is_that_of_the_last_batch(bench: Bench) -> None:

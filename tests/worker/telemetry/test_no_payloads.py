@@ -18,11 +18,15 @@ from penstock.engine.cells.requests import take_count
 from penstock.engine.errors import InvalidOption
 from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.types import BatchOutput, PackedBatch
-from penstock.producer.errors import PenstockError
+from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.transport.outbox import OutRecord
+from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import encode_request
+from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.headers import request_headers
 from penstock.producer.wire.messages import Options, Request, join_tokens
+from penstock.producer.wire.sequence_codec import decode_fields
+from penstock.worker.kafka.lenient_batches import UNREADABLE
 from penstock.worker.replies import dead_letters
 from penstock.worker.requests.record_fields import unquoted_reason
 from penstock.worker.telemetry.logs import configure_logs
@@ -99,6 +103,11 @@ def records(make_record: Callable[..., Any]) -> Iterator[Any]:
     bad_headers: tuple[list[tuple[str, bytes]], ...] = (
         [],
         [("kafka_replyTopic", TEXT.encode())],
+        [("kafka_replyTopic", CANARY.encode())],  # a name, and outside of the allow-list
+        [*HEADERS, ("kafka_replyPartition", TEXT.encode())],
+        [*HEADERS, ("penstock-class", TEXT.encode())],
+        [(UNREADABLE_BATCH, TEXT.encode())],
+        [(UNREADABLE, TEXT.encode())],
         [*HEADERS, ("penstock-deadline-ms", TEXT.encode())],
     )
     for offset, headers in enumerate(bad_headers, len(values)):
@@ -161,10 +170,12 @@ CELL = Cell(CellSpec("cell", (StateSpec("sum", 1),), ("token",)), lambda states,
         lambda: take_count({"max_tokens": TEXT}, "max_tokens"),
         lambda: GenerationOptions.of({"decoder_start_token_id": 0, "temperature": TEXT}),
         lambda: GenerationOptions.of({"decoder_start_token_id": 0, "bad_words_ids": [TEXT]}),
+        lambda: read_generation({TEXT: 1}),
+        lambda: decode_fields([{TEXT: None}]),
     ],
 )
 def test_what_fields_and_options_hold_is_in_the_reply_and_not_in_the_log(reject: Callable[[], object]) -> None:
-    with pytest.raises((InvalidGraph, InvalidOption)) as caught:
+    with pytest.raises((InvalidGraph, InvalidOption, InvalidRequest)) as caught:
         reject()
     error = PenstockError(str(caught.value))
     assert CANARY in error.message
