@@ -16,11 +16,17 @@ from typing import Any
 import aiosqlite
 import structlog
 
-_SCHEMA = """
+_SCHEMA = {
+    "cost_table": """
 CREATE TABLE IF NOT EXISTS cost_table (
     device TEXT NOT NULL, model TEXT NOT NULL, revision TEXT NOT NULL, dtype TEXT NOT NULL, runtime TEXT NOT NULL,
     stored_at REAL NOT NULL, value TEXT NOT NULL, PRIMARY KEY (device, model, revision, dtype, runtime)) WITHOUT ROWID
-"""
+""",
+    "served_name": """
+CREATE TABLE IF NOT EXISTS served_name (
+    revision TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (revision, name)) WITHOUT ROWID
+""",
+}
 _BUSY_TIMEOUT_S = 5.0  # another process's writes take milliseconds
 # Errors for a damaged file or row (ValueError: of JSON and of text), and for a directory.
 _FILE_ERRORS = (sqlite3.Error, OSError, ValueError, OverflowError, MemoryError, RecursionError)
@@ -95,6 +101,31 @@ class CostTables:
             self._warn(error)
             return []
 
+    async def add_served_name(self, revision: str, name: str) -> None:
+        """Note that a model of this revision is served under this name. Called after its table was loaded or stored."""
+        if name in (await self.served_names()).get(revision, ()) or not self._path.exists():
+            return
+        try:
+            async with self._open() as db:
+                await db.execute_fetchall("INSERT OR IGNORE INTO served_name VALUES (?, ?)", (revision, name))
+        except _FILE_ERRORS as error:
+            self._warn(error)
+
+    async def served_names(self) -> dict[str, set[str]]:
+        """Revision -> the names that it was served under."""
+        if not self._path.exists():
+            return {}
+        names: dict[str, set[str]] = {}
+        try:
+            async with self._open() as db:
+                rows = list(await db.execute_fetchall("SELECT revision, name FROM served_name"))
+            for row in rows:
+                revision, name = map(_text, row)
+                names.setdefault(revision, set()).add(name)
+        except _FILE_ERRORS as error:
+            self._warn(error)
+        return names
+
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[aiosqlite.Connection]:
         # Connected here first: aiosqlite's thread survives a failure to connect, and may outlive the event loop.
@@ -102,8 +133,9 @@ class CostTables:
         async with aiosqlite.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None) as db:
             # Text is decoded by `_text`: if sqlite3 fails to decode it, its statement stays open and holds the lock.
             db.text_factory = bytes
-            if not await db.execute_fetchall("SELECT 1 FROM sqlite_master WHERE name = 'cost_table'"):
-                await db.execute_fetchall(_SCHEMA)
+            there = {_text(row[0]) for row in await db.execute_fetchall("SELECT name FROM sqlite_master")}
+            for table in _SCHEMA.keys() - there:
+                await db.execute_fetchall(_SCHEMA[table])
             yield db
 
     def _warn(self, error: BaseException) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
+from penstock.producer.secret_url import SecretUrl
 from penstock.producer.settings_sources import FileSettings
 from penstock.producer.tls import tls_context
 from penstock.producer.wire.topics import (
@@ -44,14 +45,20 @@ def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
-def _check_token_url(url: str | None) -> str | None:
-    if url is not None and urlsplit(url).scheme not in ("https", "http"):
+def _check_token_url(secret: SecretUrl | None) -> SecretUrl | None:
+    if secret is None:
+        return None
+    try:
+        url = urlsplit(secret.get_secret_value())
+    except ValueError:  # its message may quote a password
+        raise ValueError("must be a URL") from None
+    if url.scheme not in ("https", "http"):
         raise ValueError("must begin with https: or http:. A token's file is sasl_oauthbearer_token_file")
-    if url is not None and "@" in urlsplit(url).netloc:  # settings are logged
+    if "@" in url.netloc + url.path:  # of the path: behind a password with a slash
         raise ValueError("must not hold a user or a password: give sasl_oauthbearer_client_id and _client_secret")
-    if url is not None and urlsplit(url).scheme == "http" and not _is_loopback(urlsplit(url).hostname or ""):
+    if url.scheme == "http" and not _is_loopback(url.hostname or ""):
         raise ValueError("must begin with https: unless its host is this machine: http: does not encrypt the secret")
-    return url
+    return secret
 
 
 def _is_loopback(host: str) -> bool:
@@ -94,8 +101,8 @@ class KafkaSettings(FileSettings):
         description="For OAUTHBEARER: a program and its arguments, which prints an access token. It is run without a "
         "shell. Logs show it.",
     )
-    sasl_oauthbearer_token_endpoint_url: Annotated[str | None, AfterValidator(_check_token_url)] = Field(
-        None, description="For OAUTHBEARER: the identity provider's token endpoint."
+    sasl_oauthbearer_token_endpoint_url: Annotated[SecretUrl | None, AfterValidator(_check_token_url)] = Field(
+        None, description="For OAUTHBEARER: the identity provider's token endpoint. Its query is not shown."
     )
     sasl_oauthbearer_client_id: str | None = Field(None, description="Client id at the token endpoint.")
     sasl_oauthbearer_client_secret: SecretStr | None = Field(None, description="Client secret at the token endpoint.")

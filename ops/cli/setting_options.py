@@ -15,12 +15,13 @@ from rich.markup import escape
 
 from penstock.ops.cli.environment import unknown_variables
 from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail
+from penstock.producer.secret_url import SecretUrl, without_secrets
 from penstock.producer.settings_file import SettingsFileError
 from penstock.producer.settings_sources import FileSettings, Settings, env_name
 
 S = TypeVar("S", bound=Settings)
 
-_KINDS = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH", SecretStr: "TEXT"}
+_KINDS = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH", SecretStr: "TEXT", SecretUrl: "TEXT"}
 
 
 def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., None]]:
@@ -53,6 +54,7 @@ def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., Non
 
         del command.__wrapped__  # set by wraps; typer would read the signature of the body
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
+        command.settings = settings  # type: ignore[attr-defined]  # read by `settings_by_command`
         command.__annotations__ = {param.name: param.annotation for param in parameters}
         return command
 
@@ -132,8 +134,13 @@ def _sentences(
             yield f"{fault}."
             continue
         place = settings.place_of(field, given) if issubclass(settings, FileSettings) else ""
-        shown = "a secret" if is_secret(settings.model_fields[field]) else repr(detail["input"])
+        shown = "a secret" if is_secret(settings.model_fields[field]) else _shown(detail["input"])
         yield f"{place or f'{option_name(field)} (or {env_name(field)})'}: {fault}. Given: {shown}"
+
+
+def _shown(value: object) -> str:
+    """A value that was refused. Any text may be an address with a password, also one given for another setting."""
+    return repr(without_secrets(value)) if isinstance(value, str) else without_secrets(repr(value))
 
 
 def is_secret(field: FieldInfo) -> bool:

@@ -21,8 +21,18 @@ the output has the same bytes. At the end the parts are joined (`join_parts`) an
 """
 
 from penstock.producer.files.part_writer import PartWriter
-from penstock.producer.files.row_blocks import Block, TableError
+from penstock.producer.files.row_blocks import Block, OutputError, TableError
 from penstock.producer.files.table_reader import Reader, count_rows, open_reader
 from penstock.producer.files.table_writer import StreamWriter, open_writer
 
-__all__ = ["Block", "PartWriter", "Reader", "StreamWriter", "TableError", "count_rows", "open_reader", "open_writer"]
+__all__ = [
+    "Block",
+    "OutputError",
+    "PartWriter",
+    "Reader",
+    "StreamWriter",
+    "TableError",
+    "count_rows",
+    "open_reader",
+    "open_writer",
+]

@@ -25,8 +25,8 @@ def read_csv(path: Path, columns: Sequence[str]) -> Content:
             raise TableError(f"{path} does not begin with column names in UTF-8. Save it as CSV in UTF-8.")
         check_columns(path, header, columns)
         yield header, None
-        rows = (_csv_row(line, fields, header, columns) for line, fields in records)
-        yield from in_blocks(((text, row, sum(map(len, row.values()))) for text, row in rows), source)
+        rows = ((*_csv_row(line, fields, header, columns), line) for line, fields in records)
+        yield from in_blocks(((text, row, sum(map(len, row.values())), line) for text, row, line in rows), source, path)
 
 
 def _csv_row(

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.producer.files.arrow_rows import objects_of
 from penstock.producer.files.result_columns import Columns, free_name
-from penstock.producer.files.row_blocks import Block, Object
+from penstock.producer.files.row_blocks import Block, JsonLine, Object
 
 if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
@@ -39,7 +39,7 @@ class CsvEncoder:
 
 
 class JsonlEncoder:
-    """Lines of JSON."""
+    """Lines of JSON. Those of the input keep their own text, so that no number is rounded."""
 
     header = b""
 
@@ -50,7 +50,7 @@ class JsonlEncoder:
         lines = []
         for fields, values in zip(_objects(block), zip(*results.values(), strict=True), strict=True):
             named = {free_name(name, fields): value for name, value in zip(results, values, strict=True)}
-            lines.append(_json(fields | named) + b"\n")
+            lines.append((_extended(fields, named) if isinstance(fields, JsonLine) else _json(fields | named)) + b"\n")
         return b"".join(lines)
 
 
@@ -86,6 +86,11 @@ class ArrowEncoder:
             stream.write_batch(pa.RecordBatch.from_arrays([*source.columns, *values], schema=self.schema))
         encoded: bytes = sink.getvalue().to_pybytes()
         return encoded
+
+
+def _extended(line: JsonLine, named: Object) -> bytes:
+    """The line with the results at the end of its object."""
+    return line.text[:-1] + (b", " if line else b"") + _json(named)[1:]
 
 
 def _vectors(rows: Sequence[Any]) -> "pa.ListArray":

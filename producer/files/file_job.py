@@ -69,14 +69,20 @@ async def run_bulk(
     """
     written = _WrittenBlocks(writer, resumed or BulkResult(0, 0, 0.0), on_progress)
     answered = answer_stream(client, task, _in_thread(reader), options=options, timeout_s=timeout_s)
+    num_answered = written.result.rows
+    first = ""  # failed row of this run
     try:
         async with aclosing(answered):
             async for block, results in answered:
-                errors = [result for result in results if isinstance(result, PenstockError)]
+                errors = {index: one for index, one in enumerate(results) if isinstance(one, PenstockError)}
                 written.failed += len(errors)
+                if errors and not first:
+                    first = _shown(block, num_answered, *next(iter(errors.items())))
                 if errors and max_errors is not None and written.failed > max_errors:
-                    last = errors[-1]
-                    raise TooManyErrors(f"{written.failed:,} rows failed. The last error: {last.code}: {last.message}")
+                    of_run = " of this run" if written.result.resumed else ""
+                    several = f"{written.failed:,} rows failed. The first{of_run} is"
+                    raise TooManyErrors(f"{'1 row failed:' if written.failed == 1 else several} {first}")
+                num_answered += len(results)
                 await written.begin(block, results)
     finally:
         await written.wait()
@@ -110,6 +116,12 @@ class _WrittenBlocks:
         seconds = time.monotonic() - self._started
         self.result = BulkResult(done.rows + len(results), failed, seconds, done.resumed)
         self._on_progress(self.result)
+
+
+def _shown(block: Block, before: int, index: int, error: PenstockError) -> str:
+    """`row 6 (in.csv, line 7): empty: The text is empty.` `before`: the rows of earlier blocks."""
+    place = f" ({block.place(index)})" if block.place(index) else ""
+    return f"row {before + index + 1:,}{place}: {error.code}: {error.message}"
 
 
 async def _in_thread(reader: Iterable[Block]) -> AsyncIterator[Block]:

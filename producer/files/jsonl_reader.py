@@ -1,5 +1,6 @@
 """Reader of JSON Lines."""
 
+import codecs
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.producer.errors import InvalidRequest, PenstockError
-from penstock.producer.files.row_blocks import Content, Object, in_blocks, text_of
+from penstock.producer.files.row_blocks import Content, JsonLine, Object, in_blocks, text_of
 from penstock.producer.files.standard_streams import open_input
 from penstock.producer.wire.messages import Text
 
@@ -31,8 +32,8 @@ def read_jsonl(path: Path, columns: Sequence[str]) -> Content:
     """Header and blocks of a file."""
     with open_input(path) as file:
         yield None, None
-        rows = ((*_json_row(number, line, columns), len(line or b"")) for number, line in _lines(file))
-        yield from in_blocks(rows, file)
+        rows = ((*_json_row(number, line, columns), len(line or b""), number) for number, line in _lines(file))
+        yield from in_blocks(rows, file, path)
 
 
 def count_jsonl(path: Path) -> int:
@@ -63,12 +64,13 @@ def _json_row(number: int, line: bytes | None, columns: Sequence[str]) -> tuple[
         return InvalidRequest(f"Line {number} is not JSON: {error}."), _kept(line)
     if not isinstance(fields, dict):
         return InvalidRequest(f"Line {number} holds {_JSON_TYPES[type(fields)]}; an object was expected."), _kept(line)
+    own = JsonLine(fields, line.removeprefix(codecs.BOM_UTF8).strip())
     for column in columns:
         if column not in fields:
-            return InvalidRequest(f"Line {number} has no key {column!r}."), fields
+            return InvalidRequest(f"Line {number} has no key {column!r}."), own
         if not isinstance(fields[column], str):
-            return InvalidRequest(f"Line {number}: {column!r} is not a string."), fields
-    return text_of([fields[column] for column in columns]), fields
+            return InvalidRequest(f"Line {number}: {column!r} is not a string."), own
+    return text_of([fields[column] for column in columns]), own
 
 
 def _kept(line: bytes) -> Object:

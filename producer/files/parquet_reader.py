@@ -10,10 +10,12 @@ from penstock.producer.files.row_blocks import (
     BLOCK_ROWS,
     Block,
     Content,
+    Numbers,
     TableError,
     check_columns,
     text_of,
 )
+from penstock.producer.files.standard_streams import name_of
 from penstock.producer.wire.messages import Text
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Content:
         yield schema.names, schema
         number = 1
         for rows in _row_batches(path, file):
-            yield Block(_texts(rows, columns, number), rows, rows.nbytes)
+            numbers = Numbers(name_of(path), "row", range(number, number + rows.num_rows))
+            yield Block(_texts(rows, columns, number), rows, rows.nbytes, numbers=numbers)
             number += rows.num_rows
 
 

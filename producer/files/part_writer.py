@@ -10,11 +10,12 @@ from penstock.producer.answer_stream import Result, num_chars
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.durable import sync
 from penstock.producer.files.encoders import TableEncoder
+from penstock.producer.files.file_job import TooManyErrors
 from penstock.producer.files.join_parts import JoinedFile
 from penstock.producer.files.part_directory import PartDirectory
 from penstock.producer.files.reply_tally import ReplyTally
 from penstock.producer.files.result_columns import ResultColumns
-from penstock.producer.files.row_blocks import Block, TableError
+from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 
 # Bounds of a part, which a killed run loses. The output does not depend on them: a part ends with a block, and row
 # groups are made of blocks.
@@ -27,7 +28,7 @@ class PartWriter:
     """An output table, made by `open_writer`. A context manager.
 
     Finished parts are kept in OUT.parts, whatever ends the process. A context that ends without an error gives the
-    joined file the name of the output, and removes the parts.
+    joined file the name of the output, and removes the parts. One that ends by `TooManyErrors` finishes its part.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class PartWriter:
             if self._rows >= PART_ROWS or self._chars >= _PART_CHARS or is_old:
                 self._finish_part(self._file)
         except OSError as error:
-            raise _cannot_write(self.path, error) from error
+            raise cannot_write(self.path, error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -79,10 +80,12 @@ class PartWriter:
         try:
             if error is None:
                 self._finish()
+            elif isinstance(error, TooManyErrors) and self._file is not None and self.is_resumable:
+                self._finish_part(self._file)  # it holds whole blocks
             elif self.kept_rows == 0 or not self.is_resumable:
                 self._directory.remove()
         except OSError as problem:
-            raise _cannot_write(self.path, problem) from problem
+            raise cannot_write(self.path, problem) from problem
         finally:
             self._joined.close()
             if self._file is not None:
@@ -113,7 +116,3 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
     """Raise TableError if the output exists and is not to be replaced."""
     if path.exists() and not overwrite:
         raise TableError(f"{path} exists already. Choose another name, or replace it with --overwrite.")
-
-
-def _cannot_write(path: Path, error: OSError) -> TableError:
-    return TableError(f"{path} cannot be written: {error.strerror or error}.")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -35,12 +36,12 @@ class Reader:
         """Called by `open_reader`."""
         header: Header = next(content)
         first = next(content, None)
-        if first is None:
+        if first is None and header[0] is None:
             raise TableError(f"{paths[0] if len(paths) == 1 else 'The input'} has no rows.")
         self.paths = paths
         self.texts = texts  # the columns of the texts
         self.columns, self.schema = header
-        self._first: Block = first
+        self._first: Block | None = first
         self._content = content
         self._skipped = 0
         self._num_bytes = 0 if STANDARD in paths else sum(path.stat().st_size for path in paths)
@@ -72,7 +73,8 @@ class Reader:
             skip = 0
 
     def _blocks(self) -> Iterator[Block]:
-        yield self._first
+        if self._first is not None:
+            yield self._first
         yield from self._content
 
     def __enter__(self) -> Self:
@@ -92,8 +94,8 @@ def open_reader(
         standard_format: extension that standard input, the path `-`, is read as.
 
     Raises:
-        TableError: unknown file, format or column, other columns than the first file's, or no rows. Iteration raises it
-            for a damaged file.
+        TableError: unknown file, format or column, other columns than the first file's, or neither rows nor columns.
+            Iteration raises it for a damaged file.
     """
     paths = [Path(paths)] if isinstance(paths, str | Path) else paths
     texts = (texts,) if isinstance(texts, str) else texts
@@ -172,4 +174,4 @@ def _naming(path: Path, block: Block, before: int) -> Block:
     named = [
         type(text)(f"{path.name}: {text.message}") if isinstance(text, PenstockError) else text for text in block.texts
     ]
-    return Block(named, block.source, block.num_bytes, block.end_byte and before + block.end_byte)
+    return replace(block, texts=named, end_byte=block.end_byte and before + block.end_byte)

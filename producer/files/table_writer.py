@@ -14,7 +14,7 @@ from penstock.producer.files.part_directory import PartDirectory, kept_manifest,
 from penstock.producer.files.part_writer import PartWriter, refuse_existing
 from penstock.producer.files.reply_tally import ReplyTally
 from penstock.producer.files.result_columns import ResultColumns
-from penstock.producer.files.row_blocks import Block, TableError
+from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import Reader, by_extension, format_of
 from penstock.producer.wire.messages import NO_OPTIONS, Options
@@ -54,7 +54,7 @@ def open_writer(
     try:
         directory = PartDirectory(path, job, restart=restart or STANDARD in reader.paths)
     except OSError as error:
-        raise TableError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise cannot_write(path, error) from error
     writer = PartWriter(path, directory, encoder, columns, overwrite=overwrite)
     if not directory.is_published:
         try:
@@ -141,7 +141,7 @@ class StreamWriter:
             self._file.write(content)
             self._file.flush()
         except OSError as error:
-            raise TableError(f"Standard output cannot be written: {error.strerror or error}.") from error
+            raise cannot_write("Standard output", error) from error
 
 
 def _check_stream(reader: Reader, extension: str) -> None:

@@ -10,6 +10,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from aiokafka.errors import AuthenticationFailedError
 
+from penstock.producer.secret_url import without_secrets
 from penstock.producer.transport.access_token import MAX_BYTES, AccessToken, NoToken, read_answer
 
 _SETTING = "sasl_oauthbearer_token_endpoint_url"
@@ -31,6 +32,7 @@ class TokenEndpoint:
 
     def __init__(self, url: str, *, client_id: str, client_secret: str, scope: str) -> None:
         self._url = url
+        self._shown = f"{_SETTING}: {without_secrets(url)}"
         self._client_id = client_id
         self._client_secret = client_secret
         self._scope = scope
@@ -54,14 +56,14 @@ class TokenEndpoint:
         except HTTPError as error:
             if error.code >= 500:
                 raise
-            raise AuthenticationFailedError(f"{_SETTING}: {self._url} answers {error.code} {error.reason}") from error
+            raise AuthenticationFailedError(f"{self._shown} answers {error.code} {error.reason}") from error
         except URLError as error:
             if not isinstance(error.reason, ssl.SSLCertVerificationError):
                 raise
             found = f"has a certificate that cannot be verified: {error.reason.verify_message}"
-            raise AuthenticationFailedError(f"{_SETTING}: {self._url} {found}. {_AUTHORITIES}") from error
+            raise AuthenticationFailedError(f"{self._shown} {found}. {_AUTHORITIES}") from error
         except NoToken as error:
-            raise AuthenticationFailedError(f"{_SETTING}: {self._url} gives {error}") from error
+            raise AuthenticationFailedError(f"{self._shown} gives {error}") from error
         except (ValueError, HTTPException) as error:
             found = f"gives no answer ({type(error).__name__})"
-            raise AuthenticationFailedError(f"{_SETTING}: {self._url} {found}") from error
+            raise AuthenticationFailedError(f"{self._shown} {found}") from error

@@ -39,9 +39,9 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has 
             return cls(partial(_read_file, settings.sasl_oauthbearer_token_file))
         if settings.sasl_oauthbearer_token_command is not None:
             return cls(partial(run_token_command, settings.sasl_oauthbearer_token_command))
-        secret = settings.sasl_oauthbearer_client_secret
+        url, secret = settings.sasl_oauthbearer_token_endpoint_url, settings.sasl_oauthbearer_client_secret
         endpoint = TokenEndpoint(
-            settings.sasl_oauthbearer_token_endpoint_url or "",
+            "" if url is None else url.get_secret_value(),
             client_id=settings.sasl_oauthbearer_client_id or "",
             client_secret="" if secret is None else secret.get_secret_value(),
             scope=settings.sasl_oauthbearer_scope or "",

@@ -56,6 +56,16 @@ async def test_the_nearest_key_tells_what_is_different(tmp_path: Path) -> None:
     assert KEY.differences(KEY) == {}
 
 
+async def test_a_revision_has_the_names_that_it_was_served_under(tmp_path: Path) -> None:
+    tables = CostTables(tmp_path / "costs")
+    assert await tables.served_names() == {}
+    await tables.put(KEY, TABLE)
+    for name in ("mini", "mini", "other"):
+        await tables.add_served_name("0123abcd", name)
+    await tables.add_served_name("4567", "mini")
+    assert await CostTables(tmp_path / "costs").served_names() == {"0123abcd": {"mini", "other"}, "4567": {"mini"}}
+
+
 async def assert_one_warning_and_no_table(path: Path) -> None:
     tables = CostTables(path)
     with capture_logs() as logs:

@@ -195,6 +195,9 @@ def test_the_table_of_the_real_check() -> None:
     assert last == "| 2, much | 76 | 1 | 100, rejected | 100.0%, 80.0% | 80.0%, 100.0% |"
 
 
+MEASURE_INTENTS = "penstock calibrate --model CHECKPOINT --served-name intents measures one."
+
+
 @pytest.fixture
 def costs(tmp_path: Path) -> Path:
     """A file with the costs of the model `intents` on a GPU."""
@@ -226,7 +229,7 @@ class TestCommand:
             env={"XDG_CACHE_HOME": str(tmp_path)},
         )
         assert code == 1
-        assert f"{os.sep}costs.sqlite has no cost table of 'intents'. penstock calibrate measures one." in text
+        assert f"{os.sep}costs.sqlite has no cost table of 'intents'. {MEASURE_INTENTS}" in text
 
     @pytest.mark.parametrize(
         ("lengths", "says"),
@@ -304,7 +307,7 @@ class TestCommand:
         args = ("--rate", "1", "--lengths", "5/9", "--costs")
         code, text = penstock("capacity", "--model", "other", *args, str(costs))
         assert code == 1
-        assert "has no cost table of 'other'. It has tables of intents. penstock calibrate measures one." in text
+        assert "has no cost table of 'other'. It has tables of intents. penstock calibrate --model CHECKPOINT" in text
         code, text = penstock("capacity", "--model", "intents", *args, str(costs.parent / "nowhere"))
         assert code == 2
         assert f"--costs (or PENSTOCK_COSTS): There is no file {costs.parent / 'nowhere'}." in text

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from penstock.ops.cli.command_settings import settings_by_command
+from penstock.ops.cli.development.broker import BrokerSettings
 from penstock.ops.cli.jobs.classify import ClassifySettings
 from penstock.ops.cli.jobs.generate import GenerateSettings
 from penstock.ops.cli.main import app
@@ -123,6 +125,18 @@ def test_the_settings_of_jobs_and_of_capacity_are_explained() -> None:
     assert output("--explain", "rate").startswith("rate\n  Sequences a second")
 
 
+def test_the_settings_of_every_command_are_explained() -> None:
+    lines = output("--explain", "PENSTOCK_KIND").splitlines()
+    assert lines[:2] == ["kind", f"  {BrokerSettings.model_fields['kind'].description}"]
+    assert "  variable  PENSTOCK_KIND" in lines
+    assert "model of check\n" in output("--explain", "model")
+    commands = settings_by_command()
+    assert {"broker", "calibrate", "capacity", "dlq answer", "parity", "rerank", "worker"} <= commands.keys()
+    own = {name: str(field.description) for name, field in commands["parity"].model_fields.items()}
+    for name, description in own.items():
+        assert description in output("--explain", name)
+
+
 def test_a_variable_that_is_no_setting_is_refused() -> None:
     runner = CliRunner()
     environment = {"PENSTOCK_MAX_WAIT_MSS": "2", "PENSTOCK_RATE": "5", "PENSTOCK_MAX_WAIT_MS": "3"}
@@ -174,3 +188,49 @@ def test_a_secret_of_the_wrong_type_is_not_shown(file: Path) -> None:
     assert code == 2
     assert "[kafka] sasl_password: Input should be a valid string. Given: a secret" in text
     assert "12345" not in text
+
+
+TOKEN_URL = "sasl_oauthbearer_token_endpoint_url"
+OAUTH = {
+    "PENSTOCK_SECURITY_PROTOCOL": "SASL_SSL",
+    "PENSTOCK_SASL_MECHANISM": "OAUTHBEARER",
+    "PENSTOCK_SASL_OAUTHBEARER_CLIENT_ID": "id",
+    "PENSTOCK_SASL_OAUTHBEARER_CLIENT_SECRET": "of the client",
+}
+
+
+@pytest.mark.parametrize("command", [["worker"], ["embed", "--text", "x"], ["config", "client"]])
+@pytest.mark.parametrize(
+    ("name", "given", "shown"),
+    [
+        (TOKEN_URL, "https://user:hunter2@idp/token", "https://***@idp/token"),
+        (TOKEN_URL, "https://user:hun/ter2@idp/token?secret=hunter2", "https://***@idp/token?***"),
+        (TOKEN_URL, "idp/token?client_secret=hunter2", "idp/token?***"),
+        (TOKEN_URL, "https://user:hunter2\u2100@idp/token", "https://***@idp/token"),
+        ("bootstrap_servers", "user:hunter2@localhost:9092", "***@localhost:9092"),
+        ("bootstrap_servers", "a:1,user:hun,ter2@localhost:9092", "***@localhost:9092"),
+    ],
+)
+def test_an_address_that_is_refused_is_shown_without_its_secrets(
+    command: list[str], name: str, given: str, shown: str, file: Path
+) -> None:
+    for env, options in (({f"PENSTOCK_{name.upper()}": given}, []), ({}, ["--config", str(file)])):
+        file.write_text(f'[kafka]\n{name} = "{given}"\n')
+        code, text = penstock(*command, "--model", "m", *options, env=env)
+        assert (code, "hun" in text, "ter2" in text) == (2, False, False), text
+        assert f"Given: '{shown}'" in text
+
+
+@pytest.mark.parametrize("form", ["toml", "json"])
+def test_the_query_of_a_url_is_not_printed(form: str) -> None:
+    env = {**OAUTH, "PENSTOCK_SASL_OAUTHBEARER_TOKEN_ENDPOINT_URL": "https://idp/token?client_secret=hunter2"}
+    printed = output("worker", "--model", "m", "--format", form, env=env)
+    assert "hunter2" not in printed
+    assert "https://idp/token?***" in printed
+    if form == "toml":
+        assert TOKEN_URL not in tomllib.loads(printed)["kafka"]
+
+
+def test_a_url_without_secrets_is_printed_as_it_is() -> None:
+    env = {**OAUTH, "PENSTOCK_SASL_OAUTHBEARER_TOKEN_ENDPOINT_URL": "https://idp/token"}
+    assert tomllib.loads(output("worker", "--model", "m", env=env))["kafka"][TOKEN_URL] == "https://idp/token"

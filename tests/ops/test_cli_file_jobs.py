@@ -149,9 +149,40 @@ class TestErrors:
         texts = ["card", "card", "card", "burst"] * 3
         code, said, _ = penstock("classify", write_rows(tmp_path / "in.csv", *texts), tmp_path / "out.csv", *options)
         assert code == 1
-        assert "rows failed. The last error: backend: The engine failed. More are allowed with a higher" in said
+        failed = "1 row failed:" if options == ("--fail-fast",) else "3 rows failed. The first is"
+        first = f"{failed} row 4 (in.csv, line 5): backend: The engine failed."
+        assert f"{first} More are allowed with a higher --max-errors." in said
         assert ("8 finished rows are kept" in said) == (options != ("--fail-fast",))
         assert not (tmp_path / "out.csv").exists()
+
+    def test_the_first_failed_row_of_several_files_is_named(self, tmp_path: Path) -> None:
+        for name, second in (("a", "card"), ("b", "burst")):
+            rows = [{"text": "card"}, {"text": second}]
+            (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(row) + "\n" for row in rows))
+            pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+        for extension, place in (("jsonl", "b.jsonl, line 3"), ("parquet", "b.parquet, row 2")):
+            paths = [tmp_path / f"{name}.{extension}" for name in ("a", "b", "out")]
+            code, said, _ = penstock("classify", *paths, "--fail-fast")
+            assert code == 1
+            assert f"1 row failed: row 4 ({place}): backend: The engine failed." in said
+
+    def test_an_error_from_standard_input_is_named(self) -> None:
+        given = b'{"text": "card"}\n{"text": ""}\n'
+        code, said, _ = penstock("classify", "-", "-", "--format", "jsonl", "--fail-fast", given=given)
+        assert code == 1
+        assert "1 row failed: row 2 (standard input, line 2): empty: The text is empty." in said
+
+    def test_a_job_that_ends_in_its_first_part_keeps_its_finished_rows(
+        self, tmp_path: Path, instant: type[InstantClient]
+    ) -> None:
+        source, target = write_rows(tmp_path / "in.csv", *["card"] * 5, "burst", "card"), tmp_path / "out.csv"
+        code, said, _ = penstock("classify", source, target, "--fail-fast")
+        assert code == 1
+        assert f"4 finished rows are kept in {target}.parts." in said
+        instant.num_answered = 0
+        code, said, _ = penstock("classify", source, target)
+        assert (code, instant.num_answered) == (1, 3)
+        assert "7 rows (4 of earlier runs), 1 failed" in said
 
     def test_as_many_as_allowed_do_not(self, tmp_path: Path) -> None:
         source = write_rows(tmp_path / "in.csv", "card", "burst", "burst")
@@ -281,8 +312,41 @@ class TestStandardStreams:
         monkeypatch.setattr(file_job_command, "sys", System)
         source = write_rows(tmp_path / "in.csv", "card")
         code, said, _ = penstock("classify", source, "-", "--format", "jsonl")
-        assert code == 2
+        assert code == 1
         assert "Standard output cannot be written: Broken pipe." in said
+
+    def test_a_full_disk_is_no_invalid_input(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(number: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        source = write_rows(tmp_path / "in.csv", *CARDS)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            code, said, _ = penstock("classify", source, tmp_path / "out.csv")
+        assert code == 1
+        assert "out.csv cannot be written: No space left on device." in said
+        assert penstock("classify", source, tmp_path / "missing" / "out.csv")[0] == 2
+
+    @pytest.mark.parametrize("extension", ["csv", "parquet"])
+    @pytest.mark.parametrize("command", ["classify", "embed"])
+    def test_no_rows_are_an_output_without_rows(self, tmp_path: Path, extension: str, command: str) -> None:
+        source, target = tmp_path / f"in.{extension}", tmp_path / f"out.{extension}"
+        if extension == "csv":
+            source.write_text("id,text\n")
+        else:
+            pq.write_table(pa.table({"id": pa.array([], pa.int8()), "text": pa.array([], pa.string())}), source)
+        code, said, _ = penstock(command, source, target, "--dry-run")
+        assert (code, said.splitlines()[0]) == (0, "0 rows, 0 without a text that can be sent")
+        code, said, _ = penstock(command, source, target)
+        assert code == 0, said
+        assert "0 rows, 0 failed" in said
+        added = ["label", "score", "error"] if command == "classify" else ["embedding", "error"]
+        if extension == "csv":
+            assert target.read_bytes() == ",".join(["id", "text", *added]).encode() + b"\r\n"
+        else:
+            assert pq.read_table(target).schema.names == ["id", "text", *added]
+            assert pq.read_metadata(target).num_rows == 0
+        assert not (tmp_path / f"out.{extension}.parts").exists()
 
     def test_parquet_is_no_stream(self, tmp_path: Path) -> None:
         code, said, _ = penstock("classify", write_rows(tmp_path / "in.csv", "card"), "-", "--format", "parquet")
@@ -326,10 +390,12 @@ class TestDryRun:
         source = write_rows(tmp_path / "in.csv", *CARDS, "x" * 100, "card,2")
         code, said, _ = penstock("classify", source, tmp_path / "out.csv", "--dry-run")
         assert code == 0
+        path = tmp_path / "cache" / "penstock" / "costs.sqlite"
         assert said.splitlines() == [
             "32 rows, 1 without a text that can be sent",
             "Characters: up to 8: 30, up to 128: 1",
-            "No time is estimated: this machine keeps no cost table of 'm'. penstock calibrate measures one.",
+            f"No time is estimated: {path} has no cost table of 'm'. "
+            "penstock calibrate --model CHECKPOINT --served-name m measures one.",
         ]
         assert instant.num_answered == 0
         assert not (tmp_path / "out.csv.parts").exists()

@@ -59,7 +59,6 @@ class TestFilesAtFault:
         [
             ("a,b\n1,2\n", "has no column 'text'. Its columns: a, b."),
             ("", "is empty"),
-            ("text\n", "has no rows"),
             ("text,text\n1,2\n", "more than one column 'text'"),
         ],
     )

@@ -104,6 +104,94 @@ async def test_a_value_that_python_cannot_hold_ends_no_table() -> None:
     assert await answers(far, column="text") == [({"text": "a", "at": None}, 1)]
 
 
+SERIES = [("a", 1), (None, "A text must be a string or a pair of strings. Given: NoneType"), ("ccc", 3)] * 400
+
+
+@pytest.mark.parametrize("options", [{}, {"column": "text"}])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        TABLE["text"],
+        TABLE["text"].combine_chunks(),
+        TABLE["text"].cast(pa.large_string()),
+        TABLE["text"].dictionary_encode(),
+        polars.from_arrow(TABLE["text"]),
+    ],
+    ids=lambda rows: type(rows).__name__,
+)
+async def test_one_dimension_is_texts(rows: Any, options: dict[str, Any]) -> None:
+    assert await answers(rows, **options) == SERIES
+
+
+async def test_numbers_in_one_dimension_fail_singly() -> None:
+    says = "A text must be a string or a pair of strings. Given: int"
+    assert await answers(pa.array([5, None])) == [(5, says), (None, says.replace("int", "NoneType"))]
+
+
+class TestPandas:
+    @pytest.fixture
+    def pandas(self) -> Any:
+        return pytest.importorskip("pandas")
+
+    async def test_a_series_is_texts_of_any_type(self, pandas: Any) -> None:
+        says = "A text must be a string or a pair of strings. Given: int"
+        assert await answers(pandas.Series(["a", 5, "ccc"], index=[3, 4, 5])) == [("a", 1), (5, says), ("ccc", 3)]
+
+    async def test_an_index_without_a_name_is_no_column(self, pandas: Any) -> None:
+        frame = pandas.DataFrame({"text": ["a", "bb"]}, index=["x", "y"])
+        assert await answers(frame, column="text") == [({"text": "a"}, 1), ({"text": "bb"}, 2)]
+        frame.index = pandas.MultiIndex.from_tuples([("x", 1), ("y", 2)])
+        assert await answers(frame, column="text") == [({"text": "a"}, 1), ({"text": "bb"}, 2)]
+        frame.index = pandas.Index([7, 8], name="id")
+        assert await answers(frame, column="text") == [({"text": "a", "id": 7}, 1), ({"text": "bb", "id": 8}, 2)]
+
+    @pytest.mark.parametrize("values", [["a", 5], [{"k": 1}, [2]]])
+    async def test_a_column_of_several_types_is_named(self, pandas: Any, values: list[Any]) -> None:
+        frame = pandas.DataFrame({"text": ["a", "b"], "mixed": values})
+        with pytest.raises(InvalidRequest) as caught:
+            await answers(frame, column="text")
+        assert (
+            "The DataFrame cannot be read as an Arrow table: Conversion failed for column mixed" in caught.value.message
+        )
+        assert "Give each column one type, such as string, or leave it out." in caught.value.message
+
+    async def test_columns_of_one_name(self, pandas: Any) -> None:
+        frame = pandas.DataFrame([["a", "b"]], columns=["text", "text"])
+        with pytest.raises(InvalidRequest, match="Duplicate column names found"):
+            await answers(frame, column="text")
+
+
+class TestDataSets:
+    """Of Hugging Face."""
+
+    @pytest.fixture
+    def rows(self) -> Any:
+        return pytest.importorskip("datasets").Dataset.from_dict({"id": [1, 2, 3], "text": ["a", "bb", "ccc"]})
+
+    async def test_its_indices_order_it(self, rows: Any) -> None:
+        shuffled = rows.select([2, 0])
+        assert await answers(shuffled, column="text") == [({"id": 3, "text": "ccc"}, 3), ({"id": 1, "text": "a"}, 1)]
+
+    @pytest.mark.parametrize("form", ["numpy", "pandas", "arrow"])
+    async def test_a_format_changes_nothing(self, rows: Any, form: str) -> None:
+        found = await answers(rows.with_format(form), column="text")
+        assert found == await answers(rows, column="text")
+
+    async def test_a_transform_makes_the_texts(self, rows: Any) -> None:
+        rows.set_transform(lambda batch: {"text": [text * 2 for text in batch["text"]]})
+        assert await answers(rows, column="text") == [
+            ({"text": "aa"}, 2),
+            ({"text": "bbbb"}, 4),
+            ({"text": "cccccc"}, 6),
+        ]
+        with pytest.raises(InvalidRequest, match="`column` must name the column of the texts"):
+            await answers(rows)
+
+    async def test_a_stream_with_a_map(self, rows: Any) -> None:
+        stream = rows.to_iterable_dataset().map(lambda row: {"text": row["text"] + "!"})
+        assert [result for _, result in await answers(stream, column="text")] == [2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "says"),
     [

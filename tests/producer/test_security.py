@@ -92,6 +92,15 @@ def test_secrets_are_in_no_text_and_reach_aiokafka() -> None:
     assert HIDDEN not in repr(client)
 
 
+def test_a_query_of_the_token_endpoint_is_in_no_text() -> None:
+    url = f"https://idp/token?client_secret={HIDDEN}"
+    client = {"sasl_oauthbearer_client_id": "id", "sasl_oauthbearer_client_secret": HIDDEN}
+    settings = make(**OAUTH, **client, sasl_oauthbearer_token_endpoint_url=url)
+    assert not any(HIDDEN in text for text in (repr(settings), str(settings), settings.model_dump_json()))
+    assert settings.sasl_oauthbearer_token_endpoint_url is not None
+    assert settings.sasl_oauthbearer_token_endpoint_url.get_secret_value() == url
+
+
 def test_the_command_line_prints_no_secret() -> None:
     done = CliRunner().invoke(app, ["worker", "--model", "null", "--sasl-password", HIDDEN], env={"COLUMNS": "200"})
     assert (done.exit_code, HIDDEN in done.output) == (2, False)

@@ -105,6 +105,12 @@ async def test_another_name_of_the_same_model_shares_its_table_and_another_model
     assert logs[0]["reason"] == "no table of this model"
 
 
+async def test_a_start_notes_the_served_name(kept: Path) -> None:
+    assert await CostTables(kept).served_names() == {"null-4": {"null"}}
+    await start(kept, Engine(name="served-as-this"))
+    assert await CostTables(kept).served_names() == {"null-4": {"null", "served-as-this"}}
+
+
 @pytest.mark.parametrize("larger", [{"max_tokens": 1025}, {"max_sequences": 129}])
 async def test_a_table_of_much_smaller_batches_is_measured_anew(kept: Path, larger: dict[str, Any]) -> None:
     _, _, logs = await start(kept, max_tokens=1024, max_sequences=128)

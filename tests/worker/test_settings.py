@@ -208,6 +208,17 @@ def test_a_member_has_the_settings_and_origins_of_its_supervisor(
     assert "hidden" not in str(member.model_dump(mode="json")) + repr(member)
 
 
+def test_a_member_has_the_whole_token_endpoint() -> None:
+    url = "https://idp/token?client_secret=hidden"
+    credentials = {"sasl_oauthbearer_client_id": "id", "sasl_oauthbearer_client_secret": "hidden"}
+    oauth = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", **credentials}
+    settings = make(model="m", sasl_oauthbearer_token_endpoint_url=url, **oauth)
+    member = WorkerSettings.handed_over(**json.loads(json.dumps(member_settings(settings))))
+    assert member.sasl_oauthbearer_token_endpoint_url is not None
+    assert member.sasl_oauthbearer_token_endpoint_url.get_secret_value() == url
+    assert "hidden" not in str(member.model_dump(mode="json")) + repr(member)
+
+
 def test_a_resolved_setting_is_never_open() -> None:
     settings = resolve(make(model="m"), GPU)
     # The supervisor decides `mps`, and may decide otherwise after a fault.

@@ -105,7 +105,9 @@ async def cost_for(
     if kept is None or reason:
         costs = measure_costs(engine, **caps, budget_s=budget_s, reason=reason)
         await tables.put(key, costs.to_dict())
+        await tables.add_served_name(key.revision, engine.info.name)
         return LearnedCost(costs.table)
+    await tables.add_served_name(key.revision, engine.info.name)
     started = time.monotonic()
     warm_up(engine, **caps)
     log.info("cost_table_loaded", path=str(path), **_figures(kept), warm_up_s=round(time.monotonic() - started, 3))

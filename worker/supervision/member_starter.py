@@ -9,6 +9,7 @@ import structlog
 from pydantic import SecretStr
 
 from penstock.engine.host_memory import free_host_bytes
+from penstock.producer.secret_url import SecretUrl
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision import machine
 from penstock.worker.supervision.member_process import MemberProcess
@@ -102,7 +103,7 @@ def member_settings(settings: WorkerSettings) -> dict[str, Any]:
     """The argument of `WorkerSettings.handed_over` for one member. Its metrics are served on a free loopback port."""
     own: dict[str, Any] = {} if settings.metrics_port is None else {"metrics_port": 0, "metrics_host": "127.0.0.1"}
     # `model_dump` hides secrets, as logs should.
-    secrets = {name: value.get_secret_value() for name, value in settings if isinstance(value, SecretStr)}
+    secrets = {name: value.get_secret_value() for name, value in settings if isinstance(value, SecretStr | SecretUrl)}
     values = settings.model_dump(mode="json", include=settings.model_fields_set) | secrets | own
     return {"values": values, "origins": {**dict.fromkeys(own, "supervisor"), **settings.origins}}
 

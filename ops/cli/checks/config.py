@@ -9,29 +9,18 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from penstock.ops.cli.jobs.classify import ClassifySettings
-from penstock.ops.cli.jobs.embed import EmbedSettings
-from penstock.ops.cli.jobs.generate import GenerateSettings
-from penstock.ops.cli.jobs.rerank import RerankSettings
-from penstock.ops.cli.planning.capacity import CapacitySettings
+from penstock.ops.cli.command_settings import settings_by_command
 from penstock.ops.cli.setting_options import is_secret, metavar, option_name, takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail
+from penstock.producer.secret_url import SecretUrl
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import FileSettings, Settings, env_name
+from penstock.worker.model_settings import ModelSettings
 from penstock.worker.resolved_settings import open_settings
 from penstock.worker.settings import WorkerSettings
 
 config = typer.Typer(add_completion=False, no_args_is_help=True)
 
-_OWNERS: dict[str, type[Settings]] = {
-    "a worker": WorkerSettings,
-    "a client": ClientSettings,
-    "classify": ClassifySettings,
-    "embed": EmbedSettings,
-    "generate": GenerateSettings,
-    "rerank": RerankSettings,
-    "capacity": CapacitySettings,
-}
 _BOUNDS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 _LATER = "decided when the model is loaded"
 
@@ -46,11 +35,13 @@ def _explain(key: str | None) -> None:
         return
     name = key.lower().removeprefix("penstock_").removeprefix("--").replace("-", "_")
     owners: dict[str, list[str]] = {}  # explanation -> those that it is true of
-    for owner, settings in _OWNERS.items():
-        if name in settings.model_fields:
+    known = _settings_by_owner()
+    has_others = any(name in settings.model_fields for owner, settings in known.items() if not _is_bench(owner))
+    for owner, settings in known.items():
+        if name in settings.model_fields and not (has_others and _is_bench(owner)):
             owners.setdefault("\n".join(_explanation(settings, name)), []).append(owner)
     if not owners:
-        near = get_close_matches(name, {name for settings in _OWNERS.values() for name in settings.model_fields}, 1)
+        near = get_close_matches(name, {name for settings in known.values() for name in settings.model_fields}, 1)
         fail(f"{key} is no setting.{f' Did you mean {near[0]}?' if near else ''}")
         raise typer.Exit(EXIT_USAGE)
     if len(owners) == 1:
@@ -60,6 +51,16 @@ def _explain(key: str | None) -> None:
     raise typer.Exit(EXIT_OK)
 
 
+def _settings_by_owner() -> dict[str, type[Settings]]:
+    commands = {name: of for name, of in settings_by_command().items() if of not in (WorkerSettings, ClientSettings)}
+    return {"a worker": WorkerSettings, "a client": ClientSettings, **dict(sorted(commands.items()))}
+
+
+def _is_bench(owner: str) -> bool:
+    """Whether it is a benchmark. Their own settings are explained where no other command has one of that name."""
+    return owner.startswith("bench ")
+
+
 @config.callback()
 def _config(
     explain: Annotated[
@@ -67,7 +68,7 @@ def _config(
         typer.Option("--explain", metavar="KEY", callback=_explain, is_eager=True, help="Explain one setting."),
     ] = None,
 ) -> None:
-    """Print the settings of a worker or a client with the origin of each, or explain one, also of jobs and capacity.
+    """Print the settings of a worker or a client with the origin of each, or explain one of any command.
 
     $ penstock config worker --config penstock.toml
 
@@ -104,12 +105,14 @@ def _toml(settings: FileSettings) -> str:
 
 
 def _toml_line(settings: FileSettings, name: str) -> str:
-    """A key with its value. A comment where there is no value, or it is a secret."""
+    """A key with its value. A comment where there is no value, or it is or holds a secret."""
     value, origin = getattr(settings, name), _origin(settings, name)
     if value is None:
         return f"# {name} is not set ({origin})"
     if is_secret(type(settings).model_fields[name]):
         return f"# {name} is a secret ({origin})"
+    if isinstance(value, SecretUrl) and str(value) != value.get_secret_value():
+        return f"# {name} holds a secret: {value} ({origin})"
     shown = value if isinstance(value, bool | int | float) else str(value)
     return f"{name} = {json.dumps(shown, ensure_ascii=False)}  # {origin}"
 
@@ -176,6 +179,6 @@ def _default(settings: type[Settings], name: str) -> str:
     field = settings.model_fields[name]
     if field.is_required():
         return "none: the setting is required"
-    if settings is WorkerSettings and name in open_settings(WorkerSettings.model_construct(model="")):
+    if issubclass(settings, ModelSettings) and name in open_settings(WorkerSettings.model_construct(model="")):
         return _LATER
     return "not set" if field.default is None else str(field.default)

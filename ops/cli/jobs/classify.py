@@ -32,7 +32,8 @@ def classify(settings: ClassifySettings, paths: Paths = None, text: OneText = No
 
     A job that is ended continues with the same command.
 
-    Exit code 0: every row is answered. 1: some rows hold an error. 2: invalid input.
+    Exit code 0: every row is answered. 1: some rows hold an error, or
+    the output cannot be written. 2: invalid input.
     """
     options = Options(top_k=settings.top_k, truncate=settings.truncate)
     return run_job("classify", settings, options, (settings.column,), paths, text)

@@ -51,7 +51,8 @@ def embed(settings: EmbedSettings, paths: Paths = None, text: OneText = None) ->
 
     A job that is ended continues with the same command.
 
-    Exit code 0: every row is answered. 1: some rows hold an error. 2: invalid input.
+    Exit code 0: every row is answered. 1: some rows hold an error, or
+    the output cannot be written. 2: invalid input.
     """
     options = Options(
         pooling=settings.pooling,

@@ -17,7 +17,16 @@ from penstock.ops.cli.jobs.local_fleet import local_broker, local_worker
 from penstock.ops.cli.jobs.one_text import client_settings
 from penstock.ops.cli.jobs.progress import JobScreen
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, BadUsage, fail, say
-from penstock.producer.files import PartWriter, Reader, StreamWriter, TableError, count_rows, open_reader, open_writer
+from penstock.producer.files import (
+    OutputError,
+    PartWriter,
+    Reader,
+    StreamWriter,
+    TableError,
+    count_rows,
+    open_reader,
+    open_writer,
+)
 from penstock.producer.files.durable import write_synced
 from penstock.producer.files.file_job import BulkResult, TooManyErrors, run_bulk
 from penstock.producer.files.input_paths import input_paths
@@ -53,7 +62,7 @@ def run_file_job(
     except TableError as error:
         fail(str(error))
         _say_what_is_kept(writer)
-        return EXIT_USAGE
+        return EXIT_PROBLEM if isinstance(error, OutputError) else EXIT_USAGE
     except TooManyErrors as error:
         fail(f"{error} More are allowed with a higher --max-errors.")
         _say_what_is_kept(writer)

@@ -56,6 +56,7 @@ def generate(settings: GenerateSettings, paths: Paths = None, text: OneText = No
 
     A job that is ended continues with the same command.
 
-    Exit code 0: every row is answered. 1: some rows hold an error. 2: invalid input.
+    Exit code 0: every row is answered. 1: some rows hold an error, or
+    the output cannot be written. 2: invalid input.
     """
     return run_job("generate", settings, settings.options, (settings.column,), paths, text)

@@ -16,7 +16,7 @@ from penstock.producer.files.job_report import JobReport
 from penstock.producer.files.row_blocks import Block
 from penstock.producer.files.table_writer import check_writer
 from penstock.producer.wire.messages import Options
-from penstock.producer.wire.topics import served_name_of
+from penstock.worker.batching.kept_tables import REVISION_CHARS, tables_of
 from penstock.worker.batching.startup_costs import MeasuredCosts
 
 _CHARS_PER_TOKEN = 4  # of English
@@ -49,14 +49,14 @@ def estimate_job(
             )
             if kept:
                 say(f"{kept:,} rows are finished; a run would continue after them. The figures are of all rows.")
-            uvloop.run(_print_estimate(reader, settings.served_name))
+            uvloop.run(_print_estimate(reader, settings))
     except TableError as error:
         fail(str(error))
         return EXIT_USAGE
     return EXIT_OK
 
 
-async def _print_estimate(blocks: Iterable[Block], model: str) -> None:
+async def _print_estimate(blocks: Iterable[Block], settings: FileJobSettings) -> None:
     report = JobReport()
     failed = 0
     for block in blocks:
@@ -65,12 +65,17 @@ async def _print_estimate(blocks: Iterable[Block], model: str) -> None:
         failed += sum(isinstance(text, PenstockError) for text in block.texts)
     say(f"{report.rows:,} rows, {failed:,} without a text that can be sent")
     print_lengths(report)
-    costs = await _kept_costs(model)
-    if not costs:
-        say(f"No time is estimated: this machine keeps no cost table of {model!r}. penstock calibrate measures one.")
-    for name, measured in costs.items():
+    kept = await tables_of(settings.model, config=settings.config)
+    if not kept.costs:
+        say(f"No time is estimated: {kept.note}")
+    elif kept.note:
+        say(kept.note, "yellow")
+    for key, measured in kept.costs.items():
         time = datetime.timedelta(seconds=round(estimate_s(report.lengths, measured)))
-        say(f"About {time} on one worker like {name}, at {_CHARS_PER_TOKEN} characters a token")
+        engine = ", padded" if measured.table.padded else ""
+        revision = f", revision {key.revision[:REVISION_CHARS]}" if kept.num_revisions > 1 else ""
+        like = f"{key.device}, {key.dtype}{engine}{revision}"
+        say(f"About {time} on one worker like {like}, at {_CHARS_PER_TOKEN} characters a token")
 
 
 def estimate_s(lengths: Mapping[int, int], costs: MeasuredCosts) -> float:
@@ -85,17 +90,3 @@ def estimate_s(lengths: Mapping[int, int], costs: MeasuredCosts) -> float:
         size = max(1, min(costs.max_sequences, costs.max_tokens // tokens))
         seconds += rows / size * costs.table.seconds(size * tokens, size * tokens**2, tokens, size)
     return seconds
-
-
-async def _kept_costs(model: str) -> dict[str, MeasuredCosts]:
-    from penstock.cache import CostTables
-    from penstock.worker.batching.startup_costs import kept_costs
-    from penstock.worker.resolved_settings import default_cost_path
-
-    tables = CostTables(default_cost_path())
-    costs = {}
-    for key in await tables.keys():
-        measured = await kept_costs(tables, key) if served_name_of(key.model) == model else None
-        if measured is not None:
-            costs[f"{key.device}, {key.dtype}"] = measured
-    return costs

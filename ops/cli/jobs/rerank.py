@@ -31,7 +31,8 @@ def rerank(settings: RerankSettings, paths: Paths = None) -> int:
 
     A job that is ended continues with the same command.
 
-    Exit code 0: every row is answered. 1: some rows hold an error. 2: invalid input.
+    Exit code 0: every row is answered. 1: some rows hold an error, or
+    the output cannot be written. 2: invalid input.
     """
     columns = (settings.query_column, settings.document_column)
     return run_job("rerank", settings, Options(truncate=settings.truncate), columns, paths)

@@ -67,6 +67,7 @@ async def _calibrate(settings: ModelSettings, show: bool, plot: Path | None) -> 
         with stderr().status("Timing batches, for ten seconds at most"):
             costs = measure_costs(engine, max_sequences=max_sequences, max_tokens=max_tokens, reason="requested")
         is_kept = await tables.put(key, costs.to_dict())
+        await tables.add_served_name(key.revision, engine.info.name)
     show_costs(key, costs, path if is_kept else None)
     if plot is not None:
         from penstock.ops.cli.planning.calibrate_plot import draw

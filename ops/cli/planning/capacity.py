@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cache import CostKey, CostTables
+from penstock.cache import CostKey
 from penstock.ops.cli.planning.capacity_plan import (
     PARTITIONS_PER_MEMBER,
     UTILISATION,
@@ -22,17 +22,18 @@ from penstock.ops.cli.planning.capacity_plan import (
     plan_capacity,
 )
 from penstock.ops.cli.setting_options import takes
-from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, say
 from penstock.producer.settings_sources import Settings, env_name
-from penstock.producer.wire.topics import served_name_of
-from penstock.worker.batching.startup_costs import MeasuredCosts, kept_costs
-from penstock.worker.resolved_settings import default_cost_path
+from penstock.worker.batching.kept_tables import REVISION_CHARS, tables_of
+from penstock.worker.batching.startup_costs import MeasuredCosts
 
 
 class CapacitySettings(Settings):
     """Settings of `penstock capacity`."""
 
-    model: str = Field(description="Checkpoint, or the last part of its path or id.")
+    model: str = Field(
+        description="Served name, or the directory of a checkpoint, which selects the tables of its revision alone."
+    )
     rate: float = Field(gt=0, le=1e9, allow_inf_nan=False, description="Sequences a second that the fleet must answer.")
     lengths: str = Field(
         description="Tokens of a sequence: MEAN/P95, such as 40/120, or a file with one number of tokens a line."
@@ -42,8 +43,8 @@ class CapacitySettings(Settings):
     )
     costs: Path | None = Field(
         None,
-        description="File of cost tables (SQLite), such as another machine's. Default: penstock/costs.sqlite in the "
-        "user's cache directory, where penstock calibrate and workers keep them.",
+        description="File of cost tables (SQLite), such as another machine's. Default: where penstock calibrate and "
+        "the workers of this machine keep them (--cost-path).",
     )
 
 
@@ -70,18 +71,14 @@ def capacity(settings: CapacitySettings) -> int:
 
 
 async def _show_plans(settings: CapacitySettings, lengths: Lengths) -> int:
-    path = settings.costs or default_cost_path()
-    tables = CostTables(path)
-    wanted, keys = served_name_of(settings.model), await tables.keys()
-    kept = {key: await kept_costs(tables, key) for key in keys if served_name_of(key.model) == wanted}
-    found = {key: costs for key, costs in kept.items() if costs is not None}
-    if not found:
-        others = ", ".join(sorted({served_name_of(key.model) for key in keys} - {wanted}))
-        has = f" It has tables of {others}." if others else ""
-        fail(f"{path} has no cost table of {wanted!r}.{has} penstock calibrate measures one.")
+    kept = await tables_of(settings.model, settings.costs)
+    if not kept.costs:
+        fail(kept.note)
         return EXIT_PROBLEM
+    if kept.note:
+        say(kept.note, "yellow")
     code = EXIT_OK
-    for key, costs in sorted(found.items(), key=lambda item: item[1].measured_at):
+    for key, costs in kept.costs.items():
         try:
             plan = plan_capacity(
                 costs.table,
@@ -93,17 +90,18 @@ async def _show_plans(settings: CapacitySettings, lengths: Lengths) -> int:
                 max_tokens=costs.max_tokens,
             )
         except ImpossibleLoad as error:
-            fail(f"{key.device}, {key.dtype}: {error}")
+            fail(f"{key.device}, {key.dtype}, revision {key.revision[:REVISION_CHARS]}: {error}")
             code = EXIT_PROBLEM
             continue
-        _show(plan, key, costs, lengths)
+        _show(plan, kept.name, key, costs, lengths)
     return code
 
 
-def _show(plan: CapacityPlan, key: CostKey, costs: MeasuredCosts, lengths: Lengths) -> None:
+def _show(plan: CapacityPlan, name: str, key: CostKey, costs: MeasuredCosts, lengths: Lengths) -> None:
     """Print a plan on stdout, a line for each step."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(Text(f"{key.model}, {key.dtype}", style="bold"), f"on {key.device}")
+    console.print(Text(f"{name}, {key.dtype}", style="bold"), f"on {key.device}")
+    console.print(f"{key.runtime}; revision {key.revision[:REVISION_CHARS]}", style="dim")
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(no_wrap=True)
