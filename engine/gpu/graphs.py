@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Generic, TypeVar
 
 import structlog
@@ -153,9 +152,11 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@cache
 def _make_blas_handle(device: torch.device) -> None:
-    """Each thread has a cuBLAS handle of its own, made when it is first needed; no capture can make one."""
+    """Each thread has a cuBLAS handle of its own, made when it is first needed; no capture can make one.
+
+    Cheap where the thread has one.
+    """
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.ops.bench.cellular.generation.generation_models import MARIAN, step_floor
 from penstock.ops.bench.cellular.generation.generation_probe import main
+from penstock.ops.bench.cellular.generation.generation_ratios import ratios
 
 
 @pytest.mark.slow
@@ -21,6 +22,16 @@ def test_every_part_has_figures(tmp_path: Path) -> None:
     for way in ("continuous", "static"):
         assert record[f"{way}_beams_4"]["result"]["2"]["requests_per_s"] > 0
         assert [one["left"] for one in record["arrivals_greedy"]["result"][way]] == [0] * 5
+
+
+def test_a_part_that_failed_has_no_ratio_and_the_others_have_theirs() -> None:
+    failed = {"error": "DeadlinePassed: not finished after 21 s", "result": None}
+    figures = {"error": None, "result": {"4": {"requests_per_s": 30.0, "ratio": 4.0}}}
+    names = ("continuous_greedy", "static_greedy", "step_greedy")
+    assert ratios({**dict.fromkeys(names, figures), "arrivals_greedy": failed, "transformers_greedy": failed}) == {
+        "greedy: continuous over static": 1.0,
+        "greedy: step over its floor": 4.0,
+    }
 
 
 def test_the_floor_of_a_step_counts_keys_of_beams_apart_and_of_their_source_once() -> None:

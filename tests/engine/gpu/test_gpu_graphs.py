@@ -1,7 +1,9 @@
 """Shapes that are captured as graphs, and shapes that are not, with a fake of CUDA. No GPU needed."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -39,11 +41,14 @@ class Cuda:
         self.is_stuck = False  # as torch 2.8's allocator is, once the end of a capture has failed
         self.stream = "engine's"
         self.error: Exception | None = None  # of the next captures' ends
+        self.blas_threads: set[int] = set()  # that have a cuBLAS handle
         for name, part in {
             "CUDAGraph": self._new_graph,
             "Stream": lambda device: "capture's",
             "graph": self._capturing,
             "graph_pool_handle": lambda: (0, 1),
+            "device": nullcontext,
+            "current_blas_handle": lambda: self.blas_threads.add(get_ident()),
             "empty_cache": self._empty_cache,
             "memory_reserved": lambda device: self.cached_bytes + self.pool_bytes,
             "mem_get_info": lambda device: (self.free_bytes, 1 << 40),
@@ -187,6 +192,20 @@ def test_a_failed_capture_is_logged_once_and_never_tried_again(cuda: Cuda, graph
     assert work.num_launched == 13  # each batch, and the capture that failed
     run(graphs, 64, 2, work)
     assert len(graphs) == 1  # another shape's capture may succeed
+
+
+def test_every_thread_has_its_own_cublas_handle_before_it_captures(cuda: Cuda) -> None:
+    graphs: Graphs[Shape] = Graphs(torch.device("cuda", 0))
+
+    def product() -> Tensor:
+        if get_ident() not in cuda.blas_threads:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        return torch.zeros(1)
+
+    graphs.capture(shape(1), product)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(graphs.capture, shape(2), product).result(10)
+    assert len(graphs) == 2
 
 
 @pytest.mark.parametrize("error", [RuntimeError(""), ValueError("odd"), torch.OutOfMemoryError("CUDA out of memory.")])

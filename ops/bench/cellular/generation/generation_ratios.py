@@ -34,7 +34,7 @@ def ratios(results: Mapping[str, Any]) -> dict[str, float]:
     for name, figure in wanted.items():
         try:
             found[name] = round(figure(), 2)
-        except (KeyError, AttributeError, ValueError, ZeroDivisionError):  # a part is missing or failed
+        except (KeyError, AttributeError, TypeError, ValueError, ZeroDivisionError):  # a part is missing or failed
             continue
     return found
 
