@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Generic, TypeVar
 
 import structlog
@@ -162,6 +163,11 @@ def _make_blas_handle(device: torch.device) -> None:
             torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
+@cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream that captures on a device share. torch's own is on the device of the process's first capture."""
+    """The stream that captures on a device share. torch's own is on the device of the process's first capture.
+
+    cuBLAS keeps a workspace for each stream that it is captured on: with a stream for each capture, graphs would soon
+    reach their limit of memory.
+    """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped

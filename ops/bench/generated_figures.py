@@ -32,6 +32,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "runs": run_table,
     "cpu-headline": cpu.headline,
     "cpu-targets": cpu.against_targets,
+    "cpu-before": cpu.beside_before,
     "cache": cache.figures,
     "cache-targets": cache.against_targets,
     "cellular": cellular.figures,

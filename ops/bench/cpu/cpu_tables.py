@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
-from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, target_table
+from penstock.ops.bench.common.kept_tables import caption, of_each_machine, spreads, target_table
 from penstock.ops.bench.common.markdown import table
-from penstock.ops.bench.common.runs import Run
+from penstock.ops.bench.common.runs import Run, current_runs, machines
 from penstock.ops.bench.common.verdicts import Spread
 from penstock.ops.bench.cpu.cpu_measures import DTYPES, WAYS, measures
 
 PARTS = ("engine", "engine-bf16", "end-to-end", "latency", "null", "memory")
 _NOTHING = ""
+BEFORE = "cpu-before"  # runs of an earlier commit by its own benchmarks, in turn with those of the suite "cpu"
+_COMPARED = ("texts/s", "req/s", "share of the", "times ")  # latencies are not: the earlier load is five times as long
 
 
 def headline() -> str:
@@ -20,6 +22,23 @@ def headline() -> str:
 def against_targets() -> str:
     """Table `cpu-targets`."""
     return of_each_machine("cpu", PARTS, lambda runs: target_table("cpu", runs, measures))
+
+
+def beside_before() -> str:
+    """Table `cpu-before`: the current runs beside those of an earlier commit on the same machine."""
+    return "\n\n".join(_beside(machine) for machine in machines(BEFORE))
+
+
+def _beside(machine: str) -> str:
+    earlier, now = current_runs(BEFORE, machine), current_runs("cpu", machine)
+    before, after = spreads(earlier, measures), spreads(now, measures)
+    rows = [
+        [name, str(before[name]), str(after[name]), f"{after[name].median / before[name].median:.3f}"]
+        for name in after.keys() & before.keys()
+        if any(unit in name for unit in _COMPARED)
+    ]
+    header = ["measure", f"commit {earlier[-1].commit}", f"commit {now[-1].commit}", "now over before"]
+    return "\n\n".join([table(header, sorted(rows)), caption(earlier, PARTS), caption(now, PARTS)])
 
 
 def _headline(runs: Sequence[Run]) -> str:

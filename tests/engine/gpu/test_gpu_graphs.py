@@ -42,9 +42,10 @@ class Cuda:
         self.stream = "engine's"
         self.error: Exception | None = None  # of the next captures' ends
         self.blas_threads: set[int] = set()  # that have a cuBLAS handle
+        self.streams: list[object] = []  # of the captures
         for name, part in {
             "CUDAGraph": self._new_graph,
-            "Stream": lambda device: "capture's",
+            "Stream": self._new_stream,
             "graph": self._capturing,
             "graph_pool_handle": lambda: (0, 1),
             "device": nullcontext,
@@ -61,6 +62,9 @@ class Cuda:
         self.graphs.append(Graph())
         return self.graphs[-1]
 
+    def _new_stream(self, device: torch.device) -> object:
+        return object()
+
     def _empty_cache(self) -> None:
         if self.is_stuck:
             raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
@@ -71,6 +75,7 @@ class Cuda:
     def _capturing(self, graph: Graph, pool: Any, stream: Any, *, capture_error_mode: str) -> Iterator[None]:
         """As of torch 2.8: it gives cached memory back, and a capture whose end fails leaves its stream current."""
         before, self.stream = self.stream, stream
+        self.streams.append(stream)
         self._empty_cache()
         yield
         self.pool_bytes += self.takes_bytes
@@ -194,6 +199,15 @@ def test_a_failed_capture_is_logged_once_and_never_tried_again(cuda: Cuda, graph
     assert len(graphs) == 1  # another shape's capture may succeed
 
 
+def test_all_captures_on_a_device_are_on_one_stream(cuda: Cuda) -> None:
+    """cuBLAS keeps a workspace of 32 MiB for each stream that it is captured on."""
+    for owner in (Graphs[Shape](torch.device("cpu")), Graphs[Shape](torch.device("cpu"))):
+        for rows in (1, 2):
+            owner.capture(shape(rows), Work())
+    assert len(cuda.streams) == 4
+    assert len(set(cuda.streams)) == 1
+
+
 def test_every_thread_has_its_own_cublas_handle_before_it_captures(cuda: Cuda) -> None:
     graphs: Graphs[Shape] = Graphs(torch.device("cuda", 0))
 
@@ -219,7 +233,7 @@ def test_after_a_failed_capture_the_batch_is_launched_on_its_own_stream(
         return torch.zeros(1)
 
     run(graphs, 32, 3, work)
-    assert streams == ["engine's", "engine's", "capture's", "engine's"]
+    assert streams == ["engine's", "engine's", *cuda.streams, "engine's"]
 
 
 def test_where_captures_fail_before_they_begin_batches_are_launched(cuda: Cuda, graphs: Graphs[Shape]) -> None:
