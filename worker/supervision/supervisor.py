@@ -52,6 +52,7 @@ class Supervisor:
 
     def __init__(self, settings: WorkerSettings, machine: Machine, timeouts: MemberTimeouts) -> None:
         self._settings = settings
+        self._cluster = KafkaCluster.of(settings)  # once: certificates may be in the middle of a renewal later
         self._machine = machine
         self._ping_s = timeouts.ping_s
         stop_s = settings.drain_s + EXIT_S
@@ -123,8 +124,7 @@ class Supervisor:
         if reason != "rolled":
             self._starter.mps.on_death(member.placement.device, time.monotonic())
         if reason != "rolled" and member.report.member_id:
-            cluster = KafkaCluster.of(self._settings)
-            self._run(evict(cluster, member.report.group_id, member.report.member_id))
+            self._run(evict(self._cluster, member.report.group_id, member.report.member_id))
 
     def _on_end(self, slot: Slot, end: SlotEnd) -> None:
         """Account for a slot that stays empty. A failure ends the members that would share it."""

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.control_socket import Report
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision import member_starter, restart_policy
+from penstock.worker.supervision import supervisor as supervisor_module
 from penstock.worker.supervision.member_timeouts import MemberTimeouts
 from penstock.worker.supervision.placement import Gpu, Machine, place
 from penstock.worker.supervision.supervisor import Supervisor
@@ -72,9 +75,9 @@ class Running:
 
 
 @asynccontextmanager
-async def supervisor(count: int, gpus: Sequence[int] = ()) -> AsyncIterator[Running]:
+async def supervisor(count: int, gpus: Sequence[int] = (), **more: Any) -> AsyncIterator[Running]:
     settings = WorkerSettings.model_validate(
-        {"model": "null", "processes": count, "gpus": ",".join(map(str, gpus)) or "all"}
+        {"model": "null", "processes": count, "gpus": ",".join(map(str, gpus)) or "all", **more}
     )
     made = Supervisor(settings, MACHINE, MemberTimeouts())
     with capture_logs() as events:
@@ -120,6 +123,35 @@ async def test_members_drain_and_end_on_sigterm(processes: FakeProcesses) -> Non
         os.kill(os.getpid(), signal.SIGTERM)
         assert await running.exit_code() == 0
     assert all(member.is_stopping for member in processes.members)
+
+
+@pytest.fixture
+def authorities(tmp_path: Path) -> Path:
+    """A file of certificates."""
+    file = tmp_path / "ca.pem"
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(tmp_path / "key")]
+    subprocess.run(["openssl", "req", "-x509", *kind, "-subj", "/CN=ca", "-out", file], check=True, capture_output=True)
+    return file
+
+
+async def test_a_member_that_dies_while_a_certificate_is_renewed_is_replaced(
+    processes: FakeProcesses, authorities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor tells the group of its death, with the certificates that it has read before."""
+    evicted: list[str] = []
+
+    async def evict(cluster: KafkaCluster, group_id: str, member_id: str) -> None:
+        evicted.append(member_id)
+
+    monkeypatch.setattr(supervisor_module, "evict", evict)
+    async with supervisor(1, security_protocol="SSL", ssl_ca_location=authorities) as running:
+        (member,) = await processes.until(1)
+        os.truncate(authorities, 0)
+        member.report = Report(phase="joined", group_id="g", member_id="m")
+        member.end(-9, served_s=100.0)
+        await processes.until(2)
+        await running.serving(1)
+    assert evicted == ["m"]
 
 
 async def test_it_is_ready_while_all_members_serve(processes: FakeProcesses) -> None:
