@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import structlog
 from aiokafka.errors import KafkaError
 
 from penstock.engine.types import Float32Array
@@ -20,6 +21,9 @@ from penstock.worker.requests.request import PendingSequence
 from penstock.worker.stop_signal import watched
 
 _MOST_UNDERWAY = 256  # to one destination, which may have no leader
+_RETRY_S = 5.0
+
+log = structlog.get_logger("penstock.delivery")
 
 Encode = Callable[[PendingSequence, Float32Array], bytes]
 
@@ -46,7 +50,7 @@ class PartialReplies:
         if outbox is None:
             return
         if self._starting is None:
-            self._starting = watched(outbox.start())
+            self._starting = watched(_start(outbox))
         for sequence in sequences if self._starting.done() else ():
             destination = _destination(sequence)
             if sequence not in self._underway and self._num_underway[destination] < _MOST_UNDERWAY:
@@ -73,6 +77,18 @@ class PartialReplies:
             self._num_underway[destination] -= 1
             if not self._num_underway[destination]:
                 del self._num_underway[destination]
+
+
+async def _start(outbox: Outbox) -> None:
+    """Connect. A refusal, as of a privilege that was taken away, must not end the worker: its answers need none."""
+    while True:
+        try:
+            await outbox.start()
+        except KafkaError as error:
+            log.warning("partial_replies_unavailable", error=str(error), retry_s=_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
+        else:
+            return
 
 
 def partial_key(sequence: PendingSequence) -> bytes:

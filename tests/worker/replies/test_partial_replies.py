@@ -5,11 +5,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from aiokafka.errors import KafkaError
+from structlog.testing import capture_logs
 
+from penstock.producer.transport.cluster import KafkaRefused
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.headers import CORRELATION_ID, PARTIAL, ReplyAddress
 from penstock.producer.wire.messages import Options
+from penstock.worker.replies import partial_replies as module
 from penstock.worker.replies.partial_replies import PartialReplies
 from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingSequence
@@ -23,9 +27,12 @@ class FakeOutbox:
     def __init__(self) -> None:
         self.connected = asyncio.Event()
         self.sent: list[tuple[str, int | None, OutRecord]] = []
+        self.refusals: list[KafkaError] = []  # of the next attempts to connect
         self.stopped = False
 
     async def start(self) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
         await self.connected.wait()
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
@@ -123,6 +130,25 @@ async def test_a_destination_without_a_leader_gets_a_bounded_number_and_stops_no
     desk.outbox.end(0)
     desk.emit(3, dead[-1])
     assert len(desk.outbox.sent) == 258
+
+
+async def test_a_connection_that_kafka_refuses_is_tried_again_and_fails_no_worker(
+    make_sequences: MakeSequences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's privileges, or the source of its tokens, may be away just when the first request streams."""
+    monkeypatch.setattr(module, "_RETRY_S", 0.0)
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+    desk = Desk()
+    desk.outbox.refusals = [KafkaRefused("Kafka denies an idempotent producer."), KafkaRefused("It needs a token.")]
+    desk.outbox.connected.set()
+    (one,) = streaming(make_sequences, [1])
+    with capture_logs() as logs:
+        for _ in range(20):
+            desk.emit(1, one)
+            await asyncio.sleep(0)
+    assert (desk.outbox.values, failures) == ([b"1"], [])
+    assert [event["event"] for event in logs] == ["partial_replies_unavailable"] * 2
 
 
 async def test_without_an_outbox_none_is_sent(make_sequences: MakeSequences) -> None:
