@@ -69,8 +69,9 @@ def _taken_over(
         return progress
     if (own := own_mark(source, progress.custody)) is not None:
         return progress._replace(custody=own)
-    custody = progress.custody.taken_over(progress.offset, end)
-    in_doubt = max(0, custody.until - progress.offset)
+    # While its first unfinished record took long, the owner has read on, and had as many in memory behind the last one.
+    custody = progress.custody.taken_over(max(progress.beyond, default=progress.offset), end)
+    in_doubt = max(0, custody.until - progress.offset - len(progress.beyond))
     if in_doubt:
         log.warning(
             "owner_died", partition=name(source), offset=progress.offset, records=in_doubt, deaths=custody.deaths

@@ -25,7 +25,10 @@ class Custody(NamedTuple):
     condemned: int = -1  # the record that ran alone when it died
 
     def taken_over(self, offset: int, end: int | None) -> Self:
-        """The mark of an owner that died, as its successor takes it. `end`: of the partition now, if it is known."""
+        """The mark of an owner that died, as its successor takes it.
+
+        `offset`: up to which records are finished, or some of them. `end`: of the partition now, if it is known.
+        """
         suspects, condemned = (self.running, -1) if not self.alone else ((0, 0), self.running[0])
         deaths, until = min(self.deaths + 1, 999), offset + _MAX_IN_DOUBT
         if end is not None:

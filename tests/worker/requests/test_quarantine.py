@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.batching.watchdog import EngineHung
-from penstock.worker.kafka import commits
+from penstock.worker.kafka import commits, committed_progress
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.custody import MAX_CHARS, Custody
@@ -75,10 +76,9 @@ class Owner:
         self.committer.acquired(set(found), found)
 
     def _taken_over(self, source: Source, found: PartitionProgress) -> PartitionProgress:
-        if found.custody is None:
-            return found
-        own = self.committer.own_mark(source, found.custody)
-        return found._replace(custody=own or found.custody.taken_over(found.offset, self._ends[source]))
+        return committed_progress._taken_over(
+            TopicPartition(*source), found, self._ends[source], self.committer.own_mark
+        )
 
     def admit(self, make_record: MakeRecord, *positions: tuple[Source, int]) -> list[PendingRecord]:
         records: list[PendingRecord] = []
@@ -210,6 +210,22 @@ async def test_an_owner_whose_batch_outlasts_the_drain_takes_its_marks_back(
         owner.stop.ask()
         owner.quarantine.hand_over()
         await owner.committer.commit_last()
+
+
+async def test_a_killer_far_behind_a_slow_record_is_run_three_times(broker: Broker, make_record: MakeRecord) -> None:
+    """What is finished behind the slow one is no longer in memory, so an owner reads on and on."""
+    far = 9000
+    broker.stored[A] = PartitionProgress(0, frozenset(range(1, far)), Custody())  # by the first owner that died
+    runs = []
+    for _ in range(2):
+        owner = Owner(broker, {A: far + 1}, {(A, far)})
+        with pytest.raises(Died):
+            await owner.run(owner.admit(make_record, *[(A, offset) for offset in range(far + 1)]))
+        runs.append(owner.runs)
+    assert runs == [[[(0, 0), (0, far)]], [[(0, 0)], [(0, far)]]]
+    last = Owner(broker, {A: far + 1}, {(A, far)})
+    await last.run(last.admit(make_record, *[(A, offset) for offset in range(broker.stored[A].offset, far + 1)]))
+    assert last.condemned == [(0, far)]
 
 
 async def test_a_record_in_doubt_that_waits_for_its_acknowledgement_holds_up_nothing(
