@@ -9,6 +9,9 @@ from penstock.worker.kafka.custody import Custody
 
 Source = tuple[str, int]  # topic and partition; equal to aiokafka's TopicPartition
 
+_MOST_NAMED = 24 * 1024  # offsets beyond a commit's own that it may name; its metadata holds fewer
+_MOST_KEPT = 2 * _MOST_NAMED  # finished offsets of a partition
+
 
 class PartitionProgress(NamedTuple):
     """The content of a commit, for one partition."""
@@ -39,23 +42,53 @@ class PartitionOwner(Protocol):
 
 @dataclass(slots=True)
 class _Partition:
-    """One partition that this worker has."""
+    """One partition that this worker has.
+
+    One record that is not finished, as one whose reply waits for a leader, may have millions behind it that are. Those
+    that no commit can name yet are forgotten.
+    """
 
     next_offset: int  # after the contiguous finished prefix
     reading: int  # its number: each assignment begins another, and so do offsets that begin again
     started: deque[int] = field(default_factory=deque)  # from the first unfinished record on
     finished: set[int] = field(default_factory=set)  # of `started`
+    forgotten: int = -1  # up to it, what is no longer in `started` is finished
     restored: set[int] = field(default_factory=set)  # finished by an earlier owner, and not read here yet
     num_given_up: int = 0
 
     @property
     def end(self) -> int:
         """No record before it is still to be started."""
-        return self.started[-1] + 1 if self.started else self.next_offset
+        return max(self.forgotten, self.started[-1]) + 1 if self.started else self.next_offset
 
     @property
     def num_unfinished(self) -> int:
         return len(self.started) - len(self.finished) - self.num_given_up
+
+    def finished_from(self, offset: int) -> frozenset[int]:
+        """What is finished from an offset on, as far as a commit of it can say."""
+        known = {one for one in self.finished | self.restored if offset <= one < offset + _MOST_NAMED}
+        if self.forgotten >= offset:
+            known.update(range(offset, min(self.forgotten + 1, offset + _MOST_NAMED)))
+            known -= set(self.started) - self.finished
+        return frozenset(known)
+
+    def advance(self) -> None:
+        """Take the finished prefix off, and forget what is finished far behind it."""
+        started, finished = self.started, self.finished
+        while started and started[0] in finished:
+            offset = started.popleft()
+            finished.remove(offset)
+            self.next_offset = offset + 1
+        if self.forgotten >= self.next_offset:
+            self.next_offset = min(started[0] if started else self.forgotten + 1, self.forgotten + 1)
+        if len(finished) > _MOST_KEPT:
+            self._forget_far(self.next_offset + _MOST_NAMED)
+
+    def _forget_far(self, end: int) -> None:
+        self.forgotten = max(self.forgotten, *self.finished)
+        self.started = deque([one for one in self.started if one < end or one not in self.finished])
+        self.finished = {one for one in self.finished if one < end}
 
 
 class OffsetTracker:
@@ -112,16 +145,15 @@ class OffsetTracker:
             return
         started, finished = partition.started, partition.finished
         first, last = started[0], started[-1]
-        num_before = len(finished)
-        finished.update([offset for offset in offsets if first <= offset <= last])
+        num_before, offset_before = len(finished), partition.next_offset
+        ended = [offset for offset in offsets if first <= offset <= last]
+        finished.update(ended)
         if len(finished) == num_before:
             return
         self._num_unfinished -= len(finished) - num_before
-        self._changed[source] = None
-        while started and started[0] in finished:
-            offset = started.popleft()
-            finished.remove(offset)
-            partition.next_offset = offset + 1
+        partition.advance()
+        if partition.next_offset > offset_before or min(ended) < offset_before + _MOST_NAMED:
+            self._changed[source] = None
 
     def give_up(self, source: Source, num_records: int) -> None:
         """Give up started records: nothing beyond them is committed until `forget`."""
@@ -131,7 +163,7 @@ class OffsetTracker:
             self._num_unfinished -= num_records
 
     def take_committable(self) -> dict[Source, PartitionProgress]:
-        """The progress of each partition where a record has finished since the last call."""
+        """The progress of each partition where it has changed since the last call."""
         changed, self._changed = self._changed, {}
         return {source: self._progress(self._partitions[source]) for source in changed}
 
@@ -151,8 +183,7 @@ class OffsetTracker:
                     break
                 answered.append(offset)
             end = offset + 1
-        beyond = partition.finished | partition.restored
-        return answered, PartitionProgress(end, frozenset([offset for offset in beyond if offset >= end]))
+        return answered, PartitionProgress(end, partition.finished_from(end))
 
     def forget(self, sources: Iterable[Source]) -> None:
         """Forget partitions that were revoked."""
@@ -174,4 +205,4 @@ class OffsetTracker:
 
     @staticmethod
     def _progress(partition: _Partition) -> PartitionProgress:
-        return PartitionProgress(partition.next_offset, frozenset(partition.finished | partition.restored))
+        return PartitionProgress(partition.next_offset, partition.finished_from(partition.next_offset))

@@ -1,11 +1,13 @@
 """The contiguous finished prefix of each partition may be committed, with what is finished beyond it, in any order."""
 
+import tracemalloc
+
 from aiokafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.worker.kafka import commit_metadata
+from penstock.worker.kafka import commit_metadata, offsets
 from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress
 
 A, B = TopicPartition("requests", 0), TopicPartition("requests", 1)
@@ -31,6 +33,33 @@ def test_nothing_is_committable_before_the_first_offset_is_finished() -> None:
     tracker.finish(A, [5])
     assert tracker.take_committable() == {A: PartitionProgress(8)}
     assert tracker.num_unfinished == 0
+
+
+def test_what_is_kept_and_named_is_bounded_however_many_are_finished_behind_one_that_is_not() -> None:
+    """A reply may wait for its partition for hours. Commits are made on the event loop, twice a second."""
+    tracker, stuck, slow, end = OffsetTracker(), 0, 150_000, 300_000
+    tracemalloc.start()
+    for first in range(0, end, 1000):
+        tracker.start(A, range(first, first + 1000))
+        tracker.finish(A, [offset for offset in range(first, first + 1000) if offset not in (stuck, slow)])
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 12 * 1024 * 1024
+    assert tracker.num_unfinished == 2
+    progress = tracker.take_committable()[A]
+    assert (progress.offset, len(progress.beyond)) == (0, 24_575)
+    assert commit_metadata.of(progress) == commit_metadata.encode(0, range(1, end))
+    tracker.start(A, [end])
+    tracker.finish(A, [end])
+    assert tracker.take_committable() == {}  # nothing new could be said
+    tracker.finish(A, [stuck])
+    progress = tracker.take_committable()[A]
+    assert (progress.offset, len(progress.beyond)) == (slow, 24_575)
+    tracker.start(A, [end + 1])
+    tracker.finish(A, [slow])
+    assert tracker.take_committable() == {A: PartitionProgress(end + 1)}
+    tracker.finish(A, [end + 1])
+    assert (tracker.take_committable(), tracker.num_unfinished) == ({A: PartitionProgress(end + 2)}, 0)
 
 
 def test_taken_offsets_are_offered_once() -> None:
@@ -253,4 +282,18 @@ class TwoPartitions(RuleBasedStateMachine):
             assert self.answered[source].issuperset(range(offset, self.next[source]))
 
 
+class WithFewKept(TwoPartitions):
+    """The same, where few finished offsets are kept behind one that is not finished."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bounds = offsets._MOST_NAMED, offsets._MOST_KEPT
+        offsets._MOST_NAMED, offsets._MOST_KEPT = 2, 4
+
+    def teardown(self) -> None:
+        offsets._MOST_NAMED, offsets._MOST_KEPT = self._bounds
+        super().teardown()
+
+
 TestTwoPartitions = TwoPartitions.TestCase
+TestWithFewKept = WithFewKept.TestCase
