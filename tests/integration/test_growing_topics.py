@@ -56,13 +56,14 @@ async def test_a_reply_to_an_added_partition_is_delivered_at_once(
     assert not worker.events("reply_undeliverable")
 
 
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 async def test_reply_topics_that_do_not_exist_hold_up_nobody(
-    broker: KafkaBroker, start_worker: Callable[..., Any]
+    broker: KafkaBroker, start_worker: Callable[..., Any], delivery: str
 ) -> None:
-    model, replies = "nowhere", "penstock.replies.nowhere"
+    model, replies = f"nowhere-{delivery}", "penstock.replies.nowhere"
     topic = request_topic(model)
     await change(broker, "create_topics", [NewTopic(replies, 1, 1)])
-    worker = start_worker(broker, served_name=model, partitions=1)
+    worker = start_worker(broker, served_name=model, partitions=1, delivery=delivery)
     await worker.ready()
     value = encode_request(Request(model, "embed", join_tokens([[1, 2]])))
     started = time.monotonic()

@@ -132,7 +132,8 @@ class PartitionTransactions:
                 try:
                     at_most -= await self._attempt(content)
                 except DestinationRefused as refused:
-                    self._refuse(refused.answers, refused.error)
+                    for answers, error in refused.refusals:
+                        self._refuse(answers, error)
                 except LeaderMissing:
                     await asyncio.sleep(_RETRY_S)
                 except PartitionLost:
@@ -213,13 +214,13 @@ class PartitionTransactions:
     def _raise_refusal(self, error: Exception) -> None:
         """Raise DestinationRefused if the error is one of destinations or sizes, which no retry mends."""
         if isinstance(error, TopicAuthorizationFailedError):
-            raise DestinationRefused(self._batches.to_topics(error.args[0]), error) from error
+            raise DestinationRefused((self._batches.to_topics(error.args[0]), error)) from error
         for batch, failure in error.refused if isinstance(error, BatchRefused) else ():
             if isinstance(failure, BAD_DESTINATION):
-                raise DestinationRefused(batch.answers, failure) from error
+                raise DestinationRefused((batch.answers, failure)) from error
             if isinstance(failure, TOO_LARGE) and self._batches.shrink(batch):
                 too_large = MessageSizeTooLargeError(f"{batch.topic} takes no record of this size.")
-                raise DestinationRefused(batch.answers, too_large) from error
+                raise DestinationRefused((batch.answers, too_large)) from error
 
     def _refuse(self, answers: Sequence[OutAnswer], error: KafkaError) -> None:
         """Tell the senders of these answers, which may put others in their place."""

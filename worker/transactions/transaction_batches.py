@@ -1,8 +1,10 @@
 """The answers of a transaction as batches for the partitions of their topics."""
 
+import asyncio
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, LeaderNotAvailableError
@@ -17,6 +19,8 @@ from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing, R
 from penstock.worker.transactions.waiting_answers import Outgoing
 
 _BATCH_RECORDS = 10_000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,11 @@ class TransactionBatch:
 
 
 class DestinationRefused(Exception):
-    """These answers cannot be written where they are to go."""
+    """Answers cannot be written where they are to go."""
 
-    def __init__(self, answers: Sequence[OutAnswer], error: KafkaError) -> None:
-        super().__init__(repr(error))
-        self.answers = answers
-        self.error = error
+    def __init__(self, *refusals: tuple[Sequence[OutAnswer], KafkaError]) -> None:
+        super().__init__(*[repr(error) for _, error in refusals])
+        self.refusals = refusals
 
 
 class TransactionBatches:
@@ -61,8 +64,8 @@ class TransactionBatches:
         for one in outgoing:
             by_topic.setdefault(one.topic, []).append(one)
         self._last = []
-        for topic, chosen in by_topic.items():
-            for partition, answers in (await self._by_partition(topic, chosen)).items():
+        for topic, spread in await _together(self._by_partition(*one) for one in by_topic.items()):
+            for partition, answers in spread.items():
                 self._last += self._fill(producer, topic, partition, answers)
         await self._check_leaders()
         return self._last
@@ -76,27 +79,30 @@ class TransactionBatches:
             missing = LeaderMissing(f"{batch.topic}-{batch.partition} has no leader")
             is_letter = batch.topic == dead_letter_topic(batch.answers[0].origin.original.topic)
             if missing_s >= STALL_S and not is_letter:  # letters wait, as they are the last resort
-                raise DestinationRefused(batch.answers, LeaderNotAvailableError(str(missing)))
+                raise DestinationRefused((batch.answers, LeaderNotAvailableError(str(missing))))
         if missing is not None:
             raise missing
 
-    async def _by_partition(self, topic: str, outgoing: Sequence[Outgoing]) -> dict[int, deque[OutAnswer]]:
+    async def _by_partition(self, topic: str, outgoing: Sequence[Outgoing]) -> tuple[str, dict[int, deque[OutAnswer]]]:
+        """The answers to one topic, with its name. Raises as `make`."""
         producer, topics = self._carrier.producer, self._carrier.topics
         try:
-            num_partitions = len(await topics.partitions(producer, topic))
+            known = await topics.partitions(producer, topic)
         except BAD_DESTINATION as error:
-            raise DestinationRefused([one.answer for one in outgoing], error) from error
+            raise DestinationRefused(([one.answer for one in outgoing], error)) from error
         spread: dict[int, deque[OutAnswer]] = {}
         for _, partition, answer in outgoing:
             if partition is None:
-                partition = partition_for(answer.key, num_partitions)
+                partition = partition_for(answer.key, len(known))
             spread.setdefault(partition, deque()).append(answer)
-        for partition, answers in spread.items():
-            try:
-                await topics.check_partition(producer, topic, partition)
-            except BAD_DESTINATION as error:
-                raise DestinationRefused(answers, error) from error
-        return spread
+        await _together(self._check_partition(topic, *one) for one in spread.items() if one[0] not in known)
+        return topic, spread
+
+    async def _check_partition(self, topic: str, partition: int, answers: Sequence[OutAnswer]) -> None:
+        try:
+            await self._carrier.topics.check_partition(self._carrier.producer, topic, partition)
+        except BAD_DESTINATION as error:
+            raise DestinationRefused((answers, error)) from error
 
     def _fill(
         self, producer: AIOKafkaProducer, topic: str, partition: int, answers: deque[OutAnswer]
@@ -138,5 +144,20 @@ def _append(builder: BatchBuilder, answer: OutAnswer) -> bool:
         added = builder.append(timestamp=None, key=answer.key, value=answer.value, headers=answer.headers)
     except Exception as error:
         wrapped = KafkaError(f"{error!r} in a transaction. This is a bug.")
-        raise DestinationRefused([answer], wrapped) from error
+        raise DestinationRefused(([answer], wrapped)) from error
     return added is not None
+
+
+async def _together(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of calls that run at the same time: to find that a topic is missing takes 10 s, a partition 1 s.
+
+    Raises one DestinationRefused for all of theirs, or else the first error.
+    """
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [refusal for one in outcomes if isinstance(one, DestinationRefused) for refusal in one.refusals]
+    if refused:
+        raise DestinationRefused(*refused)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from aiokafka.errors import KafkaError, ProducerFenced
+from aiokafka.errors import KafkaError, ProducerFenced, UnknownTopicOrPartitionError
 
 from penstock.worker.kafka.custody import Custody
 from penstock.worker.kafka.offsets import PartitionProgress, Source
@@ -22,6 +22,8 @@ class Broker:
         self.refusals: list[Exception] = []  # of the next starts of a producer
         self.epochs: dict[str, int] = {}  # of transactional ids
         self.missing: dict[str, float] = {}  # topics without a leader, and seconds since
+        self.absent: set[tuple[str, int]] = set()  # partitions; a topic without the first one is absent as a whole
+        self.looks: asyncio.Barrier | None = None  # at which looks for them meet
         self.stuck: set[str] = set()  # transactional ids whose last transaction does not end
         self.is_there = True  # whether any broker answers
         self.num_producers = 0
@@ -33,10 +35,19 @@ class Broker:
             raise KafkaError("no answer")
         return self.committed.get(source)
 
-    async def partitions(self, *_: object) -> set[int]:
+    async def partitions(self, _: object, topic: str) -> set[int]:
+        if (topic, 0) in self.absent:
+            await self._look_in_vain()
         return {0}
 
-    check_partition = partitions
+    async def check_partition(self, _: object, topic: str, partition: int) -> None:
+        if (topic, partition) in self.absent:
+            await self._look_in_vain()
+
+    async def _look_in_vain(self) -> None:
+        if self.looks is not None:
+            await self.looks.wait()
+        raise UnknownTopicOrPartitionError
 
     @property
     def client(self) -> "Broker":

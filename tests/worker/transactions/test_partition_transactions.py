@@ -17,6 +17,7 @@ from aiokafka.errors import (
     OffsetMetadataTooLargeError,
     OutOfOrderSequenceNumber,
     ProducerFenced,
+    UnknownTopicOrPartitionError,
 )
 
 from penstock.worker.kafka.custody import Custody
@@ -79,9 +80,9 @@ class Line:
         for offset in offsets:
             assert self.put(self.record(offset)) == []
 
-    def put(self, record: PendingRecord) -> list[OutAnswer]:
+    def put(self, record: PendingRecord, topic: str = "replies", partition: int = 0) -> list[OutAnswer]:
         key = b"%d" % record.original.offset
-        return self.transactions.put("replies", 0, [OutAnswer(key, b"", [], self.ended, record)])
+        return self.transactions.put(topic, partition, [OutAnswer(key, b"", [], self.ended, record)])
 
     def ended(self, answers: Sequence[OutAnswer], error: KafkaError | None) -> None:
         self.done += [(answer.key, error) for answer in answers]
@@ -303,6 +304,17 @@ async def test_answers_wait_for_a_reply_partition_without_a_leader_and_are_then_
     line.answer(0, 1)
     await line.transactions.commit()
     assert line.broker.written == [b"0", b"1"]
+
+
+async def test_topics_and_partitions_that_do_not_exist_are_looked_for_at_the_same_time(line: Line) -> None:
+    """Each look takes seconds, and whoever sends requests chooses the names and the numbers."""
+    absent = [("nowhere-0", 0), ("nowhere-1", 0), ("replies", 7), ("replies", 8)]
+    line.broker.absent, line.broker.looks = set(absent), asyncio.Barrier(2)  # none ends before another begins
+    for offset, (topic, partition) in enumerate(absent):
+        line.put(line.record(offset), topic, partition)
+    await asyncio.wait_for(line.transactions.commit(), 60)
+    assert [key for key, _ in line.done] == [b"0", b"1", b"2", b"3"]
+    assert {type(error) for _, error in line.done} == {UnknownTopicOrPartitionError}
 
 
 async def test_a_dead_letter_waits_for_its_leader(line: Line) -> None:
