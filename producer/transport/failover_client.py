@@ -44,7 +44,7 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
         self.__dict__.update(vars(made))
         self._clock = clock
         self._connecting: defaultdict[Any, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._num_failed: defaultdict[Any, int] = defaultdict(int)  # attempts to connect that ended by time
+        self._num_failed: defaultdict[Any, int] = defaultdict(int)  # attempts to connect that failed
         self._attempts: dict[asyncio.Timeout, tuple[Any, float]] = {}  # to connect: broker, and since when
         self._unanswered: dict[tuple[AIOKafkaConnection, int], float] = {}  # first requests -> when they were seen
         self._watching: asyncio.Task[None] | None = None
@@ -143,17 +143,19 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
         async with self._connecting[node_id, group]:
             if self._num_failed[node_id, group] != num_failed:
                 return None
+            connection = None
             try:
                 async with asyncio.timeout(_CONNECT_S) as attempt:
                     self._attempts[attempt] = node_id, self._clock()
-                    return await super()._get_conn(node_id, group=group, no_hint=no_hint)
+                    connection = await super()._get_conn(node_id, group=group, no_hint=no_hint)
             except TimeoutError:
-                self._num_failed[node_id, group] += 1
                 log.info("broker_not_connected", broker=node_id)
+                self.force_metadata_update()
             finally:
                 self._attempts.pop(attempt, None)
-        self.force_metadata_update()
-        return None
+            if connection is None:
+                self._num_failed[node_id, group] += 1
+            return connection
 
     @property
     def _get_conn_lock(self) -> contextlib.AbstractAsyncContextManager[None]:

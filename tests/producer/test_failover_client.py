@@ -21,6 +21,7 @@ class Cluster:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.hanging: set[int] = set()
+        self.refusing: set[int] = set()  # aiokafka logs the error of a connection, and returns none
         self.members = {1, 2, 3}  # by the metadata
         self.asked: list[tuple[int, str]] = []
         self.connecting: list[int] = []
@@ -32,6 +33,9 @@ class Cluster:
         self.connecting.append(node_id)
         if node_id in self.hanging:
             await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        if node_id in self.refusing:
+            return None
         connection = self.client._conns[node_id, group] = Connection(self, node_id)
         return connection
 
@@ -152,6 +156,15 @@ async def test_those_that_wait_for_an_attempt_to_connect_share_its_failure(
     assert await asyncio.gather(*[brokers.client.ready(1) for _ in range(20)]) == [False] * 20
     assert brokers.connecting == [1]
     brokers.hanging.clear()
+    assert await brokers.client.ready(1)
+
+
+async def test_an_attempt_that_is_refused_fails_for_those_that_wait_for_it(brokers: Cluster) -> None:
+    """A command that makes a token may take 10 s to fail: one after another, twenty would wait for minutes."""
+    brokers.refusing.add(1)
+    assert await asyncio.gather(*[brokers.client.ready(1) for _ in range(20)]) == [False] * 20
+    assert brokers.connecting == [1]
+    brokers.refusing.clear()
     assert await brokers.client.ready(1)
 
 
