@@ -1,6 +1,7 @@
 """The HTTP port of a worker: `/metrics` for Prometheus, `/readyz` and `/livez` for probes, `/config` for operators."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 _LOOP_S = 1.0  # an event loop that takes longer to answer is not live
 _POLL_S = 0.05  # a server that is stopped ends within this
+_SILENT_S = 10.0  # for which a connection may send nothing; each holds a thread and a file of the worker
 
 log = structlog.get_logger("penstock.worker")
 
@@ -88,6 +90,12 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Silent(WSGIRequestHandler):
+    timeout = _SILENT_S
+
+    def handle(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            super().handle()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -66,6 +67,20 @@ async def test_it_is_served_on_this_machine_unless_told_otherwise(given: str | N
     options = {"model": "null"} | ({} if given is None else {"metrics_host": given})
     async with serving(host=WorkerSettings.model_validate(options).metrics_host) as (served_at, _):
         assert served_at == address
+
+
+async def test_a_connection_that_sends_nothing_is_closed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status_server._Silent, "timeout", 0.05)
+
+    def wait_for_the_end(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            return connection.recv(1)
+
+    async with serving() as (_, port):
+        assert await asyncio.to_thread(wait_for_the_end, port) == b""
+    assert capsys.readouterr().err == ""
 
 
 async def test_readiness_has_a_status_and_a_reason() -> None:
