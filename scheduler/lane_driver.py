@@ -26,10 +26,6 @@ class LaneBatch:
     started: float | None = None  # when a lane took it up, on the caller's clock; None: it waits for a lane
     number: int = 0  # of the batches of its driver, from 1; its parts have it too. 0: a probe
 
-    def narrow(self, ids: tuple[int, ...], predicted_s: float) -> None:
-        """Leave jobs out before it runs. `predicted_s`: of the jobs `ids`, which are left."""
-        self.ids, self.predicted_s = ids, predicted_s
-
     def left_s(self, now: float) -> float:
         """Predicted seconds of lane time that it still needs."""
         return self.predicted_s if self.started is None else max(0.0, self.started + self.predicted_s - now)
@@ -47,8 +43,7 @@ class Dispatch(NamedTuple):
 class LaneDriver:
     """Keeps every lane busy: one batch a lane, and one prepared ahead once waiting cannot make it any fuller.
 
-    The worker's dispatcher, the benchmarks, the simulator and the tests run their batches by this object. Lanes take up
-    batches in the order of submission. Ask `dispatch` after arrivals, when a batch has finished, and at `wake_at`.
+    Lanes take up batches in order of submission. Ask `dispatch` after arrivals, after each `finish`, and at `wake_at`.
     """
 
     def __init__(self, scheduler: Scheduler, num_lanes: int) -> None:
@@ -58,7 +53,7 @@ class LaneDriver:
         self._prepared: deque[LaneBatch] = deque()  # planned, not handed out
         self._submitted: list[LaneBatch] = []  # handed out, in order; the first `num_lanes` of them run
         self._next_trial = -math.inf
-        self._is_draining = False
+        self.is_draining = False  # the caller sets it to run what is queued without waiting for full batches
 
     @property
     def is_busy(self) -> bool:
@@ -74,14 +69,6 @@ class LaneDriver:
     def running(self) -> list[LaneBatch]:
         """Batches that lanes have taken up and not finished."""
         return self._submitted[: self.num_lanes]
-
-    def drain(self) -> None:
-        """From now on run what is queued without waiting for full batches."""
-        self._is_draining = True
-
-    def resume(self) -> None:
-        """End the effect of `drain`."""
-        self._is_draining = False
 
     def busy_s(self, now: float) -> float:
         """Predicted seconds until the lanes have finished what was planned, mean over lanes."""
@@ -111,7 +98,7 @@ class LaneDriver:
                 continue
             first_free_s = min([batch.left_s(now) for batch in self._submitted]) if self.is_busy else 0.0
             idle_lanes = max(1, self.num_lanes - len(self._submitted))
-            plan = self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s, draining=self._is_draining)
+            plan = self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s, draining=self.is_draining)
             done.rejected.extend(plan.rejected)
             if isinstance(plan, Wait):
                 return done._replace(wake_at=plan.wake_at)

@@ -22,7 +22,6 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, cost: CostFunction) -> None:
         self.settings = settings
-        self._slo_s = math.inf if settings.slo_s is None else settings.slo_s
         self._decide_trigger = TRIGGERS[settings.trigger]
         self._by_deadline = ORDERS[settings.order].by_deadline
         self._planner = Planner(settings, cost)
@@ -154,7 +153,7 @@ class Scheduler:
         work_share = (1 + estimator.late_share) / self.settings.num_lanes
         queued = []
         for number, (job_id, num_tokens, came_at, due_at, is_bulk) in enumerate(jobs, self._num_received):
-            slo_s = (math.inf if is_bulk else self._slo_s) if due_at is None else due_at - came_at
+            slo_s = (math.inf if is_bulk else estimator.slo_s) if due_at is None else due_at - came_at
             arrival = came_at + ahead_s if came_at + ahead_s < now else now
             deadline = arrival + slo_s
             if deadline <= now:

@@ -55,10 +55,9 @@ def _without_absurd(samples: Sequence[Sample], padded: bool) -> Sequence[Sample]
 
 def _fit_law(samples: Sequence[Sample], padded: bool) -> PackedCost:
     """The law with the least relative squared error, where the floor alone explains some of the fastest timings."""
-    padded_features = [(s.longest * s.count, 1, s.longest * s.longest * s.count) for s in samples]
-    columns = padded_features if padded else [(s.tokens, 1, s.squares) for s in samples]
     num_terms = min(2, len(samples)) if len(samples) < 4 else 3
-    features = np.array(columns, dtype=np.float64)[:, :num_terms]
+    work = [(s.longest * s.count, s.longest**2 * s.count) if padded else (s.tokens, s.squares) for s in samples]
+    features = np.array([(tokens, 1, squares) for tokens, squares in work], dtype=np.float64)[:, :num_terms]
     measured = np.array([sample.seconds for sample in samples])
     order = np.argsort(measured, kind="stable")
     found = []

@@ -54,7 +54,6 @@ class Sample:
 class CostTable:
     """`base` times a factor, which is bilinear between the knots of a grid, and constant beyond its edges.
 
-    One size of the grid is the total of tokens, or the count of sequences for a padded base; the other is the longest.
     Raises ValueError for knots that do not ascend or factors that are not positive.
     """
 

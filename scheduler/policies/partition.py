@@ -60,9 +60,8 @@ def _sorted(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -
 
 def _naive(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:
     """As many as the count cap allows, whatever their lengths (TurboTransformers section 6.3, Naive-Batch)."""
-    num = min(len(lengths), most * caps.max_sequences)
-    starts = range(0, num, caps.max_sequences)
-    return _timed([range(start, min(num, start + caps.max_sequences)) for start in starts], lengths, cost)
+    indices, size = range(len(lengths)), caps.max_sequences
+    return _timed([indices[start : start + size] for start in indices[::size]][:most], lengths, cost)
 
 
 def _dp(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:

@@ -28,7 +28,7 @@ class WorkEstimator:
     def __init__(self, cost: CostFunction, caps: Caps, slo_s: float) -> None:
         self._cost = cost
         self._caps = caps
-        self._slo_s = slo_s
+        self.slo_s = slo_s  # of online jobs without a deadline; inf: they have none
         self.full_s = 0.0  # a full batch
         self.token_s = 0.0  # lane seconds that a token adds
         self.small_s = 0.0  # the shortest batch
@@ -46,7 +46,7 @@ class WorkEstimator:
 
     def longest_batch_s(self, tightest_slo_s: float) -> float:
         """Most seconds of a batch of several jobs, so that a job that comes after its start can wait and still run."""
-        return max(min(self._slo_s, tightest_slo_s) * BATCH_SHARE, self.small_s)
+        return max(min(self.slo_s, tightest_slo_s) * BATCH_SHARE, self.small_s)
 
     def jobs_came(self, jobs: Sequence[Job]) -> None:
         """Estimate from at least one arriving job, until a full plan was made."""
@@ -59,7 +59,7 @@ class WorkEstimator:
         full_s = predicted_s(self._cost, tokens * times, squares * times, squares / tokens, count * times)
         self.small_s = predicted_s(self._cost, 1, 1, 1, 1)
         self.token_s = full_s / (tokens * times)
-        self.full_s = min(full_s, self.longest_batch_s(self._slo_s))
+        self.full_s = min(full_s, self.longest_batch_s(self.slo_s))
 
     def planned(self, tokens: int, batch_s: Sequence[float], *, are_full: bool) -> None:
         """Learn from a plan of at least one online batch. Underfull batches only lower the estimate.

@@ -113,7 +113,7 @@ class SharedDevice:
             self._members.append(Member(cost, LaneDriver(Scheduler(self._settings, cost), 1)))
         while len(self._members) > num:
             self._draining.append(self._members.pop())
-            self._draining[-1].driver.drain()
+            self._draining[-1].driver.is_draining = True
 
     def _running(self) -> Sequence[Member]:
         return [member for member in self._all() if member.running]

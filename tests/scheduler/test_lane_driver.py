@@ -101,7 +101,7 @@ def test_draining_runs_jobs_without_waiting_for_a_trigger() -> None:
     lanes.add(jobs(0), 0.0)
     waiting = lanes.dispatch(0.0)
     assert (waiting.start, waiting.wake_at) == ([], 10.0)
-    lanes.drain()
+    lanes.is_draining = True
     assert [batch.ids for batch in lanes.dispatch(0.0).start] == [(0,)]
 
 

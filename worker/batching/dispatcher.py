@@ -82,12 +82,12 @@ class Dispatcher:
 
     def drain(self) -> None:
         """From now on run what is queued without waiting for full batches."""
-        self._driver.drain()
+        self._driver.is_draining = True
         self._dispatch()
 
     def resume(self) -> None:
         """Go back to the scheduler's own triggers."""
-        self._driver.resume()
+        self._driver.is_draining = False
 
     def take_back(self, sources: Collection[Source], *, bulk_only: bool, begun: bool) -> list[PendingRecord]:
         """Drop requests of these partitions. Returns their records, which remain without an answer.
@@ -157,7 +157,7 @@ class Dispatcher:
             ids, sequences = ids[:num_fitting], sequences[:num_fitting]
             is_unchanged = False
         if len(ids) < len(batch.ids):
-            batch.narrow(ids, self._predict(sequences))
+            batch.ids, batch.predicted_s = ids, self._predict(sequences)
         future = self._lanes.submit(pack(sequences))
         future.add_done_callback(functools.partial(self._on_done, batch))
         return is_unchanged
