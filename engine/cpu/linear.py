@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.model.dense import HAS_ONEDNN, activate, require_activation
 from penstock.engine.model.weights import Dense
 
 # config.json's name -> oneDNN's attribute and algorithm. "gelu" is the exact erf form.
@@ -28,8 +28,6 @@ _FUSED: dict[str, tuple[str, str]] = {
     "swish": ("swish", ""),
     "tanh": ("tanh", ""),
 }
-
-_HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 class Linear(Protocol):
@@ -47,7 +45,7 @@ class Linear(Protocol):
 def make_linear(dense: Dense, dtype: torch.dtype) -> Linear:
     """The fastest `Linear` of this build of torch."""
     require_activation(dense.activation)
-    return OneDnnLinear(dense, dtype) if _HAS_ONEDNN else PlainLinear(dense, dtype)
+    return OneDnnLinear(dense, dtype) if HAS_ONEDNN else PlainLinear(dense, dtype)
 
 
 class OneDnnLinear:
@@ -91,44 +89,3 @@ class PlainLinear:
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         return F.linear(x, self._weight, self._bias).add_(residual)
-
-
-def linear_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear of [N, in]. On a CPU with oneDNN a row's result does not depend on the other rows, bit for bit."""
-    if not _HAS_ONEDNN or x.device.type != "cpu":
-        return F.linear(x, weight, bias)
-    if len(x) == 1:
-        return linear_by_row(x.repeat(2, 1), weight, bias)[:1]
-    result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return result
-
-
-def activate(x: Tensor, name: str) -> Tensor:
-    """The elementwise activation of a name in config.json. May overwrite `x`."""
-    match name:
-        case "identity":
-            return x
-        case "gelu":
-            result: Tensor = torch.ops.aten.gelu_(x)
-            return result
-        case "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast":
-            approximate: Tensor = torch.ops.aten.gelu_(x, approximate="tanh")
-            return approximate
-        case "relu":
-            return torch.relu_(x)
-        case "silu" | "swish":
-            return F.silu(x, inplace=True)
-        case "tanh":
-            return torch.tanh_(x)
-        case _:
-            raise UnsupportedCheckpoint(_unknown(name))
-
-
-def require_activation(name: str) -> None:
-    """Raise UnsupportedCheckpoint for an activation that is not implemented."""
-    if name not in _FUSED:
-        raise UnsupportedCheckpoint(_unknown(name))
-
-
-def _unknown(name: str) -> str:
-    return f"activation {name!r} is not implemented. Supported: {', '.join(sorted(_FUSED))}."

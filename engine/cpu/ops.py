@@ -8,9 +8,10 @@ from torch import Tensor
 
 from penstock.engine.cpu.attention import attend
 from penstock.engine.cpu.attention_bias import attend_groups, biased, by_distance, disentangled, rotary
-from penstock.engine.cpu.linear import Linear, activate, make_linear
+from penstock.engine.cpu.linear import Linear, make_linear
 from penstock.engine.device import is_bfloat16_fast
 from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.model.dense import activate
 from penstock.engine.model.forward import forward, forward_convolved, forward_pre_norm
 from penstock.engine.model.layout import Layout
 from penstock.engine.model.weights import (

@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.engine.cpu.linear import require_activation
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.bart import first_of
 from penstock.engine.families.readers import read_dense, read_norm, require_int
@@ -20,6 +19,7 @@ from penstock.engine.generation.weights import (
     TokenEmbeddings,
 )
 from penstock.engine.model.checkpoint import Checkpoint, Config
+from penstock.engine.model.dense import require_activation
 from penstock.engine.model.weights import Dense, DistanceAttention, Layer, Norm
 
 _SHARED = "shared.weight"

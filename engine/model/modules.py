@@ -2,9 +2,9 @@
 
 import re
 
-from penstock.engine.cpu.linear import require_activation
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, Config, Module, read_json, read_tensors
+from penstock.engine.model.dense import require_activation
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import Dense
 

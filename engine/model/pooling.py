@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.cpu.linear import activate, linear_by_row
+from penstock.engine.model.dense import activate, linear_by_row
 from penstock.engine.model.layout import Group
 from penstock.engine.model.weights import Dense, Norm
 from penstock.engine.types import TaskOptions

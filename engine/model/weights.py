@@ -19,7 +19,7 @@ class Dense:
 
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
-    activation: str  # a name that engine.cpu.linear.activate knows
+    activation: str  # a name that engine.model.dense.activate knows
 
 
 @dataclass(frozen=True, slots=True)

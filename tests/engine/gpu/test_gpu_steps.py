@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.cpu.linear import activate
 from penstock.engine.cpu.ops import CpuOps, encode_on_cpu, prepare_for_cpu
 from penstock.engine.families import family_of
 from penstock.engine.gpu import ops, products
 from penstock.engine.kernels.short_product import TILES, Tile
 from penstock.engine.model.checkpoint import read_checkpoint
+from penstock.engine.model.dense import activate
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.program import record
 from tests.engine.helpers import FAMILIES, pack, random_sequences, save_encoder
