@@ -73,7 +73,7 @@ fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.million --seed $(SEED)
 
 figures: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.bench.generated_figures
+	$(BIN)/python -m penstock.ops.figures
 
 train-head: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.demo.train_head $(TRAIN_CSV)

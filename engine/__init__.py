@@ -7,13 +7,13 @@ from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, P
 if TYPE_CHECKING:
     from penstock.engine.calibration import Calibration, Timing, measure, warm_up
     from penstock.engine.cells.loading import is_made_of_cells
-    from penstock.engine.cells.served import ServedCells, load_served_cells
     from penstock.engine.device import choose_device, processor_name
     from penstock.engine.generation.loading import generates
-    from penstock.engine.generation.model import GenerationModel, load_generation_model
     from penstock.engine.lanes import EngineLanes
-    from penstock.engine.loading import default_name, load_engine
-    from penstock.engine.model.checkpoint import resolve_model
+    from penstock.engine.loading.cells import ServedCells, load_served_cells
+    from penstock.engine.loading.encoder import load_engine
+    from penstock.engine.loading.generation import GenerationModel, load_generation_model
+    from penstock.engine.model.checkpoint import default_name, resolve_model
     from penstock.engine.null import NullEngine
     from penstock.engine.packed_model import PackedModel, from_torch
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 _LAZY = {
     "Calibration": "calibration",
     "EngineLanes": "lanes",
-    "GenerationModel": "generation.model",
+    "GenerationModel": "loading.generation",
     "NullEngine": "null",
     "PackedModel": "packed_model",
-    "ServedCells": "cells.served",
+    "ServedCells": "loading.cells",
     "Timing": "calibration",
     "choose_device": "device",
     "from_torch": "packed_model",
-    "default_name": "loading",
+    "default_name": "model.checkpoint",
     "generates": "generation.loading",
     "is_made_of_cells": "cells.loading",
-    "load_engine": "loading",
-    "load_generation_model": "generation.model",
-    "load_served_cells": "cells.served",
+    "load_engine": "loading.encoder",
+    "load_generation_model": "loading.generation",
+    "load_served_cells": "loading.cells",
     "measure": "calibration",
     "processor_name": "device",
     "resolve_model": "model.checkpoint",

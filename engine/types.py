@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.errors import InvalidBatch
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]

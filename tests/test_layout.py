@@ -41,7 +41,7 @@ LIBRARY_ROOMS = {
     "cloudpickle": set[str](),
 }
 FREE_LIBRARIES = {"numpy", "structlog", "penstock"}
-CHECKOUT_ONLY = {ROOT / "ops" / "bench", ROOT / "ops" / "chaos"}  # not in the wheel
+CHECKOUT_ONLY = {ROOT / "ops" / name for name in ("bench", "chaos", "figures")}  # not in the wheel
 HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
 
 
@@ -198,15 +198,16 @@ def test_the_modules_of_a_room_import_each_other_in_one_direction(room: str) -> 
     assert set(TopologicalSorter(graph).static_order()) == graph.keys()
 
 
-@pytest.mark.parametrize("room", ["producer", "worker", "scheduler", "cache"])
-def test_the_folders_of_a_room_import_each_other_in_one_direction(room: str) -> None:
+@pytest.mark.parametrize("base", [*ROOMS, "ops/bench"])
+def test_the_folders_of_a_room_import_each_other_in_one_direction(base: str) -> None:
     """Each folder, and each module beside them, is one node. Raises CycleError with the circle."""
-    modules = [path for path in room_files(room) if path.suffix == ".py"]
-    parts = {module_name(path): folder_name(path) for path in modules}
-    graph: dict[str, set[str]] = {folder: set() for folder in parts.values()}
+    depth = len(Path(base).parts)
+    modules = [path for path in room_files(base) if path.suffix == ".py"]
+    parts = {module_name(path): path.relative_to(ROOT).parts[depth] for path in modules}
+    graph: dict[str, set[str]] = {part: set() for part in parts.values()}
     for path in modules:
-        imported = {parts[name] for name in imported_names(path) & parts.keys()}
-        graph[folder_name(path)] |= imported - {folder_name(path)}
+        own = parts[module_name(path)]
+        graph[own] |= {parts[name] for name in imported_names(path) & parts.keys()} - {own}
     assert set(TopologicalSorter(graph).static_order()) == graph.keys()
 
 
@@ -219,11 +220,6 @@ def test_a_public_class_name_stands_for_one_thing() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert not {name for name, count in classes.items() if count > 1}
-
-
-def folder_name(path: Path) -> str:
-    """worker/kafka/offsets.py -> kafka; worker/drain.py -> drain.py."""
-    return path.relative_to(ROOT).parts[1]
 
 
 def module_name(path: Path) -> str:
@@ -280,7 +276,8 @@ def test_the_wheel_holds_the_runtime_and_the_command_line_and_no_benchmark(wheel
     assert packed == shipped
     assert {f"penstock/{room}/py.typed" for room in ROOMS} <= packed
     assert {"penstock/producer/wire/WIRE.md", "penstock/ops/kafka/pom.xml"} <= packed
-    assert not any(name.startswith(("penstock/ops/bench", "penstock/ops/chaos")) for name in packed)
+    checkout_only = tuple(f"penstock/ops/{folder.name}/" for folder in CHECKOUT_ONLY)
+    assert not any(name.startswith(checkout_only) for name in packed)
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from penstock.engine.families.readers import LayerNames, read_dense, read_layer, read_norm, require_int
-from penstock.engine.generation.weights import (
+from penstock.engine.model.checkpoint import Checkpoint, Tensors
+from penstock.engine.model.seq2seq import (
     CrossAttention,
     DecoderLayer,
     DecoderStack,
@@ -16,7 +17,6 @@ from penstock.engine.generation.weights import (
     Seq2SeqWeights,
     TokenEmbeddings,
 )
-from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.weights import Dense, Layer
 
 _PREFIXES = ("model.", "")

@@ -9,7 +9,9 @@ from torch import Tensor
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.bart import first_of
 from penstock.engine.families.readers import read_dense, read_norm, require_int
-from penstock.engine.generation.weights import (
+from penstock.engine.model.checkpoint import Checkpoint, Config
+from penstock.engine.model.dense import require_activation
+from penstock.engine.model.seq2seq import (
     CrossAttention,
     DecoderLayer,
     DecoderStack,
@@ -18,8 +20,6 @@ from penstock.engine.generation.weights import (
     Seq2SeqWeights,
     TokenEmbeddings,
 )
-from penstock.engine.model.checkpoint import Checkpoint, Config
-from penstock.engine.model.dense import require_activation
 from penstock.engine.model.weights import Dense, DistanceAttention, Layer, Norm
 
 _SHARED = "shared.weight"

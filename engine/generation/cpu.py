@@ -13,8 +13,8 @@ from penstock.engine.generation.device import DecoderRows, DeviceSearch
 from penstock.engine.generation.forward import decode, encode
 from penstock.engine.generation.paged_attention import KeyGroup, attend_pages, group_keys
 from penstock.engine.generation.pages import Int64Array
-from penstock.engine.generation.weights import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
 from penstock.engine.model.layout import Layout, rounded, sort_by_length
+from penstock.engine.model.seq2seq import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
 from penstock.engine.model.weights import Attention, DistanceAttention, Norm, PlainAttention
 from penstock.engine.types import Int32Array
 

@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import Int64Array
 from penstock.engine.generation.selection import Choice
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import Int32Array
 
 

@@ -5,7 +5,7 @@ A batch of the encoder is sources end to end. A batch of the decoder is one row 
 
 from typing import Protocol, TypeVar
 
-from penstock.engine.generation.weights import DecoderStack, EncoderStack, Seq2Seq, TokenEmbeddings
+from penstock.engine.model.seq2seq import DecoderStack, EncoderStack, Seq2Seq, TokenEmbeddings
 from penstock.engine.model.weights import Attention, Layer, Norm
 
 X = TypeVar("X")

@@ -22,10 +22,10 @@ from penstock.engine.errors import GeneratorFull
 from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.device import Seq2SeqDevice
 from penstock.engine.generation.limits import GeneratorLimits
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.requests import GenerationRequest, RequestTable
 from penstock.engine.generation.selection import Choice, Hypotheses, choose
-from penstock.engine.generation.weights import Seq2SeqWeights
+from penstock.engine.generation_options import GenerationOptions
+from penstock.engine.model.seq2seq import Seq2SeqWeights
 from penstock.engine.types import Int32Array
 
 _MOST_OPTIONS = 4096  # whose verdict is kept

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from penstock.engine.errors import InvalidOption, InvalidSource
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import pages_of
-from penstock.engine.generation.weights import Seq2SeqWeights
+from penstock.engine.generation_options import GenerationOptions
+from penstock.engine.model.seq2seq import Seq2SeqWeights
 from penstock.engine.types import Int32Array
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families import bart, marian, t5
-from penstock.engine.generation.options import GenerationOptions
-from penstock.engine.generation.weights import Seq2SeqWeights
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.model.checkpoint import Checkpoint, read_checkpoint, read_json, resolve_model
+from penstock.engine.model.seq2seq import Seq2SeqWeights
 
 SEQ2SEQ_FAMILIES: Mapping[str, Callable[[Checkpoint], Seq2SeqWeights]] = {
     "bart": bart.seq2seq,

@@ -7,9 +7,9 @@ import numpy as np
 
 from penstock.engine.generation.device import DecoderRows, SearchRequest, Seq2SeqDevice
 from penstock.engine.generation.limits import GeneratorLimits
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import Int64Array, PagePool, PageTable
 from penstock.engine.generation.selection import Choice, Hypotheses
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import Int32Array
 
 _NONE: Int64Array = np.empty(0, np.int64)

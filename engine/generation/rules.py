@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import Int64Array
+from penstock.engine.generation_options import GenerationOptions
 
 History = Sequence[int]  # tokens of one row, the start token first
 

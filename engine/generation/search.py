@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import Int64Array
+from penstock.engine.generation_options import GenerationOptions
 
 Float32Array = npt.NDArray[np.float32]
 

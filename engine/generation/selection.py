@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import Int64Array
 from penstock.engine.generation.rules import LogitRules, rules_of
 from penstock.engine.generation.search import BeamSearch, Continuations, greedy, num_candidates, sample
+from penstock.engine.generation_options import GenerationOptions
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.gpu.uploads import upload
 
 _SETS = 64  # of banned tokens: few, for they come with a model or with an application

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from penstock.engine.generation.device import SearchRequest
 from penstock.engine.generation.limits import GeneratorLimits
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import pages_of
 from penstock.engine.generation.selection import Choice
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.gpu.bans import BanTable
 from penstock.engine.gpu.cell_batches import row_bucket
 from penstock.engine.gpu.faults import DeviceFaults

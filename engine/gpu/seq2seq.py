@@ -11,9 +11,8 @@ from torch import Tensor
 from penstock.engine.generation.device import DecoderRows
 from penstock.engine.generation.forward import decode
 from penstock.engine.generation.limits import GeneratorLimits
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import Int64Array
-from penstock.engine.generation.weights import Seq2SeqWeights
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.gpu.cached_attention import CacheLines
 from penstock.engine.gpu.device_search import GpuSearch, most_rows
 from penstock.engine.gpu.faults import DeviceFaults
@@ -21,6 +20,7 @@ from penstock.engine.gpu.seq2seq_ops import DeviceTargetOps, TargetRows, prepare
 from penstock.engine.gpu.source_encoder import SourceEncoder
 from penstock.engine.gpu.support import require_seq2seq_supported
 from penstock.engine.gpu.uploads import upload
+from penstock.engine.model.seq2seq import Seq2SeqWeights
 from penstock.engine.types import Int32Array
 
 

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.ops import normalise
-from penstock.engine.generation.weights import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
 from penstock.engine.gpu.cached_attention import CacheLines, attend_lines
 from penstock.engine.gpu.ops import KERNEL_ACTIVATIONS, GpuDense
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.dense import activate, require_activation
+from penstock.engine.model.seq2seq import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
 from penstock.engine.model.weights import Attention, Dense, DistanceAttention, Norm, PlainAttention
 
 _FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-2 takes

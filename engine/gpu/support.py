@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.generation.weights import Seq2SeqWeights
 from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
 from penstock.engine.model.dense import require_activation
+from penstock.engine.model.seq2seq import Seq2SeqWeights
 from penstock.engine.model.weights import Dense, EncoderWeights
 
 

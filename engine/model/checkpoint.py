@@ -78,6 +78,11 @@ class Tensors:
         return tensor.float()
 
 
+def default_name(model: str) -> str:
+    """Default model name: the last part of its path, as written, or of its id."""
+    return Path(os.path.abspath(model)).name  # "." has a name, and a link keeps its own
+
+
 def resolve_model(model: str) -> Path:
     """The directory of a model: `model` itself, or a Hugging Face id from the local cache or the hub.
 

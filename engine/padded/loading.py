@@ -12,8 +12,9 @@ import transformers
 from penstock.engine.cpu.ops import cpu_precision
 from penstock.engine.device import choose_device, device_name, gpu_precision
 from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint
+from penstock.engine.families.heads import linear_head, logit_heads
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.heads import Head, linear_head, logit_heads, on_device
+from penstock.engine.model.heads import Head, on_device
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
 from penstock.engine.padded.engine import PaddedEngine
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from penstock.engine import PackedBatch, TaskOptions, from_torch, load_engine
 from penstock.engine.errors import CheckpointError
+from penstock.engine.families.heads import checkpoint_heads
 from penstock.engine.model.checkpoint import Checkpoint, read_checkpoint
-from penstock.engine.model.heads import checkpoint_heads
 from penstock.engine.model.layout import Group
 from penstock.engine.model.modules import embedding_tail
 from penstock.engine.types import Int32Array, ModelInfo

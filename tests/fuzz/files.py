@@ -18,8 +18,8 @@ from safetensors.numpy import save
 
 from penstock.cache import rows
 from penstock.engine.errors import EngineError
+from penstock.engine.families.heads import linear_head
 from penstock.engine.model.checkpoint import read_checkpoint
-from penstock.engine.model.heads import linear_head
 from penstock.producer.errors import BackendError, InvalidRequest
 from penstock.producer.files import TableError, open_reader
 from penstock.producer.prompts import read_prompts

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.bench import generated_figures
 from penstock.ops.bench.common import kept_tables
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import RESULTS, begin, current_runs, keep, kept_runs, machines
@@ -18,6 +17,7 @@ from penstock.ops.bench.cpu import cpu_measures as cpu
 from penstock.ops.bench.gpu.report import gpu_measures as gpu
 from penstock.ops.bench.serving.ablation.scheduler_constants import CONSTANTS, value
 from penstock.ops.bench.serving.report import serving_measures as serving
+from penstock.ops.figures import tables as figures
 
 MACHINE: dict[str, Any] = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {"torch": "2.15"}, "commit": "a" * 40}
 
@@ -103,7 +103,7 @@ def test_a_figure_of_fewer_runs_than_the_caption_says_so() -> None:
 
 def test_every_number_of_the_scheduler_has_a_reason() -> None:
     """The table `scheduler-constants` holds every number that a scheduler module assigns to an upper-case name."""
-    root = generated_figures.ROOT / "scheduler"
+    root = figures.ROOT / "scheduler"
     assigned = {
         ".".join([*path.relative_to(root).with_suffix("").parts, name.id])
         for path in root.rglob("*.py")
@@ -124,8 +124,8 @@ def test_every_number_of_the_scheduler_has_a_reason() -> None:
 
 
 def test_a_table_of_the_schedulers_page_is_kept_current() -> None:
-    root = generated_figures.ROOT
-    assert root / "scheduler" / "ABLATION.md" in generated_figures.markdown_files(root)
+    root = figures.ROOT
+    assert root / "scheduler" / "ABLATION.md" in figures.markdown_files(root)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,11 @@ def test_a_caption_names_the_runs_and_the_known_faults_of_their_parts(tmp_path: 
 
 def test_the_tables_of_the_repository_are_current() -> None:
     """Mended by `make figures`."""
-    assert [str(path) for path in generated_figures.stale_files()] == []
+    assert [str(path) for path in figures.stale_files()] == []
 
 
 def test_every_table_can_be_made_and_none_is_empty() -> None:
-    tables = {name: table() for name, table in generated_figures.TABLES.items()}
+    tables = {name: table() for name, table in figures.TABLES.items()}
     empty = {name for name, text in tables.items() if "|" not in text}
     not_kept = {name for name in empty if tables[name] == kept_tables.NONE_KEPT}
     assert not empty - {name for name in not_kept if name.startswith("pipeline-")}
@@ -162,15 +162,15 @@ def test_every_table_can_be_made_and_none_is_empty() -> None:
 
 def test_a_table_replaces_what_stands_between_its_markers() -> None:
     text = "before\n<!-- figures:runs -->\nold\n<!-- /figures -->\nafter\n"
-    renewed = generated_figures.regenerated(text)
+    renewed = figures.regenerated(text)
     assert renewed.startswith("before\n<!-- figures:runs -->\n\n| suite |")
     assert renewed.endswith("|\n\n<!-- /figures -->\nafter\n")
-    assert generated_figures.regenerated(renewed) == renewed
+    assert figures.regenerated(renewed) == renewed
 
 
 def test_a_marker_of_no_table_is_refused_with_the_names() -> None:
-    with pytest.raises(generated_figures.UnknownTable, match=r"no table 'teapot'.*cpu-headline"):
-        generated_figures.regenerated("<!-- figures:teapot -->\n<!-- /figures -->")
+    with pytest.raises(figures.UnknownTable, match=r"no table 'teapot'.*cpu-headline"):
+        figures.regenerated("<!-- figures:teapot -->\n<!-- /figures -->")
 
 
 def test_every_file_in_the_results_is_of_its_place() -> None:

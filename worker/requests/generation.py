@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.cache import KEY_BYTES, KeySpace
 from penstock.engine.errors import InvalidOption
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire.generation import GivenOptions

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from penstock.worker.requests.sequence_work import SequenceWork
 
 ReadFields = Callable[[Mapping[str, Any]], SequenceWork]  # raises InvalidRequest

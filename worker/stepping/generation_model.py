@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 
 from penstock.engine import GenerationModel
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from penstock.scheduler.cellular import Admission
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.requests.request import PendingSequence

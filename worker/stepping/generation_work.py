@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import Int32Array
 
 

@@ -79,7 +79,7 @@ def _topic_name(settings: CheckSettings) -> str | None:
         return request_topic(settings.served_name)
     if settings.model is None:
         return None
-    from penstock.engine.loading import default_name
+    from penstock.engine.model.checkpoint import default_name
 
     return request_topic(default_name(settings.model))
 

@@ -14,7 +14,7 @@ import transformers
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import Int32Array
 from tests.engine.helpers import randomise
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.generation.generator import Generator, Progress
-from penstock.engine.generation.weights import Seq2SeqWeights
+from penstock.engine.model.seq2seq import Seq2SeqWeights
 from tests.engine.generation.helpers import (
     KINDS,
     LENGTHS,

@@ -8,7 +8,7 @@ import transformers
 
 from penstock.engine.errors import InvalidOption, UnsupportedCheckpoint
 from penstock.engine.generation.loading import load_seq2seq
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from tests.engine.helpers import save_encoder
 
 START = {"decoder_start_token_id": 0}

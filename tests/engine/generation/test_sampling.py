@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.generation.generator import Generator
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.rules import filtered
 from penstock.engine.generation.search import sample, uniform
+from penstock.engine.generation_options import GenerationOptions
 from tests.engine.generation.helpers import SMALL, drain, model_of, sources
 
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.7, "top_k": 30, "top_p": 0.95, "max_new_tokens": 12}

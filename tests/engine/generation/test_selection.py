@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.selection import Hypotheses, choose
+from penstock.engine.generation_options import GenerationOptions
 
 VOCAB = 6
 KINDS: dict[str, dict[str, Any]] = {

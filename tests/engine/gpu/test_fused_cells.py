@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.engine.cells import served as served_module
 from penstock.engine.cells.contract import Cell
 from penstock.engine.cells.layers import weights_of
 from penstock.engine.cells.loading import load_cells, save_cells
 from penstock.engine.cells.lstm import lstm_classifier, lstm_language_model
 from penstock.engine.cells.model import CellModel
 from penstock.engine.cells.seq2seq import lstm_seq2seq
-from penstock.engine.cells.served import load_served_cells
 from penstock.engine.gpu import lstm, step_engine
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.lstm import LstmCell, fused
 from penstock.engine.gpu.step_engine import GpuStepEngine
+from penstock.engine.loading import cells as loading_module
+from penstock.engine.loading.cells import load_served_cells
 from penstock.worker.stepping.cell_runner import CellRunner
 from tests.engine.cells.loop import RandomLoop, run_all
 from tests.engine.gpu import lstm_reference
@@ -132,8 +132,8 @@ def test_a_served_model_is_fused_and_its_graphs_are_captured(tmp_path: Path, mon
         self._captured[shape] = SimpleNamespace(replay=work), work()  # type: ignore[assignment]  # a fake
 
     monkeypatch.setattr(Graphs, "_capture", capture)
-    monkeypatch.setattr(served_module, "choose_device", lambda wanted: "cuda")
-    monkeypatch.setattr(served_module, "device_name", lambda: "Some GPU")
+    monkeypatch.setattr(loading_module, "choose_device", lambda wanted: "cuda")
+    monkeypatch.setattr(loading_module, "device_name", lambda: "Some GPU")
     monkeypatch.setattr(step_engine, "GpuStepEngine", partial(GpuStepEngine, device="cpu"))
     monkeypatch.setattr(nn.Module, "to", lambda self, device: self)
     served = load_served_cells(str(tmp_path), max_rows=8, num_slots=11)

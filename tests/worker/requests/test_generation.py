@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.errors import InvalidOption
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.prompts import Prompts

@@ -13,9 +13,9 @@ import torch
 
 import penstock.engine
 from penstock.engine import GenerationModel
-from penstock.engine.generation import model as model_module
 from penstock.engine.gpu import seq2seq
 from penstock.engine.gpu.device_search import GpuSearch
+from penstock.engine.loading import generation as loading_module
 from penstock.worker.model_loading import load_model
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.settings import WorkerSettings
@@ -38,8 +38,8 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
         found.append((list(quanta), max_requests))
 
     monkeypatch.setattr(penstock.engine, "choose_device", lambda wanted: "cuda", raising=False)
-    monkeypatch.setattr(model_module, "choose_device", lambda wanted: "cuda")
-    monkeypatch.setattr(model_module, "device_name", lambda: "Some GPU")
+    monkeypatch.setattr(loading_module, "choose_device", lambda wanted: "cuda")
+    monkeypatch.setattr(loading_module, "device_name", lambda: "Some GPU")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 26, 1 << 40))
     monkeypatch.setattr(seq2seq, "GpuSeq2Seq", partial(seq2seq.GpuSeq2Seq, device="cpu"))
     monkeypatch.setattr(GpuSearch, "prepare", prepare)

@@ -12,7 +12,7 @@ import torch
 from penstock.engine.errors import DeviceFailed, InvalidOption
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.gpu.seq2seq import GpuSeq2Seq
 from penstock.engine.types import Int32Array
 from penstock.producer.wire.messages import Generation

@@ -16,7 +16,7 @@ from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.model import CellModel
 from penstock.engine.cells.requests import take_count
 from penstock.engine.errors import InvalidOption
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.transport.outbox import OutRecord

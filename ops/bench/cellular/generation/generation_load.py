@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.generation.generator import Generator
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.cellular.generation.generation_phases import Phases
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 
 _HALF_BYTES = 2
 

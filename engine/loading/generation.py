@@ -12,10 +12,9 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
-from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.host_memory import free_host_bytes
-from penstock.engine.loading import default_name
-from penstock.engine.model.checkpoint import resolve_model, revision_of
+from penstock.engine.model.checkpoint import default_name, resolve_model, revision_of
 from penstock.engine.types import ModelInfo
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -10,11 +10,11 @@ import torch
 
 from penstock.engine import host_memory
 from penstock.engine.errors import CheckpointError, InvalidOption, UnsupportedDevice
-from penstock.engine.generation import model as model_module
 from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.loading import generates
-from penstock.engine.generation.model import load_generation_model
 from penstock.engine.gpu import seq2seq
+from penstock.engine.loading import generation as loading_module
+from penstock.engine.loading.generation import load_generation_model
 from tests.engine.generation.helpers import VOCAB, drain, model_of, save_seq2seq, sources
 
 
@@ -94,8 +94,8 @@ def test_other_devices_and_precisions_are_refused(
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A GPU that is a CPU. The list has its free bytes."""
     free = [1 << 40]
-    monkeypatch.setattr(model_module, "choose_device", lambda wanted: "cuda" if wanted != "cpu" else "cpu")
-    monkeypatch.setattr(model_module, "device_name", lambda: "Some GPU")
+    monkeypatch.setattr(loading_module, "choose_device", lambda wanted: "cuda" if wanted != "cpu" else "cpu")
+    monkeypatch.setattr(loading_module, "device_name", lambda: "Some GPU")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[0], 1 << 40))
     monkeypatch.setattr(seq2seq, "GpuSeq2Seq", partial(seq2seq.GpuSeq2Seq, device="cpu"))
     return free

@@ -1,13 +1,11 @@
-"""`python -m penstock.ops.bench.generated_figures`: write the tables of kept runs into the repository's Markdown files.
+"""The tables of kept runs in the repository's Markdown files.
 
 A table stands between `<!-- figures:NAME -->` and `<!-- /figures -->`; NAME is a key of `TABLES`. Everything between
-the two is replaced. `--check` changes nothing and exits with 1 if a table is not current. `--plots` draws the plots.
+the two is replaced.
 """
 
-import argparse
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from penstock.ops.bench import capacity_check
@@ -78,27 +76,6 @@ class UnknownTable(Exception):
     """A marker names no table. The message lists the tables."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0; with --check 1 if a table is not current."""
-    parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench.generated_figures", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a table is not current")
-    parser.add_argument("--plots", action="store_true", help="draw the plots too (needs matplotlib)")
-    chosen = parser.parse_args(arguments)
-    stale = stale_files()
-    for path, text in stale.items():
-        print(f"{'not current' if chosen.check else 'written'}: {path.relative_to(ROOT)}")
-        if not chosen.check:
-            path.write_text(text, encoding="utf-8")
-    if chosen.plots:
-        from penstock.ops.bench.cellular.report import cellular_plots  # matplotlib is an optional dependency
-        from penstock.ops.bench.gpu.report import gpu_plots
-        from penstock.ops.bench.pipeline import pipeline_plots
-
-        for path in [*gpu_plots.draw_newest(), *pipeline_plots.draw_newest(), *cellular_plots.draw_newest()]:
-            print(f"drawn: {path.relative_to(ROOT)}")
-    return 1 if chosen.check and stale else 0
-
-
 def stale_files(root: Path = ROOT) -> dict[Path, str]:
     """Markdown files whose tables are not current, each with the text that it should have."""
     current = {path: path.read_text(encoding="utf-8") for path in markdown_files(root)}
@@ -124,7 +101,3 @@ def _table(name: str) -> str:
     if name not in TABLES:
         raise UnknownTable(f"There is no table {name!r}. Known: {', '.join(TABLES)}.")
     return TABLES[name]()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

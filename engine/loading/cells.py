@@ -16,8 +16,7 @@ from penstock.engine.cells.model import CellModel
 from penstock.engine.cpu.ops import cpu_precision
 from penstock.engine.device import choose_device, device_name
 from penstock.engine.errors import CheckpointError
-from penstock.engine.loading import default_name
-from penstock.engine.model.checkpoint import resolve_model
+from penstock.engine.model.checkpoint import default_name, resolve_model
 from penstock.engine.types import ModelInfo
 
 _STATE_BYTES = 256 * 1024 * 1024  # of all slots, where their number is not given

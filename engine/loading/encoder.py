@@ -1,6 +1,5 @@
 """Loading of an engine from a model's name, for the device that is available."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +10,9 @@ from penstock.engine.cpu.engine import CpuEngine
 from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, gpu_precision
 from penstock.engine.families import FAMILIES, family_of
-from penstock.engine.model.checkpoint import Checkpoint, read_checkpoint, resolve_model, revision_of
-from penstock.engine.model.heads import Head, checkpoint_heads, linear_head, on_device
+from penstock.engine.families.heads import checkpoint_heads, linear_head
+from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
+from penstock.engine.model.heads import Head, on_device
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import EncoderWeights
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from penstock.engine.padded.engine import PaddedEngine
 
 log = structlog.get_logger("penstock.engine")
-
-
-def default_name(model: str) -> str:
-    """Default model name: the last part of its path, as written, or of its id."""
-    return Path(os.path.abspath(model)).name  # "." has a name, and a link keeps its own
 
 
 def load_engine(

@@ -1,0 +1,1 @@
+"""Models ready to run: read from a directory or by name, and put on the device that is available."""
