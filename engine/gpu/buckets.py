@@ -1,6 +1,6 @@
 """Buckets of batches that share a CUDA graph.
 
-A captured graph fixes the number of rows, the number of sequence slots, and the longest sequence, an argument of the
+A captured graph fixes the number of rows, the number of sequences, and the longest sequence, an argument of the
 attention kernels without a plan. These make up its shape.
 """
 
@@ -14,7 +14,7 @@ from penstock.engine.gpu.inputs import Shape
 # Larger batches are launched kernel by kernel. The device is slower than some 100 launches then, but each launch can
 # yield the GIL to another thread, or keep the event loop from it.
 GRAPH_ROWS = 16_384
-GRAPH_SLOTS = 2048
+GRAPH_SEQUENCES = 2048
 
 # A batch's rows are rounded up to the next of these. Small numbers are closer, for a spare row costs relatively more.
 _ROWS: tuple[int, ...] = (
@@ -23,7 +23,7 @@ _ROWS: tuple[int, ...] = (
     *range(1024, 8192, 128),
     *range(8192, GRAPH_ROWS + 1, 256),
 )
-_MIN_SLOTS, _MIN_SEQLEN = 8, 32
+_MIN_SEQUENCES, _MIN_SEQLEN = 8, 32
 # Tokens of texts, usual and longest, most common first. With all numbers of rows they make the shapes of 99, 98 and
 # 90 % of random batches of 2-100, 5-500 and 2-30 tokens; fewer of the last for kernels without a plan.
 _TYPICAL = ((64, 128), (128, 512), (32, 128), (256, 512), (16, 64))
@@ -50,10 +50,10 @@ def graph_shape(
     max_seqlen = min(max(_MIN_SEQLEN, _power_of_two(longest)), most)
     kernel = choose(max_seqlen, rows)
     max_seqlen = min(longest_planned(kernel) or max_seqlen, most)
-    slots = max(_MIN_SLOTS, _power_of_two(num_sequences + -(-(rows - num_tokens) // max_seqlen)))
-    if slots > GRAPH_SLOTS or kernel is AttentionKernel.ONE_BY_ONE:
+    sequences = max(_MIN_SEQUENCES, _power_of_two(num_sequences + -(-(rows - num_tokens) // max_seqlen)))
+    if sequences > GRAPH_SEQUENCES or kernel is AttentionKernel.ONE_BY_ONE:
         return None
-    return Shape(rows, slots, max_seqlen, has_types, kernel)
+    return Shape(rows, sequences, max_seqlen, has_types, kernel)
 
 
 def likely_batches(max_rows: int, max_tokens: int) -> Iterator[list[int]]:

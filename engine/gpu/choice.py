@@ -110,9 +110,9 @@ _PLANS = {
 }
 
 
-def plan_capacity(kernel: AttentionKernel, rows: int, slots: int) -> int:
+def plan_capacity(kernel: AttentionKernel, rows: int, sequences: int) -> int:
     """Rows of the plan [*, 2] that any batch of this shape may need; 0 for a kernel without a plan."""
-    return _PLANS[kernel].capacity(rows, slots) if kernel in _PLANS else 0
+    return _PLANS[kernel].capacity(rows, sequences) if kernel in _PLANS else 0
 
 
 def longest_planned(kernel: AttentionKernel) -> int | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.gpu.attention import AttentionTables
-from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape
+from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SEQUENCES, graph_shape
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.graphs import Graphs, Work
 from penstock.engine.gpu.inputs import Inputs, OneSequence, Shape, describe, exact_shape, views
@@ -167,7 +167,7 @@ class GpuEncoder:
             return False
         if len(self._graph_inputs):
             return True
-        largest = Shape(GRAPH_ROWS, GRAPH_SLOTS, GRAPH_ROWS, has_types=True, kernel=AttentionKernel.SHORT)
+        largest = Shape(GRAPH_ROWS, GRAPH_SEQUENCES, GRAPH_ROWS, has_types=True, kernel=AttentionKernel.SHORT)
         try:
             self._graph_workspace.reserve(GRAPH_ROWS)
             self._graph_inputs = torch.empty(largest.num_values, dtype=torch.int32, device=self.device)

@@ -18,12 +18,12 @@ _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
 class Shape:
     """The shape of a batch on the device; launches depend on the batch only through it.
 
-    `rows` may exceed the batch's tokens, and `slots` its sequences. Spare rows are sequences of token 0, so that every
-    row is defined. Spare slots are empty sequences.
+    `rows` may exceed the batch's tokens, and `sequences` the number of its sequences. Spare rows are sequences of token
+    0, so that every row is defined. Beyond these, spare sequences are empty.
     """
 
     rows: int
-    slots: int
+    sequences: int
     max_seqlen: int  # at least the tokens of every sequence
     has_types: bool  # whether each row's token type is uploaded; otherwise all are 0
     kernel: AttentionKernel
@@ -36,7 +36,7 @@ class Shape:
     @property
     def plan_items(self) -> int:
         """Rows of the attention plan."""
-        return plan_capacity(self.kernel, self.rows, self.slots)
+        return plan_capacity(self.kernel, self.rows, self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Inputs:
     address: int  # of the description: `shape.num_values` values, with the sections below
     token_ids: Tensor  # [rows]
     positions: Tensor  # [rows]: of each token in its own sequence
-    cu_seqlens: Tensor  # [slots + 1]
+    cu_seqlens: Tensor  # [sequences + 1]
     token_types: Tensor | None  # [rows]
     attention_plan: Tensor  # [shape.plan_items, 2]
     at_rest: bool  # whether the addresses are the same for every batch of this shape, as graphs need
@@ -77,10 +77,10 @@ class OneSequence:
 
 
 def exact_shape(batch: PackedBatch, kernel: AttentionKernel, *, has_types: bool = True) -> Shape:
-    """The batch's own shape, without spare rows or slots. has_types: whether the model tells token types apart."""
+    """The batch's own shape, without spare rows or sequences. has_types: whether the model tells token types apart."""
     return Shape(
         rows=len(batch.token_ids),
-        slots=len(batch.cu_seqlens) - 1,
+        sequences=len(batch.cu_seqlens) - 1,
         max_seqlen=batch.max_seqlen,
         has_types=has_types and batch.token_type_ids is not None,
         kernel=kernel,
@@ -91,7 +91,7 @@ def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
     """Write the batch's description, `shape.num_values` values, to `out`. ValueError if it does not fit the shape."""
     num_tokens = len(batch.token_ids)
     token_ids, positions, cu_seqlens, token_types, plan = (out[section] for section in _sections(shape))
-    _fill_slots(cu_seqlens, batch.cu_seqlens, shape)
+    _fill_bounds(cu_seqlens, batch.cu_seqlens, shape)
     token_ids[:num_tokens] = batch.token_ids
     token_ids[num_tokens:] = 0
     positions[:] = _arange(shape.rows)
@@ -118,23 +118,23 @@ def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Seque
     )
 
 
-def _fill_slots(slots: Int32Array, own: Int32Array, shape: Shape) -> None:
-    """Write the bounds of all slots: the batch's own, then sequences that fill the spare rows, then empty ones."""
+def _fill_bounds(bounds: Int32Array, own: Int32Array, shape: Shape) -> None:
+    """Write the bounds of all sequences: the batch's own, then those that fill the spare rows, then empty ones."""
     num_own, end = len(own), int(own[-1])
-    if num_own > len(slots) or end > shape.rows:
+    if num_own > len(bounds) or end > shape.rows:
         raise ValueError(f"A batch of {num_own - 1} sequences with {end} tokens does not fit {shape}. This is a bug.")
-    slots[:num_own] = own
+    bounds[:num_own] = own
     spare = range(end + shape.max_seqlen, shape.rows, shape.max_seqlen)
-    slots[num_own : num_own + len(spare)] = spare
-    slots[num_own + len(spare) :] = shape.rows
-    if slots[-1] != shape.rows:
-        raise ValueError(f"No slot is left for the spare rows of {shape}. This is a bug.")
+    bounds[num_own : num_own + len(spare)] = spare
+    bounds[num_own + len(spare) :] = shape.rows
+    if bounds[-1] != shape.rows:
+        raise ValueError(f"No sequence is left for the spare rows of {shape}. This is a bug.")
 
 
 @lru_cache(maxsize=1024)
 def _sections(shape: Shape) -> tuple[slice, ...]:
     """The token ids, positions, cu_seqlens, token types and plan among the values."""
-    sizes = shape.rows, shape.rows, shape.slots + 1, shape.rows if shape.has_types else 0, 2 * shape.plan_items
+    sizes = shape.rows, shape.rows, shape.sequences + 1, shape.rows if shape.has_types else 0, 2 * shape.plan_items
     starts = [0, *accumulate(-(-size // _SECTION) * _SECTION for size in sizes)]
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=False))
 

@@ -40,8 +40,8 @@ class Workspace:
         self._most_rows = max(self._most_rows, rows)
         plan = self._planner.plan(rows, 1, self.arena.chunk_bytes)
         self.arena.place(plan)
-        slots = self._views(rows, self.arena.chunk_bytes)
-        return [slots[slot] for slot in plan.slot_of]
+        regions = self._views(rows, self.arena.chunk_bytes)
+        return [regions[region] for region in plan.region_of]
 
     def trim(self) -> None:
         """Release memory that the batches since the last call did not need. No work may be using the workspace.
@@ -57,12 +57,12 @@ class Workspace:
 
     def _make_views(self, rows: int, chunks: tuple[int, ...]) -> list[Tensor]:
         plan = self._planner.plan(rows, 1, chunks)
-        widths = dict(zip(plan.slot_of, self._program.widths, strict=True))
-        return [self._view(plan, slot, rows, widths[slot]) for slot in range(len(plan.slot_bytes))]
+        widths = dict(zip(plan.region_of, self._program.widths, strict=True))
+        return [self._view(plan, region, rows, widths[region]) for region in range(len(plan.region_bytes))]
 
-    def _view(self, plan: MemoryPlan, slot: int, rows: int, width: int) -> Tensor:
-        start = plan.slot_offset[slot]
-        chunk = self.arena.buffers[plan.slot_chunk[slot]]
+    def _view(self, plan: MemoryPlan, region: int, rows: int, width: int) -> Tensor:
+        start = plan.region_offset[region]
+        chunk = self.arena.buffers[plan.region_chunk[region]]
         return chunk[start : start + rows * width * self._dtype.itemsize].view(self._dtype).view(rows, width)
 
     def _allocate(self, num_bytes: int) -> Tensor:

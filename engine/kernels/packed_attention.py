@@ -60,10 +60,10 @@ def packed_attention(out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, sca
         entry((num_heads, items), (threads,), args, shared_bytes(head_dim, queries))
 
 
-def plan_capacity(tokens: int, slots: int, queries: int = 128) -> int:
-    """Rows that are enough for the plan of any batch of at most `tokens` tokens in at most `slots` sequences."""
+def plan_capacity(tokens: int, sequences: int, queries: int = 128) -> int:
+    """Rows that are enough for the plan of any batch of at most `tokens` tokens in at most `sequences` sequences."""
     _check_queries(queries)
-    return (tokens + (queries - 1) * min(slots, tokens)) // queries
+    return (tokens + (queries - 1) * min(sequences, tokens)) // queries
 
 
 def plan_items(cu_seqlens: Int32Array, capacity: int, queries: int = 128) -> Int32Array:

@@ -56,9 +56,9 @@ def short_attention(
         kernel("short_attention", entry, out)((num_heads, items // _WARPS), (_WARP * _WARPS,), args)
 
 
-def plan_capacity(tokens: int, slots: int) -> int:
-    """Rows that are enough for the plan of any batch of at most `tokens` tokens in at most `slots` sequences."""
-    return _whole_ctas((tokens + (_TILE - 1) * min(slots, tokens)) // _TILE)
+def plan_capacity(tokens: int, sequences: int) -> int:
+    """Rows that are enough for the plan of any batch of at most `tokens` tokens in at most `sequences` sequences."""
+    return _whole_ctas((tokens + (_TILE - 1) * min(sequences, tokens)) // _TILE)
 
 
 def plan_items(cu_seqlens: Int32Array, capacity: int) -> Int32Array:

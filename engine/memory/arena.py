@@ -46,11 +46,11 @@ class Arena(Generic[B]):
 
     @property
     def buffers(self) -> tuple[B, ...]:
-        """The chunks, in the order of `MemoryPlan.slot_chunk`."""
+        """The chunks, in the order of `MemoryPlan.region_chunk`."""
         return tuple(self._buffers)
 
     def place(self, plan: MemoryPlan) -> list[int]:
-        """Address of each slot of the plan; buffer i is at `addresses[plan.slot_of[i]]`. Allocates what is missing.
+        """Address of each region of the plan; buffer i is at `addresses[plan.region_of[i]]`. Allocates what is missing.
 
         The plan was made for the present `chunk_bytes`. The addresses hold until `trim` returns True.
         """
@@ -61,7 +61,7 @@ class Arena(Generic[B]):
             self._grow(num_bytes)
         self._most_bytes = max(self._most_bytes, plan.used_bytes)
         bases = [buffer.data_ptr() for buffer in self._buffers]
-        return [bases[chunk] + offset for chunk, offset in zip(plan.slot_chunk, plan.slot_offset, strict=True)]
+        return [bases[chunk] + offset for chunk, offset in zip(plan.region_chunk, plan.region_offset, strict=True)]
 
     def trim(self) -> bool:
         """Free every chunk if the plans since the last call needed far less. True: no address is valid any more.

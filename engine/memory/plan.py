@@ -10,7 +10,7 @@ from penstock.engine.memory.lifetimes import Lifetime, aligned
 CHUNK_BYTES = 2 << 20  # chunks are multiples of it: the page size of device memory
 K_SCALE = 1.2  # a further chunk has this much spare room, so that growth stays rare
 
-# Buffers that share memory in this batch's plan share a slot. Any batch would be correct; this one is typical.
+# Buffers that share memory in this batch's plan share a region. Any batch would be correct; this one is typical.
 _REFERENCE_TOKENS, _REFERENCE_SEQUENCES = 4096, 64
 
 _Formula = tuple[int, int, int]  # bytes per token, bytes per sequence, bytes
@@ -18,14 +18,14 @@ _Formula = tuple[int, int, int]  # bytes per token, bytes per sequence, bytes
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """One batch's memory. Slot s is `slot_bytes[s]` bytes at `slot_offset[s]` of chunk `slot_chunk[s]`."""
+    """One batch's memory. Region r is `region_bytes[r]` bytes at `region_offset[r]` of chunk `region_chunk[r]`."""
 
     tokens: int
     sequences: int
-    slot_of: Sequence[int]  # slot of each buffer; buffers of one slot have one size and never live at the same time
-    slot_chunk: Sequence[int]
-    slot_offset: Sequence[int]  # multiples of ALIGNMENT
-    slot_bytes: Sequence[int]  # multiples of ALIGNMENT
+    region_of: Sequence[int]  # of each buffer; buffers of one region have one size and never live at the same time
+    region_chunk: Sequence[int]
+    region_offset: Sequence[int]  # multiples of ALIGNMENT
+    region_bytes: Sequence[int]  # multiples of ALIGNMENT
     chunk_bytes: tuple[int, ...]  # of all chunks: those given, and perhaps one that the arena must add
     used_bytes: int  # sum over the chunks of the highest byte used
     lower_bound_bytes: int  # the most bytes alive at one step: no plan uses fewer
@@ -33,22 +33,22 @@ class MemoryPlan:
     @property
     def offsets(self) -> tuple[tuple[int, int], ...]:
         """Chunk and offset of each buffer."""
-        return tuple((self.slot_chunk[slot], self.slot_offset[slot]) for slot in self.slot_of)
+        return tuple((self.region_chunk[region], self.region_offset[region]) for region in self.region_of)
 
 
 class MemoryPlanner:
     """Plans for one model. Called from one thread.
 
     Algorithm 1 is quadratic in the number of buffers, so it runs once over all of them, at a typical size. Buffers with
-    one size formula and the same place are never alive together; they become one slot, and each batch's plan is over
-    slots. A 12-layer encoder has 7 slots for 86 buffers, for layers repeat. (The paper plans one layer and reuses that
-    plan.) Two slots conflict if any two of their buffers are alive together, so every plan is sound.
+    one size formula and the same place are never alive together; they become one region, and each batch's plan is over
+    regions. A 12-layer encoder has 7 regions for 86 buffers, for layers repeat. (The paper plans one layer and reuses
+    that plan.) Two regions conflict if any two of their buffers are alive together, so every plan is sound.
     """
 
     def __init__(self, lifetimes: Sequence[Lifetime], *, cached_plans: int = 1024) -> None:
         if not lifetimes:
             raise ValueError("There is nothing to plan: the tape is empty. This is a bug.")
-        self._problem = _Problem(lifetimes, _shared_slots(lifetimes))
+        self._problem = _Problem(lifetimes, _shared_regions(lifetimes))
         self._cached_solve = lru_cache(maxsize=cached_plans)(self._problem.solve)
 
     def plan(self, tokens: int, sequences: int, chunks: tuple[int, ...] = ()) -> MemoryPlan:
@@ -62,40 +62,40 @@ class MemoryPlanner:
 def plan_each_buffer(
     lifetimes: Sequence[Lifetime], tokens: int, sequences: int, chunks: tuple[int, ...] = ()
 ) -> MemoryPlan:
-    """Algorithm 1 over single buffers, in milliseconds a batch: the origin of slots, and a reference for tests."""
+    """Algorithm 1 over single buffers, in milliseconds a batch: the origin of regions, and a reference for tests."""
     return _Problem(lifetimes, tuple(range(len(lifetimes)))).solve(tokens, sequences, chunks)
 
 
 class _Problem:
-    """The part of planning that does not depend on the batch: slots, their conflicts, and bounds of the peak."""
+    """The part of planning that does not depend on the batch: regions, their conflicts, and bounds of the peak."""
 
-    def __init__(self, lifetimes: Sequence[Lifetime], slot_of: Sequence[int]) -> None:
+    def __init__(self, lifetimes: Sequence[Lifetime], region_of: Sequence[int]) -> None:
         formulas = [_formula(lifetime) for lifetime in lifetimes]
         self._formulas = tuple(dict.fromkeys(formulas))
-        formula_of_slot = dict(zip(slot_of, map(self._formulas.index, formulas), strict=True))
-        self._formula_of_slot = [formula_of_slot[slot] for slot in range(len(formula_of_slot))]
-        self._slot_of = tuple(slot_of)
-        self._conflicts = _slot_conflicts(lifetimes, slot_of)
+        formula_of_region = dict(zip(region_of, map(self._formulas.index, formulas), strict=True))
+        self._formula_of_region = [formula_of_region[region] for region in range(len(formula_of_region))]
+        self._region_of = tuple(region_of)
+        self._conflicts = _region_conflicts(lifetimes, region_of)
         self._peaks = _peaks(lifetimes, self._formulas)
 
     def solve(self, tokens: int, sequences: int, chunks: tuple[int, ...]) -> MemoryPlan:
         if not 1 <= sequences <= tokens:
             raise ValueError(f"A batch of {sequences} sequences with {tokens} tokens. This is a bug.")
         formula_bytes = [aligned(a * tokens + b * sequences + c) for a, b, c in self._formulas]
-        slot_bytes = [formula_bytes[formula] for formula in self._formula_of_slot]
-        placement = place_greedily(slot_bytes, self._conflicts, chunks)
+        region_bytes = [formula_bytes[formula] for formula in self._formula_of_region]
+        placement = place_greedily(region_bytes, self._conflicts, chunks)
         plan = MemoryPlan(
             tokens=tokens,
             sequences=sequences,
-            slot_of=self._slot_of,
-            slot_chunk=placement.chunk,
-            slot_offset=placement.offset,
-            slot_bytes=slot_bytes,
+            region_of=self._region_of,
+            region_chunk=placement.chunk,
+            region_offset=placement.offset,
+            region_bytes=region_bytes,
             chunk_bytes=_grown(chunks, placement.extents[-1]),
             used_bytes=sum(placement.extents),
             lower_bound_bytes=max(sum(map(int.__mul__, counts, formula_bytes)) for counts in self._peaks),
         )
-        check_slots(plan, self._conflicts)
+        check_regions(plan, self._conflicts)
         return plan
 
 
@@ -104,40 +104,40 @@ def _formula(lifetime: Lifetime) -> _Formula:
     return per_token, lifetime.bytes_per_row - per_token, lifetime.fixed_bytes
 
 
-def _shared_slots(lifetimes: Sequence[Lifetime]) -> tuple[int, ...]:
-    """Slot of each buffer: one slot for each formula and place in the plan of the reference batch."""
+def _shared_regions(lifetimes: Sequence[Lifetime]) -> tuple[int, ...]:
+    """Region of each buffer: one region for each formula and place in the plan of the reference batch."""
     plan = plan_each_buffer(lifetimes, _REFERENCE_TOKENS, _REFERENCE_SEQUENCES)
-    slots: dict[tuple[_Formula, int], int] = {}
+    regions: dict[tuple[_Formula, int], int] = {}
     return tuple(
-        slots.setdefault((_formula(lifetime), offset), len(slots))
+        regions.setdefault((_formula(lifetime), offset), len(regions))
         for lifetime, (_, offset) in zip(lifetimes, plan.offsets, strict=True)
     )
 
 
-def _slot_conflicts(lifetimes: Sequence[Lifetime], slot_of: Sequence[int]) -> tuple[Set[int], ...]:
-    """For each slot, the others that hold a buffer alive at the same time as one of its own."""
-    conflicts: list[set[int]] = [set() for _ in range(max(slot_of) + 1)]
+def _region_conflicts(lifetimes: Sequence[Lifetime], region_of: Sequence[int]) -> tuple[Set[int], ...]:
+    """For each region, the others that hold a buffer alive at the same time as one of its own."""
+    conflicts: list[set[int]] = [set() for _ in range(max(region_of) + 1)]
     alive: list[int] = []
     for buffer in sorted(range(len(lifetimes)), key=lambda index: lifetimes[index].first):
         alive = [other for other in alive if lifetimes[other].meets(lifetimes[buffer])]
         for other in alive:
-            if slot_of[other] == slot_of[buffer]:
+            if region_of[other] == region_of[buffer]:
                 names = lifetimes[other].name, lifetimes[buffer].name
-                raise RuntimeError(f"Buffers {names} live at the same time in one slot. This is a bug.")
-            conflicts[slot_of[other]].add(slot_of[buffer])
-            conflicts[slot_of[buffer]].add(slot_of[other])
+                raise RuntimeError(f"Buffers {names} live at the same time in one region. This is a bug.")
+            conflicts[region_of[other]].add(region_of[buffer])
+            conflicts[region_of[buffer]].add(region_of[other])
         alive.append(buffer)
     return tuple(conflicts)
 
 
-def check_slots(plan: MemoryPlan, conflicts: Sequence[Set[int]]) -> None:
-    """RuntimeError if two slots that conflict overlap. Takes some 5 µs; runs on every new plan."""
-    chunk, offset = plan.slot_chunk, plan.slot_offset
-    ends = [start + num_bytes for start, num_bytes in zip(offset, plan.slot_bytes, strict=True)]
-    for slot, others in enumerate(conflicts):
+def check_regions(plan: MemoryPlan, conflicts: Sequence[Set[int]]) -> None:
+    """RuntimeError if two regions that conflict overlap. Takes some 5 µs; runs on every new plan."""
+    chunk, offset = plan.region_chunk, plan.region_offset
+    ends = [start + num_bytes for start, num_bytes in zip(offset, plan.region_bytes, strict=True)]
+    for region, others in enumerate(conflicts):
         for other in others:
-            if offset[slot] < ends[other] and offset[other] < ends[slot] and chunk[other] == chunk[slot]:
-                raise RuntimeError(f"Slots {other} and {slot} overlap in a memory plan. This is a bug.")
+            if offset[region] < ends[other] and offset[other] < ends[region] and chunk[other] == chunk[region]:
+                raise RuntimeError(f"Regions {other} and {region} overlap in a memory plan. This is a bug.")
 
 
 def _peaks(lifetimes: Sequence[Lifetime], formulas: Sequence[_Formula]) -> tuple[tuple[int, ...], ...]:

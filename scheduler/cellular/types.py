@@ -61,7 +61,7 @@ class CellJob(NamedTuple):
     arrival: float  # seconds, on the caller's clock
     deadline: float | None = None
     bulk: bool = False
-    slots: int = 1  # state slots that it holds from the first task until it ends
+    slots: int = 1  # state slots, or pages, that it holds from the first task until it ends
     size: int = 1  # of a row, in tasks of cells with a `max_size`
 
 

@@ -233,11 +233,11 @@ def test_nan_stays_in_its_sequence(head_dim: int, terms: Sequence[str]) -> None:
 
 
 def test_a_graph_serves_every_batch_of_its_bucket() -> None:
-    heads, head_dim, tokens, slots, longest = 4, 64, 1024, 8, 256
+    heads, head_dim, tokens, sequences, longest = 4, 64, 1024, 8, 256
     layer = make_layer(heads, head_dim, torch.float16)
     qkv = torch.zeros(tokens, 3 * heads * head_dim, dtype=torch.float16, device="cuda")
     out = torch.zeros(tokens, heads * head_dim, dtype=torch.float16, device="cuda")
-    cu_seqlens = torch.zeros(slots + 1, dtype=torch.int32, device="cuda")
+    cu_seqlens = torch.zeros(sequences + 1, dtype=torch.int32, device="cuda")
 
     def launch() -> None:
         disentangled_attention(out, qkv, cu_seqlens, longest, heads, layer.kr, layer.qr, layer.table, layer.scale)
@@ -249,8 +249,8 @@ def test_a_graph_serves_every_batch_of_its_bucket() -> None:
         launch()
     for seed in range(5):
         random = np.random.default_rng(seed)
-        lengths = np.zeros(slots, np.int32)
-        used = int(random.integers(1, slots + 1))
+        lengths = np.zeros(sequences, np.int32)
+        used = int(random.integers(1, sequences + 1))
         lengths[:used] = random.integers(1, min(longest, tokens // used) + 1, used)
         fresh, starts = make_batch(lengths, heads * head_dim, torch.float16, seed)
         total = int(starts[-1])

@@ -136,8 +136,8 @@ def test_nan_stays_in_its_sequence(head_dim: int) -> None:
 
 
 def test_a_graph_serves_every_batch_of_its_bucket() -> None:
-    heads, head_dim, tokens, slots = 4, 64, 512, 24
-    capacity = plan_capacity(tokens, slots)
+    heads, head_dim, tokens, sequences = 4, 64, 512, 24
+    capacity = plan_capacity(tokens, sequences)
     qkv = torch.zeros(tokens, 3 * heads * head_dim, dtype=torch.float16, device="cuda")
     out = torch.zeros(tokens, heads * head_dim, dtype=torch.float16, device="cuda")
     plan = torch.zeros(capacity, 2, dtype=torch.int32, device="cuda")
@@ -147,7 +147,7 @@ def test_a_graph_serves_every_batch_of_its_bucket() -> None:
     with torch.cuda.graph(graph):
         short_attention(out, qkv, plan, heads, 0.125)
     for seed in range(5):
-        lengths = np.random.default_rng(seed).integers(0, 22, slots).tolist()
+        lengths = np.random.default_rng(seed).integers(0, 22, sequences).tolist()
         fresh, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed)
         total = int(cu_seqlens[-1])
         qkv[:total] = fresh[:total]

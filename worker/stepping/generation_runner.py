@@ -26,10 +26,10 @@ _PROBE = -2  # an id that no job has
 class GenerationRunner:
     """Implements `StepRunner` with a generator, and the cellular scheduler for deadlines, classes and quanta.
 
-    A sequence holds state slots from its first step to its last: as many as its pages, or as the pages that its share
-    of the rows stands for. So a sequence that joins finds pages and rows free, and the others wait.
+    A sequence holds pages from its first step to its last: those that it needs, or those that its share of the rows
+    stands for. They are the scheduler's slots. So a sequence that joins finds pages and rows free, and the others wait.
 
-    Batches of the encoder and quanta of the decoder take turns while there are both. So a sequence that finds slots
+    Batches of the encoder and quanta of the decoder take turns while there are both. So a sequence that finds pages
     free joins after the task underway and one quantum at most, and those that are decoded wait for one batch of
     `max_encode_tokens` between two quanta.
     """
@@ -85,13 +85,13 @@ class GenerationRunner:
             if not isinstance(work, GenerationWork):
                 raise TypeError(f"Job {job.id} has the work of another runner: {type(work)}. This is a bug.")
             try:
-                num_slots = self._slots(work)
+                num_pages = self._pages(work)
             except InvalidOption as error:
                 self._failed[job.id] = error
                 continue
             graph = CellGraph.of_stages((ENCODE, 1), (DECODE, work.options.max_new_tokens))
             size = len(work.token_ids)
-            cells.append(CellJob(job.id, graph, job.arrival, job.deadline, job.bulk, num_slots, size))
+            cells.append(CellJob(job.id, graph, job.arrival, job.deadline, job.bulk, num_pages, size))
             self._waiting[job.id], self._num_rows[job.id] = work, work.options.num_beams
             if work.stream:
                 self._streaming.add(job.id)
@@ -123,8 +123,8 @@ class GenerationRunner:
         self.predicted_s = 0.0
         return self._events(events)
 
-    def _slots(self, work: GenerationWork) -> int:
-        """State slots of a sequence. Raises InvalidOption where it needs more pages than there are."""
+    def _pages(self, work: GenerationWork) -> int:
+        """Pages that a sequence holds. Raises InvalidOption where it needs more pages than there are."""
         limits = self._limits
         pages_per_row = -(-limits.num_pages // limits.max_rows)
         needed = limits.pages_of(len(work.token_ids), work.options)

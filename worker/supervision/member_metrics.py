@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from penstock.worker.supervision.slot import RESTART_REASONS
+from penstock.worker.supervision.member_slot import RESTART_REASONS
 from penstock.worker.telemetry.metric_definitions import METRICS
 
 _SCRAPE_S = 1.0  # a member that does not answer is missing from a scrape, and does not delay it

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from penstock.worker.supervision.member_process import MemberProcess
+from penstock.worker.supervision.member_slot import MemberSlot, exit_text
 from penstock.worker.supervision.member_starter import MemberStarter
-from penstock.worker.supervision.slot import Slot, exit_text
 
 log = structlog.get_logger("penstock.supervisor")
 
@@ -15,7 +15,7 @@ log = structlog.get_logger("penstock.supervisor")
 class Roll:
     """A new member loads before the old one leaves, so the group is never short of it. Called on the event loop."""
 
-    def __init__(self, starter: MemberStarter, slots: Callable[[], Sequence[Slot]], *, join_s: float) -> None:
+    def __init__(self, starter: MemberStarter, slots: Callable[[], Sequence[MemberSlot]], *, join_s: float) -> None:
         """`join_s`: the longest that a new member may take to join, with the time in which the old one drains."""
         self._starter = starter
         self._slots = slots
@@ -47,7 +47,7 @@ class Roll:
             else:
                 log.info("roll_finished")
 
-    async def _replace(self, slot: Slot) -> bool:
+    async def _replace(self, slot: MemberSlot) -> bool:
         """Replace a slot's member, unless it is being started anyway. Returns whether the roll may go on."""
         old = slot.member
         if slot.state != "serving" or old is None:

@@ -19,15 +19,15 @@ from penstock.worker.process import EXIT_S
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.supervision.member_process import MemberProcess
+from penstock.worker.supervision.member_slot import MemberSlot, MemberSlotEnd
 from penstock.worker.supervision.member_starter import MemberStarter, free_bytes, member_settings
+from penstock.worker.supervision.member_states import not_serving, ports, states
 from penstock.worker.supervision.member_status import members_status
 from penstock.worker.supervision.member_timeouts import MemberTimeouts
 from penstock.worker.supervision.mps import MpsClients
 from penstock.worker.supervision.ping_watch import kill_silent
 from penstock.worker.supervision.placement import Machine, Placement, most_on_a_gpu, num_fitting, one_more, place
 from penstock.worker.supervision.roll import Roll
-from penstock.worker.supervision.slot import Slot, SlotEnd
-from penstock.worker.supervision.slot_states import not_serving, ports, states
 from penstock.worker.telemetry.logs import configure_logs
 from penstock.worker.telemetry.status_server import serve_status
 
@@ -63,8 +63,8 @@ class Supervisor:
         self._metrics = MemberMetrics(
             lambda: ports(self._all_slots()), lambda: states(self._all_slots(), self._given_up)
         )
-        self._slots: dict[asyncio.Task[SlotEnd], Slot] = {}
-        self._ended: asyncio.Queue[asyncio.Task[SlotEnd]] = asyncio.Queue()  # of slots that stay empty
+        self._slots: dict[asyncio.Task[MemberSlotEnd], MemberSlot] = {}
+        self._ended: asyncio.Queue[asyncio.Task[MemberSlotEnd]] = asyncio.Queue()  # of slots that stay empty
         self._roll = Roll(self._starter, self._all_slots, join_s=_JOIN_S + settings.drain_s)
         self._adding = asyncio.Lock()
         self._given_up: Counter[str] = Counter()  # device -> members that were given up
@@ -113,7 +113,7 @@ class Supervisor:
 
     def _fill(self, placement: Placement) -> None:
         self._metrics.add_worker(placement.worker)
-        slot = Slot(placement, self._starter, once=self._settings.once, ended=self._on_restart)
+        slot = MemberSlot(placement, self._starter, once=self._settings.once, ended=self._on_restart)
         keeping = asyncio.create_task(slot.keep())
         keeping.add_done_callback(self._ended.put_nowait)
         self._slots[keeping] = slot
@@ -126,7 +126,7 @@ class Supervisor:
         if reason != "rolled" and member.report.member_id:
             self._run(evict(self._cluster, member.report.group_id, member.report.member_id))
 
-    def _on_end(self, slot: Slot, end: SlotEnd) -> None:
+    def _on_end(self, slot: MemberSlot, end: MemberSlotEnd) -> None:
         """Account for a slot that stays empty. A failure ends the members that would share it."""
         device = slot.placement.device
         if not end.failure:
@@ -169,7 +169,7 @@ class Supervisor:
             for placement in placements:
                 self._fill(placement)
             return
-        by_device: dict[str, list[Slot]] = {}
+        by_device: dict[str, list[MemberSlot]] = {}
         for slot in self._slots.values():
             by_device.setdefault(slot.placement.device, []).append(slot)
         for device, slots in by_device.items():
@@ -234,7 +234,7 @@ class Supervisor:
         counts = Counter(slot.placement.device for slot in slots)
         max(slots, key=lambda slot: (counts[slot.placement.device], slot.placement.worker)).drop()
 
-    def _all_slots(self) -> list[Slot]:
+    def _all_slots(self) -> list[MemberSlot]:
         """The slots now. Called from other threads."""
         return list(self._slots.values())
 

@@ -106,7 +106,7 @@ def graphs(cuda: Cuda) -> Graphs[Shape]:
 
 
 def shape(rows: int) -> Shape:
-    return Shape(rows=rows, slots=8, max_seqlen=32, has_types=True, kernel=AttentionKernel.SHORT)
+    return Shape(rows=rows, sequences=8, max_seqlen=32, has_types=True, kernel=AttentionKernel.SHORT)
 
 
 def run(graphs: Graphs[Shape], rows: int, times: int, work: Callable[[], Tensor]) -> None:

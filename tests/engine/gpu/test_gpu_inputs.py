@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape, likely_batches
+from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SEQUENCES, graph_shape, likely_batches
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.inputs import Inputs, Shape, describe, exact_shape, views
 from penstock.engine.model.weights import PlainAttention
@@ -43,7 +43,7 @@ def test_an_exact_description_is_the_batch(lengths: list[int]) -> None:
 
 
 @given(lengths=lengths_of_batches)
-def test_spare_rows_are_sequences_of_token_0_and_spare_slots_are_empty(lengths: list[int]) -> None:
+def test_spare_rows_are_sequences_of_token_0_and_the_other_spare_sequences_are_empty(lengths: list[int]) -> None:
     sequences = random_sequences(lengths)
     batch = pack(sequences, types=[np.ones(len(s), np.int32) for s in sequences])
     shape = shape_of(batch, 130)
@@ -51,16 +51,16 @@ def test_spare_rows_are_sequences_of_token_0_and_spare_slots_are_empty(lengths: 
     inputs = described(batch, shape)
     cu_seqlens, num_tokens = inputs.cu_seqlens.numpy(), len(batch.token_ids)
     assert cu_seqlens[: len(lengths) + 1].tolist() == batch.cu_seqlens.tolist()
-    assert len(cu_seqlens) == shape.slots + 1
+    assert len(cu_seqlens) == shape.sequences + 1
     assert cu_seqlens[-1] == shape.rows == len(inputs.token_ids)
-    of_slots = np.diff(cu_seqlens)
-    assert of_slots.min() >= 0
-    assert of_slots.max() <= shape.max_seqlen
+    of_sequences = np.diff(cu_seqlens)
+    assert of_sequences.min() >= 0
+    assert of_sequences.max() <= shape.max_seqlen
     assert not inputs.token_ids[num_tokens:].any()
     assert inputs.token_types is not None
     assert inputs.token_types.tolist() == [1] * num_tokens + [0] * (shape.rows - num_tokens)
     assert inputs.positions.numpy().max() < max(130, shape.max_seqlen)
-    assert (inputs.positions.numpy() == np.concatenate([np.arange(n) for n in of_slots])).all()
+    assert (inputs.positions.numpy() == np.concatenate([np.arange(n) for n in of_sequences])).all()
 
 
 @given(lengths=lengths_of_batches)
@@ -119,10 +119,10 @@ def test_a_model_without_token_types_is_told_none() -> None:
 
 def test_large_batches_have_no_graph() -> None:
     assert shape_of(pack(random_sequences([130] * (GRAPH_ROWS // 130 + 1))), 130) is None
-    assert shape_of(pack(random_sequences([1] * (GRAPH_SLOTS + 1))), 130) is None
+    assert shape_of(pack(random_sequences([1] * (GRAPH_SEQUENCES + 1))), 130) is None
 
 
 def test_a_batch_that_does_not_fit_its_shape_is_a_bug() -> None:
     batch = pack(random_sequences([5, 6]))
     with pytest.raises(ValueError, match="This is a bug"):
-        described(batch, Shape(rows=64, slots=2, max_seqlen=32, has_types=False, kernel=AttentionKernel.SHORT))
+        described(batch, Shape(rows=64, sequences=2, max_seqlen=32, has_types=False, kernel=AttentionKernel.SHORT))

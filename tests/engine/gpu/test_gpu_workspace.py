@@ -138,7 +138,7 @@ def test_preparing_launches_each_number_of_rows_once_and_captures_each_shape(
     for lengths in ((3, 5), (30,), (40,), (1,) * 30):
         assert encoder.prepare(pack(random_sequences(lengths)))
     assert launched == [32, 64]
-    assert [(shape.rows, shape.slots) for shape in captured] == [(32, 8), (32, 8), (64, 8), (32, 32)]
+    assert [(shape.rows, shape.sequences) for shape in captured] == [(32, 8), (32, 8), (64, 8), (32, 32)]
 
 
 def test_without_graphs_there_is_nothing_to_prepare(cuda: FakeCuda, weights: EncoderWeights) -> None:

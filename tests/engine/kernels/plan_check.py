@@ -12,10 +12,10 @@ def check_no_overlap(lifetimes: Sequence[Lifetime], plan: MemoryPlan) -> None:
 
     Looks at every step on its own.
     """
-    for lifetime, slot, (chunk, offset) in zip(lifetimes, plan.slot_of, plan.offsets, strict=True):
-        if plan.slot_bytes[slot] < lifetime.num_bytes(plan.tokens, plan.sequences):
+    for lifetime, region, (chunk, offset) in zip(lifetimes, plan.region_of, plan.offsets, strict=True):
+        if plan.region_bytes[region] < lifetime.num_bytes(plan.tokens, plan.sequences):
             raise RuntimeError(f"Buffer {lifetime.name!r} has too few bytes. This is a bug.")
-        if offset % ALIGNMENT or offset < 0 or offset + plan.slot_bytes[slot] > plan.chunk_bytes[chunk]:
+        if offset % ALIGNMENT or offset < 0 or offset + plan.region_bytes[region] > plan.chunk_bytes[chunk]:
             raise RuntimeError(f"Buffer {lifetime.name!r} lies unaligned or outside its chunk. This is a bug.")
     for step in range(1 + max(lifetime.last for lifetime in lifetimes)):
         _check_step(step, lifetimes, plan)
@@ -27,6 +27,6 @@ def _check_step(step: int, lifetimes: Sequence[Lifetime], plan: MemoryPlan) -> N
     alive.sort(key=places.__getitem__)
     for below, above in pairwise(alive):
         (chunk, offset), (next_chunk, next_offset) = places[below], places[above]
-        if chunk == next_chunk and offset + plan.slot_bytes[plan.slot_of[below]] > next_offset:
+        if chunk == next_chunk and offset + plan.region_bytes[plan.region_of[below]] > next_offset:
             names = f"{lifetimes[below].name!r} and {lifetimes[above].name!r}"
             raise RuntimeError(f"Buffers {names} overlap at step {step}. This is a bug.")

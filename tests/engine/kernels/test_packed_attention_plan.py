@@ -21,10 +21,10 @@ def cumulate(lengths: list[int]) -> np.ndarray:
 
 @given(LENGTHS, st.sampled_from(QUERIES), st.integers(0, 300), st.integers(0, 5))
 def test_each_tile_of_queries_is_planned_once_within_its_buckets_capacity(
-    lengths: list[int], queries: int, spare_tokens: int, spare_slots: int
+    lengths: list[int], queries: int, spare_tokens: int, spare_sequences: int
 ) -> None:
     cu_seqlens = cumulate(lengths)
-    capacity = plan_capacity(sum(lengths) + spare_tokens, len(lengths) + spare_slots, queries)
+    capacity = plan_capacity(sum(lengths) + spare_tokens, len(lengths) + spare_sequences, queries)
     items = plan_items(cu_seqlens, capacity, queries)
     assert items.shape == (capacity, 2)
     assert items.dtype == np.int32

@@ -19,10 +19,10 @@ def cumulate(lengths: list[int]) -> np.ndarray:
 
 @given(LENGTHS, st.integers(0, 300), st.integers(0, 5))
 def test_each_tile_of_queries_is_planned_once_within_its_buckets_capacity(
-    lengths: list[int], spare_tokens: int, spare_slots: int
+    lengths: list[int], spare_tokens: int, spare_sequences: int
 ) -> None:
     cu_seqlens = cumulate(lengths)
-    capacity = plan_capacity(sum(lengths) + spare_tokens, len(lengths) + spare_slots)
+    capacity = plan_capacity(sum(lengths) + spare_tokens, len(lengths) + spare_sequences)
     items = plan_items(cu_seqlens, capacity)
     assert items.shape == (capacity, 2)
     assert items.dtype == np.int32

@@ -61,16 +61,16 @@ def test_nothing_is_allocated_or_freed_after_warm_up_in_1000_random_batches() ->
     assert (arena.num_allocations, arena.num_frees, arena.held_bytes) == (1, 0, held)
 
 
-def test_addresses_lie_in_the_chunks_and_every_slot_fits() -> None:
+def test_addresses_lie_in_the_chunks_and_every_region_fits() -> None:
     device, planner = Device(), MemoryPlanner(BERT)
     arena = make_arena(device)
     for tokens in (10, 3000, 200, 9000):
         plan = planner.plan(tokens, 1, arena.chunk_bytes)
         addresses = arena.place(plan)
-        for slot, address in enumerate(addresses):
-            block = device.held[plan.slot_chunk[slot]]
-            assert address == block.address + plan.slot_offset[slot]
-            assert address + plan.slot_bytes[slot] <= block.address + block.num_bytes
+        for region, address in enumerate(addresses):
+            block = device.held[plan.region_chunk[region]]
+            assert address == block.address + plan.region_offset[region]
+            assert address + plan.region_bytes[region] <= block.address + block.num_bytes
     assert arena.num_allocations == len(device.held) == len(arena.buffers)
     assert arena.num_frees == 0
 

@@ -106,11 +106,11 @@ def test_models_reach_the_lower_bound_at_every_length(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("batch", [(1, 1), (129, 7), (4096, 64), (16384, 16384)])
-def test_slots_cost_no_byte_over_planning_each_buffer(model: str, batch: tuple[int, int]) -> None:
+def test_regions_cost_no_byte_over_planning_each_buffer(model: str, batch: tuple[int, int]) -> None:
     one = MODELS[model]
     plan = MemoryPlanner(one).plan(*batch)
     check_no_overlap(one, plan)
-    assert len(plan.slot_bytes) <= 10
+    assert len(plan.region_bytes) <= 10
     assert plan.used_bytes <= plan_each_buffer(one, *batch).used_bytes
 
 
@@ -156,10 +156,10 @@ def test_an_empty_tape_is_a_bug() -> None:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("overlap", {"slot_offset": [0, 0]}),
-        ("outside", {"slot_offset": [0, CHUNK_BYTES]}),
-        ("unaligned", {"slot_offset": [0, 257]}),
-        ("too few bytes", {"slot_bytes": [0, 256]}),
+        ("overlap", {"region_offset": [0, 0]}),
+        ("outside", {"region_offset": [0, CHUNK_BYTES]}),
+        ("unaligned", {"region_offset": [0, 257]}),
+        ("too few bytes", {"region_bytes": [0, 256]}),
     ],
 )
 def test_the_checker_names_what_is_wrong(name: str, change: dict[str, list[int]]) -> None:

@@ -23,7 +23,7 @@ Ended = Callable[[MemberProcess, str], None]  # the member, and why another take
 
 
 @dataclass(frozen=True, slots=True)
-class SlotEnd:
+class MemberSlotEnd:
     """Why no member runs in a slot any more."""
 
     exit_code: int = 0  # of its last member
@@ -31,7 +31,7 @@ class SlotEnd:
     is_of_device: bool = False  # members on other devices may start
 
 
-class Slot:
+class MemberSlot:
     """Called on the supervisor's event loop."""
 
     def __init__(self, placement: Placement, starter: MemberStarter, *, once: bool, ended: Ended) -> None:
@@ -75,7 +75,7 @@ class Slot:
         if self.member is not None:
             self.member.terminate()
 
-    async def keep(self) -> SlotEnd:
+    async def keep(self) -> MemberSlotEnd:
         """Keep a member running until the slot is dropped, its work is done, or it cannot start. Called once."""
         while True:
             try:
@@ -87,7 +87,7 @@ class Slot:
                 continue
             self._successor = None
             if member is None:
-                return SlotEnd()
+                return MemberSlotEnd()
             self.member = member
             if self.is_dropped:
                 member.terminate()
@@ -112,18 +112,18 @@ class Slot:
         if self.is_dropped:  # while its process was being started
             member.terminate()
 
-    def _on_start_error(self, error: OSError) -> SlotEnd | None:
+    def _on_start_error(self, error: OSError) -> MemberSlotEnd | None:
         """Log a process that could not be started. None if another start follows."""
         pause_s = None if self.is_dropped else self._policy.pause_s(None)
         event = {"worker": self.placement.worker, "device": self.placement.device, "error": repr(error)}
         if pause_s is None:
             log.error("member_not_started", **event)
-            return SlotEnd() if self.is_dropped else SlotEnd(1, _given_up(repr(error)), is_of_device=True)
+            return MemberSlotEnd() if self.is_dropped else MemberSlotEnd(1, _given_up(repr(error)), is_of_device=True)
         log.warning("member_not_started", **event, restart_in_s=pause_s)
         self._pause_s = pause_s
         return None
 
-    def _end(self, member: MemberProcess, code: int) -> SlotEnd | None:
+    def _end(self, member: MemberProcess, code: int) -> MemberSlotEnd | None:
         """Log how a member ended. None if another follows it."""
         event: dict[str, Any] = {**member.names, **exit_fields(code), "uptime_s": member.uptime_s}
         served_s, failure = member.served_s, member.report.failure
@@ -131,18 +131,18 @@ class Slot:
         if self.is_dropped or is_done:
             log.info("member_exited", **event)
             was_loading = code == -signal.SIGTERM and served_s is None
-            return SlotEnd(0 if was_loading else code)
+            return MemberSlotEnd(0 if was_loading else code)
         if self._successor is not None:
             log.info("member_exited", **event, replaced_by=self._successor.pid)
             self._ended(member, "rolled")
             return None
         if failure:
             log.error("member_exited", **event, reason=failure)
-            return SlotEnd(code, failure, is_of_device=member.report.failure_is_of_device)
+            return MemberSlotEnd(code, failure, is_of_device=member.report.failure_is_of_device)
         pause_s = self._policy.pause_s(served_s)
         if pause_s is None:
             log.error("member_exited", **event)
-            return SlotEnd(code, _given_up(exit_text(code)), is_of_device=True)
+            return MemberSlotEnd(code, _given_up(exit_text(code)), is_of_device=True)
         log.warning("member_exited", **event, restart_in_s=pause_s)
         self._ended(member, _reason(member, code))
         self._pause_s = pause_s
