@@ -1,10 +1,11 @@
 """Tables of the kept runs of the ablation, for scheduler/ABLATION.md."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock.ops.bench.common.markdown import table
-from penstock.ops.bench.common.runs import Run, kept_runs, machines
+from penstock.ops.bench.common.runs import RESULTS, Run, kept_runs, machines
 
 AS_IS = "as is"
 
@@ -14,9 +15,9 @@ _GOODPUTS = ("0.9", "2.0", "bursts", "mixed", "drift", "padded")
 _COLUMNS = (*_GOODPUTS, "broken", "rejected at 0.9", "p95 error", "p99 beside bulk", "bulk")
 
 
-def ablations() -> str:
+def ablations(root: Path = RESULTS) -> str:
     """Table `ablation` of scheduler/ABLATION.md: every kept run of every machine, the latest first."""
-    runs = [run for machine in machines("ablation") for run in kept_runs("ablation", machine)]
+    runs = [run for machine in machines("ablation", root) for run in kept_runs("ablation", machine, root)]
     return "\n\n".join(_section(run) for run in sorted(runs, key=lambda run: str(run.record["started"]), reverse=True))
 
 
@@ -54,12 +55,14 @@ def _shares(figures: Figures) -> Sequence[str]:
         f"{broken:.2%}",
         _known(figures, "rejected 0.9", "{:.2%}"),
         "" if error is None or error != error else f"{error:.1%}",
-        f"{figures['p99 ms more']:+.2f}",
+        _known(figures, "p99 ms more", "{:+.2f}"),
     ]
 
 
 def _known(figures: Figures, key: str, shape: str) -> str:
-    return shape.format(figures[key]) if key in figures else ""
+    """The figure; empty where the run did not measure it, or too few answers came for it."""
+    value: float | None = figures.get(key)
+    return "" if value is None else shape.format(value)
 
 
 def _relative(figures: Figures, base: Figures, key: str) -> str:

@@ -18,7 +18,7 @@ from penstock.ops.bench.serving.parts.rate_search import confirm, highest
 _OVERLOAD = 1.4  # times the throughput that is expected
 _SATURATED = 0.9  # answered / offered: above it there was no overload
 _CURVE = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2)  # of the best system's saturation
-_SINCE = 0.3
+SINCE = 0.3
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
@@ -39,9 +39,9 @@ def run(bench: BenchHarness, plan: RunPlan, lengths: str, say: Say, *, only_defa
 
 
 def _system(bench: BenchHarness, plan: RunPlan, system: System, lengths: str, slo_s: float, say: Say) -> Row:
-    overload = _overload(bench, plan, system, lengths, slo_s)
+    overload = overloaded(bench, plan, system, lengths, slo_s)
     bench.learn(system.engine, [overload])
-    saturation = overload.answered_per_s(_SINCE)
+    saturation = overload.answered_per_s(SINCE)
 
     def keeps_up(rate: float) -> bool:
         return bench.simulated(system, plan.simulated_load(lengths, rate, slo_s)).keeps_up(slo_s)
@@ -67,14 +67,14 @@ def _system(bench: BenchHarness, plan: RunPlan, system: System, lengths: str, sl
     return row
 
 
-def _overload(bench: BenchHarness, plan: RunPlan, system: System, lengths: str, slo_s: float) -> Outcome:
+def overloaded(bench: BenchHarness, plan: RunPlan, system: System, lengths: str, slo_s: float) -> Outcome:
     """One run in which more requests arrive than can be answered."""
     bound = bench.capacity_per_s(system.engine, lengths, system.settings.max_batch_sequences)
-    simulated = bench.simulated(system, plan.simulated_load(lengths, 2 * bound, slo_s)).answered_per_s(_SINCE)
+    simulated = bench.simulated(system, plan.simulated_load(lengths, 2 * bound, slo_s)).answered_per_s(SINCE)
     expected = max(simulated, 0.05 * bound)
     rate = _OVERLOAD * expected
     outcome = bench.real(system, plan.overload(lengths, rate, slo_s, expected), grace_s=0.0)
-    while outcome.answered_per_s(_SINCE) > _SATURATED * outcome.offered_per_s(_SINCE):
+    while outcome.answered_per_s(SINCE) > _SATURATED * outcome.offered_per_s(SINCE):
         rate, expected = 2 * rate, 2 * expected
         outcome = bench.real(system, plan.overload(lengths, rate, slo_s, expected), grace_s=0.0)
     return outcome
@@ -87,11 +87,11 @@ def _curve(
     points = []
     for share in _CURVE:
         outcome = bench.simulated(system, plan.simulated_load(lengths, share * best, slo_s))
-        points.append((outcome.offered_per_s(_SINCE), outcome.answered_per_s(_SINCE)))
+        points.append((outcome.offered_per_s(SINCE), outcome.answered_per_s(SINCE)))
     return points
 
 
-def described(outcome: Outcome, slo_s: float, since: float = _SINCE) -> Row:
+def described(outcome: Outcome, slo_s: float, since: float = SINCE) -> Row:
     """A run's figures, as JSON carries them. Rates are those after the share `since` of the time."""
     latency = outcome.latency_s
     return {
