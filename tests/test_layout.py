@@ -198,9 +198,15 @@ def test_the_modules_of_a_room_import_each_other_in_one_direction(room: str) -> 
     assert set(TopologicalSorter(graph).static_order()) == graph.keys()
 
 
-@pytest.mark.parametrize("base", [*ROOMS, "ops/bench"])
-def test_the_folders_of_a_room_import_each_other_in_one_direction(base: str) -> None:
-    """Each folder, and each module beside them, is one node. Raises CycleError with the circle."""
+def folders_of_packages() -> list[str]:
+    """Every folder that holds packages: the rooms, ops/bench, ops/bench/serving, and so on."""
+    packages = {path.parent for room in ROOMS for path in room_files(room) if path.name == "__init__.py"}
+    return sorted({package.parent.relative_to(ROOT).as_posix() for package in packages} - {"."})
+
+
+@pytest.mark.parametrize("base", folders_of_packages())
+def test_the_packages_in_a_folder_import_each_other_in_one_direction(base: str) -> None:
+    """Each package, and each module beside them, is one node. Raises CycleError with the circle."""
     depth = len(Path(base).parts)
     modules = [path for path in room_files(base) if path.suffix == ".py"]
     parts = {module_name(path): path.relative_to(ROOT).parts[depth] for path in modules}

@@ -54,8 +54,8 @@ class ServedCells:
         num_slots = self.num_slots + 1
         if self.info.device == "cpu":
             return CpuStepEngine(self.model.cells, num_slots, threads=len(os.sched_getaffinity(0)))
-        from penstock.engine.gpu.lstm import fused
-        from penstock.engine.gpu.step_engine import GpuStepEngine
+        from penstock.engine.gpu.cells.lstm import fused
+        from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 
         for cell in self.model.cells:
             if isinstance(cell.step, nn.Module):

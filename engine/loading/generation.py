@@ -70,7 +70,7 @@ class GenerationModel:
         weights, limits = self._checkpoint.weights, self.limits
         if self.info.device == "cpu":
             return Generator(weights, limits, threads)
-        from penstock.engine.gpu.seq2seq import GpuSeq2Seq
+        from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
 
         device, own = GpuSeq2Seq(weights, limits, dtype=_DTYPES[self.info.dtype]), self.options({"max_new_tokens": 1})
         if self.info.dtype != "float32" and device.search.supports(own):  # float32 is for comparisons

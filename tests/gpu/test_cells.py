@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from penstock.engine.cells.contract import Cell
-from penstock.engine.gpu.lstm import LstmCell
-from penstock.engine.gpu.step_engine import GpuStepEngine
+from penstock.engine.gpu.cells.lstm import LstmCell
+from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.engine.kernels import lstm
 from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
 from penstock.ops.bench.cellular.steps.closed_loop import Sentences

@@ -13,9 +13,9 @@ from torch import Tensor
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
-from penstock.engine.gpu.cached_attention import CacheLines, attend_lines, attend_lines_by_torch
-from penstock.engine.gpu.likely_tokens import likely_tokens, likely_tokens_by_torch
-from penstock.engine.gpu.seq2seq import GpuSeq2Seq
+from penstock.engine.gpu.generation.cached_attention import CacheLines, attend_lines, attend_lines_by_torch
+from penstock.engine.gpu.generation.likely_tokens import likely_tokens, likely_tokens_by_torch
+from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
 from tests.engine.generation.helpers import SMALL, drain, expected, model_of, save_seq2seq, sources
 from tests.gpu.references import HALVES, randn
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
-from penstock.engine.gpu.greedy_steps import GreedySteps
-from penstock.engine.gpu.likely_tokens import likely_tokens
-from penstock.engine.gpu.search_state import MAX_EOS, SearchState, SearchTerms
-from penstock.engine.gpu.seq2seq import GpuSeq2Seq
+from penstock.engine.gpu.generation.greedy_steps import GreedySteps
+from penstock.engine.gpu.generation.likely_tokens import likely_tokens
+from penstock.engine.gpu.generation.search_state import MAX_EOS, SearchState, SearchTerms
+from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
 from tests.engine.generation.helpers import SMALL, drain, expected, model_of, save_seq2seq, sources
 from tests.gpu.references import HALVES
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock.engine.cells.contract import CellBatch
-from penstock.engine.gpu import lstm as fused
+from penstock.engine.gpu.cells import lstm as fused
 from penstock.ops.bench.cellular.contestants.contestants import Contestant, Tried, contestants
 from penstock.ops.bench.cellular.evaluation import SHARES, Effort, Evaluation
 from penstock.ops.bench.cellular.loads.load import Driver, MonotonicClock, Offered

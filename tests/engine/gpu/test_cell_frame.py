@@ -8,10 +8,11 @@ import torch
 
 from penstock.engine.cells.contract import Cell, CellBatch, CellSpec, StateSpec
 from penstock.engine.errors import InvalidBatch
-from penstock.engine.gpu import lstm as fused
-from penstock.engine.gpu.cell_batches import CellLayout, row_bucket, row_buckets
-from penstock.engine.gpu.device_states import DeviceStates
-from penstock.engine.gpu.torch_quantum import TorchQuantum
+from penstock.engine.gpu.cells import lstm as fused
+from penstock.engine.gpu.cells.cell_batches import CellLayout
+from penstock.engine.gpu.cells.device_states import DeviceStates
+from penstock.engine.gpu.cells.torch_quantum import TorchQuantum
+from penstock.engine.gpu.row_buckets import row_bucket, row_buckets
 from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
 from penstock.ops.bench.cellular.steps.closed_loop import ClosedLoop, Sentences
 from penstock.ops.bench.cellular.steps.host_engine import HostEngine

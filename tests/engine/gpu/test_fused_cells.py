@@ -16,10 +16,10 @@ from penstock.engine.cells.loading import load_cells, save_cells
 from penstock.engine.cells.lstm import lstm_classifier, lstm_language_model
 from penstock.engine.cells.model import CellModel
 from penstock.engine.cells.seq2seq import lstm_seq2seq
-from penstock.engine.gpu import lstm, step_engine
+from penstock.engine.gpu.cells import lstm, step_engine
+from penstock.engine.gpu.cells.lstm import LstmCell, fused
+from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.engine.gpu.graphs import Graphs
-from penstock.engine.gpu.lstm import LstmCell, fused
-from penstock.engine.gpu.step_engine import GpuStepEngine
 from penstock.engine.loading import cells as loading_module
 from penstock.engine.loading.cells import load_served_cells
 from penstock.worker.stepping.cell_runner import CellRunner

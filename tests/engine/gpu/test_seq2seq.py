@@ -15,8 +15,8 @@ from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.device import DecoderRows, Seq2SeqDevice
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
-from penstock.engine.gpu import seq2seq as seq2seq_module
-from penstock.engine.gpu.seq2seq import GpuSeq2Seq
+from penstock.engine.gpu.generation import seq2seq as seq2seq_module
+from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
 from penstock.engine.model.seq2seq import Seq2SeqWeights
 from penstock.engine.types import Int32Array
 from tests.engine.generation.helpers import (

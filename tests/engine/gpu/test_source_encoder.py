@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.gpu.source_encoder import source_shape
+from penstock.engine.gpu.generation.source_encoder import source_shape
 
 
 @pytest.mark.parametrize("is_padded", [False, True])

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from penstock.engine.cells.contract import CellBatch
 from penstock.engine.errors import DeviceFailed, InvalidBatch
-from penstock.engine.gpu import lstm as fused
+from penstock.engine.gpu.cells import lstm as fused
+from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.engine.gpu.graphs import Graphs
-from penstock.engine.gpu.step_engine import GpuStepEngine
 from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
 from penstock.ops.bench.cellular.steps.closed_loop import Sentences
 from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel

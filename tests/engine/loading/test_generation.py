@@ -12,7 +12,7 @@ from penstock.engine import host_memory
 from penstock.engine.errors import CheckpointError, InvalidOption, UnsupportedDevice
 from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.loading import generates
-from penstock.engine.gpu import seq2seq
+from penstock.engine.gpu.generation import seq2seq
 from penstock.engine.loading import generation as loading_module
 from penstock.engine.loading.generation import load_generation_model
 from tests.engine.generation.helpers import VOCAB, drain, model_of, save_seq2seq, sources

@@ -13,8 +13,8 @@ import torch
 
 import penstock.engine
 from penstock.engine import GenerationModel
-from penstock.engine.gpu import seq2seq
-from penstock.engine.gpu.device_search import GpuSearch
+from penstock.engine.gpu.generation import seq2seq
+from penstock.engine.gpu.generation.device_search import GpuSearch
 from penstock.engine.loading import generation as loading_module
 from penstock.worker.model_loading import load_model
 from penstock.worker.resolved_settings import resolve

@@ -13,7 +13,7 @@ from penstock.engine.errors import DeviceFailed, InvalidOption
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation_options import GenerationOptions
-from penstock.engine.gpu.seq2seq import GpuSeq2Seq
+from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
 from penstock.engine.types import Int32Array
 from penstock.producer.wire.messages import Generation
 from penstock.scheduler.types import Cause

@@ -9,7 +9,7 @@ import torch
 
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.limits import GeneratorLimits
-from penstock.engine.gpu.seq2seq import GpuSeq2Seq
+from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
 from penstock.ops.bench.cellular.generation.generation_load import Load, uniform_work
 from penstock.ops.bench.cellular.generation.generation_models import MARIAN, TINY, Shape, options_of, random_model
 from penstock.ops.bench.cellular.generation.generation_phases import Phases

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.engine.gpu.seq2seq import GpuSeq2Seq
+from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
 
 
 class Phases:

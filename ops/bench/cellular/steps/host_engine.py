@@ -9,10 +9,11 @@ import torch
 
 from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec
-from penstock.engine.gpu.cell_batches import CellLayout, row_bucket
-from penstock.engine.gpu.device_states import DeviceStates
-from penstock.engine.gpu.lstm import LstmCell
-from penstock.engine.gpu.step_engine import quantum_of
+from penstock.engine.gpu.cells.cell_batches import CellLayout
+from penstock.engine.gpu.cells.device_states import DeviceStates
+from penstock.engine.gpu.cells.lstm import LstmCell
+from penstock.engine.gpu.cells.step_engine import quantum_of
+from penstock.engine.gpu.row_buckets import row_bucket
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from penstock.engine.cells.contract import Cell, StepEngine
-from penstock.engine.gpu.lstm import LstmCell
-from penstock.engine.gpu.step_engine import GpuStepEngine
+from penstock.engine.gpu.cells.lstm import LstmCell
+from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.ops.bench.cellular.steps.host_engine import HostEngine
 from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
 from penstock.ops.bench.gpu.timing import Recorder, deadline, once_ms

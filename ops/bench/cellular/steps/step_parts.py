@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from penstock.engine.cells.contract import NO_SLOT, Cell, CellBatch, StepEngine
-from penstock.engine.gpu.cell_batches import CellLayout, row_bucket
-from penstock.engine.gpu.device_states import DeviceStates
-from penstock.engine.gpu.lstm import LstmCell
+from penstock.engine.gpu.cells.cell_batches import CellLayout
+from penstock.engine.gpu.cells.device_states import DeviceStates
+from penstock.engine.gpu.cells.lstm import LstmCell
+from penstock.engine.gpu.cells.step_engine import GpuStepEngine, quantum_of
 from penstock.engine.gpu.products import MAX_ROWS
-from penstock.engine.gpu.step_engine import GpuStepEngine, quantum_of
+from penstock.engine.gpu.row_buckets import row_bucket
 from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
 from penstock.ops.bench.cellular.steps.closed_loop import ClosedLoop, Sentences
 from penstock.ops.bench.cellular.steps.cudnn_baseline import padded_requests_per_s, sorted_requests_per_s

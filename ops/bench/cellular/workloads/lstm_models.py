@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec, Tensors
-from penstock.engine.gpu.lstm import LstmCell, lstm_cell
+from penstock.engine.gpu.cells.lstm import LstmCell, lstm_cell
 
 
 @dataclass(frozen=True, slots=True)

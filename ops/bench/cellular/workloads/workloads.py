@@ -20,8 +20,8 @@ from penstock.engine.cells.lstm import GenerateStep, generate_cell, read_cell
 from penstock.engine.cells.model import CellModel, RequestFields
 from penstock.engine.cells.requests import take_tokens
 from penstock.engine.cells.tree import binary_tree_classifier
-from penstock.engine.gpu.lstm import LstmCell, lstm_cell
-from penstock.engine.gpu.step_engine import GpuStepEngine
+from penstock.engine.gpu.cells.lstm import LstmCell, lstm_cell
+from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.ops.bench.cellular.workloads.cell_work import CellWork
 from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
 from penstock.ops.bench.cellular.workloads.request_shapes import (

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from penstock.engine.gpu.bans import BanTable
-from penstock.engine.gpu.cached_attention import CacheLines
-from penstock.engine.gpu.greedy_steps import GreedySteps
-from penstock.engine.gpu.likely_tokens import likely_tokens
-from penstock.engine.gpu.search_state import RUNNING, SearchShape, SearchState, SearchTerms, Seats
-from penstock.engine.gpu.search_steps import Candidates, banned_rows, take_beams
-from penstock.engine.gpu.seq2seq_ops import TargetRows
+from penstock.engine.gpu.generation.bans import BanTable
+from penstock.engine.gpu.generation.cached_attention import CacheLines
+from penstock.engine.gpu.generation.greedy_steps import GreedySteps
+from penstock.engine.gpu.generation.likely_tokens import likely_tokens
+from penstock.engine.gpu.generation.search_state import RUNNING, SearchShape, SearchState, SearchTerms, Seats
+from penstock.engine.gpu.generation.search_steps import Candidates, banned_rows, take_beams
+from penstock.engine.gpu.generation.seq2seq_ops import TargetRows
 
 Predict = Callable[[TargetRows], Tensor]  # logits [R, ...], overwritten by the next call
 

@@ -13,11 +13,11 @@ from penstock.engine.generation.forward import decode
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.pages import Int64Array
 from penstock.engine.generation_options import GenerationOptions
-from penstock.engine.gpu.cached_attention import CacheLines
-from penstock.engine.gpu.device_search import GpuSearch, most_rows
 from penstock.engine.gpu.faults import DeviceFaults
-from penstock.engine.gpu.seq2seq_ops import DeviceTargetOps, TargetRows, prepare_seq2seq
-from penstock.engine.gpu.source_encoder import SourceEncoder
+from penstock.engine.gpu.generation.cached_attention import CacheLines
+from penstock.engine.gpu.generation.device_search import GpuSearch, most_rows
+from penstock.engine.gpu.generation.seq2seq_ops import DeviceTargetOps, TargetRows, prepare_seq2seq
+from penstock.engine.gpu.generation.source_encoder import SourceEncoder
 from penstock.engine.gpu.support import require_seq2seq_supported
 from penstock.engine.gpu.uploads import upload
 from penstock.engine.model.seq2seq import Seq2SeqWeights

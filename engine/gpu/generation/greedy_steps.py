@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.engine.gpu.search_state import RUNNING, SearchState, SearchTerms
-from penstock.engine.gpu.search_steps import Candidates, banned_rows, take_greedy
+from penstock.engine.gpu.generation.search_state import RUNNING, SearchState, SearchTerms
+from penstock.engine.gpu.generation.search_steps import Candidates, banned_rows, take_greedy
 from penstock.engine.kernels.greedy_step import greedy_step
 
 

@@ -1,7 +1,7 @@
 """Results of a search on the device, by a request's row."""
 
 from penstock.engine.generation.selection import Choice
-from penstock.engine.gpu.search_state import FINISHED, INVALID, RUNNING
+from penstock.engine.gpu.generation.search_state import FINISHED, INVALID, RUNNING
 
 
 def greedy_choice(row: list[int]) -> Choice:

@@ -12,8 +12,9 @@ from penstock.engine.cells.contract import Cell, CellBatch, CellSpec
 from penstock.engine.cells.layers import LstmStack
 from penstock.engine.cells.lstm import ReadStep
 from penstock.engine.errors import InvalidBatch
-from penstock.engine.gpu.cell_batches import DeviceBatch, row_bucket
-from penstock.engine.gpu.device_states import DeviceStates
+from penstock.engine.gpu.cells.cell_batches import DeviceBatch
+from penstock.engine.gpu.cells.device_states import DeviceStates
+from penstock.engine.gpu.row_buckets import row_bucket
 from penstock.engine.kernels.library import VECTOR
 from penstock.engine.kernels.lstm import Chains, Embedding, lstm_begin, lstm_step, short_lstm_step, short_order
 

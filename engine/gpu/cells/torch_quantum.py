@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from penstock.engine.cells.contract import Cell, CellBatch
-from penstock.engine.gpu.cell_batches import DeviceBatch
-from penstock.engine.gpu.device_states import DeviceStates
+from penstock.engine.gpu.cells.cell_batches import DeviceBatch
+from penstock.engine.gpu.cells.device_states import DeviceStates
 
 
 class TorchQuantum:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.engine.gpu.search_state import FINISHED, INVALID, OUT, RUNNING, SearchState, SearchTerms
+from penstock.engine.gpu.generation.search_state import FINISHED, INVALID, OUT, RUNNING, SearchState, SearchTerms
 
 
 class Candidates(NamedTuple):

@@ -15,15 +15,15 @@ from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.pages import pages_of
 from penstock.engine.generation.selection import Choice
 from penstock.engine.generation_options import GenerationOptions
-from penstock.engine.gpu.bans import BanTable
-from penstock.engine.gpu.cell_batches import row_bucket
 from penstock.engine.gpu.faults import DeviceFaults
+from penstock.engine.gpu.generation.bans import BanTable
+from penstock.engine.gpu.generation.likely_tokens import MAX_CANDIDATES
+from penstock.engine.gpu.generation.search_pools import OpenSearch, RunningSteps, SearchKey, SearchKind, SearchPool
+from penstock.engine.gpu.generation.search_quantum import Predict, SearchQuantum, num_results
+from penstock.engine.gpu.generation.search_results import choice_of_beams, greedy_choice
+from penstock.engine.gpu.generation.search_state import MAX_EOS, SearchShape, Seats
 from penstock.engine.gpu.graphs import Graphs
-from penstock.engine.gpu.likely_tokens import MAX_CANDIDATES
-from penstock.engine.gpu.search_pools import OpenSearch, RunningSteps, SearchKey, SearchKind, SearchPool
-from penstock.engine.gpu.search_quantum import Predict, SearchQuantum, num_results
-from penstock.engine.gpu.search_results import choice_of_beams, greedy_choice
-from penstock.engine.gpu.search_state import MAX_EOS, SearchShape, Seats
+from penstock.engine.gpu.row_buckets import row_bucket
 from penstock.engine.gpu.uploads import upload
 
 _MOST_KINDS = 4096  # that are kept

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from penstock.engine.generation.forward import encode
 from penstock.engine.generation.pages import Int64Array
+from penstock.engine.gpu.generation.seq2seq_ops import DeviceSourceOps, SourceRows, uses_flash
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.ops import GpuDense
-from penstock.engine.gpu.seq2seq_ops import DeviceSourceOps, SourceRows, uses_flash
 from penstock.engine.model.seq2seq import Seq2Seq
 from penstock.engine.types import Int32Array
 

@@ -14,13 +14,14 @@ from torch import Tensor
 from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, Int32Array
 from penstock.engine.errors import InvalidBatch
-from penstock.engine.gpu.cell_batches import CellLayout, DeviceBatch, row_bucket, row_buckets
-from penstock.engine.gpu.device_states import DeviceStates
+from penstock.engine.gpu.cells.cell_batches import CellLayout, DeviceBatch
+from penstock.engine.gpu.cells.device_states import DeviceStates
+from penstock.engine.gpu.cells.lstm import LstmCell, LstmQuantum
+from penstock.engine.gpu.cells.torch_quantum import TorchQuantum
 from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.graphs import Graphs, Work
-from penstock.engine.gpu.lstm import LstmCell, LstmQuantum
 from penstock.engine.gpu.pinned import Landing, Landings, UploadRing
-from penstock.engine.gpu.torch_quantum import TorchQuantum
+from penstock.engine.gpu.row_buckets import row_bucket, row_buckets
 
 
 class Quantum(Protocol):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.engine.gpu.search_state import SearchShape, Seats
+from penstock.engine.gpu.generation.search_state import SearchShape, Seats
 from penstock.engine.types import Int32Array
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.ops import normalise
-from penstock.engine.gpu.cached_attention import CacheLines, attend_lines
+from penstock.engine.gpu.generation.cached_attention import CacheLines, attend_lines
 from penstock.engine.gpu.ops import KERNEL_ACTIVATIONS, GpuDense
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
