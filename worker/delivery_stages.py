@@ -7,8 +7,8 @@ from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox
 from penstock.worker.kafka.commits import Committer
-from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.progress.offsets import OffsetTracker
 from penstock.worker.replies.partial_replies import PartialReplies
 from penstock.worker.replies.reply import encode_partial
 from penstock.worker.resolved_settings import ResolvedSettings

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from penstock.worker.batching.stage import SequenceDispatcher
-from penstock.worker.kafka.offsets import Source
+from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.fetch_buffer import FetchBuffer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.long_slices import LongSlices

@@ -6,7 +6,7 @@ import structlog
 
 from penstock.worker.batching.stage import SequenceDispatcher
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.fetching.consumer import Consumer
 
 _QUIET_S = 5.0  # ample for a bulk job, which sends its next rows when it has the answers to the last
 _UNKNOWN_QUIET_S = 30.0  # a topic that no broker knows by now cannot be created, and has no records

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.offsets import OffsetTracker
-from penstock.worker.kafka.rebalance_listener import Rebalanced
+from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.fetching.rebalance_listener import Rebalanced
+from penstock.worker.kafka.progress.offsets import OffsetTracker
 from penstock.worker.requests.fetch_buffer import FetchBuffer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.resolved_settings import ResolvedSettings

@@ -26,9 +26,10 @@ from penstock.producer.wire import codec
 from penstock.producer.wire.headers import num_replays, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Classification, Generation, Options, Reply, Request, join_tokens
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
-from penstock.worker.kafka import commit_metadata, committed_progress, fetch_messages
-from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.lenient_batches import LenientRecords
+from penstock.worker.kafka.fetching import fetch_messages
+from penstock.worker.kafka.fetching.lenient_batches import LenientRecords
+from penstock.worker.kafka.progress import commit_metadata, committed_progress
+from penstock.worker.kafka.progress.custody import Custody
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.validation import RequestValidator

@@ -14,8 +14,8 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CLASS, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.worker.kafka.commits import Committer
-from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.progress.offsets import OffsetTracker
 
 NUM_BULK, NUM_ONLINE = 600, 12
 

@@ -16,8 +16,8 @@ from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
-from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord

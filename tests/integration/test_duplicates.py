@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import OffsetAndMetadata
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.worker.kafka import commit_metadata
+from penstock.worker.kafka.progress import commit_metadata
 
 BEHIND = 300  # records behind the slow head of line, in its partition
 

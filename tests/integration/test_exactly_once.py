@@ -19,7 +19,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.worker.kafka.custody import Custody
+from penstock.worker.kafka.progress.custody import Custody
 from penstock.worker.transactions.producer import TransactionalProducer
 
 StartWorker = Callable[..., Any]

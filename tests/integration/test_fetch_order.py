@@ -10,9 +10,9 @@ from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import bulk_topic
 from penstock.worker.kafka.commits import Committer
-from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.fetching.consumer import Consumer
 from penstock.worker.kafka.kafka_record import KafkaRecord
-from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.kafka.progress.offsets import OffsetTracker
 
 PARTITIONS, MEMBERS = 48, 5
 RECORD = bytes(100 * 1024)

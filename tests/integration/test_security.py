@@ -42,7 +42,7 @@ from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
-from penstock.worker.kafka.group import evict
+from penstock.worker.kafka.fetching.group import evict
 from tests.integration.conftest import PENSTOCK, StartWorker
 
 PASSWORD = "s3cret-Passw0rd"

@@ -16,7 +16,7 @@ from penstock.producer import Client
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.headers import PARTIAL
 from penstock.producer.wire.topics import request_topic
-from penstock.worker.kafka.group import evict
+from penstock.worker.kafka.fetching.group import evict
 from tests.engine.generation.helpers import expected, save_seq2seq, sources
 
 Unique = Callable[[str], str]

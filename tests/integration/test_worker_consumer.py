@@ -10,12 +10,12 @@ from aiokafka.errors import CorruptRecordException
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.worker.kafka import lenient_batches
 from penstock.worker.kafka.commits import Committer
-from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.group import evict
+from penstock.worker.kafka.fetching import lenient_batches
+from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.fetching.group import evict
 from penstock.worker.kafka.kafka_record import KafkaRecord
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 
 BROKEN = b"broken"
 

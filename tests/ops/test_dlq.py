@@ -34,7 +34,7 @@ from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import decode_reply, encode_request
 from penstock.producer.wire.messages import Reply, Request, join_tokens
-from penstock.worker.kafka.lenient_batches import UNREADABLE
+from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
 from tests.engine.helpers import cpu_engine, save_encoder
 
 OPTIONS = ReplayOptions(None, None, None, 3, False)

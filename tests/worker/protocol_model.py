@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord, RecordState
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
 from tests.worker.protocol_model import Member, Violation, World, explore

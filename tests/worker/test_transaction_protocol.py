@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import PartitionProgress, Source
+from penstock.worker.kafka.progress.custody import Custody
+from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.transactions.transaction_plan import TransactionPlan
 from tests.worker.protocol_model import Violation

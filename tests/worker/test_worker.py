@@ -24,7 +24,7 @@ from penstock.scheduler import LearnedCost, fit_cost_table
 from penstock.worker import WorkerSettings, drain, process
 from penstock.worker import worker as worker_module
 from penstock.worker.batching.encoder_model import EncoderModel
-from penstock.worker.kafka import consumer
+from penstock.worker.kafka.fetching import consumer
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.worker import Worker

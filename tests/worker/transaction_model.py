@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from aiokafka.errors import KafkaError
 
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
-from penstock.worker.kafka.partition_marks import PartitionMarks
+from penstock.worker.kafka.progress.custody import Custody
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord

@@ -16,7 +16,7 @@ from penstock.worker.batching.failures import FailedBatches
 from penstock.worker.batching.flight_queue import FlightQueue
 from penstock.worker.batching.single_flight import deadline_of
 from penstock.worker.batching.watchdog import BatchWatchdog
-from penstock.worker.kafka.offsets import Source
+from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.engine.types import Float32Array, ModelInfo
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.kafka.offsets import Source
+from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.readers import ReadFields, ReadOptions
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 
 import structlog
 
-from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
-from penstock.worker.kafka.partition_marks import PartitionMarks
+from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.partition_marks import PartitionMarks
 
 _COMMIT_S = 0.5
 _RETRY_S = 0.2  # of the last commit

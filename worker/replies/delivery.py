@@ -12,7 +12,7 @@ from penstock.producer.errors import BackendError, Expired, InvalidRequest, Pens
 from penstock.producer.wire.codec import encode_error
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.group import client_id
+from penstock.worker.kafka.fetching.group import client_id
 from penstock.worker.kafka.reply_destinations import Footprint, ReplyDestination
 from penstock.worker.replies.dead_letters import DeadLetters, Fault
 from penstock.worker.replies.outlet import OutAnswer, Outlet

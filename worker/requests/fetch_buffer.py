@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.fetching.consumer import Consumer
 from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord

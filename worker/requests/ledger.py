@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.kafka_record import KafkaRecord
-from penstock.worker.kafka.offsets import OffsetTracker, Source
+from penstock.worker.kafka.progress.offsets import OffsetTracker, Source
 from penstock.worker.requests.record import PendingRecord, RecordState
 from penstock.worker.requests.request import PendingRequest
 

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from penstock.worker.kafka.custody import Custody, Marks
-from penstock.worker.kafka.offsets import Source
+from penstock.worker.kafka.progress.custody import Custody, Marks
+from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields

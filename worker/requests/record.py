@@ -5,7 +5,7 @@ from enum import Enum
 
 from penstock.producer.errors import PenstockError
 from penstock.worker.kafka.kafka_record import KafkaRecord
-from penstock.worker.kafka.offsets import Source
+from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.record_trace import RecordTrace
 
 

@@ -14,7 +14,7 @@ from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.headers import ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Request, Text
 from penstock.scheduler import Cause
-from penstock.worker.kafka.lenient_batches import UNREADABLE
+from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.record import PendingRecord

@@ -13,7 +13,7 @@ from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
 from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.stage import StageCallbacks
-from penstock.worker.kafka.offsets import Source
+from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields

@@ -14,7 +14,7 @@ import structlog
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.control_socket import EXIT_CANNOT_START
-from penstock.worker.kafka.group import evict
+from penstock.worker.kafka.fetching.group import evict
 from penstock.worker.process import EXIT_S
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision.member_metrics import MemberMetrics

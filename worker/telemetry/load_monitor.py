@@ -13,7 +13,7 @@ from penstock.producer.errors import PenstockError
 from penstock.scheduler import Cause
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.stage import StageLoad
-from penstock.worker.kafka.offsets import Source
+from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.deadline_errors import cause_of
 from penstock.worker.requests.request import PendingRequest
 from penstock.worker.telemetry.metrics import Metrics

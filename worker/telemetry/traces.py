@@ -7,7 +7,7 @@ from typing import Protocol
 from penstock.engine.types import ModelInfo
 from penstock.producer.tracing.switch import open_tracing
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.kafka.group import client_id
+from penstock.worker.kafka.fetching.group import client_id
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 from penstock.worker.resolved_settings import ResolvedSettings

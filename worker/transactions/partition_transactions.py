@@ -18,9 +18,9 @@ from aiokafka.errors import (
 
 from penstock.producer.transport.connection import disconnect
 from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE
-from penstock.worker.kafka import commit_metadata
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress
-from penstock.worker.kafka.partition_marks import PartitionMarks
+from penstock.worker.kafka.progress import commit_metadata
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
+from penstock.worker.kafka.progress.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.transactions.producer import BatchRefused, TransactionalProducer, is_caused_by, is_fenced
 from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.worker.kafka import commit_metadata
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
-from penstock.worker.kafka.partition_marks import PartitionMarks
+from penstock.worker.kafka.progress import commit_metadata
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.transactions.waiting_answers import Outgoing, WaitingAnswers
 

@@ -12,9 +12,9 @@ from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
 from penstock.producer.transport.failover_client import FailoverProducer
 from penstock.worker.kafka.commits import LAST_COMMIT_S
-from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
-from penstock.worker.kafka.partition_marks import PartitionMarks
+from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import watched

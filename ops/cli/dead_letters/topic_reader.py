@@ -11,7 +11,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from penstock.producer.transport.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, connect
-from penstock.worker.kafka import lenient_batches
+from penstock.worker.kafka.fetching import lenient_batches
 
 _POLL_MS = 500
 _FETCH_WAIT_MS = 10  # the records are there; a fetch that waits holds up the next partition's offsets

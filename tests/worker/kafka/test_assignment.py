@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 
-from penstock.worker.kafka import assignment as assignment_module
-from penstock.worker.kafka.assignment import Assignment
-from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import PartitionProgress, Source
+from penstock.worker.kafka.fetching import assignment as assignment_module
+from penstock.worker.kafka.fetching.assignment import Assignment
+from penstock.worker.kafka.progress.custody import Custody
+from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
 
 A, B = TopicPartition("requests", 0), TopicPartition("requests", 1)
 

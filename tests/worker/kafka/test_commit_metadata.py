@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.kafka.commit_metadata import decode, encode
+from penstock.worker.kafka.progress.commit_metadata import decode, encode
 
 MAX_BYTES = 4096  # offset.metadata.max.bytes of a broker, by default
 ROOM = 24_000  # offsets that fit at least

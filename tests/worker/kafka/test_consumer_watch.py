@@ -10,8 +10,8 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from structlog.testing import capture_logs
 
-from penstock.worker.kafka.consumer_watch import ConsumerFailed, ConsumerWatch
-from penstock.worker.kafka.seek_back import seek_back
+from penstock.worker.kafka.fetching.consumer_watch import ConsumerFailed, ConsumerWatch
+from penstock.worker.kafka.fetching.seek_back import seek_back
 
 ONLINE, BULK = "penstock.requests.tiny", "penstock.requests.tiny.bulk"
 
@@ -124,7 +124,7 @@ async def test_the_way_back_waits_for_no_partition_that_a_rebalance_has_taken(mo
     async def rebalance(_: float) -> None:
         owned.remove(denied)
 
-    monkeypatch.setattr("penstock.worker.kafka.seek_back.asyncio.sleep", rebalance)
+    monkeypatch.setattr("penstock.worker.kafka.fetching.seek_back.asyncio.sleep", rebalance)
     consumer: Any = SimpleNamespace(
         assignment=lambda: list(owned), committed=committed, seek=lambda source, _: sought.append(source)
     )

@@ -7,9 +7,9 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaTimeoutError
 
-from penstock.worker.kafka import end_offsets
-from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.end_offsets import known_ends
+from penstock.worker.kafka.progress import end_offsets
+from penstock.worker.kafka.progress.custody import Custody
+from penstock.worker.kafka.progress.end_offsets import known_ends
 
 LED, REFUSED, SILENT = (TopicPartition("penstock.requests.tiny", number) for number in range(3))
 

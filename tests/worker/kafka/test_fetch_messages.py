@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiokafka.protocol.fetch import FetchRequest, FetchRequest_v4, FetchRequest_v11, FetchResponse_v11
 
-from penstock.worker.kafka.fetch_messages import FetchMessage
+from penstock.worker.kafka.fetching.fetch_messages import FetchMessage
 
 TOPICS = [("requests.ü", [(number, 7 * number, 262_144) for number in range(48)]), ("bulk", [(5, 2**40, 1)]), ("", [])]
 BOUNDS = 100, 1, 4 * 1024 * 1024, 1

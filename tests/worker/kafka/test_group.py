@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import NUM_PARTITIONS
-from penstock.worker.kafka import group
-from penstock.worker.kafka.group import assignor_for, client_id, evict
+from penstock.worker.kafka.fetching import group
+from penstock.worker.kafka.fetching.group import assignor_for, client_id, evict
 from penstock.worker.supervision.placement import Gpu, Machine, place
 
 TOPICS = ("requests", "requests.bulk")

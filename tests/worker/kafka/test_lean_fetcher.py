@@ -6,7 +6,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.consumer.fetcher import Fetcher
 
-from penstock.worker.kafka.lean_fetcher import LeanFetcher
+from penstock.worker.kafka.fetching.lean_fetcher import LeanFetcher
 
 SOURCE = TopicPartition("requests", 0)
 
@@ -34,7 +34,7 @@ async def test_only_a_fetch_that_brought_several_records_is_followed_later(
 ) -> None:
     broker = Broker(monkeypatch)
     fetcher: Any = LeanFetcher()
-    monkeypatch.setattr("penstock.worker.kafka.lean_fetcher.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("penstock.worker.kafka.fetching.lean_fetcher.time.monotonic", lambda: 100.0)
     for _ in range(2):  # what an earlier fetch has brought does not count
         await fetcher._proc_fetch_request(None, 7, None)
     broker.records = list(range(num_records))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.producer.transport.record_batches import UNREADABLE_BATCH, UnpackBounds, unpack
-from penstock.worker.kafka.lenient_batches import UNREADABLE, LenientRecords
+from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE, LenientRecords
 
 GZIP = 1
 BOUNDS = UnpackBounds(batch_bytes=1 << 20, batch_items=1 << 16, total_bytes=1 << 20, total_items=1 << 16)

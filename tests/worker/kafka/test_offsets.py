@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.worker.kafka import commit_metadata, offsets
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress
+from penstock.worker.kafka.progress import commit_metadata, offsets
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 
 A, B = TopicPartition("requests", 0), TopicPartition("requests", 1)
 

@@ -23,8 +23,8 @@ from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.scheduler import Cause
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.group import client_id
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress
+from penstock.worker.kafka.fetching.group import client_id
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.replies import dead_letters
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.kafka_record import KafkaRecord
-from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.kafka.progress.offsets import OffsetTracker
 from penstock.worker.requests.fetch_buffer import FetchBuffer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import RecordState

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord, RecordState
 from penstock.worker.requests.request import PendingSequence

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.batching.watchdog import EngineHung
-from penstock.worker.kafka import commits, committed_progress
+from penstock.worker.kafka import commits
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
-from penstock.worker.kafka.custody import MAX_CHARS, Custody
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress import committed_progress
+from penstock.worker.kafka.progress.custody import MAX_CHARS, Custody
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.requests import quarantine as quarantine_module
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.quarantine import Quarantine

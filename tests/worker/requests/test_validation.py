@@ -24,7 +24,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import ReplyAddress, request_headers
 from penstock.producer.wire.messages import Options, Request, Text, join_tokens
 from penstock.producer.wire.topics import REPLY_TOPIC_PATTERN
-from penstock.worker.kafka.lenient_batches import UNREADABLE
+from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
 from penstock.worker.requests.deadline_errors import ArrivedLate
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds

@@ -18,7 +18,7 @@ from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.encoder_model import EncoderLoad
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.supervision.member_metrics import MemberMetrics

@@ -26,7 +26,7 @@ from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.headers import request_headers
 from penstock.producer.wire.messages import Options, Request, join_tokens
 from penstock.producer.wire.sequence_codec import decode_fields
-from penstock.worker.kafka.lenient_batches import UNREADABLE
+from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
 from penstock.worker.replies import dead_letters
 from penstock.worker.requests.record_fields import unquoted_reason
 from penstock.worker.telemetry.logs import configure_logs

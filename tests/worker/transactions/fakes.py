@@ -6,8 +6,8 @@ from typing import Any
 
 from aiokafka.errors import KafkaError, ProducerFenced, UnknownTopicOrPartitionError
 
-from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import PartitionProgress, Source
+from penstock.worker.kafka.progress.custody import Custody
+from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
 from penstock.worker.transactions.transaction_batches import TransactionBatch
 
 

@@ -20,9 +20,9 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
-from penstock.worker.kafka.partition_marks import PartitionMarks
+from penstock.worker.kafka.progress.custody import Custody
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.transactions import partition_transactions

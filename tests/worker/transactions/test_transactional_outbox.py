@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from penstock.producer.transport.cluster import KafkaRefused
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.custody import Custody
+from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.quarantine import Quarantine

@@ -4,8 +4,8 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping
 
-from penstock.worker.kafka.custody import Custody, Marks
-from penstock.worker.kafka.offsets import PartitionProgress, Source
+from penstock.worker.kafka.progress.custody import Custody, Marks
+from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
 
 _CLEAN = Custody()
 _NUM_REMEMBERED = 16  # marks of a partition that name doubts: of several commits on their way, any may be the last one

@@ -21,7 +21,7 @@ from aiokafka.consumer import consumer
 from aiokafka.consumer.fetcher import Fetcher
 
 from penstock.producer.wire.topics import bulk_topic
-from penstock.worker.kafka.fetch_messages import FetchMessage
+from penstock.worker.kafka.fetching.fetch_messages import FetchMessage
 
 _BULK = bulk_topic("")
 _NO_LEADER = -1

@@ -6,8 +6,8 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, OffsetMetadataTooLargeError
 
-from penstock.worker.kafka import commit_metadata
-from penstock.worker.kafka.offsets import PartitionProgress, Source
+from penstock.worker.kafka.progress import commit_metadata
+from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
 
 log = structlog.get_logger("penstock.consumer")
 

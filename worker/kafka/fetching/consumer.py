@@ -17,19 +17,20 @@ from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuth
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import connect, disconnect, watch
-from penstock.worker.kafka import coordinator, lean_fetcher, lenient_batches
-from penstock.worker.kafka.assignment import Assignment
-from penstock.worker.kafka.committed_progress import read_committed
-from penstock.worker.kafka.consumer_watch import ConsumerWatch
-from penstock.worker.kafka.end_offsets import EndOffsets, seen_ends
-from penstock.worker.kafka.group import assignor_for, client_id
-from penstock.worker.kafka.group_member import make_member
+from penstock.worker.kafka.fetching import lean_fetcher, lenient_batches
+from penstock.worker.kafka.fetching.assignment import Assignment
+from penstock.worker.kafka.fetching.consumer_watch import ConsumerWatch
+from penstock.worker.kafka.fetching.group import assignor_for, client_id
+from penstock.worker.kafka.fetching.group_member import make_member
+from penstock.worker.kafka.fetching.rebalance_listener import Rebalanced, RebalanceListener
+from penstock.worker.kafka.fetching.seek_back import seek_back
 from penstock.worker.kafka.kafka_record import KafkaRecord
-from penstock.worker.kafka.offsets import PartitionOwner, PartitionProgress, Source
 from penstock.worker.kafka.partition_names import name, names
-from penstock.worker.kafka.progress_commits import ProgressCommits
-from penstock.worker.kafka.rebalance_listener import Rebalanced, RebalanceListener
-from penstock.worker.kafka.seek_back import seek_back
+from penstock.worker.kafka.progress import coordinator
+from penstock.worker.kafka.progress.committed_progress import read_committed
+from penstock.worker.kafka.progress.end_offsets import EndOffsets, seen_ends
+from penstock.worker.kafka.progress.offsets import PartitionOwner, PartitionProgress, Source
+from penstock.worker.kafka.progress.progress_commits import ProgressCommits
 from penstock.worker.stop_signal import watched
 
 _RETRY_S = 1.0

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from penstock.worker.kafka.custody import Custody
+from penstock.worker.kafka.progress.custody import Custody
 
 Source = tuple[str, int]  # topic and partition; equal to aiokafka's TopicPartition
 

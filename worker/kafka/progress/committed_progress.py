@@ -7,11 +7,11 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from penstock.worker.kafka import commit_metadata, coordinator
-from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.end_offsets import known_ends
-from penstock.worker.kafka.offsets import PartitionProgress, Source
 from penstock.worker.kafka.partition_names import name
+from penstock.worker.kafka.progress import commit_metadata, coordinator
+from penstock.worker.kafka.progress.custody import Custody
+from penstock.worker.kafka.progress.end_offsets import known_ends
+from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
 
 _RETRY_S = 1.0
 

@@ -7,8 +7,8 @@ owner may follow (`custody.py`).
 from base64 import b64decode, b64encode
 from collections.abc import Collection
 
-from penstock.worker.kafka import custody
-from penstock.worker.kafka.offsets import PartitionProgress
+from penstock.worker.kafka.progress import custody
+from penstock.worker.kafka.progress.offsets import PartitionProgress
 
 NO_METADATA = "more requests are answered again after a crash, and a record that ends its workers is not quarantined"
 

@@ -8,8 +8,8 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError
 
-from penstock.worker.kafka.committed_progress import take_over
-from penstock.worker.kafka.offsets import PartitionOwner
+from penstock.worker.kafka.progress.committed_progress import take_over
+from penstock.worker.kafka.progress.offsets import PartitionOwner
 
 _IDLE = "The topic has fewer partitions than the group has members. Add partitions, or run fewer members."
 

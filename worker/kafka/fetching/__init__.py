@@ -1,0 +1,1 @@
+"""The member of the group: its assignment, and the fetches that hand out the records of it."""
