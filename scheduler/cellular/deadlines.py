@@ -16,7 +16,7 @@ class Deadline(NamedTuple):
 
 
 class Deadlines:
-    """A heap that also holds deadlines of jobs that have left, until they are half of all."""
+    """A heap. The deadline of a job that has left stays in it until such deadlines are half of all."""
 
     def __init__(self, is_active: Callable[[int, int], bool]) -> None:
         """is_active: whether the job of an id and a number has not left."""
@@ -38,7 +38,7 @@ class Deadlines:
         return passed
 
     def next(self, num_active: int) -> float | None:
-        """The earliest of active jobs, which are so many."""
+        """The earliest deadline of an active job; None: there is none. num_active: active jobs."""
         if len(self._heap) > 2 * num_active + _FEW:
             self._heap = [entry for entry in self._heap if self._is_active(entry.job_id, entry.number)]
             heapq.heapify(self._heap)

@@ -44,7 +44,7 @@ class FileJobSettings(ClientSettings):
     max_errors: int | None = Field(
         None,
         ge=0,
-        description="Failed rows that do not end the job, earlier runs' included. Default: any number.",
+        description="End the job when more rows have failed, those of earlier runs included. Default: never.",
     )
     fail_fast: bool = Field(False, description="End the job at the first failed row: --max-errors 0.")
     wait: bool = Field(

@@ -1,4 +1,4 @@
-"""A runner of whole sentences by nn.LSTM, sorted and packed in each batch: what a user would serve today."""
+"""A runner that gives whole sentences to nn.LSTM, sorted and packed in batches: serving without cells."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class _Underway(NamedTuple):
 
 
 class NnLstmRunner:
-    """Takes `CellWork` of one chain. A batch holds the requests that came first; it ends as one. On a GPU, cuDNN's."""
+    """Runs `CellWork` of one chain, on a GPU by cuDNN. A batch holds the first in the queue, and ends as one."""
 
     def __init__(self, model: LstmModel, max_rows: int, tape: Tape, clock: Callable[[], float]) -> None:
         self._model, self._max_rows, self._tape, self._clock = model, max_rows, tape, clock
