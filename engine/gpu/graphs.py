@@ -160,6 +160,7 @@ def _make_blas_handle(device: torch.device) -> None:
     """
     if device.type == "cuda":
         with torch.cuda.device(device):
+            torch.cuda.mem_get_info()  # makes the device's context the thread's, of which cuBLAS would warn
             torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
