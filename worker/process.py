@@ -23,6 +23,7 @@ from penstock.worker.batching.stage import ServedModel
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
 from penstock.worker.control_socket import PING_EVERY_S, SupervisorLink
 from penstock.worker.garbage_collection import calm_garbage_collection
+from penstock.worker.heap import keep_freed_memory
 from penstock.worker.model_loading import load_model, load_tokenizer, require_encoder
 from penstock.worker.model_settings import NULL_MODEL, ModelSettings
 from penstock.worker.process_signals import handle_stop_signals, ignore_resize_signals
@@ -59,6 +60,7 @@ def run_worker(settings: WorkerSettings, supervisor: SupervisorLink | None = Non
     configure_logs(settings.log_format, settings.log_level, settings.log_file, **labels)
     ignore_resize_signals()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    keep_freed_memory()
     is_first = supervisor is None or supervisor.worker == 0  # the settings of all members are the same
     if is_first:
         log.info("worker_starting", **settings.model_dump(mode="json", include=settings.model_fields_set))
