@@ -17,7 +17,7 @@ from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuth
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import connect, disconnect, watch
-from penstock.worker.kafka import coordinator, lean_fetcher, lenient_batches
+from penstock.worker.kafka import common_heartbeats, coordinator, lean_fetcher, lenient_batches
 from penstock.worker.kafka.assignment import Assignment
 from penstock.worker.kafka.committed_progress import read_committed
 from penstock.worker.kafka.consumer_watch import ConsumerWatch
@@ -94,8 +94,8 @@ class Consumer:
 
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
-        lenient_batches.install()
-        lean_fetcher.install()
+        for replacement in (lenient_batches, lean_fetcher, common_heartbeats):
+            replacement.install()
         make = functools.partial(self._make_member, isolation_level=self._isolation_level)
         self._consumer = await connect(self._cluster, make)
         self._consumer.subscribe(list(self.topics), listener=RebalanceListener(self._on_revoked, self._on_assigned))
