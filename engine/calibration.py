@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.types import Engine, ModelInfo, PackedBatch, PreparedEngine, TaskOptions
+from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, PreparedEngine, TaskOptions
 
 Lengths = tuple[int, ...]  # tokens of each sequence of a batch
 
@@ -76,17 +76,39 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
     )
 
 
-def warm_up(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float = 4.0) -> None:
-    """Prepare and run an engine as `measure` does, without timing it. Blocks."""
+def warm_up(
+    engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float = 4.0, device_share: float = 1.0
+) -> None:
+    """Prepare and run an engine as `measure` does, without timing it. Blocks.
+
+    `device_share`: part of the time in which batches may run. The engine rests between them for the others that use its
+    device, which does not count against the budget.
+    """
     started = time.perf_counter()
     _prepare(engine, max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s * _WARMING)
     plan = sorted(timing_plan(engine.info, max_sequences, max_tokens), key=lambda lengths: _size(engine.info, lengths))
-    _run_once(engine, plan, budget_s - (time.perf_counter() - started), rounds=0)
+    left_s = budget_s - (time.perf_counter() - started)
+    _run_once(_RestingEngine(engine, device_share), plan, left_s / device_share, rounds=0)
 
 
 def _prepare(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
     if isinstance(engine, PreparedEngine):
         engine.prepare(max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s)
+
+
+class _RestingEngine:
+    """An `Engine` that rests after each batch, so that it runs for a part of the time."""
+
+    def __init__(self, engine: Engine, share: float) -> None:
+        self.info = engine.info
+        self._engine = engine
+        self._rest = 1 / share - 1  # seconds for each second of a batch
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        started = time.perf_counter()
+        output = self._engine.run(batch)
+        time.sleep(self._rest * (time.perf_counter() - started))
+        return output
 
 
 def timing_plan(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[Lengths, ...]:

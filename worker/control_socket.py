@@ -70,6 +70,8 @@ class SupervisorLink:
         self.worker: int = setup["worker"]
         self.settings: dict[str, Any] = setup["settings"]
         self.processes: int = setup["processes"]  # members on its GPU, or on the CPU
+        # It takes the place of another, while others serve from its GPU. An earlier version's supervisor does not say.
+        self.is_beside: bool = setup.get("is_beside", False)
         self._stop_s: float = setup["stop_s"]  # longest time to stop
         self._report = Report()
         self._may_join: Future[None] = Future()
@@ -110,12 +112,20 @@ class SupervisorLink:
             os._exit(1)
 
 
-def setup_packet(worker: int, settings: dict[str, Any], stop_s: float, processes: int) -> bytes:
+def setup_packet(
+    worker: int, settings: dict[str, Any], stop_s: float, processes: int, *, is_beside: bool = False
+) -> bytes:
     """The first packet to a member. A member reads its settings here and not from its arguments, which `ps` shows.
 
     Raises ValueError if the settings are too large.
     """
-    setup = {"worker": worker, "settings": settings, "stop_s": stop_s, "processes": processes}
+    setup = {
+        "worker": worker,
+        "settings": settings,
+        "stop_s": stop_s,
+        "processes": processes,
+        "is_beside": is_beside,
+    }
     packet = json.dumps(setup).encode()
     if len(packet) > MAX_PACKET_BYTES:
         raise ValueError(f"The settings of a member take {len(packet):,} bytes, of at most {MAX_PACKET_BYTES:,}.")

@@ -23,6 +23,7 @@ from penstock.worker.batching.stage import ServedModel
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
 from penstock.worker.control_socket import PING_EVERY_S, SupervisorLink
 from penstock.worker.garbage_collection import calm_garbage_collection
+from penstock.worker.heap import keep_freed_memory
 from penstock.worker.model_loading import load_model, load_tokenizer, require_encoder
 from penstock.worker.model_settings import NULL_MODEL, ModelSettings
 from penstock.worker.process_signals import handle_stop_signals, ignore_resize_signals
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.engine import GenerationModel, ServedCells
 
 _NULL_BUDGET_S = 1.0  # time to measure an engine that does no work
+_SHARE_BESIDE = 0.25  # of the device, for warming up while other members answer requests with it
 _SWITCH_INTERVAL_S = 0.0001  # engine lanes and the event loop take turns at each tensor call, batch and result
 
 _CLOSE_S = 2.0  # for the running batch, and as much for the interpreter's end
@@ -59,6 +61,7 @@ def run_worker(settings: WorkerSettings, supervisor: SupervisorLink | None = Non
     configure_logs(settings.log_format, settings.log_level, settings.log_file, **labels)
     ignore_resize_signals()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    keep_freed_memory()
     is_first = supervisor is None or supervisor.worker == 0  # the settings of all members are the same
     if is_first:
         log.info("worker_starting", **settings.model_dump(mode="json", include=settings.model_fields_set))
@@ -70,7 +73,8 @@ def run_worker(settings: WorkerSettings, supervisor: SupervisorLink | None = Non
     resolved = resolve(settings, engine.info, 1 if supervisor is None else supervisor.processes)
     if is_first:
         log.info("settings_resolved", **resolved.model_dump(mode="json"))
-    make_served = _warm(engine, resolved)
+    is_beside = supervisor is not None and supervisor.is_beside
+    make_served = _warm(engine, resolved, _SHARE_BESIDE if is_beside else 1.0)
     calm_garbage_collection()
     return uvloop.run(_run(resolved, make_served, supervisor))
 
@@ -102,10 +106,15 @@ def load_encoder(settings: ModelSettings) -> Engine:
     return require_encoder(load(settings))
 
 
-def _warm(engine: "Engine | GenerationModel | ServedCells", settings: ResolvedSettings) -> Callable[[], ServedModel]:
-    """Warm the model up, and learn what it costs. The result is called on the event loop."""
+def _warm(
+    engine: "Engine | GenerationModel | ServedCells", settings: ResolvedSettings, device_share: float
+) -> Callable[[], ServedModel]:
+    """Warm the model up, and learn what it costs. The result is called on the event loop.
+
+    `device_share`: of the warm-up, see `penstock.engine.warm_up`.
+    """
     if isinstance(engine, Engine):
-        return functools.partial(EncoderModel, engine, settings.lanes, _cost(engine, settings))
+        return functools.partial(EncoderModel, engine, settings.lanes, _cost(engine, settings, device_share))
     if isinstance(engine, penstock.engine.ServedCells):
         from penstock.worker.stepping.cell_model import served_cells  # imports torch
 
@@ -115,7 +124,7 @@ def _warm(engine: "Engine | GenerationModel | ServedCells", settings: ResolvedSe
     return served_generation(engine, settings.admission)
 
 
-def _cost(engine: Engine, settings: ResolvedSettings) -> LearnedCost:
+def _cost(engine: Engine, settings: ResolvedSettings, device_share: float) -> LearnedCost:
     """Load or measure the initial cost model. The engine is warm afterwards."""
     is_null = settings.model == NULL_MODEL
     costs = cost_for(
@@ -125,6 +134,7 @@ def _cost(engine: Engine, settings: ResolvedSettings) -> LearnedCost:
         max_sequences=settings.max_batch_sequences,
         max_tokens=settings.max_batch_tokens,
         budget_s=_NULL_BUDGET_S if is_null else BUDGET_S,
+        device_share=device_share,
     )
     # asyncio.run would delay Ctrl-C: its handler waits for the event loop, which the timings block for seconds.
     with contextlib.closing(asyncio.new_event_loop()) as loop:

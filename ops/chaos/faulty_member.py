@@ -40,8 +40,8 @@ def _install(control: Path, seed: int) -> None:
         engine = EchoEngine(settings.served_name or NULL_MODEL) if is_null else require_encoder(load(settings))
         return FaultyEngine(engine, control, seed + os.getpid())
 
-    def measure_then_fail(engine: FaultyEngine, settings: ResolvedSettings) -> object:
-        cost = measure(engine, settings)
+    def measure_then_fail(engine: FaultyEngine, settings: ResolvedSettings, device_share: float) -> object:
+        cost = measure(engine, settings, device_share)
         engine.is_faulty = True
         return cost
 

@@ -17,10 +17,14 @@ class Clock:
     """`time`, moved by the engine alone."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = self.rested_s = 0.0
 
     def perf_counter(self) -> float:
         return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.rested_s += seconds
 
 
 @pytest.fixture
@@ -199,3 +203,12 @@ def test_the_budget_is_used_where_first_runs_are_slow_and_later_ones_quick(clock
     assert clock.now <= 10.5
     assert {timing.lengths for timing in calibration.timings} == set(timing_plan(engine.info, 256, 16_384))
     assert calibration.checks
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_beside_others_a_warm_up_runs_every_shape_in_its_part_of_the_time(clock: Clock, share: float) -> None:
+    engine = SlowEngine(clock, 1e-5)
+    warm_up(engine, max_sequences=256, max_tokens=4096, device_share=share)
+    assert clock.now - clock.rested_s == pytest.approx(share * clock.now)
+    plan = timing_plan(engine.info, 256, 4096)
+    assert set(engine.seen) == {(sum(lengths), max(lengths), len(lengths)) for lengths in plan}

@@ -82,8 +82,8 @@ if __name__ == "__main__":
     worker.Outbox = LateOutbox  # type: ignore[attr-defined]  # the same door
     cost_of = process._cost
 
-    def measure_then_break(engine: EchoEngine, settings: ResolvedSettings) -> LearnedCost:
-        cost = cost_of(engine, settings)
+    def measure_then_break(engine: EchoEngine, settings: ResolvedSettings, device_share: float) -> LearnedCost:
+        cost = cost_of(engine, settings, device_share)
         engine.broken, engine.serves = BREAKS, True
         return cost
 

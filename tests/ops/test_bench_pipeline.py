@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from penstock.ops.bench.pipeline.alone_process import full_batches
 from penstock.ops.bench.pipeline.call_times import CallTimes, figures, recovery_s
 from penstock.ops.bench.pipeline.client_process import ClientSpec, due_times
 from penstock.ops.bench.pipeline.loads import SCALES, SHORT, Load, closed_loads, open_load
+from penstock.ops.bench.pipeline.member_events import member_events
 from penstock.ops.bench.pipeline.payloads import calls, max_tokens
 from penstock.ops.bench.pipeline.pipeline_measures import CLOSED, measures
 from penstock.ops.bench.pipeline.pipeline_plan import PARTS, PipelinePlan
@@ -51,6 +53,21 @@ def test_an_open_load_counts_from_the_time_at_which_a_call_was_due() -> None:
     assert found["offered_per_s"] == 1.5
     assert found["answered_share"] == pytest.approx(2 / 3)
     assert found["in_time_per_s"] == 0.5
+
+
+def test_a_kill_tells_what_members_did_on_the_clock_of_the_load() -> None:
+    logged = {
+        "drained": [
+            {"timestamp": "2026-11-23T08:00:00Z", "worker": 0, "seconds": 0.5},  # before the load
+            {"timestamp": "2026-11-23T08:00:12.25Z", "worker": 0, "seconds": 0.03},
+        ],
+        "member_exited": [{"timestamp": "2026-11-23T08:00:11.5Z", "worker": 2, "signal": "SIGKILL"}],
+    }
+    since = datetime.fromisoformat("2026-11-23T08:00:10Z").timestamp()
+    assert member_events(lambda name: logged.get(name, []), since) == [
+        {"at_s": 1.5, "event": "member_exited", "worker": 2},
+        {"at_s": 2.25, "event": "drained", "worker": 0, "took_s": 0.03},
+    ]
 
 
 def test_recovery_ends_with_the_last_half_second_that_is_not_as_before() -> None:

@@ -89,12 +89,14 @@ async def cost_for(
     max_sequences: int,
     max_tokens: int,
     budget_s: float = BUDGET_S,
+    device_share: float = 1.0,
 ) -> LearnedCost:
     """Load the cost table that is kept for this engine, or measure and keep one. Warms up the engine in either case.
 
     Called once, before the lanes start; blocks while the engine runs. `model`: a path or id. The caps are the
     scheduler's; a table of much smaller caps is replaced. `path` None: the table is not kept. A file that cannot be
     read or written causes a warning. Costs learned later are not written back, because they depend on the load.
+    `device_share`: of a warm-up, see `penstock.engine.warm_up`; timings take all of the device.
     """
     caps = {"max_sequences": max_sequences, "max_tokens": max_tokens}
     if path is None:
@@ -109,7 +111,7 @@ async def cost_for(
         return LearnedCost(costs.table)
     await tables.add_served_name(key.revision, engine.info.name)
     started = time.monotonic()
-    warm_up(engine, **caps)
+    warm_up(engine, **caps, device_share=device_share)
     log.info("cost_table_loaded", path=str(path), **_figures(kept), warm_up_s=round(time.monotonic() - started, 3))
     return LearnedCost(kept.table)
 

@@ -52,10 +52,13 @@ class MemberProcess:
         environment: Mapping[str, str],
         stop_s: float,
         processes: int,
+        *,
+        is_beside: bool = False,
     ) -> Self:
         """Start a member that loads its model and then waits for `join`. `stop_s`: the longest that it may stop.
 
-        `processes`: how many members share its GPU, or the CPU. Raises OSError if no process can be started.
+        `processes`: how many members share its GPU, or the CPU. `is_beside`: it takes the place of another, while
+        others serve from its GPU. Raises OSError if no process can be started.
         """
         connection, far_end = control_sockets()
         connection.setblocking(False)
@@ -73,7 +76,7 @@ class MemberProcess:
             connection.close()
             raise
         with contextlib.suppress(ConnectionError):  # it has ended
-            connection.send(setup_packet(placement.worker, settings, stop_s, processes))
+            connection.send(setup_packet(placement.worker, settings, stop_s, processes, is_beside=is_beside))
         return cls(placement, process, connection, stop_s)
 
     @property

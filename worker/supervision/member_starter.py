@@ -54,6 +54,7 @@ class MemberStarter:
         self._measured = measured
         self._first = asyncio.Lock()
         self._gpus: dict[int, asyncio.Lock] = {}
+        self._loaded: set[int] = set()  # numbers of the members that have loaded once
         self._prepared: set[int | None] = {None}  # GPUs on which a member has loaded; None: the CPU
 
     @contextlib.asynccontextmanager
@@ -76,12 +77,15 @@ class MemberStarter:
         is_first = self.member_bytes is None
         free = await free_bytes(placement) if is_first else None
         variables = self.mps.variables
-        member = await MemberProcess.start(placement, self._settings, variables, self._stop_s, self.processes)
+        member = await MemberProcess.start(
+            placement, self._settings, variables, self._stop_s, self.processes, is_beside=self._is_beside(placement)
+        )
         self.running.add(member)
         started(member)
         log.info("member_started", **member.names, cores=len(placement.cpus))
         if await member.loaded(self._load_s):
             self._prepared.add(placement.gpu)
+            self._loaded.add(placement.worker)
             log.info("member_loaded", **member.names, seconds=member.uptime_s)
             if is_first:
                 self.taken_bytes = await _taken_bytes(member, free)
@@ -91,6 +95,12 @@ class MemberStarter:
             await self.ended(member)
             return await self.start(placement, started)
         return member
+
+    def _is_beside(self, placement: Placement) -> bool:
+        """Whether a member that loads there takes the place of an earlier one, and others serve from its GPU."""
+        if placement.gpu is None or placement.worker not in self._loaded:
+            return False
+        return any(one.placement.gpu == placement.gpu and one.joined_at is not None for one in self.running)
 
     async def ended(self, member: MemberProcess) -> int:
         """Wait for the end of a member. Returns its exit code; the negated signal if a signal ended it."""

@@ -18,6 +18,7 @@ from penstock.ops.bench.pipeline.call_times import figures, recovery_s, timeline
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
 from penstock.ops.bench.pipeline.load_line import busiest_cores, load_line
 from penstock.ops.bench.pipeline.loads import ROWS, SHORT, Load
+from penstock.ops.bench.pipeline.member_events import member_events
 from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
 from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
 from penstock.ops.bench.pipeline.run_clock import RunClock
@@ -149,6 +150,7 @@ class FleetBench:
         self._bench.clock.say(f"{load.name} at {load.rate_per_s:,.0f}/s: {shown}")
         if self._workers.is_supervised and self._workers.wait_for_members(num_members, RESTART_TIMEOUT_S):
             record["restart_s"] = time.perf_counter() - start - killed_at  # at most; seen after the load
+        record["events"] = member_events(self._workers.events, time.time() - (time.perf_counter() - start))
         return record
 
     def idle(self) -> Record:

@@ -25,6 +25,7 @@ class FakeMember:
         self._ticks_since_ping = 0
         self.joins = True
         self.environment: Mapping[str, str] = {}
+        self.is_beside = False
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.has_joined = asyncio.Event()  # or ended
         self.may_load = asyncio.Event()
@@ -79,8 +80,11 @@ class FakeProcesses:
         environment: Mapping[str, str],
         stop_s: float,
         processes: int,
+        *,
+        is_beside: bool,
     ) -> FakeMember:
         member = FakeMember(placement, 100 + len(self.members))
+        member.is_beside = is_beside
         member.environment = environment
         self.script(member)
         self.members.append(member)

@@ -174,6 +174,22 @@ async def test_it_is_ready_while_all_members_serve(processes: FakeProcesses) -> 
         assert running.not_ready() == "draining"
 
 
+async def test_a_member_in_the_place_of_another_is_told_if_others_serve_from_its_gpu(processes: FakeProcesses) -> None:
+    async with supervisor(2, gpus=[0, 1]) as running:
+        await processes.until(4)
+        await running.serving(4)
+        processes.members[0].end(-9, served_s=30.0)
+        await processes.until(5)
+        await running.serving(4)
+        both = [member for member in processes.members if member.placement.gpu == 1]
+        for member in both:
+            member.end(-9, served_s=30.0)
+        await processes.until(7)
+    told = [member.is_beside for member in processes.members]
+    assert told[:5] == [False] * 4 + [True]
+    assert not told[5]  # nothing serves there
+
+
 async def test_a_member_that_ends_is_started_again(processes: FakeProcesses) -> None:
     async with supervisor(2) as running:
         first, _ = await processes.until(2)

@@ -17,7 +17,7 @@ from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuth
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import connect, disconnect, watch
-from penstock.worker.kafka.fetching import lean_fetcher, lenient_batches
+from penstock.worker.kafka.fetching import common_heartbeats, lean_fetcher, lenient_batches
 from penstock.worker.kafka.fetching.assignment import Assignment
 from penstock.worker.kafka.fetching.consumer_watch import ConsumerWatch
 from penstock.worker.kafka.fetching.group import assignor_for, client_id
@@ -95,8 +95,8 @@ class Consumer:
 
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
-        lenient_batches.install()
-        lean_fetcher.install()
+        for replacement in (lenient_batches, lean_fetcher, common_heartbeats):
+            replacement.install()
         make = functools.partial(self._make_member, isolation_level=self._isolation_level)
         self._consumer = await connect(self._cluster, make)
         self._consumer.subscribe(list(self.topics), listener=RebalanceListener(self._on_revoked, self._on_assigned))

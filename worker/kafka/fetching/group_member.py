@@ -6,8 +6,8 @@ from aiokafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from penstock.producer.transport.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS
+from penstock.worker.kafka.fetching.common_heartbeats import EVERY_S
 
-_HEARTBEAT_MS = 1000  # a member learns of a rebalance by its next heartbeat, and all others wait for it until then
 _PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
 _FETCH_BYTES = 4 * 1024 * 1024  # online partitions come first, so bulk takes the room that they leave
 
@@ -28,7 +28,7 @@ def make_member(
         group_id=group_id,
         client_id=client_id,
         partition_assignment_strategy=(assignor,),
-        heartbeat_interval_ms=_HEARTBEAT_MS,
+        heartbeat_interval_ms=int(1000 * EVERY_S / 2),  # the least pause; `CommonHeartbeats` waits for the rest
         enable_auto_commit=False,
         fetch_max_wait_ms=fetch_max_wait_ms,
         auto_offset_reset="earliest",

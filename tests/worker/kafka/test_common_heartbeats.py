@@ -1,0 +1,36 @@
+"""Members hear of a rebalance at the same moment, whenever each of them has joined."""
+
+from typing import Any
+
+import pytest
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+
+from penstock.worker.kafka.fetching.common_heartbeats import EVERY_S, CommonHeartbeats, until_next
+
+MOMENT = 1_764_000_000.0  # a multiple of the interval
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.001, 0.05, 0.1, 0.199])
+def test_the_next_common_moment_is_the_same_for_all(late_s: float) -> None:
+    assert until_next(MOMENT + late_s) == pytest.approx(EVERY_S - late_s, abs=1e-5)
+
+
+async def test_a_heartbeat_is_sent_at_a_common_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sent = MOMENT + 0.13, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def send(coordinator: Any) -> bool:
+        sent.append(now)
+        return True
+
+    monkeypatch.setattr("penstock.worker.kafka.fetching.common_heartbeats.asyncio.sleep", sleep)
+    monkeypatch.setattr("penstock.worker.kafka.fetching.common_heartbeats.time.time", lambda: now)
+    monkeypatch.setattr(GroupCoordinator, "_do_heartbeat", send)
+    coordinator = CommonHeartbeats.__new__(CommonHeartbeats)
+    for _ in range(3):
+        assert await coordinator._do_heartbeat()
+        now += 0.003  # until the answer
+    assert sent == pytest.approx([MOMENT + EVERY_S * n for n in (1, 2, 3)], abs=1e-5)
