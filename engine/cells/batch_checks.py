@@ -3,8 +3,11 @@
 import numpy as np
 import torch
 
-from penstock.engine.cells.contract import NO_SLOT, Cell, CellBatch, CellSpec, StateSpec, Tensors
+from penstock.engine.cells.compiled import load_kernels
+from penstock.engine.cells.contract import Cell, CellBatch, CellSpec, StateSpec, Tensors
 from penstock.engine.cells.errors import InvalidCell
+from penstock.engine.cells.fault_kernel import OF_POOL, OF_READS, OF_STEPS, OF_WRITERS
+from penstock.engine.cells.node_table import NONE
 from penstock.engine.errors import InvalidBatch
 
 
@@ -12,8 +15,8 @@ class BatchCheck:
     """Raises InvalidBatch for what would read or write outside of the pool, or race."""
 
     def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
-        self._writer = np.full(num_slots, -1, np.int32)  # row that writes a slot, within one call
+        self._writer = np.full(num_slots, NONE, np.int32)  # row that writes a slot, within one call
+        self._kernels = load_kernels()
 
     def __call__(self, batch: CellBatch, spec: CellSpec) -> None:
         rows, quantum = len(batch.steps), batch.quantum
@@ -25,22 +28,14 @@ class BatchCheck:
         shapes += [name in batch.inputs and batch.inputs[name].shape == (rows, quantum) for name in spec.inputs]
         if not all(shapes):
             raise InvalidBatch(f"the arrays of a batch of {spec.name!r} do not agree on {rows} rows, {quantum} steps.")
-        if batch.steps.min() < 1 or batch.steps.max() > quantum:
+        fault = self._kernels.find_fault(batch.read, batch.write, batch.steps, quantum, self._writer)
+        if fault == OF_STEPS:
             raise InvalidBatch(f"a row of {spec.name!r} has steps outside of [1, {quantum}].")
-        if batch.write.min() <= NO_SLOT or max(batch.write.max(), batch.read.max()) >= self._num_slots:
-            raise InvalidBatch(f"a slot is outside of the pool of {self._num_slots}.")
-        if batch.read.min() < NO_SLOT:
+        if fault == OF_POOL:
+            raise InvalidBatch(f"a slot is outside of the pool of {len(self._writer)}.")
+        if fault == OF_READS:
             raise InvalidBatch("a row reads a negative slot.")
-        self._check_writers(batch)
-
-    def _check_writers(self, batch: CellBatch) -> None:
-        own = np.arange(len(batch.write), dtype=np.int32)
-        self._writer[batch.write] = own
-        is_shared = bool((self._writer[batch.write] != own).any())
-        writers = self._writer[batch.read]
-        is_raced = bool(((writers >= 0) & (writers != own[:, None])).any())
-        self._writer[batch.write] = -1
-        if is_shared or is_raced:
+        if fault == OF_WRITERS:
             raise InvalidBatch("a row writes a slot that another row reads or writes.")
 
 

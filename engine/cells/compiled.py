@@ -8,7 +8,8 @@ import torch
 from numba import njit
 
 from penstock.engine.cells.contract import CellSpec, StateSpec
-from penstock.engine.cells.graph import InputValues, Unfolded
+from penstock.engine.cells.fault_kernel import find_fault
+from penstock.engine.cells.graph_kernels import measure_shape, plan_slots
 from penstock.engine.cells.node_table import NONE, NodeTable
 from penstock.engine.cells.opening_kernels import measure, open_requests
 from penstock.engine.cells.result_kernels import collect, measure_results
@@ -29,6 +30,9 @@ class SessionKernels(NamedTuple):
     release: Any
     measure_results: Any
     collect: Any
+    find_fault: Any
+    plan_slots: Any
+    measure_shape: Any
 
 
 @cache
@@ -46,6 +50,9 @@ def load_kernels() -> SessionKernels:
         release,
         measure_results,
         collect,
+        find_fault,
+        plan_slots,
+        measure_shape,
     )
     try:
         kernels = SessionKernels(*[njit(function, cache=True) for function in functions])
@@ -63,18 +70,17 @@ def _exercise(kernels: SessionKernels) -> None:
     """
     table = NodeTable([CellSpec("cell", (StateSpec("h", 1),), ("x",), emits=(StateSpec("y", 1, torch.int32),))])
     one = np.ones(1, np.int32)
-    inputs = {"x": InputValues(np.array([7, 8], np.int32), np.array([0, 2], np.int32))}
-    graph = Unfolded(np.zeros(1, np.int32), np.full(1, 2, np.int32), np.full((1, 1), NONE, np.int32), inputs)
+    packed = np.array([1, 1, 1, 1, 16, 0, 2, 0, 1, NONE, NONE, 1, 0, 2, 7, 8], np.int32)  # see packing.py
     num_values, needed, keys = np.empty(1, np.int32), np.empty(4, np.int32), np.empty(1, np.int32)
     rows, write, finished, members = np.zeros((4, 1), np.int32)
     read, given, is_first = np.empty((1, 1), np.int32), np.empty((1, 1, 1), np.int32), np.empty(1, np.bool_)
     no, has_ended, offsets = np.zeros(1, np.bool_), np.empty(1, np.bool_), np.empty(2, np.int32)
-    results = [kernels.measure(graph.packed, table.inputs, table.widths, 1, 1, num_values, needed), *needed.tolist()]
+    results = [kernels.measure(packed, table.inputs, table.widths, 1, 1, num_values, needed), *needed.tolist()]
     table.reserve(1, 1, 4)
     nodes, slots, places, values = table.nodes, table.slots, table.places, table.values
     requests, counts, released = table.requests, table.counts, table.released
     kernels.open_requests(
-        graph.packed, table.inputs, table.widths, num_values, one, nodes, slots, places, values, requests, counts, keys,
+        packed, table.inputs, table.widths, num_values, one, nodes, slots, places, values, requests, counts, keys,
         released[:0]
     )  # fmt: skip
     for _ in range(3):
@@ -98,5 +104,9 @@ def _exercise(kernels: SessionKernels) -> None:
     results += [int(no[0]), *found.tolist(), kernels.close(nodes, slots, values, requests, counts, keys, released)]
     results.append(kernels.count_steps(one, one))
     results.append(kernels.release(np.ones(2, np.int32), np.zeros(2, np.int32), 0, one))
-    if results != [NONE, 1, 4, 1, 0, 0, 7, 0, 7, 0, 0, 0, 8, 1, 1, 0, 2, 7, 8, 0, 1, 1]:
+    results.append(kernels.find_fault(read, one, one, 1, np.full(2, NONE, np.int32)))
+    no_reads = np.full((1, 1), NONE, np.int32)
+    results.append(kernels.plan_slots(no_reads, rows, read, finished, members))
+    results += [int(finished[0]), int(members[0]), *kernels.measure_shape(no_reads)]
+    if results != [NONE, 1, 4, 1, 0, 0, 7, 0, 7, 0, 0, 0, 8, 1, 1, 0, 2, 7, 8, 0, 1, 1, NONE, 1, 1, 1, 1, 1]:
         raise RuntimeError(f"The compiled sessions give {results}. This is a bug.")

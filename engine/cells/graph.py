@@ -1,6 +1,6 @@
 """A request as a graph of cells: plain arrays, and the builder that a model's `unfold` fills."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine.cells.compiled import load_kernels
 from penstock.engine.cells.contract import NO_NODE, CellSpec, Int32Array
 from penstock.engine.cells.errors import EmptySequence, GraphTooLarge, InvalidSequence, UnknownCell, WrongArity
 from penstock.engine.cells.packing import pack
-from penstock.engine.cells.slot_plan import SlotPlan, plan_slots
+from penstock.engine.cells.slot_plan import SlotPlan
 
 Rows = npt.NDArray[np.int64]
 
@@ -54,8 +55,11 @@ class Unfolded:
 
     @cached_property
     def slot_plan(self) -> SlotPlan:
-        """The slots that it needs."""
-        return plan_slots(self.reads)
+        """The slots that it needs, by one pass in its order."""
+        slots, is_last, references = np.empty((3, len(self.reads)), np.int32)
+        spare = np.empty_like(self.reads)
+        num_slots = load_kernels().plan_slots(self.reads, slots, spare, is_last, references)
+        return SlotPlan(slots, spare, is_last, references[:num_slots])
 
     @property
     def num_slots(self) -> int:
@@ -106,7 +110,7 @@ class GraphBuilder:
         self._arity = max(spec.arity for spec in specs)
         self._cells: list[int] = []
         self._steps: list[int] = []
-        self._reads: list[tuple[int, ...]] = []
+        self._reads: list[Sequence[int]] = []
         self._values: dict[str, list[Int32Array]] = {name: [] for spec in specs for name in spec.inputs}
         self._counts: dict[str, list[int]] = {name: [] for name in self._values}
 
@@ -121,20 +125,9 @@ class GraphBuilder:
             steps: of the node. Needed where the cell has a feedback, which has no value for each step.
             inputs: of each input a value for each step, or one for all. Of an input with feedback, the first one.
         """
-        kind = self._types.get(cell)
-        if kind is None:
-            raise UnknownCell(f"the model has no cell {cell!r}; it has {', '.join(map(repr, self._types))}.")
-        if len(self._cells) == self._limits.max_nodes:  # now: an unfold that never ends takes no more memory
-            raise self._limits.too_many_nodes(f"more than {self._limits.max_nodes}")
-        spec = self._specs[kind]
-        if len(reads) not in (0, spec.arity):
-            raise WrongArity(
-                f"a node of cell {cell!r} reads {spec.arity} nodes, not {len(reads)}; NO_NODE reads zeros."
-            )
-        if inputs.keys() != set(spec.inputs):
-            raise InvalidSequence(f"a node of cell {cell!r} needs the inputs {spec.inputs}; found {tuple(inputs)}.")
+        kind = self._kind_of(cell, len(reads), inputs.keys(), 1)
         self._cells.append(kind)
-        self._reads.append((*reads, *[NO_NODE] * (self._arity - len(reads))))
+        self._reads.append([*reads, *[NO_NODE] * (self._arity - len(reads))])
         longest = 1
         for name, counts in self._counts.items():
             values = _int32(name, inputs[name]) if name in inputs else _NONE
@@ -143,6 +136,43 @@ class GraphBuilder:
             longest = longest if name not in inputs or len(values) == 1 else len(values)
         self._steps.append(longest if steps is None else steps)
         return len(self._cells) - 1
+
+    def add_each(
+        self, cell: str, count: int, *, reads: Rows | None = None, **inputs: Sequence[int] | Int32Array
+    ) -> int:
+        """Add `count` nodes of one step each, such as the leaves of a tree, and return the number of the first.
+
+        reads: [count, arity] as in `add`; None: all zeros. inputs: a value for each node.
+        """
+        kind = self._kind_of(cell, 0 if reads is None else reads.shape[1], inputs.keys(), count)
+        first = len(self._cells)
+        self._cells += [kind] * count
+        self._steps += [1] * count
+        all_reads = np.full((count, self._arity), NO_NODE, np.int64)
+        if reads is not None:
+            all_reads[:, : reads.shape[1]] = reads
+        self._reads += all_reads.tolist()
+        for name, counts in self._counts.items():
+            values = _int32(name, inputs[name]) if name in inputs else _NONE
+            if name in inputs and len(values) != count:
+                raise InvalidSequence(f"input {name!r} has {len(values)} values for {count} nodes of cell {cell!r}.")
+            self._values[name].append(values)
+            counts += [int(name in inputs)] * count
+        return first
+
+    def _kind_of(self, cell: str, arity: int, inputs: Set[str], count: int) -> int:
+        """The type of a cell, of which so many nodes may be added, each with so many reads and with these inputs."""
+        kind = self._types.get(cell)
+        if kind is None:
+            raise UnknownCell(f"the model has no cell {cell!r}; it has {', '.join(map(repr, self._types))}.")
+        if len(self._cells) + count > self._limits.max_nodes:  # now: an unfold that never ends takes no more memory
+            raise self._limits.too_many_nodes(f"more than {self._limits.max_nodes}")
+        spec = self._specs[kind]
+        if arity not in (0, spec.arity):
+            raise WrongArity(f"a node of cell {cell!r} reads {spec.arity} nodes, not {arity}; NO_NODE reads zeros.")
+        if inputs != set(spec.inputs):
+            raise InvalidSequence(f"a node of cell {cell!r} needs the inputs {spec.inputs}; found {tuple(inputs)}.")
+        return kind
 
     def build(self) -> Unfolded:
         """The request's graph, not yet checked."""

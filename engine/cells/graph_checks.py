@@ -5,6 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 
+from penstock.engine.cells.compiled import load_kernels
 from penstock.engine.cells.contract import NO_NODE, CellSpec, Int32Array
 from penstock.engine.cells.errors import (
     CyclicGraph,
@@ -129,32 +130,13 @@ def _check_values(given: InputValues, mine: Rows, name: str, size: int) -> None:
 
 
 def _check_shape(graph: Unfolded, limits: GraphLimits) -> None:
-    """Depth, and whether all nodes hang together; in one pass, for nodes come after those that they read."""
-    num_nodes = len(graph.cells)
-    if num_nodes == 1:
+    """Depth, and whether all nodes hang together."""
+    if len(graph.cells) == 1:
         return
-    depths = [1] * num_nodes
-    groups = list(range(num_nodes))  # union-find
-    num_groups = num_nodes
-    for node, row in enumerate(graph.reads.tolist()):
-        for read in row:
-            if read == NO_NODE:
-                continue
-            depths[node] = max(depths[node], depths[read] + 1)
-            a, b = _root(groups, node), _root(groups, read)
-            if a != b:
-                groups[b] = a
-                num_groups -= 1
-    if max(depths) > limits.max_depth:
-        raise GraphTooLarge(f"the graph is {max(depths)} nodes deep; at most {limits.max_depth} are allowed. Split it.")
+    depth, num_groups = load_kernels().measure_shape(graph.reads)
+    if depth > limits.max_depth:
+        raise GraphTooLarge(f"the graph is {depth} nodes deep; at most {limits.max_depth} are allowed. Split it.")
     if num_groups > 1:
         raise DisconnectedGraph(
             f"the graph has {num_groups} parts that do not read each other. Send each as a request."
         )
-
-
-def _root(groups: list[int], node: int) -> int:
-    while groups[node] != node:
-        groups[node] = groups[groups[node]]
-        node = groups[node]
-    return node

@@ -15,12 +15,13 @@ Child-sum (section 3.1) has a word at each node, and any number of children:
     h = sigmoid(o) tanh(c)
 """
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from penstock.engine.cells.contract import NO_NODE, Cell, CellSpec, Int32Array, StateSpec, Tensors
 from penstock.engine.cells.errors import CyclicGraph, DisconnectedGraph, InvalidSequence, WrongArity
-from penstock.engine.cells.graph import GraphBuilder
+from penstock.engine.cells.graph import GraphBuilder, Rows
 from penstock.engine.cells.layers import DenseModule, Table, read_dense, read_table
 from penstock.engine.cells.lstm import classify_cell
 from penstock.engine.cells.model import CellModel, RequestFields
@@ -111,20 +112,31 @@ def binary_tree_classifier(weights: Weights, *, dtype: torch.dtype = torch.float
 
 
 def _unfold_merges(request: RequestFields, graph: GraphBuilder) -> None:
-    root = -1
     tokens = take_tokens(request)
-    for leaf in range(len(tokens)):
-        root = graph.add("leaf", token=tokens[leaf : leaf + 1])
-    merges = request.get("merges", [])
+    graph.add_each("leaf", len(tokens), token=tokens)
+    merges = _pairs(request.get("merges", []))
+    graph.add_each("merge", len(merges), reads=merges)
+    graph.add("classify", reads=[len(tokens) + len(merges) - 1])
+
+
+def _pairs(merges: object) -> Rows:
+    """Pairs of nodes [M, 2], of which no number is below 0."""
     if not isinstance(merges, list | tuple):
         raise InvalidSequence("`merges` must be a list of pairs of nodes.")
+    if not merges:
+        return np.empty((0, 2), np.int64)
+    try:
+        pairs = np.array(merges)
+    except ValueError:  # they are not equally long
+        pairs = np.empty(0)
+    if pairs.ndim == 2 and pairs.shape[1] == 2 and pairs.dtype == np.int64 and pairs.min() >= 0:
+        return pairs
     for merge in merges:
         if not isinstance(merge, list | tuple) or not all(isinstance(node, int) and node >= 0 for node in merge):
             raise InvalidSequence(f"`merges` must be pairs of nodes. Given: {merge!r}")
         if len(merge) != 2:
             raise WrongArity(f"`merges` must be pairs of nodes. Given: {len(merge)} in {merge!r}")
-        root = graph.add("merge", reads=merge)
-    graph.add("classify", reads=[root])
+    raise InvalidSequence("`merges` must be pairs of nodes.")
 
 
 def child_sum_tree_classifier(

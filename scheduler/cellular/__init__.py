@@ -2,6 +2,6 @@
 
 from penstock.scheduler.cellular.scheduler import CellScheduler
 from penstock.scheduler.cellular.settings import Admission, CellSettings
-from penstock.scheduler.cellular.types import CellGraph, CellJob, CellRule, CellTask
+from penstock.scheduler.cellular.types import CellGraph, CellJob, CellRule, CellTask, JobColumns
 
-__all__ = ["Admission", "CellGraph", "CellJob", "CellRule", "CellScheduler", "CellSettings", "CellTask"]
+__all__ = ["Admission", "CellGraph", "CellJob", "CellRule", "CellScheduler", "CellSettings", "CellTask", "JobColumns"]

@@ -35,6 +35,8 @@ class Backlog:
     ) -> None:
         self._rules, self._max_slots, self._cost, self._tables = rules, settings.max_slots, cost, tables
         self._waiting = JobQueue()  # admitted, and on no device yet
+        # Those without a deadline, by id, while none with one waits: they enter the queue when the first one comes.
+        self._undated: dict[int, QueuedCellJob] = {}
         self._joined_s: list[tuple[Float64Array, Float64Array]] = []  # of each device, for this `add`: due and left
         self._ran = self._asked = 1.0  # decayed sums of the steps of ended jobs
         self._slowdown = 1.0  # time of jobs, from their first task on, over their predicted path
@@ -52,7 +54,7 @@ class Backlog:
         """
         step_s, row_s = np.empty((2, len(self._rules)))
         for cell, rule in enumerate(self._rules):
-            num_rows = self._num_rows(rule, num_active + len(new.jobs) - 1)
+            num_rows = self._num_rows(rule, num_active + len(new.deadline) - 1)
             quantum = choose_quantum(rule, num_rows, self._cost.step_s(cell, num_rows), host_s)
             step_s[cell] = self._cost.seconds_at_most(cell, num_rows, quantum) / quantum
             row_s[cell] = self._cost.seconds(cell, rule.max_rows, rule.max_steps) / (rule.max_steps * rule.max_rows)
@@ -71,9 +73,16 @@ class Backlog:
 
         That is the job itself, or one behind it. Jobs are looked at one by one only where they may not all be in time.
         """
-        online = [_queued(entry) for entry in entries if not entry.bulk]
-        if not online:
+        new = [entry for entry in entries if not entry.bulk]
+        if not new:
             return [0.0] * len(entries)
+        if not len(self._waiting) and all(entry.job.deadline is None for entry in new):
+            self._undated.update([(entry.job.id, entry) for entry in new])
+            return [0.0] * len(entries)
+        if self._undated:
+            self._waiting.add([_queued(entry) for entry in self._undated.values()])
+            self._undated.clear()
+        online = [_queued(entry) for entry in new]
         self._joined_s = [(table.due(), table.left_s()) for table in self._tables]
         if self._waiting.surely_in_time(online, now + sum([float(left_s[-1]) for _, left_s in self._joined_s])):
             self._waiting.add(online)
@@ -123,6 +132,9 @@ class Backlog:
 
     def stop_waiting(self, ids: Iterable[int]) -> None:
         """Jobs have left. Ids of jobs that do not wait are skipped."""
+        if self._undated:
+            for job_id in ids:
+                self._undated.pop(job_id, None)
         if len(self._waiting):
             self._waiting.remove(ids)
 

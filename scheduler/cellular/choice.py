@@ -43,7 +43,8 @@ def choose_quantum(rule: CellRule, num_rows: int, step_s: float, host_s: float) 
 
     A job that arrives waits for the quanta that are planned, so they are short while few rows are ready, and grow with
     the load to `FULL_STEPS` in a full task. A quantum also takes at least the `host_s` that the host needs for the
-    next; only for that it is longer.
+    next; only for that it is longer. It is so under light load, too: a job waits for the host once a quantum, so where
+    a step costs much less than that, short quanta make every chain slower.
     """
     by_load = min(rule.max_steps, FULL_STEPS) * num_rows / rule.max_rows
     by_host = host_s / step_s if step_s > 0 else 1.0

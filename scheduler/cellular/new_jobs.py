@@ -6,10 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import BULK, ID, NUMBER, OF_GRAPH, OF_SLOTS, OF_TIMES, SIZE, SLOTS
+from penstock.scheduler.cellular.arrays import BULK, ID, NONE, NUMBER, OF_SLOTS, OF_TIMES, SIZE, SLOTS
 from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.deadlines import Deadline
-from penstock.scheduler.cellular.types import CellGraph, CellJob, Estimate, Float64Array, Int32Array, Int64Array
+from penstock.scheduler.cellular.types import (
+    CellGraph,
+    CellJob,
+    Estimate,
+    Float64Array,
+    Int32Array,
+    Int64Array,
+    JobColumns,
+)
 
 _UNKNOWN = Estimate()
 
@@ -46,24 +54,25 @@ class Joining(NamedTuple):
 class NewJobs(NamedTuple):
     """The jobs of one `add`, at least one."""
 
-    jobs: Sequence[CellJob]
+    jobs: JobColumns
     arrival: Float64Array  # [J]
     deadline: Float64Array  # [J]; inf: none
     joining: Joining
 
     @classmethod
-    def of(cls, jobs: Sequence[CellJob], patience_s: float, num_before: int) -> "NewJobs":
+    def of(cls, jobs: JobColumns, patience_s: float, num_before: int) -> "NewJobs":
         """Jobs that come after so many others. See `CellSettings.patience_s`."""
-        ids, graphs, arrivals, deadlines, bulk, slots, sizes = zip(*jobs, strict=True)
-        columns = np.empty((5, len(jobs)), np.int64)
+        ids, graphs, arrivals, deadlines, bulk, slots, sizes = jobs
+        num_jobs = len(ids)
+        columns = np.empty((5, num_jobs), np.int64)
         columns[ID], columns[BULK], columns[SLOTS], columns[SIZE] = ids, bulk, slots, sizes
-        columns[NUMBER] = np.arange(num_before + 1, num_before + 1 + len(jobs))
-        deadline = np.full(len(jobs), math.inf)
-        if deadlines.count(None) < len(jobs):
+        columns[NUMBER] = np.arange(num_before + 1, num_before + 1 + num_jobs)
+        deadline = np.full(num_jobs, math.inf)
+        if deadlines.count(None) < num_jobs:
             deadline[:] = [math.inf if one is None else one for one in deadlines]
         arrival = np.array(arrivals, np.float64)
         due = np.minimum(arrival + patience_s, deadline)
-        estimates = np.empty((len(jobs), len(_UNKNOWN)))
+        estimates = np.empty((num_jobs, len(_UNKNOWN)))
         return cls(jobs, arrival, deadline, Joining(columns, due, estimates, _packed(graphs)))
 
     def checked(self, active: Mapping[int, object], num_cells: int, max_slots: int | None) -> tuple[int, int]:
@@ -79,17 +88,17 @@ class NewJobs(NamedTuple):
         fault, place, num_slots, num_bulk_slots = load_kernels().check(
             graphs, columns, self.arrival, self.deadline, num_cells, most
         )
-        job = self.jobs[place]
+        if fault == NONE:
+            return num_slots, num_bulk_slots
+        job = self.jobs.rows()[place]
         if fault == OF_TIMES:
             raise ValueError(f"A job's times must be numbers. Job {job.id}: {job.arrival}, {job.deadline}")
         if fault == OF_SLOTS:
             raise ValueError(f"A job holds 1 to {most:g} state slots. Job {job.id} needs: {job.slots}")
-        if fault == OF_GRAPH:
-            raise ValueError(
-                f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job {job.id} "
-                f"has: {job.graph}"
-            )
-        return num_slots, num_bulk_slots
+        raise ValueError(
+            f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job {job.id} "
+            f"has: {job.graph}"
+        )
 
     def without_estimates(self) -> None:
         """Nothing is known of the jobs' times."""
@@ -97,13 +106,13 @@ class NewJobs(NamedTuple):
 
     def deadlines(self) -> list[Deadline]:
         """Of those jobs that have one."""
-        rows = zip(self.deadline.tolist(), self.joining.columns[NUMBER].tolist(), self.jobs, strict=True)
-        return [Deadline(at, number, job.id) for at, number, job in rows if at < math.inf]
+        rows = zip(self.deadline.tolist(), self.joining.columns[NUMBER].tolist(), self.jobs.ids, strict=True)
+        return [Deadline(at, number, job_id) for at, number, job_id in rows if at < math.inf]
 
     def queued(self) -> list[QueuedCellJob]:
         """The jobs one by one."""
         columns, due, estimates, _ = self.joining
-        rows = zip(self.jobs, columns[NUMBER].tolist(), due.tolist(), estimates.tolist(), strict=True)
+        rows = zip(self.jobs.rows(), columns[NUMBER].tolist(), due.tolist(), estimates.tolist(), strict=True)
         return [QueuedCellJob(job.bulk, at, number, job, Estimate(*row)) for job, number, at, row in rows]
 
 

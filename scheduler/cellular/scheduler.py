@@ -13,7 +13,7 @@ from penstock.scheduler.cellular.deadlines import Deadlines
 from penstock.scheduler.cellular.device import Device, Outstanding
 from penstock.scheduler.cellular.new_jobs import Joining, NewJobs, QueuedCellJob
 from penstock.scheduler.cellular.settings import CellSettings
-from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Int32Array
+from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Int32Array, JobColumns
 from penstock.scheduler.cellular.waiting import WaitingJobs
 from penstock.scheduler.types import Cause, RejectedJob, Wait
 
@@ -65,21 +65,24 @@ class CellScheduler:
 
         ValueError, and nothing added: an id in use, no number as a time, an impossible graph, more slots than a device.
         """
+        self._steady(now)
+        return self.add_columns(JobColumns.of(jobs), now) if jobs else []
+
+    def add_columns(self, jobs: JobColumns, now: float) -> list[RejectedJob]:
+        """As `add`: what costs least for many jobs."""
         now = self._steady(now)
-        if not jobs:
-            return []
         new = NewJobs.of(jobs, self._settings.patience_s, self._num_added)
         slots = new.checked(self._active, len(self._rules), self._settings.max_slots)
         rejected: list[RejectedJob] = []
         earliest = new.deadline.min()
         if earliest <= now:
-            late_s = dict(zip([job.id for job in jobs], (now - new.deadline).tolist(), strict=True))
+            late_s = dict(zip(jobs.ids, (now - new.deadline).tolist(), strict=True))
             rejected = [RejectedJob(job_id, Cause.ARRIVED_LATE, by_s) for job_id, by_s in late_s.items() if by_s >= 0]
-            jobs = [job for job in jobs if late_s[job.id] < 0]
-            if not jobs:
+            if len(rejected) == len(late_s):
                 return rejected
+            jobs = JobColumns.of([job for job in jobs.rows() if late_s[job.id] < 0])
             new = NewJobs.of(jobs, self._settings.patience_s, self._num_added)
-        self._num_added += len(jobs)
+        self._num_added += len(jobs.ids)
         if self._backlog is None:
             new.without_estimates()
             are_in_time = True
@@ -101,9 +104,8 @@ class CellScheduler:
         found = list(zip(entries, late_s, strict=True))
         admitted = {entry.number: entry for entry, by_s in found if by_s <= 0}
         self._deadlines.push([one for one in new.deadlines() if one.number in admitted])
-        for entry in admitted.values():
-            self._active[entry.job.id] = -entry.number
-            self._waiting.push(entry)
+        self._active.update([(entry.job.id, -entry.number) for entry in admitted.values()])
+        self._waiting.push(admitted.values())
         self._join()
         return [RejectedJob(entry.job.id, Cause.OVERLOADED, by_s) for entry, by_s in found if by_s > 0]
 
@@ -239,7 +241,7 @@ class CellScheduler:
     def _may_join(self, entry: QueuedCellJob) -> bool:
         """Whether a job that waits has not left, and can be in time. One that cannot leaves."""
         job_id = entry.job.id
-        if not self._is_active(job_id, entry.number):
+        if self._active.get(job_id) != -entry.number:
             return False
         if self._backlog is None or (late_s := self._backlog.too_late_s(entry, self._latest)) <= 0:
             return True

@@ -1,5 +1,6 @@
 """Inputs and outputs of the cellular scheduler. Nothing here knows of tensors, tokens or a clock."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -63,6 +64,27 @@ class CellJob(NamedTuple):
     bulk: bool = False
     slots: int = 1  # state slots, or pages, that it holds from the first task until it ends
     size: int = 1  # of a row, in tasks of cells with a `max_size`
+
+
+class JobColumns(NamedTuple):
+    """Fields of jobs, at least one: see CellJob."""
+
+    ids: Sequence[int]
+    graphs: Sequence[CellGraph]
+    arrivals: Sequence[float]
+    deadlines: Sequence[float | None]
+    bulk: Sequence[bool]
+    slots: Sequence[int]
+    sizes: Sequence[int]
+
+    @classmethod
+    def of(cls, jobs: Iterable[CellJob]) -> "JobColumns":
+        """The columns of jobs."""
+        return cls(*zip(*jobs, strict=True))
+
+    def rows(self) -> list[CellJob]:
+        """The jobs one by one."""
+        return [CellJob(*row) for row in zip(*self, strict=True)]
 
 
 class CellTask(NamedTuple):

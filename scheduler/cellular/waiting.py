@@ -1,7 +1,7 @@
 """Jobs that wait for state slots, and which of them join next."""
 
-import heapq
-from collections.abc import Callable, Sequence
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
 
 from penstock.scheduler.cellular.new_jobs import QueuedCellJob
 
@@ -15,22 +15,26 @@ class WaitingJobs:
     def __init__(self, max_slots: int | None) -> None:
         """max_slots: of a device; None: no limit."""
         self._max_slots = max_slots
-        self._heap: list[QueuedCellJob] = []
+        self._entries: list[QueuedCellJob] = []  # ascending: most jobs are due last
 
     def clear(self) -> None:
         """Forget the jobs: all have left."""
-        self._heap.clear()
+        self._entries.clear()
 
-    def push(self, entry: QueuedCellJob) -> None:
-        """Add a job."""
-        heapq.heappush(self._heap, entry)
+    def push(self, entries: Iterable[QueuedCellJob]) -> None:
+        """Add jobs."""
+        for entry in entries:
+            if self._entries and entry < self._entries[-1]:
+                insort(self._entries, entry)
+            else:
+                self._entries.append(entry)
 
     def fit_together(self, slots: tuple[int, int], held: Sequence[tuple[int, int]]) -> bool:
         """Whether none waits, and there is one device, with room for new jobs in any order.
 
         slots: that all of them need, and the bulk jobs. held: of each device, by online jobs, and by bulk jobs.
         """
-        if self._heap or len(held) > 1:
+        if self._entries or len(held) > 1:
             return False
         if self._max_slots is None:
             return True
@@ -46,20 +50,20 @@ class WaitingJobs:
         held: as in `fit_together`. may_join: whether a job has not left. Entries of jobs that have left are removed
         once they are half of all.
         """
-        if len(self._heap) > 2 * num_waiting + _FEW:
-            self._heap = [entry for entry in self._heap if may_join(entry)]
-            heapq.heapify(self._heap)
+        if len(self._entries) > 2 * num_waiting + _FEW:
+            self._entries = [entry for entry in self._entries if may_join(entry)]
         joining: list[list[QueuedCellJob]] = [[] for _ in held]
         slots = [list(of_device) for of_device in held]
-        while self._heap:
-            entry = self._heap[0]
+        num_taken = 0
+        for entry in self._entries:
             if may_join(entry):
-                device = 0 if len(slots) == 1 else min(range(len(slots)), key=lambda device: sum(slots[device]))
+                device = 0 if len(held) == 1 else min(range(len(slots)), key=lambda device: sum(slots[device]))
                 if not self._has_room(entry, *slots[device]):
                     break
                 slots[device][entry.bulk] += entry.job.slots
                 joining[device].append(entry)
-            heapq.heappop(self._heap)
+            num_taken += 1
+        del self._entries[:num_taken]
         return joining
 
     def _has_room(self, entry: QueuedCellJob, online: int, bulk: int) -> bool:

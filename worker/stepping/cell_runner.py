@@ -13,7 +13,7 @@ from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
 from penstock.engine.errors import DeviceFailed, EngineError
 from penstock.engine.types import Float32Array
-from penstock.scheduler.cellular import Admission, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import Admission, CellRule, CellScheduler, CellSettings, CellTask, JobColumns
 from penstock.scheduler.cellular.types import Int64Array
 from penstock.scheduler.types import RejectedJob
 from penstock.worker.requests.sequence_work import SequenceWork
@@ -95,17 +95,17 @@ class CellRunner:
     def add(self, jobs: Sequence[StepJob]) -> None:
         """See `StepRunner.add`. The work of each is a SequenceWork that one device's slots can hold."""
         if jobs:
-            self._reject(self._scheduler.add(self._cell_jobs(jobs), max([job.arrival for job in jobs])))
+            columns = self._columns(jobs)
+            self._reject(self._scheduler.add_columns(columns, max(columns.arrivals)))
 
-    def _cell_jobs(self, jobs: Sequence[StepJob]) -> list[CellJob]:
+    def _columns(self, jobs: Sequence[StepJob]) -> JobColumns:
         """New jobs as the scheduler takes them."""
-        works = [job.work for job in jobs if isinstance(job.work, SequenceWork)]
-        if len(works) < len(jobs):
+        _, works, arrivals, deadlines, bulk = zip(*jobs, strict=True)
+        graphs = [work.cell_graph for work in works if isinstance(work, SequenceWork)]
+        if len(graphs) < len(jobs):
             raise TypeError(f"The cell runner got other work than SequenceWork: {jobs[:3]}. This is a bug.")
-        return [
-            CellJob(handle, work.cell_graph, job.arrival, job.deadline, job.bulk, work.num_slots)
-            for job, work, handle in zip(jobs, works, self._jobs.add(jobs), strict=True)
-        ]
+        slots = [work.num_slots for work in works]
+        return JobColumns(self._jobs.add(jobs), graphs, arrivals, deadlines, bulk, slots, [1] * len(jobs))
 
     def cancel(self, ids: Sequence[int]) -> None:
         """See `StepRunner.cancel`. Slots are free once what is underway has ended."""
@@ -181,7 +181,8 @@ class CellRunner:
         """Open the sessions of jobs, which may be listed several times."""
         distinct = list(dict.fromkeys(handles.tolist()))
         jobs = self._jobs.given(distinct)
-        keys = self._devices[device].sessions.open([cast(SequenceWork, job.work).graph for job in jobs])
+        works = cast(list[SequenceWork], [job.work for job in jobs])
+        keys = self._devices[device].sessions.open([work.graph for work in works])
         if keys is None:
             raise RuntimeError("The scheduler let jobs in, and the pool has no slots for them. This is a bug.")
         self._jobs.open(np.array(distinct), keys, device)
@@ -233,9 +234,9 @@ class CellRunner:
             num_runs = self._jobs.num_runs[job.id]
             self._leave([handle])
             self._jobs.num_runs[job.id] = num_runs
-            (cell_job,) = self._cell_jobs([job])
-            self._jobs.most_rows[cell_job.id] = max(1, num_rows // 2)
-            self._reject(self._scheduler.add([cell_job], now))
+            columns = self._columns([job])
+            self._jobs.most_rows[columns.ids[0]] = max(1, num_rows // 2)
+            self._reject(self._scheduler.add_columns(columns, now))
 
     def _result(self, task: CellTask, batch: SessionBatch, running: RunningCells) -> CellOutput:
         self._scheduler.observe_host(self._host.take() * len(self._devices))

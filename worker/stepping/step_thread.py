@@ -102,21 +102,29 @@ class StepThread:
             self.is_running = False
 
     def _take_orders(self) -> bool:
-        """Hand over what has come. Waits while the runner has no job. Returns false at the end."""
+        """Hand over what has come, and jobs together. Waits while the runner has no job. Returns false at the end."""
+        jobs: list[StepJob] = []
         while True:
             try:
-                order = self._orders.get(block=self._runner.is_idle and self._is_rested())
+                order = self._orders.get(block=not jobs and self._runner.is_idle and self._is_rested())
             except Empty:
+                self._add(jobs)
                 return True
             match order:
                 case None:
                     return False
-                case _Add(jobs):
-                    with self._turn():
-                        self._runner.add(jobs)
+                case _Add(more):
+                    jobs += more
                 case _Cancel(ids):
+                    self._add(jobs)
+                    jobs = []
                     with self._turn():
                         self._runner.cancel(ids)
+
+    def _add(self, jobs: Sequence[StepJob]) -> None:
+        if jobs:
+            with self._turn():
+                self._runner.add(jobs)
 
     def _is_rested(self) -> bool:
         """Let the runner do its idle work until an order comes, or no work is left. Returns whether none is left."""

@@ -97,6 +97,10 @@ def deep(graph: GraphBuilder) -> None:
             GraphTooLarge,
             "more than 50 nodes; at most 50",
         ),
+        (lambda graph: graph.add_each("chain", 51, token=[1] * 51), GraphTooLarge, "more than 50 nodes; at most 50"),
+        (lambda graph: graph.add_each("chain", 2, token=[1]), InvalidSequence, "1 values for 2 nodes"),
+        (lambda graph: graph.add_each("pair", 1, reads=np.array([[0]])), WrongArity, "2 nodes, not 1"),
+        (lambda graph: graph.add_each("pair", 1, reads=np.array([[0, 2**40]])), InvalidSequence, "cannot unfold"),
         (lambda graph: graph.add("unknown"), UnknownCell, "'unknown'; it has 'chain'"),
         (lambda graph: graph.add("pair", reads=[0]), WrongArity, "2 nodes, not 1"),
         (lambda graph: graph.add("chain", reads=[5], token=[1]), InvalidGraph, "does not exist"),
@@ -151,6 +155,28 @@ def test_dependencies_are_the_distinct_nodes_that_are_read() -> None:
     offsets, dependencies = model_of(unfold).unfold({}).dependencies
     assert offsets.tolist() == [0, 0, 1, 2, 4]
     assert dependencies.tolist() == [0, 1, 0, 1]
+
+
+def test_nodes_that_are_added_together_are_those_added_one_by_one() -> None:
+    def together(graph: GraphBuilder) -> None:
+        assert graph.add_each("chain", 3, token=[4, 5, 6]) == 0
+        assert graph.add_each("pair", 2, reads=np.array([[0, 1], [3, 2]])) == 3
+        assert graph.add("other", reads=[4]) == 5
+        assert graph.add_each("pair", 0, reads=np.empty((0, 2), np.int64)) == 6
+
+    def one_by_one(graph: GraphBuilder) -> None:
+        for token in (4, 5, 6):
+            graph.add("chain", token=[token])
+        graph.add("pair", reads=[0, 1])
+        graph.add("other", reads=[graph.add("pair", reads=[3, 2])])
+
+    types = {spec.name: kind for kind, spec in enumerate(SPECS)}
+    found = []
+    for unfold in (together, one_by_one):
+        builder = GraphBuilder(SPECS, types, GraphLimits())
+        unfold(builder)
+        found.append(builder.build().packed.tolist())
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

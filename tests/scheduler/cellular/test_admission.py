@@ -182,3 +182,18 @@ def test_one_that_can_no_longer_be_in_time_leaves_before_it_takes_a_slot() -> No
     assert set(planned) == {0}
     assert [(one.id, one.cause) for one in rejected] == [(1, Cause.QUEUED)]
     assert scheduler.num_joined == 0
+
+
+@pytest.mark.parametrize(("cancelled", "deadline", "is_late"), [((), 3.9, True), ((), 4.1, False), ((2,), 3.1, False)])
+def test_jobs_without_a_deadline_that_wait_count_for_a_later_one_with_one(
+    cancelled: tuple[int, ...], deadline: float, is_late: bool
+) -> None:
+    """One runs and two wait, for a second each; the second of them may leave."""
+    scheduler = CellScheduler([CellRule("decode", 1, 1)], CellSettings(max_tasks=1, max_slots=1, admission="deadline"))
+    scheduler.cost.observe(0, 1, 1, 0.1)
+    graph = CellGraph.of_stages((0, 10))
+    for job_id in range(3):
+        assert not scheduler.add([CellJob(job_id, graph, 0.0)], 0.0)
+    scheduler.cancel(cancelled)
+    rejected = scheduler.add([CellJob(3, graph, 0.0, deadline)], 0.0)
+    assert [(one.id, one.cause) for one in rejected] == ([(3, Cause.OVERLOADED)] if is_late else [])

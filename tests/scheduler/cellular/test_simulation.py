@@ -90,6 +90,17 @@ def test_no_device_idles_while_the_next_task_is_prepared() -> None:
     assert idle[1] < 0.05 < 0.15 < idle[0]
 
 
+def test_quanta_that_hide_the_host_have_the_least_latency_however_light_the_load() -> None:
+    """Of a device whose step takes less than a tenth of what the host needs for a task, as on an H200."""
+    jobs = jobs_of(2000.0, 600)
+    p90 = []
+    for max_steps in (2, 8, 32):
+        scheduler = CellScheduler([CellRule("lstm", 64, max_steps)], CellSettings(host_s=200e-6))
+        outcome = Simulation(scheduler, lambda cell, rows, quantum: quantum * 7e-6, host_s=200e-6).run(jobs)
+        p90.append(quantile(outcome, 0.9))
+    assert p90[2] < 0.7 * p90[1] < 0.7 * 0.5 * p90[0]
+
+
 def test_chains_that_stop_leave_early() -> None:
     jobs = [CellJob(number, CellGraph.of_stages((0, 300)), 0.0) for number in range(200)]
     stops = {(number, 0): 1 + number % 30 for number in range(200)}

@@ -80,7 +80,8 @@ def ours(workload: Workload, rows: int, quantum: int) -> Contestant:
     max_tasks = max_tasks_of(workload.engine)
 
     def make(tape: Tape) -> OfferedRunner:
-        return CellRunner(specs, [RecordingEngine(workload.engine, workload.entry, tape)], max_tasks=max_tasks)
+        engine = RecordingEngine(workload.engine, workload.entry, tape)
+        return CellRunner(specs, [engine], max_tasks=max_tasks, clock=tape.clock)
 
     settings = {"rows": rows} | ({} if workload.name == "tree" else {"quantum": quantum})
     works = [SequenceWork(work.unfolded, int(work.unfolded.steps.sum()), 0) for work in workload.works]

@@ -50,6 +50,24 @@ class MonotonicClock:
                 time.sleep(left - _LONG_S / 2)
 
 
+class HostClock:
+    """The time of this thread's own work, whatever else the machine does. A wait passes at once.
+
+    For a device that is simulated: what the host would do meanwhile is nothing.
+    """
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.thread_time() + self._waited_s
+
+    def wait_until(self, moment: float) -> None:
+        """Pass the time."""
+        self._waited_s += max(0.0, moment - self.now())
+
+
 @dataclass(frozen=True, slots=True)
 class Offered:
     """Times of requests, on the driver's clock."""
@@ -113,10 +131,11 @@ class Driver:
         if events.failed or events.expired:
             raise RuntimeError(f"Requests did not finish: {[*events.failed.values(), *events.expired][:3]}.")
         ended = self._clock.now()
+        ends = self._ends
         for number, _ in events.finished:
-            if not math.isnan(self._ends[number]):
+            if ends[number] == ends[number]:  # no NaN
                 raise RuntimeError(f"Request {number} ended twice. This is a bug.")
-            self._ends[number] = ended
+            ends[number] = ended
         self._num_open -= len(events.finished)
         return len(events.finished)
 
