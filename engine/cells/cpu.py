@@ -74,11 +74,11 @@ class CpuStepEngine:
     def num_slots(self) -> int:
         return self._num_slots
 
-    @torch.inference_mode()
     def idle(self) -> bool:
         """Nothing makes later batches faster."""
         return False
 
+    @torch.inference_mode()
     def start(self, batch: CellBatch) -> FinishedCells:
         """See `StepEngine.start`."""
         if batch.cell not in self._cells:

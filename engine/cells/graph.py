@@ -191,6 +191,11 @@ class GraphBuilder:
         return offsets
 
 
+def are_integers(values: Sequence[object]) -> bool:
+    """Whether all items of a list are integers. Of a string among them numpy makes all items as wide as the longest."""
+    return all(issubclass(kind, int | np.integer) for kind in set(map(type, values)))
+
+
 _NONE = np.zeros(0, np.int32)
 _NO_DEPENDENCIES = np.zeros(2, np.int32), _NONE  # of one node
 
@@ -198,6 +203,8 @@ _NO_DEPENDENCIES = np.zeros(2, np.int32), _NONE  # of one node
 def _int32(name: str, values: Sequence[int] | Int32Array) -> Int32Array:
     if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
         return values
+    if isinstance(values, list | tuple) and not are_integers(values):
+        raise InvalidSequence(f"input {name!r} must be a flat list of integers.")
     try:
         array = np.asarray(values)
     except ValueError as error:

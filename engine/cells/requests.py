@@ -6,6 +6,7 @@ import numpy as np
 
 from penstock.engine.cells.contract import Int32Array
 from penstock.engine.cells.errors import EmptySequence, InvalidSequence
+from penstock.engine.cells.graph import are_integers
 from penstock.engine.cells.model import RequestFields
 
 
@@ -20,7 +21,8 @@ def take_tokens(request: RequestFields, name: str = "tokens") -> Int32Array:
 def take_integers(request: RequestFields, name: str) -> Int32Array:
     """A flat list of int32 values."""
     values: Any = request.get(name)
-    array = np.asarray(values if isinstance(values, list | tuple | np.ndarray) else [[]])
+    is_list = isinstance(values, list | tuple) and are_integers(values)
+    array = np.asarray(values if is_list or isinstance(values, np.ndarray) else [[]])
     is_flat = array.ndim == 1 and (array.dtype.kind in "iu" or len(array) == 0)
     if not is_flat or (len(array) > 0 and (array.min() < -(2**31) or array.max() >= 2**31)):
         raise InvalidSequence(f"the request needs {name!r}, a flat list of int32 values.")

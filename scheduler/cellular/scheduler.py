@@ -172,6 +172,7 @@ class CellScheduler:
         active = [place for place in [self._active.pop(job_id, None) for job_id in gone] if place is not None]
         if self._backlog is not None:
             self._backlog.stop_waiting(gone)
+            self._doomed = [one for one in self._doomed if one.id not in gone]
         for number, device in enumerate(self._devices):
             joined = [divmod(place, len(self._devices)) for place in active if place >= 0]
             rows = [row for row, on in joined if on == number]

@@ -103,6 +103,7 @@ class GenerationRunner:
         for job_id in ids:
             self._leave(job_id)
             self._failed.pop(job_id, None)
+        self._expired = deque(job for job in self._expired if job.id not in ids)
 
     def idle(self) -> bool:
         """See `StepRunner`."""

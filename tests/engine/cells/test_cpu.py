@@ -80,6 +80,30 @@ def test_rows_of_different_lengths_run_together_and_continue() -> None:
     assert again.emitted["sum"][:, 0, 0].tolist() == [7, 20, 15]
 
 
+def test_a_module_whose_weights_are_trainable_runs_and_keeps_no_gradient() -> None:
+    """As torch makes modules. The second batch reads the states of the first."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(1, 1)
+
+    class Scale(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+            new = self.linear(states["sum"] + inputs["value"][:, None])
+            return {"sum": new}, {"sum": new}
+
+    running = CpuStepEngine([Cell(ADD.spec, Scale())], 8)
+    batch = batch_of([[1], [5]])
+    first = running.start(batch).result().emitted["sum"][:, 0]
+    second = running.start(further(batch)).result().emitted["sum"][:, 0]
+    with torch.no_grad():
+        expected = linear(torch.tensor([[1.0], [5.0]]))
+        np.testing.assert_allclose(first, expected, rtol=1e-6)
+        np.testing.assert_allclose(second, linear(expected + torch.tensor([[1.0], [5.0]])), rtol=1e-6)
+
+
 def test_a_row_reads_zeros_where_it_has_no_predecessor_whatever_its_slot_held() -> None:
     running, batch = engine(), batch_of([[9, 9]])
     running.start(batch)

@@ -1,6 +1,8 @@
 """Graphs of requests: their checks, and cell types that models share."""
 
+import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from penstock.engine.cells.graph_checks import check_graph
 from penstock.engine.cells.layers import weights_of
 from penstock.engine.cells.lstm import lstm_classifier
 from penstock.engine.cells.model import CellModel, RequestFields
+from penstock.engine.cells.requests import take_tokens
 from penstock.engine.errors import EngineError, InvalidBatch
 
 H = StateSpec("h", 2)
@@ -122,6 +125,22 @@ def test_a_request_that_cannot_run_raises_an_error_that_says_why(
         model_of(unfold).unfold({}, limits)
     assert isinstance(raised.value, InvalidBatch)
     assert isinstance(raised.value, EngineError)
+
+
+@pytest.mark.parametrize("read", [lambda request: request["tokens"], take_tokens], ids=["own code", "a model here"])
+def test_a_long_string_among_the_tokens_takes_no_more_memory_than_the_request(
+    read: Callable[[RequestFields], Any],
+) -> None:
+    """numpy would make each of them as wide: 40 MB."""
+    request = {"tokens": ["x" * 10_000, *[1] * 1000]}
+    model = model_of(lambda graph: graph.add("chain", token=read(request)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidSequence, match="flat list"):
+            model.unfold(request)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_arrays_that_no_builder_made_are_checked_too() -> None:

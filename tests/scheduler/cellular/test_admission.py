@@ -197,3 +197,19 @@ def test_jobs_without_a_deadline_that_wait_count_for_a_later_one_with_one(
     scheduler.cancel(cancelled)
     rejected = scheduler.add([CellJob(3, graph, 0.0, deadline)], 0.0)
     assert [(one.id, one.cause) for one in rejected] == ([(3, Cause.OVERLOADED)] if is_late else [])
+
+
+def test_one_that_is_cancelled_after_it_gave_up_its_place_is_not_told_of_and_its_id_may_be_anothers() -> None:
+    scheduler = CellScheduler([CellRule("step", 4, 1)], CellSettings(max_tasks=1, max_slots=1, admission="deadline"))
+    scheduler.cost.observe(0, 1, 1, 1.0)
+    graph = CellGraph.of_stages((0, 1))
+    scheduler.add([CellJob(0, graph, 0.0)], 0.0)
+    running = scheduler.poll(0.0)
+    assert isinstance(running, CellTask)
+    assert not scheduler.add([CellJob(1, graph, 0.0, 2.5)], 0.0)
+    scheduler.finished(running.id, 2.0, running.steps, np.ones(1, np.bool_), 1.0)  # too late for job 1
+    scheduler.cancel([1])
+    scheduler.add([CellJob(1, graph, 2.0)], 2.0)
+    following = scheduler.poll(2.0)
+    assert isinstance(following, CellTask)
+    assert (following.jobs.tolist(), following.rejected) == ([1], ())
