@@ -72,9 +72,10 @@ class Worker:
         self._cache = None if cache is None else WriteBehindCache(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
         done = traces.ending(self._ledger.acknowledge)
-        self._delivery = Delivery(self._outbox, self._backpressure, done, replied, settings.group_id, number)
-        self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)
         self.metrics = Metrics(info, load, self._backpressure, self._ledger)
+        counted = self.metrics.count
+        self._delivery = Delivery(self._outbox, self._backpressure, done, replied, counted, settings.group_id, number)
+        self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)
         lag, dead_letters = (lambda: offsets.lag(self.consumer.last_ends())), self._delivery.dead_letters
         self._monitor = LoadMonitor(load, self.metrics, lag=lag, dead_letters=dead_letters)
         self._process = LongSlices(self._process_slice, self._reject_late)

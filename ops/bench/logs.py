@@ -1,6 +1,7 @@
 """The speed of `penstock logs`: `python -m penstock.ops.bench.logs --gb 1`.
 
-The log is of four workers that each log 100 batches and two requests a second, and their load every ten seconds.
+The log is of four workers that each log 100 batches and two requests a second, and their load every ten seconds;
+or with `--only request_done` of requests alone.
 """
 
 import json
@@ -13,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow
 import typer
 
 _WORKERS = 4
@@ -21,25 +23,26 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 _MINUTE = b"@@@@-@@-@@T@@:@@"
 
 
-def write_log(path: Path, num_bytes: int) -> None:
-    """Write a log of about this size: a minute of events, again and again with other times."""
-    minute = _minute().encode()
+def write_log(path: Path, num_bytes: int, only: str = "") -> None:
+    """Write a log of about this size: a minute of events, again and again with other times. `only`: one event."""
+    minute = _minute(only).encode()
     with path.open("wb") as file:
         for number in range(-(-num_bytes // len(minute))):
             moment = (_START + timedelta(minutes=number)).strftime("%Y-%m-%dT%H:%M")
             file.write(minute.replace(_MINUTE, moment.encode()))
 
 
-def _minute() -> str:
+def _minute(only: str) -> str:
     rng = random.Random(1)
     lines = []
     for second in range(60):
-        for place in range(_BATCHES_A_SECOND * _WORKERS):
-            lines.append(_line(rng, second, place, "batch_done", _batch(rng)))
-        for worker in range(2 * _WORKERS):
-            lines.append(_line(rng, second, worker, "request_done", _request(rng)))
-        if second % 10 == 0:
-            lines += [_line(rng, second, worker, "worker_load", _load(rng)) for worker in range(_WORKERS)]
+        for event, make, count in (
+            ("batch_done", _batch, _BATCHES_A_SECOND * _WORKERS),
+            ("request_done", _request, 2 * _WORKERS),
+            ("worker_load", _load, 0 if second % 10 else _WORKERS),
+        ):
+            if only in ("", event):
+                lines += [_line(rng, second, place, event, make(rng)) for place in range(count)]
     return "".join(lines)
 
 
@@ -69,9 +72,27 @@ def _batch(rng: random.Random) -> dict[str, Any]:
 
 
 def _request(rng: random.Random) -> dict[str, Any]:
-    times = {f"{stage}_ms": round(rng.lognormvariate(0, 1), 3) for stage in ("kafka", "tokenize", "cache", "schedule")}
-    place = {"topic": "penstock.requests.bench", "partition": rng.randrange(32), "offset": rng.randrange(10**6)}
-    return {"sample": "first", **place, **times, "compute_ms": 3.0, "total_ms": round(rng.uniform(5, 50), 3)}
+    times = {f"{stage}_ms": round(rng.lognormvariate(0, 1), 3) for stage in ("kafka", "tokenize", "cache")}
+    total_ms = round(rng.uniform(5, 50), 3)
+    return {
+        "sample": rng.choice(("first", "slowest")),
+        "topic": "penstock.requests.bench",
+        "partition": rng.randrange(32),
+        "offset": rng.randrange(10**6),
+        "correlation_id": f"{rng.getrandbits(128):032x}",
+        "class": "online",
+        "sequences": 1,
+        "cached": 0,
+        **times,
+        "total_ms": total_ms,
+        "ago_ms": round(rng.uniform(0, 1000), 3),
+        "left_ms": None,
+        "schedule_ms": round(rng.lognormvariate(0, 1), 3),
+        "compute_ms": round(total_ms / 2, 3),
+        "trigger": rng.choice(("hungry", "timeout", "max_batch", "half_slo")),
+        "batch_sequences": rng.randint(1, 64),
+        "batch_tokens": rng.randint(8, 4096),
+    }
 
 
 def _load(rng: random.Random) -> dict[str, Any]:
@@ -80,9 +101,20 @@ def _load(rng: random.Random) -> dict[str, Any]:
     return {"queued_sequences": 3, "backlog_s": 0.004, **counts, "latency_le_s": latencies, "overloaded": 0}
 
 
+def _compressed(path: Path, compression: str) -> Path:
+    packed = path.with_suffix(f".{compression}")
+    with path.open("rb") as file, pyarrow.CompressedOutputStream(str(packed), compression) as stream:
+        while data := file.read(1 << 20):
+            stream.write(data)
+    path.unlink()
+    return packed
+
+
 def main(
     gb: Annotated[float, typer.Option(help="Size of the log.")] = 1.0,
     threads: Annotated[int, typer.Option(help="Threads of polars.")] = 1,
+    only: Annotated[str, typer.Option(help="The event of all lines: batch_done or request_done.")] = "",
+    compression: Annotated[str, typer.Option(help="gzip or zstd.")] = "",
 ) -> None:
     """Write a log, add it up three times, and print the rate by processor time and by the clock."""
     os.environ["POLARS_MAX_THREADS"] = str(threads)  # before polars is imported
@@ -93,8 +125,10 @@ def main(
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "worker.log"
-        write_log(path, round(gb * 1e9))
+        write_log(path, round(gb * 1e9), only)
         size_mb = path.stat().st_size / 1e6
+        if compression:
+            path = _compressed(path, compression)
         for _ in range(3):
             cpu_s, wall_s = time.process_time(), time.perf_counter()
             digest = Digest(LogReader([LogSource(path.name, path)], Filters()))

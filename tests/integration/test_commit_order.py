@@ -123,7 +123,7 @@ async def test_a_reply_is_sent_then_acknowledged_then_its_offset_is_committed(
         revoked=revoked,
     )
     committer = Committer(offsets, consumer)
-    delivery = Delivery(outbox, held, acknowledged, lambda seconds: None, group, 0)
+    delivery = Delivery(outbox, held, acknowledged, lambda seconds: None, lambda outcome, records: None, group, 0)
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
         await producer.send_and_wait(topic, b"request", partition=0)
         await producer.partitions_for(reply_topic)

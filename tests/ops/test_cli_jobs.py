@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import MockBroker
+from penstock.producer import Client
 from penstock.producer.files import parquet_reader, row_blocks
 
 NO_KAFKA = "127.0.0.1:1"  # a client of it waits without end, and the test fails at its time limit
@@ -36,6 +37,7 @@ KILLED_AFTER_A_PART = """
 import os, signal
 from penstock.ops.cli.main import main
 from penstock.producer.files import row_blocks
+from penstock.producer import Client
 from penstock.producer.files import parquet_reader, part_writer
 from penstock.producer.files.part_directory import PartDirectory
 
@@ -90,6 +92,14 @@ class TestFilesAtFault:
         assert "--overwrite" in said
         assert (tmp_path / "out.csv").read_text() == "precious"
 
+    def test_a_model_that_no_worker_serves_is_said_by_a_mock_broker_too(self, tmp_path: Path) -> None:
+        (tmp_path / "in.csv").write_text("text\nhello\n")
+        with MockBroker() as broker:
+            code, said = classify(tmp_path / "in.csv", tmp_path / "out.csv", servers=broker.bootstrap_servers)
+        assert code == 2
+        assert "there is no topic penstock.requests.m.bulk. Start one (penstock worker --model …)" in said
+        assert not (tmp_path / "out.csv").exists()
+
     def test_an_output_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "in.csv").write_text("text\nhello\n")
         code, said = classify(tmp_path / "in.csv", tmp_path / "no" / "out.csv")
@@ -109,10 +119,16 @@ def served() -> Iterator[str]:
         command = [sys.executable, "-c", "from penstock.ops.cli.main import main; main()", "worker", *options]
         worker = subprocess.Popen([*command, "--bootstrap-servers", broker.bootstrap_servers])
         try:
+            asyncio.run(answered_once(broker.bootstrap_servers))
             yield broker.bootstrap_servers
         finally:
             worker.terminate()
             assert worker.wait(60) == 0
+
+
+async def answered_once(servers: str) -> None:
+    async with Client(model="demo", bootstrap_servers=servers, timeout_s=60) as client:
+        await client.classify("hello")
 
 
 async def num_requests(servers: str) -> tuple[int, int]:

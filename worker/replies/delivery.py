@@ -41,7 +41,8 @@ _Done = Callable[[Sequence[_Reply], KafkaError | None], None]
 class Delivery:
     """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it.
 
-    `replied` is called with the seconds from a reply's making to its acknowledgement.
+    `replied` is called with the seconds from a reply's making to its acknowledgement, and `count` with the outcome of
+    replies and their number: `ok` once the broker has them, or the code of the error that took their place.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Delivery:
         backpressure: Backpressure,
         acknowledged: Callable[[Sequence[PendingRecord]], None],
         replied: Callable[[float], None],
+        count: Callable[[str, int], None],
         group_id: str,
         worker: int,
     ) -> None:
@@ -61,6 +63,7 @@ class Delivery:
         self._destinations = backpressure.destinations
         self._acknowledged = acknowledged
         self._replied_after = replied
+        self._count = count
 
     def reply(self, requests: Iterable[PendingRequest], values: Iterable[bytes]) -> None:
         """Answer records with their results, encoded."""
@@ -128,12 +131,15 @@ class Delivery:
     def _replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         self._note_ended(answers, error)
         if error is None:
+            self._count("ok", len(answers))
             self._replied_after(time.monotonic() - answers[0].made_at)
             self._acknowledged([answer.origin for answer in answers])
         elif isinstance(error, MessageSizeTooLargeError):
             # The addresses are good, so the clients are told: with fewer sequences the replies may fit.
+            self._count(InvalidRequest.code, len(answers))
             self.reject([Rejection(answer.origin, answer.address, _reply_too_large(answer)) for answer in answers])
         else:
+            self._count(BackendError.code, len(answers))
             self._keep_undeliverable(answers, error)
 
     def _only_answer_sent(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:

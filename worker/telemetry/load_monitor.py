@@ -42,7 +42,6 @@ class LoadMonitor:
         """`lag`: records that are not finished, by partition. `dead_letters`: how many so far, by outcome."""
         self._load = load
         self._metrics = metrics
-        self._answered_ok = metrics.requests.labels("ok")
         self._since_logged: Counter[str] = Counter()
         self._logged_at = -math.inf
         self._batches_to_log = _BATCHES_A_TICK
@@ -55,10 +54,12 @@ class LoadMonitor:
         self._latencies_logged: Counter[str] = Counter()
 
     def answered(self, requests: Sequence[PendingRequest], stats: BatchStats | None, now: float) -> None:
-        """Count requests that are answered with their results. `stats`: None where the cache had the last of them."""
+        """Note requests that are answered with their results; they are finished once the broker has their replies.
+
+        `stats`: None where the cache had the last of their results.
+        """
         if not requests:
             return
-        self._answered_ok.inc(len(requests))
         self._since_logged["answered"] += len(requests)
         latencies = Counter([(now - request.times.arrived, request.bulk) for request in requests])
         for (seconds, bulk), count in latencies.items():  # requests of one slice arrived together
@@ -78,7 +79,7 @@ class LoadMonitor:
             return
         self._since_logged["rejected"] += len(errors)
         for (code, cause), count in Counter([(error.code, cause_of(error)) for error in errors]).items():
-            self._metrics.requests.labels(code).inc(count)
+            self._metrics.count(code, count)
             if cause is Cause.OVERLOADED:
                 self._since_logged[cause] += count
                 self._metrics.overload_refusals.inc(count)
@@ -108,15 +109,18 @@ class LoadMonitor:
         self._samples.log(now)
         self._metrics.show_load(self._load.backlog_s(now), *self._load.errors())
         self._lag = {(topic, str(partition)): lag for (topic, partition), lag in self._read_lag().items()}
-        is_working = self._load.num_queued or self._since_logged
-        if is_working and now - self._logged_at >= _LOG_EVERY_S:
+        if (self._load.num_queued or self._has_counted()) and now - self._logged_at >= _LOG_EVERY_S:
             self._log_load(now)
 
     def log_rest(self, now: float) -> None:
         """Log what has been counted since the last log, when the worker ends."""
         self._samples.log(now)
-        if self._since_logged:
+        if self._has_counted():
             self._log_load(now)
+
+    def _has_counted(self) -> bool:
+        """Since the last log. The broker may acknowledge a reply when no other work is left."""
+        return bool(self._since_logged) or Counter(self._metrics.totals()) != self._totals_logged
 
     def _log_load(self, now: float) -> None:
         load, (p50, p95) = self._load, self._load.errors()

@@ -96,7 +96,9 @@ class Metrics:
         """The last three arguments are read at each scrape, from another thread."""
         self.registry = DefinedMetrics()
         self._show_build(info)
-        self.requests = self._counter("penstock_requests_total")
+        self._requests = self._counter("penstock_requests_total")
+        self._outcomes = functools.cache(self._requests.labels)
+        self._outcomes("ok")  # shown from the start
         latency = METRICS["penstock_request_seconds"]
         self.latency = SliceHistogram(latency.name, latency.meaning)
         self.registry.register(self.latency)
@@ -126,6 +128,10 @@ class Metrics:
         """Serve a metric whose values are read at each scrape, from another thread, by its labels."""
         self.registry.register(ReadValues(METRICS[name], read))
 
+    def count(self, outcome: str, records: int) -> None:
+        """Count finished records: `ok`, or the code of their error."""
+        self._outcomes(outcome).inc(records)
+
     def observe_batch(self, stats: BatchStats) -> None:
         """Count one batch that ran."""
         sums = stats.sums
@@ -153,7 +159,7 @@ class Metrics:
             "device_s": self._device_seconds,
         }
         totals = {name: _samples(counter)[0].value for name, counter in counted.items()}
-        outcomes = [one for one in _samples(self.requests) if one.name.endswith("_total")]
+        outcomes = [one for one in _samples(self._requests) if one.name.endswith("_total")]
         return totals | {one.labels["outcome"]: one.value for one in outcomes}
 
     def _show_build(self, info: ModelInfo) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError
+from aiokafka.errors import GroupCoordinatorNotAvailableError, IncompatibleBrokerVersion, KafkaError
 
 from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.producer.transport.cluster import KafkaCluster
@@ -19,7 +19,8 @@ _REMEDY = "Start one (penstock worker --model …), or give --wait, also for a g
 async def missing_fleet(settings: FileJobSettings) -> str:
     """Why no worker can answer: a sentence. Empty if one can, or Kafka does not tell.
 
-    Creates no topic. A broker that does not answer is left to the client, which waits for it.
+    Creates no topic. A broker that does not answer is left to the client, which waits for it. One without an API for
+    groups, as a mock is, tells by its topics.
     """
     model = settings.served_name
     topic, group = bulk_topic(settings.topic or request_topic(model)), f"penstock.{model}"
@@ -29,20 +30,23 @@ async def missing_fleet(settings: FileJobSettings) -> str:
             await admin.start()
             groups = await _described(admin, group)
             has_topic = topic in await admin.list_topics()
-    except (KafkaError, OSError, ValueError, AttributeError):  # OSError includes time-outs. The last: a mock broker
+    except (KafkaError, OSError, ValueError, AttributeError):  # OSError includes time-outs
         return ""
     finally:
         with contextlib.suppress(KafkaError, OSError):
             await admin.close()
-    if any(error or members for error, _, _, _, _, members, *_ in groups):
+    if (groups is None and has_topic) or any(error or members for error, _, _, _, _, members, *_ in groups or ()):
         return ""
     fault = f"the group {group} has no member" if has_topic else f"there is no topic {topic}"
     return f"No worker serves {model!r} at {settings.bootstrap_servers}: {fault}. {_REMEDY}."
 
 
-async def _described(admin: FailoverAdmin, group: str) -> list[Any]:
-    """What the group's coordinator says. A new cluster has none until it is asked for the first time."""
+async def _described(admin: FailoverAdmin, group: str) -> list[Any] | None:
+    """What the group's coordinator says, which a new cluster has once it is asked; None: the broker has no such API."""
     while True:
-        with contextlib.suppress(GroupCoordinatorNotAvailableError):
+        try:
             return [one for answer in await admin.describe_consumer_groups([group]) for one in answer.groups]
-        await asyncio.sleep(_RETRY_S)
+        except IncompatibleBrokerVersion:
+            return None
+        except GroupCoordinatorNotAvailableError:
+            await asyncio.sleep(_RETRY_S)

@@ -1,44 +1,24 @@
 """`batch_done` lines as columns: nearly all lines of a busy worker."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from penstock.ops.logs.libraries import polars
 from penstock.ops.logs.lines.event import number, parse_time
-from penstock.ops.logs.lines.line_columns import Found, LineLayout, LineShape, first_line, load_kernel
+from penstock.ops.logs.lines.line_columns import Found, LineShape
 
-MIN_SCANNED_BYTES = 4 << 20  # smaller blocks are parsed as JSON in less time than the scanner needs to load
 _TEXTS = ("trigger", "partition")
 _INTEGERS = ("worker", "sequences", "tokens", "max_seqlen")
 _FLOATS = ("dp_gain", "predicted_s", "device_s")
-_BATCHES = LineShape("batch_done", _TEXTS, _INTEGERS, _FLOATS, optional=frozenset(["worker"]))
+BATCHES = LineShape("batch_done", _TEXTS, _INTEGERS, _FLOATS, optional=frozenset(["worker"]))
 BATCH_COLUMNS = ("second", *_TEXTS, *_INTEGERS, *_FLOATS)
 
 
-class Cut(NamedTuple):
-    """A block's batches, and its other lines."""
-
-    batches: Any  # a polars frame with BATCH_COLUMNS
-    others: list[bytes]  # that are not empty
-
-
-class BatchColumns:
-    """Cuts the blocks of one source, in order. The first batch_done gives the layout."""
-
-    def __init__(self) -> None:
-        self._layout: LineLayout | None = None
-
-    def cut(self, block: bytes) -> Cut:
-        """Whole lines. Never raises for what they hold."""
-        if self._layout is None and len(block) >= MIN_SCANNED_BYTES:
-            first = first_line(_BATCHES, block)
-            if first and (kernel := load_kernel()) is not None:
-                self._layout = LineLayout(kernel, _BATCHES, first)
-        if self._layout is None:
-            return Cut(empty_batches(), [line for line in block.split(b"\n") if line.strip()])
-        found, others = self._layout.scan(block)
-        return Cut(_frame(found), others)
+def batches_in(found: Sequence[Found]) -> Any:
+    """Batches that were scanned: a polars frame with BATCH_COLUMNS."""
+    return polars().concat([_frame(one) for one in found]) if found else empty_batches()
 
 
 def _frame(found: Found) -> Any:

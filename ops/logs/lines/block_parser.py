@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.ops.logs.libraries import polars
-from penstock.ops.logs.lines.batch_columns import BatchColumns, batches_of
+from penstock.ops.logs.lines.batch_columns import BATCHES, batches_in, batches_of
 from penstock.ops.logs.lines.event import Event, parse_time
 from penstock.ops.logs.lines.journal import is_journal, unwrapped
-from penstock.ops.logs.lines.line_columns import Found
-from penstock.ops.logs.lines.request_columns import RequestColumns
+from penstock.ops.logs.lines.line_columns import Found, LineColumns
+from penstock.ops.logs.lines.request_columns import REQUESTS
 from penstock.worker.telemetry.ecs import MARK, from_ecs
 
 _MAX_STARTS = 8  # of an object within a broken line
@@ -45,15 +45,14 @@ class BlockParser:
         """`in_columns`: requests are columns, in large logs, as batches are; else they are events."""
         self._source = source
         self._counts = counts
-        self._columns = BatchColumns()
-        self._requests = RequestColumns() if in_columns else None
+        self._columns = LineColumns((BATCHES, *REQUESTS) if in_columns else (BATCHES,))
 
     def parse(self, block: bytes) -> Parsed:
         """Batches and requests in columns, and the other events of whole lines."""
-        cut = self._columns.cut(unwrapped(block) if is_journal(block) else block)
-        requests, others = self._requests.cut(cut.others) if self._requests is not None else ([], cut.others)
-        num_requests = sum(len(found.places) for found in requests)
-        self._counts.lines += len(cut.batches) + len(cut.others)
+        found, others = self._columns.cut(unwrapped(block) if is_journal(block) else block)
+        scanned = batches_in([one for one in found if one.event == BATCHES.event])
+        requests = [one for one in found if one.event != BATCHES.event]
+        self._counts.lines += len(others) + sum(len(one.places) for one in found)
         events: list[Event] = []
         rows: list[dict[str, Any]] = []
         for fields in self._objects(others):
@@ -61,8 +60,8 @@ class BlockParser:
                 rows.append(fields)
             else:
                 events.append(self._event(fields))
-        batches = polars().concat([cut.batches, batches_of(rows)]) if rows else cut.batches
-        self._counts.events += len(events) + len(batches) + num_requests
+        batches = polars().concat([scanned, batches_of(rows)]) if rows else scanned
+        self._counts.events += len(events) + len(batches) + sum(len(one.places) for one in requests)
         self._counts.timeless += sum(event.time_s is None for event in events) + batches["second"].null_count()
         return Parsed(batches, requests, events)
 

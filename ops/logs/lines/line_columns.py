@@ -1,10 +1,11 @@
-"""Lines of one event as columns.
+"""Lines of some events as columns.
 
 A worker writes the fields of an event in one order. A line of a log gives this order, by which a compiled scanner takes
 the values out of the others. Lines that are laid out otherwise are left to the caller.
 """
 
 import json
+from collections.abc import Iterator, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -12,7 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+MIN_SCANNED_BYTES = 4 << 20  # smaller blocks are parsed as JSON in less time than the scanner needs to load
 _CONSTANT = ("event", "logger", "level")  # a worker writes them alike in all lines of an event
+_MAX_LAYOUTS = 8  # of an event: a request has a trace or has none, and ran in a batch or did not
+_END = b"\n" * 8  # the scanner leaves a line out that ends within a word of the end
 
 
 class LineShape(NamedTuple):
@@ -49,52 +53,117 @@ class Found(NamedTuple):
         return self.block[self.places[row, 0] : self.places[row, 1]]
 
 
-class LineLayout:
-    """The order of the fields of an event, and room for the values of a block."""
+class LineLayout(NamedTuple):
+    """The order of the fields of an event."""
 
-    def __init__(self, kernel: ModuleType, shape: LineShape, first: dict[str, Any]) -> None:
+    shape: LineShape
+    keys: tuple[tuple[str, Any], ...]  # with the values of those that are constant
+
+    @classmethod
+    def of(cls, shape: LineShape, first: dict[str, Any]) -> "LineLayout":
         """`first`: a line, as `first_line` finds it."""
-        self.keys = tuple((key, first[key] if key in _CONSTANT else None) for key in first)
-        self._kernel = kernel
-        self._shape = shape
-        self._words = _layout(kernel, shape, first)
-        self._min_bytes = int(self._words[2].sum()) + len(first) - len(_CONSTANT)
-        self._room = np.empty((len(first), 0))
+        return cls(shape, tuple([(key, first[key] if key in _CONSTANT else None) for key in first]))
 
-    def scan(self, block: bytes) -> tuple[Found, list[bytes]]:
-        """The lines of this layout, and the others that are not empty. Never raises for what they hold."""
+    def starts(self) -> list[bytes]:
+        """The bytes before each value; of constant fields the values too."""
+        names = [f"{', ' if place else '{'}{json.dumps(key)}: " for place, (key, _) in enumerate(self.keys)]
+        values = [json.dumps(value) if key in _CONSTANT else "" for key, value in self.keys]
+        return [(name + value).encode() for name, value in zip(names, values, strict=True)]
+
+    def kinds(self, kernel: ModuleType) -> list[int]:
+        """The kind of each value."""
+        shape = self.shape
+        kinds = {
+            **dict.fromkeys(shape.integers, kernel.INTEGER),
+            **dict.fromkeys(shape.floats, kernel.NUMBER),
+            **dict.fromkeys(shape.texts, kernel.TEXT),
+            "timestamp": kernel.TIME,
+            **dict.fromkeys(_CONSTANT, kernel.NOTHING),
+        }
+        return [kinds.get(key, kernel.SKIP) for key, _ in self.keys]
+
+
+class _Pass:
+    """Some layouts as the scanner takes them, and room for the values of a block."""
+
+    def __init__(self, kernel: ModuleType, layouts: Sequence[LineLayout]) -> None:
+        self._kernel, self._layouts = kernel, tuple(layouts)
+        starts = [layout.starts() for layout in layouts]
+        all_starts = [one for of_layout in starts for one in of_layout]
+        padded = [one.ljust(-(-len(one) // kernel.WORD) * kernel.WORD, b"\0") for one in all_starts]
+        masks = [(b"\xff" * len(one)).ljust(len(whole), b"\0") for one, whole in zip(all_starts, padded, strict=True)]
+        self._first_fields = np.cumsum([0, *map(len, starts)])
+        words_before = np.cumsum([0, *[len(one) // kernel.WORD for one in padded]])
+        self._arguments = (
+            self._first_fields,
+            words_before[self._first_fields[:-1]],
+            *[np.frombuffer(b"".join(one), "<u8") for one in (padded, masks)],
+            np.array(list(map(len, all_starts)), np.int64),
+            np.array([kind for layout in layouts for kind in layout.kinds(kernel)], np.int64),
+        )
+        # A value has a byte at least.
+        self._min_bytes = min([sum(map(len, one)) + len(one) - len(_CONSTANT) for one in starts])
+        self._room = np.empty((len(all_starts), 0))
+
+    def over(self, block: bytes) -> tuple[list[Found], list[bytes]]:
+        """The lines of these layouts, and the others that are not empty. Never raises for what they hold."""
         kernel, num_lines = self._kernel, len(block) // self._min_bytes + 2
         if num_lines > self._room.shape[1]:
-            self._room = np.empty((len(self.keys), num_lines))
-        texts, places = np.zeros((kernel.MAX_TEXTS, 2), np.int64), np.empty((num_lines, 2), np.int64)
-        others = np.empty((len(block) // 2 + 2, 2), np.int64)
+            self._room = np.empty((len(self._room), num_lines))
+        texts, num_rows = np.zeros((kernel.MAX_TEXTS, 2), np.int64), np.zeros(len(self._layouts), np.int64)
+        places, others = np.empty((len(num_rows), num_lines, 2), np.int64), np.empty((len(block) // 2 + 2, 2), np.int64)
         data, words = np.frombuffer(block, np.uint8), kernel.words_of(block)
-        num_rows, num_texts, num_others = kernel.scan(data, words, *self._words, self._room, texts, places, others)
-        named = zip((key for key, _ in self.keys), self._room, strict=True)
-        values = {key: column[:num_rows].copy() for key, column in named if key in self._shape.fields}
+        num_texts, num_others = kernel.scan(data, words, *self._arguments, self._room, texts, places, num_rows, others)
         found = [block[start:end].decode("utf-8", "replace") for start, end in texts[:num_texts].tolist()]
         starts, ends = (column.tolist() for column in others[:num_others].T)  # a list a line would take twice the time
         rest = [line for start, end in zip(starts, ends, strict=True) if (line := block[start:end]).strip()]
-        return Found(self._shape.event, values, found, block, places[:num_rows].copy()), rest
+        return list(self._found(block, places, num_rows.tolist(), found)), rest
+
+    def _found(
+        self, block: bytes, places: npt.NDArray[np.int64], num_rows: list[int], texts: list[str]
+    ) -> Iterator[Found]:
+        for number, (layout, rows) in enumerate(zip(self._layouts, num_rows, strict=True)):
+            if rows:
+                columns = self._room[self._first_fields[number] : self._first_fields[number + 1]]
+                named = zip(layout.keys, columns, strict=True)
+                values = {key: column[:rows].copy() for (key, _), column in named if key in layout.shape.fields}
+                yield Found(layout.shape.event, values, texts, block, places[number, :rows].copy())
 
 
-def _layout(kernel: ModuleType, shape: LineShape, first: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    """The bytes before each value in words, the masks of the words, the sizes in bytes, and the kinds of the values."""
-    kinds = {
-        **dict.fromkeys(shape.integers, kernel.INTEGER),
-        **dict.fromkeys(shape.floats, kernel.NUMBER),
-        **dict.fromkeys(shape.texts, kernel.TEXT),
-        "timestamp": kernel.TIME,
-        **dict.fromkeys(_CONSTANT, kernel.NOTHING),
-    }
-    starts = [f"{', ' if place else '{'}{json.dumps(key)}: " for place, key in enumerate(first)]
-    constants = [json.dumps(value) if key in _CONSTANT else "" for key, value in first.items()]
-    encoded = [(start + constant).encode() for start, constant in zip(starts, constants, strict=True)]
-    padded = [one.ljust(-(-len(one) // kernel.WORD) * kernel.WORD, b"\0") for one in encoded]
-    masks = [(b"\xff" * len(one)).ljust(len(whole), b"\0") for one, whole in zip(encoded, padded, strict=True)]
-    key_words, key_masks = (np.frombuffer(b"".join(one), "<u8") for one in (padded, masks))
-    sizes = np.array([len(one) for one in encoded], np.int64)
-    return key_words, key_masks, sizes, np.array([kinds.get(key, kernel.SKIP) for key in first], np.int64)
+class LineColumns:
+    """Takes lines of some events out of the blocks of one source, in order."""
+
+    def __init__(self, shapes: Sequence[LineShape]) -> None:
+        self._shapes = shapes
+        self._layouts: list[LineLayout] = []
+        self._pass: _Pass | None = None  # with all of them
+
+    def cut(self, block: bytes) -> tuple[list[Found], list[bytes]]:
+        """Whole lines: columns by layout, and the other lines that are not empty. Never raises for what they hold."""
+        if self._pass is None and len(block) >= MIN_SCANNED_BYTES:
+            self._learn(block)
+        if self._pass is None:
+            return [], [line for line in block.split(b"\n") if line.strip()]
+        found, others = self._pass.over(block)
+        while others and (new := self._learn(rest := b"\n".join(others) + _END)) is not None:
+            more, others = new.over(rest)
+            found += more
+        return found, others
+
+    def _learn(self, block: bytes) -> _Pass | None:
+        """A pass with the layouts of the first line of each event, unless all are known: then a value is unusual."""
+        new = [layout for shape in self._shapes if (layout := self._new_layout(shape, block)) is not None]
+        if not new or (kernel := load_kernel()) is None:
+            return None
+        self._layouts += new
+        self._pass = _Pass(kernel, self._layouts)
+        return _Pass(kernel, new)
+
+    def _new_layout(self, shape: LineShape, block: bytes) -> LineLayout | None:
+        known = [layout for layout in self._layouts if layout.shape == shape]
+        first = first_line(shape, block) if len(known) < _MAX_LAYOUTS else {}
+        layout = LineLayout.of(shape, first)
+        return layout if first and layout not in known else None
 
 
 def first_line(shape: LineShape, block: bytes) -> dict[str, Any]:
@@ -119,9 +188,8 @@ def load_kernel() -> ModuleType | None:
         from penstock.ops.logs.lines import line_kernel
 
         shape = LineShape("", (), (), (), frozenset())
-        LineLayout(line_kernel, shape, dict.fromkeys((*_CONSTANT, "timestamp"), "")).scan(
-            b"\n" * (2 * line_kernel.WORD)
-        )
+        layout = LineLayout.of(shape, dict.fromkeys((*_CONSTANT, "timestamp"), ""))
+        _Pass(line_kernel, [layout]).over(b"\n" * (2 * line_kernel.WORD))
     except Exception:  # of numba's cache: a full or read-only folder, or a damaged file. JSON takes longer
         return None
     return line_kernel

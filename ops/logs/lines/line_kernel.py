@@ -29,7 +29,9 @@ _MAX_KEPT = 10**17  # digits beyond do not change a float
 _MAX_POWER = 308
 _POWERS = np.array([float(f"1e{power}") for power in range(_MAX_POWER + 1)])
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(WORD + 1)], np.uint64)  # the first bytes of a word
-_NEWLINES, _ONES, _HIGHS = (np.uint64(one * 0x0101010101010101) for one in (_NEWLINE, 1, 0x80))
+_NEWLINES, _QUOTES, _BACKSLASHES, _SPACES, _ONES, _HIGHS = (  # a byte eight times
+    np.uint64(one * 0x0101010101010101) for one in (_NEWLINE, _QUOTE, _BACKSLASH, _SPACE, 1, 0x80)
+)
 _TRUE, _FALSE, _NULL = (np.uint64(int.from_bytes(one, "little")) for one in (b"true", b"fals", b"null"))
 
 
@@ -70,11 +72,19 @@ def is_digit(block: ByteArray, place: int, end: int) -> bool:
 
 
 @_inlined
-def scan_text(block: ByteArray, place: int, end: int) -> int:
+def scan_text(block: ByteArray, words: WordArray, place: int, end: int) -> int:
     """The place after a string without escapes, which begins here."""
     if place >= end or byte(block, place) != _QUOTE:
         return _FAILED
     place += 1
+    while place + WORD <= end:
+        eight = word(words, place)
+        quote, backslash = eight ^ _QUOTES, eight ^ _BACKSLASHES
+        # The highest bit of each byte that is less than a space, or that is zero after the comparison.
+        ends = ((eight - _SPACES) & ~eight) | ((quote - _ONES) & ~quote) | ((backslash - _ONES) & ~backslash)
+        if ends & _HIGHS:
+            break
+        place += WORD
     while place < end:
         one = byte(block, place)
         if one == _QUOTE:
@@ -228,7 +238,7 @@ def skip(block: ByteArray, words: WordArray, place: int, end: int) -> int:
         return _FAILED
     first = byte(block, place)
     if first == _QUOTE:
-        return scan_text(block, place, end)  # type: ignore[no-any-return]  # of numba
+        return scan_text(block, words, place, end)  # type: ignore[no-any-return]  # of numba
     if first in (_LOW_T, _LOW_F, _LOW_N):
         found = word(words, place) & _MASKS[4]
         if found == _FALSE and byte(block, place + 4) == _EXPONENT:
@@ -250,10 +260,95 @@ def find_newline(block: ByteArray, words: WordArray, place: int, end: int) -> in
     return place
 
 
+@_inlined
+def match(
+    block: ByteArray,
+    words: WordArray,
+    place: int,
+    first_field: int,
+    after_fields: int,
+    key: int,
+    keys: WordArray,
+    key_masks: WordArray,
+    key_sizes: IntArray,
+    kinds: IntArray,
+    columns: npt.NDArray[np.float64],
+    row: int,
+    texts: IntArray,
+    state: IntArray,
+) -> int:
+    """The place after the last of the fields, whose values are then in their columns.
+
+    `key`: the first word of their keys. `state` has the number of texts, and where the first 17 bytes of the last time
+    are and their seconds.
+    """
+    size = len(block)
+    for field in range(first_field, after_fields):
+        end = place + key_sizes[field]
+        if end + WORD > size:
+            return _FAILED
+        while place < end:
+            if word(words, place) & key_masks[np.uintp(key)] != keys[np.uintp(key)]:
+                return _FAILED
+            place += WORD
+            key += 1
+        place = end
+        kind = kinds[field]
+        if kind == INTEGER:
+            place, integer = scan_integer(block, place, size)
+            columns[field, row] = integer
+        elif kind == NUMBER:
+            place, columns[field, row] = scan_number(block, place, size)
+        elif kind == TEXT:
+            first = place + 1
+            place = scan_text(block, words, place, size)
+            if place == _FAILED or place + WORD > size:
+                return _FAILED
+            number = find_text(block, words, first, place - 1, texts, state[0])
+            if number == MAX_TEXTS:
+                return _FAILED
+            if number == state[0]:
+                texts[number, 0], texts[number, 1] = first, place - 1
+                state[0] += 1
+            columns[field, row] = number
+        elif kind == TIME:
+            if place + 22 > size:
+                return _FAILED
+            known = state[1]
+            is_same = known >= 0 and byte(block, place + 16) == byte(block, known + 16)
+            is_same = is_same and word(words, place) == word(words, known)
+            if not is_same or word(words, place + WORD) != word(words, known + WORD):
+                minute_s = scan_minute(block, place)
+                if minute_s < 0:
+                    return _FAILED
+                state[1], state[2] = place, int(minute_s)
+            place, seconds = scan_seconds(block, place + 17, size)
+            columns[field, row] = state[2] + seconds
+        elif kind == SKIP:
+            place = skip(block, words, place, size)
+        if place == _FAILED:
+            return _FAILED
+    return place
+
+
+@_inlined
+def end_of_line(block: ByteArray, place: int) -> int:
+    """The place of the newline, or of the block's end, after an object of which only the brace is left."""
+    size = len(block)
+    if place == _FAILED or place >= size or byte(block, place) != _BRACE:
+        return _FAILED
+    place += 1
+    if place < size and byte(block, place) == _RETURN:
+        place += 1
+    return place if place >= size or byte(block, place) == _NEWLINE else _FAILED
+
+
 @_compiled
 def scan(
     block: ByteArray,
     words: WordArray,
+    first_fields: IntArray,
+    first_words: IntArray,
     keys: WordArray,
     key_masks: WordArray,
     key_sizes: IntArray,
@@ -261,83 +356,42 @@ def scan(
     columns: npt.NDArray[np.float64],
     texts: IntArray,
     places: IntArray,
+    num_rows: IntArray,
     others: IntArray,
-) -> tuple[int, int, int]:
-    """Go over all lines. Returns the numbers of rows, of texts and of other lines.
+) -> tuple[int, int]:
+    """Go over all lines. Returns the numbers of texts and of other lines.
 
+    `first_fields` [layouts + 1] and `first_words` [layouts]: where each layout begins among the fields and the words.
     `keys`, `key_masks`: the bytes before each value, in words, of which the last has a mask; `key_sizes` [fields] in
     bytes; `kinds` [fields]. `columns` [fields, lines] gets numbers, seconds and numbers of texts. `texts`
-    [MAX_TEXTS, 2] gets where each text first was, `places` [lines, 2] where each row is, and `others` [lines, 2] where
-    lines are that are laid out otherwise. Empty lines are in neither.
+    [MAX_TEXTS, 2] gets where each text first was, `places` [layouts, lines, 2] where each row is, `num_rows` [layouts]
+    how many there are, and `others` [lines, 2] where lines are that are laid out otherwise. Empty lines are in neither.
     """
-    num_rows, num_texts, num_others = 0, 0, 0
-    start, size = 0, len(block)
-    minute, minute_s = -1, 0.0  # the last time was `minute_s` plus seconds, and its first 17 bytes are at `minute`
+    num_others, num_layouts = 0, len(first_words)
+    state = np.array([0, -1, 0])
+    start, size, layout = 0, len(block), 0
     while start < size:
-        place, key = start, 0
-        for field in range(len(kinds)):
-            key_size = key_sizes[field]
-            if place + key_size + WORD > size:
-                place = _FAILED
+        end = _FAILED
+        for _ in range(num_layouts):  # that of the line before is the first to be tried
+            row, key, field, after = (
+                num_rows[layout],
+                first_words[layout],
+                first_fields[layout],
+                first_fields[layout + 1],
+            )
+            place = match(  # numba takes no starred arguments
+                block, words, start, field, after, key, keys, key_masks, key_sizes, kinds, columns, row, texts, state
+            )
+            end = end_of_line(block, place)
+            if end != _FAILED:
+                places[layout, row, 0], places[layout, row, 1] = start, end
+                num_rows[layout] += 1
                 break
-            end = place + key_size
-            while place < end:
-                if word(words, place) & key_masks[np.uintp(key)] != keys[np.uintp(key)]:
-                    break
-                place += WORD
-                key += 1
-            if place < end:
-                place = _FAILED
-                break
-            place = end
-            kind = kinds[field]
-            if kind == INTEGER:
-                place, integer = scan_integer(block, place, size)
-                columns[field, num_rows] = integer
-            elif kind == NUMBER:
-                place, columns[field, num_rows] = scan_number(block, place, size)
-            elif kind == TEXT:
-                first = place + 1
-                place = scan_text(block, place, size)
-                if place != _FAILED and place + WORD <= size:
-                    number = find_text(block, words, first, place - 1, texts, num_texts)
-                    if number == num_texts and num_texts < MAX_TEXTS:
-                        texts[number, 0], texts[number, 1] = first, place - 1
-                        num_texts += 1
-                    columns[field, num_rows] = number
-                    if number == MAX_TEXTS:
-                        place = _FAILED
-                else:
-                    place = _FAILED
-            elif kind == TIME:
-                if place + 22 > size:
-                    place = _FAILED
-                    break
-                is_same = minute >= 0 and byte(block, place + 16) == byte(block, minute + 16)
-                is_same = is_same and word(words, place) == word(words, minute)
-                if not is_same or word(words, place + WORD) != word(words, minute + WORD):
-                    minute, minute_s = place, scan_minute(block, place)
-                    if minute_s < 0:
-                        minute, place = -1, _FAILED
-                        break
-                place, seconds = scan_seconds(block, place + 17, size)
-                columns[field, num_rows] = minute_s + seconds
-            elif kind == SKIP:
-                place = skip(block, words, place, size)
-            if place == _FAILED:
-                break
-        if place != _FAILED and place < size and byte(block, place) == _BRACE:
-            place += 1
-            if place < size and byte(block, place) == _RETURN:
-                place += 1
-            if place >= size or byte(block, place) == _NEWLINE:
-                places[num_rows, 0], places[num_rows, 1] = start, place
-                num_rows += 1
-                start = place + 1
-                continue
-        end = find_newline(block, words, start, size)
-        if end > start:
-            others[num_others, 0], others[num_others, 1] = start, end
-            num_others += 1
+            layout = layout + 1 if layout + 1 < num_layouts else 0
+        if end == _FAILED:
+            end = find_newline(block, words, start, size)
+            if end > start:
+                others[num_others, 0], others[num_others, 1] = start, end
+                num_others += 1
         start = end + 1
-    return num_rows, num_texts, num_others
+    return state[0], num_others

@@ -11,7 +11,7 @@ from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts, Parsed
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.filters import Filters, check_fields
 from penstock.ops.logs.lines.line_columns import Found
-from penstock.ops.logs.lines.source import LogSource, origin
+from penstock.ops.logs.lines.source import LogSource, in_large_blocks, origin
 
 _TOPIC = re.compile(r"penstock\.requests\.(.+?)(\.bulk)?")
 _NAMES_MODEL = ("worker_ready", "model_loaded")  # events with the model's name
@@ -95,7 +95,7 @@ class LogReader:
 
 def _parsed_ahead(source: LogSource, parser: BlockParser) -> Iterator[Parsed]:
     """A source's blocks, parsed one ahead in a thread, on another core."""
-    blocks = source.blocks()
+    blocks = in_large_blocks(source.blocks())
 
     def parse_next() -> Parsed | None:
         block = next(blocks, None)

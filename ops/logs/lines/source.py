@@ -3,7 +3,7 @@
 import codecs
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -16,6 +16,7 @@ STDIN = "-"
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20  # the longest line of a worker, with a trace, has some kilobytes
 _SNIFF_BYTES = 1 << 16
+_UNPACKED_BYTES = 1 << 20  # at a time
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _ROTATED = re.compile(r"([.-]\d+)*(\.gz|\.zst)?$")
 _MIN_YEAR = 1970  # a lower number in a name counts rotations
@@ -95,7 +96,7 @@ class LogSource:
     def _unpacked(self, file: "_Prefixed", compression: str) -> Iterator[bytes]:
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), compression)
         while True:
-            data = bytearray(_SNIFF_BYTES)
+            data = bytearray(_UNPACKED_BYTES)
             try:
                 size = stream.readinto(data)
             except OSError:
@@ -107,7 +108,7 @@ class LogSource:
                 self.num_bytes += file.take_count()
             if not size:
                 return
-            yield bytes(data[:size])
+            yield bytes(memoryview(data)[:size])
 
 
 class _Prefixed:
@@ -148,6 +149,20 @@ def _block_bytes(file: IO[bytes]) -> int:
     end = file.read(BLOCK_BYTES - middle)
     file.seek(start)
     return middle + end.rfind(b"\n") + 1 if b"\n" in end else BLOCK_BYTES
+
+
+def in_large_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Small blocks, of a pipe or of compressed data, joined: small ones are parsed one line at a time."""
+    waiting: list[bytes] = []
+    num_bytes = 0
+    for block in blocks:
+        waiting.append(block)
+        num_bytes += len(block)
+        if num_bytes >= BLOCK_BYTES // 2:
+            yield b"".join(waiting)
+            waiting, num_bytes = [], 0
+    if waiting:
+        yield b"".join(waiting)
 
 
 def find_sources(names: Sequence[str]) -> tuple[list[LogSource], list[str]]:

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.ops.logs.errors import NoEvents
 from penstock.ops.logs.lines import source
-from penstock.ops.logs.lines.source import MAX_LINE_BYTES, find_sources
+from penstock.ops.logs.lines.source import MAX_LINE_BYTES, find_sources, in_large_blocks
 from penstock.ops.logs.totals.digest import Digest
 from penstock.worker.telemetry.ecs import to_ecs
 from tests.ops.logs.helpers import FLEET, HOST_A, batch, digest, line
@@ -136,6 +136,19 @@ def test_a_producers_clock_that_is_ahead(tmp_path: Path) -> None:
     found = read(tmp_path, line("request_done", sample="first", total_ms=5.0, kafka_ms=-4000.0))
     assert found.requests.num_ahead == 1
     assert found.requests.stages["kafka"].percentile(99) == 0.0
+
+
+def test_small_blocks_of_a_pipe_or_of_compressed_data_are_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at a time they would be too small for the scanner."""
+    monkeypatch.setattr(source, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(source, "_UNPACKED_BYTES", 256)
+    lines = "".join(batch(second) for second in range(60)).encode()
+    (tmp_path / "worker.log.gz").write_bytes(gzip.compress(lines))
+    blocks = list(in_large_blocks(find_sources([str(tmp_path)])[0][0].blocks()))
+    assert b"".join(blocks) == lines
+    assert min(map(len, blocks[:-1])) >= 2048
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd"])

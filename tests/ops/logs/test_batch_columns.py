@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.logs.lines import batch_columns
-from penstock.ops.logs.lines.batch_columns import BATCH_COLUMNS, BatchColumns, batches_of
+from penstock.ops.logs.lines import line_columns
+from penstock.ops.logs.lines.batch_columns import BATCH_COLUMNS, BATCHES, batches_in, batches_of
 from penstock.ops.logs.lines.event import parse_time
+from penstock.ops.logs.lines.line_columns import LineColumns
 from tests.ops.logs.helpers import FLEET, HOST_A, SAMPLES, batch, digest
 
 pytestmark = pytest.mark.slow  # the scanner is compiled once on each machine
@@ -18,12 +19,12 @@ pytestmark = pytest.mark.slow  # the scanner is compiled once on each machine
 
 @pytest.fixture(autouse=True)
 def any_size_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_columns, "MIN_SCANNED_BYTES", 0)
+    monkeypatch.setattr(line_columns, "MIN_SCANNED_BYTES", 0)
 
 
 def scanned(text: str | bytes) -> tuple[list[dict[str, Any]], list[bytes]]:
-    found = BatchColumns().cut(text.encode() if isinstance(text, str) else text)
-    return found.batches.to_dicts(), found.others
+    found, others = LineColumns([BATCHES]).cut(text.encode() if isinstance(text, str) else text)
+    return batches_in(found).to_dicts(), others
 
 
 @pytest.mark.parametrize("path", [FLEET, HOST_A], ids=lambda path: str(path.name))
@@ -38,7 +39,7 @@ def test_real_lines(path: Path) -> None:
 
 def test_the_digest_is_the_same_with_and_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with_it = digest(SAMPLES, filters=("p>5ms",))
-    monkeypatch.setattr(batch_columns, "MIN_SCANNED_BYTES", 1 << 40)
+    monkeypatch.setattr(line_columns, "MIN_SCANNED_BYTES", 1 << 40)
     without = digest(SAMPLES, filters=("p>5ms",))
     assert with_it.series.totals() == pytest.approx(without.series.totals())
     assert with_it.lines == without.lines
@@ -85,7 +86,6 @@ def at(time: str) -> str:
         batch(0, tokens=True),
         batch(0, trigger='say "so"'),
         batch(0, trigger=None),
-        batch(0, more=1),
         batch(0)[:-3] + "\n",
         batch(0)[:60] + "\n",
         batch(0).replace("}", "} "),
@@ -102,6 +102,12 @@ def test_a_line_that_is_laid_out_otherwise_is_left_as_it_is(other: str) -> None:
     rows, others = scanned(batch(1) + other + batch(2))
     assert others == [other.encode().rstrip(b"\n")]
     assert [row["second"] % 60 for row in rows] == [1, 2]
+
+
+def test_lines_of_two_layouts_in_turn() -> None:
+    """As of two versions, or of one worker with a trace and one without."""
+    rows, others = scanned("".join(batch(second) + batch(second, more=1) for second in range(3)))
+    assert ([row["second"] % 60 for row in rows], others) == ([0, 1, 2, 0, 1, 2], [])
 
 
 def test_ends_of_lines_and_of_the_block() -> None:
@@ -132,7 +138,7 @@ def test_any_bytes_at_all() -> None:
 
 
 def test_a_block_does_not_change_the_batches_of_the_one_before() -> None:
-    columns = BatchColumns()
-    first = columns.cut(batch(0, device_s=0.5, tokens=5).encode()).batches
+    columns = LineColumns([BATCHES])
+    first = batches_in(columns.cut(batch(0, device_s=0.5, tokens=5).encode())[0])
     columns.cut(batch(1, device_s=0.25, tokens=6).encode())
     assert (first["device_s"].to_list(), first["tokens"].to_list()) == ([0.5], [5])

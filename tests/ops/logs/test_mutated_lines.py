@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.logs.lines import batch_columns
+from penstock.ops.logs.lines import line_columns
 from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts
 from penstock.ops.logs.lines.event import Event
 from tests.ops.logs.helpers import FLEET, batch
@@ -80,9 +80,9 @@ def test_with_and_without_the_scanner(change: Any, monkeypatch: pytest.MonkeyPat
     for made in (real, [made_line(rng) for _ in range(100)]) * 4:
         lines = [rng.choice(made) for _ in range(600)]
         block = made[0] + b"".join(change(rng, line) if rng.random() < 0.8 else line for line in lines)
-        monkeypatch.setattr(batch_columns, "MIN_SCANNED_BYTES", 0)
+        monkeypatch.setattr(line_columns, "MIN_SCANNED_BYTES", 0)
         with_it = parsed(block)
-        monkeypatch.setattr(batch_columns, "MIN_SCANNED_BYTES", 1 << 40)
+        monkeypatch.setattr(line_columns, "MIN_SCANNED_BYTES", 1 << 40)
         without = parsed(block)
         assert with_it[0] == without[0]
         assert sorted(map(repr, with_it[1])) == sorted(map(repr, without[1]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.logs.lines import batch_columns, source
+from penstock.ops.logs.lines import line_columns, source
 from penstock.ops.logs.report.charts import Spans
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import facts
@@ -98,7 +98,7 @@ def test_a_log_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_scanned_lines_count_as_parsed_ones(is_killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_columns, "MIN_SCANNED_BYTES", 0)
+    monkeypatch.setattr(line_columns, "MIN_SCANNED_BYTES", 0)
     other: dict[str, Any] = {"pid": 8, "worker": 1, "service.instance.id": "host-a:8"}
     texts = []
     for second in range(40):
@@ -110,7 +110,7 @@ def test_scanned_lines_count_as_parsed_ones(is_killed: bool, tmp_path: Path, mon
     ends = [] if is_killed else [load(40, {"too_long": 70}), load(41, {"empty": 1}, **other)]
     path = written(tmp_path, *texts, *ends)
     scanned = digest(path)
-    monkeypatch.setattr(batch_columns, "MIN_SCANNED_BYTES", 1 << 40)
+    monkeypatch.setattr(line_columns, "MIN_SCANNED_BYTES", 1 << 40)
     parsed = digest(path)
     assert by_code(scanned) == by_code(parsed)
     assert scanned.rejections.by_code == parsed.rejections.by_code

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.logs.lines import batch_columns
-from penstock.ops.logs.lines.request_columns import RequestColumns
+from penstock.ops.logs.lines import line_columns
+from penstock.ops.logs.lines.line_columns import LineColumns
+from penstock.ops.logs.lines.request_columns import REQUESTS
 from penstock.ops.logs.totals.digest import Digest
 from tests.ops.logs.helpers import FLEET, HOST_A, SAMPLES, digest, line
 
@@ -16,17 +17,17 @@ pytestmark = pytest.mark.slow  # the scanner is compiled once on each machine
 
 @pytest.fixture(autouse=True)
 def any_size_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_columns, "MIN_SCANNED_BYTES", 0)
+    monkeypatch.setattr(line_columns, "MIN_SCANNED_BYTES", 0)
 
 
 def cut(text: str) -> tuple[int, list[bytes]]:
-    found, others = RequestColumns().cut([one.encode() for one in text.splitlines()])
+    found, others = LineColumns(REQUESTS).cut(text.encode())
     return sum(len(one.places) for one in found), others
 
 
 def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Digest, Digest]:
     scanned = digest(path)
-    monkeypatch.setattr(batch_columns, "MIN_SCANNED_BYTES", 1 << 40)
+    monkeypatch.setattr(line_columns, "MIN_SCANNED_BYTES", 1 << 40)
     return scanned, digest(path)
 
 
@@ -72,13 +73,13 @@ def test_a_line_with_an_unusual_value_is_left_as_it_is() -> None:
 def test_any_bytes_at_all() -> None:
     rng = random.Random(4)
     text = "\n".join(FLEET.read_text(encoding="utf-8").splitlines()[100:130]).encode()
-    columns = RequestColumns()
+    columns = LineColumns(REQUESTS)
     for _ in range(500):
         mutated = bytearray(text)
         for _ in range(rng.randint(1, 20)):
             mutated[rng.randrange(len(mutated))] = rng.randrange(256)
         lines = [one for one in bytes(mutated).split(b"\n") if one.strip()]
-        found, others = columns.cut(list(lines))
+        found, others = columns.cut(bytes(mutated))
         for one in found:
             for row in range(len(one.places)):
                 json.loads(one.line(row).decode("utf-8", "replace"))

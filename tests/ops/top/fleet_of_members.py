@@ -59,7 +59,7 @@ class Member:
 
     def answer(self, requests: int, seconds: float = 0.004, *, cached: int = 0, tokens: int = 10) -> None:
         """Online requests of one text each, which ran in one batch unless they were cached."""
-        self.metrics.requests.labels("ok").inc(requests)
+        self.metrics.count("ok", requests)
         self.metrics.latency.observe(seconds, requests, bulk=False)
         self.metrics.from_cache.inc(cached)
         if (count := requests - cached) > 0:
@@ -67,7 +67,7 @@ class Member:
             self.metrics.observe_batch(BatchStats("hungry", "fifo", 0.0, sums, 0.001, 0.001))
 
     def reject(self, requests: int, code: str = "overloaded") -> None:
-        self.metrics.requests.labels(code).inc(requests)
+        self.metrics.count(code, requests)
 
 
 class Fleet:

@@ -1,6 +1,7 @@
 """The order of delivery as a list of events, with a fake outbox: produced, acknowledged, finished."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
@@ -45,6 +46,7 @@ class Desk:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.reply_s: list[float] = []
+        self.outcomes: Counter[str] = Counter()
         self.held = Backpressure(8)
         self.sent: list[tuple[str, int | None, OutRecord]] = []
         self.delivery = self.deliver_to(self.finish)
@@ -53,7 +55,10 @@ class Desk:
         self.events += [f"finished {record.original.offset}" for record in records]
 
     def deliver_to(self, acknowledged: Callable[[Sequence[PendingRecord]], None]) -> Delivery:
-        return Delivery(self, self.held, acknowledged, self.reply_s.append, "penstock.tiny", 3)
+        return Delivery(self, self.held, acknowledged, self.reply_s.append, self.count, "penstock.tiny", 3)
+
+    def count(self, outcome: str, records: int) -> None:
+        self.outcomes[outcome] += records
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
         for record in records:
@@ -96,6 +101,7 @@ def test_a_record_is_finished_when_its_reply_is_acknowledged(
     assert desk.events == ["produced to penstock.replies", "acknowledged 0", "finished 0"]
     (reply_s,) = desk.reply_s
     assert 0 < reply_s < 10
+    assert desk.outcomes == {"ok": 1}
 
 
 def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
@@ -223,6 +229,7 @@ def test_a_reply_that_cannot_be_delivered_leaves_its_request_as_a_dead_letter(
     desk.acknowledge(0, UnknownTopicOrPartitionError("no partition 2"))
     desk.acknowledge(1)
     assert desk.events[1:] == ["refused 0", f"produced to {DEAD_LETTERS}", "acknowledged 1", "finished 0"]
+    assert desk.outcomes == {"backend": 1}
 
 
 def test_a_late_request_whose_error_cannot_be_delivered_is_kept_as_a_dead_letter(
@@ -390,6 +397,7 @@ def test_a_reply_that_the_broker_finds_too_large_is_answered_with_an_error(
     assert desk.events[-1] == "finished 0"
     assert desk.sent[2][0] == DEAD_LETTERS
     assert desk.held.reply_bytes == 0
+    assert desk.outcomes == {"invalid_request": 1}
 
 
 def test_answers_to_one_record_carry_one_key_and_answers_to_others_another(make_record: MakeRecord) -> None:

@@ -1,7 +1,7 @@
 """The load monitor: gauges at every tick, a log event every ten seconds, and only while there is work."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -56,6 +56,11 @@ class Bench:
         self.scheduler.add([Job(1, 30, 0.0), Job(2, 10, 0.0)], 0.0)
         self.cost.observe(10, 100, 10, 1, 12.5)  # 10 s were predicted
         self.monitor.batch_done(BatchStats("drain", "fifo", 0.25, Sums(10, 100, 10, 1), 10.0, 12.5))
+
+    def answer(self, requests: Sequence[PendingRequest], now: float) -> None:
+        """Replies that the broker has at once."""
+        self.monitor.answered(requests, None, now)
+        self.metrics.count("ok", len(requests))
 
     def logged(self, now: float) -> list[Any]:
         with capture_logs() as logs:
@@ -114,7 +119,7 @@ def test_metrics_show_the_same(bench: Bench, late: PendingRequest) -> None:
     bench.work()
     reject(bench, Cause.OVERLOADED, Cause.ARRIVED_LATE, Cause.QUEUED)
     late.job_ids.append(1)
-    bench.monitor.answered([late, late], None, 0.0)
+    bench.answer([late, late], 0.0)
     bench.monitor.tick(0.0)
     assert bench.value("penstock_overload_refusals_total") == 1
     assert bench.value("penstock_deadline_misses_total", cause="arrived_late") == 1
@@ -183,7 +188,7 @@ def test_the_log_has_what_was_counted_since_the_last(
     bench: Bench, make_sequences: Callable[..., list[PendingSequence]]
 ) -> None:
     requests = [make_sequences([n])[0].request for n in range(3)]
-    bench.monitor.answered(requests, None, 0.004)
+    bench.answer(requests, 0.004)
     bench.metrics.from_cache.inc(2)
     bench.work()
     reject(bench, Cause.OVERLOADED)
@@ -191,7 +196,7 @@ def test_the_log_has_what_was_counted_since_the_last(
     assert (event["answered"], event["sequences"], event["cached"]) == (3, 1, 2)
     assert (event["tokens"], event["padded_tokens"], event["device_s"]) == (10, 10, 12.5)
     assert (event["rejected"], event["latency_le_s"]) == ({"overloaded": 1}, {"0.005": 3})
-    bench.monitor.answered(requests[:1], None, 0.02)
+    bench.answer(requests[:1], 0.02)
     [event] = bench.logged(10.0)
     assert (event["answered"], event["tokens"], event["latency_le_s"]) == (1, 0, {"0.025": 1})
 
@@ -202,9 +207,21 @@ def test_what_was_counted_last_is_logged_at_the_end(
     bench.monitor.tick(0.0)
     with capture_logs() as logs:
         bench.monitor.log_rest(1.0)
-        bench.monitor.answered([make_sequences([1])[0].request], None, 1.0)
+        bench.answer([make_sequences([1])[0].request], 1.0)
         bench.monitor.log_rest(2.0)
     assert [(one["event"], one.get("answered")) for one in logs] == [("request_done", None), ("worker_load", 1)]
+
+
+def test_a_reply_that_is_acknowledged_when_no_other_work_is_left_is_logged(
+    bench: Bench, make_sequences: Callable[..., list[PendingSequence]]
+) -> None:
+    bench.monitor.answered([make_sequences([1])[0].request], None, 0.0)
+    [event] = bench.logged(0.0)
+    assert event["answered"] == 0
+    bench.metrics.count("ok", 1)
+    [event] = bench.logged(10.0)
+    assert event["answered"] == 1
+    assert bench.logged(20.0) == []
 
 
 async def test_an_event_loop_that_stood_still_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
