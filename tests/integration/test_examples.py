@@ -1,7 +1,6 @@
 """The clients of ops/examples, each built and run as its page says, against one worker behind the real broker."""
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import shutil
@@ -79,8 +78,11 @@ def built(language: str) -> Path:
             for command in commands:
                 done = run(command, folder, timeout_s=BUILD_S)
                 assert done.returncode == 0, done.stdout + done.stderr
-            with contextlib.suppress(FileExistsError):  # another process built the same
+            try:
                 folder.rename(target)
+            except OSError:  # "Directory not empty": another process built the same
+                if not target.is_dir():
+                    raise
     return target
 
 

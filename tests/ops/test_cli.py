@@ -547,7 +547,7 @@ def test_a_job_that_is_terminated_says_so_and_leaves_nothing(processes: list[Pro
     (tmp_path / "in.csv").write_text("text\nhello\n")
     with MockBroker() as broker:
         files = str(tmp_path / "in.csv"), str(tmp_path / "out.csv")
-        args = ("embed", "--model", "m", *files, "--bootstrap-servers", broker.bootstrap_servers)
+        args = ("embed", "--model", "m", *files, "--wait", "--bootstrap-servers", broker.bootstrap_servers)
         processes.append(running := Process(*args))
         running.wait_for("No answer for a while.")  # by then it is in the midst of it
         assert len(list(tmp_path.iterdir())) == 2
