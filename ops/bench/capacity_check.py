@@ -1,7 +1,7 @@
 """`python -m penstock.ops.bench.capacity_check`: what `penstock capacity` promises, in the simulator and in a real run.
 
 A model is timed as a worker does it. By its cost table and an SLO, `penstock capacity` plans one machine for a load of
-up to three quarters of what full batches answer. That load, and one that full batches would not answer either, are
+up to six tenths of what full batches answer. That load, and one that full batches would not answer either, are
 offered to a worker's scheduler and engine on this machine, without Kafka, and to the simulator. The first must be
 answered within the SLO, and the second must not. It takes less than a minute. The run is kept.
 """

@@ -135,9 +135,9 @@ def test_batches_are_as_full_as_every_bound_allows() -> None:
 
 def test_devices_members_and_partitions_follow_from_the_rate() -> None:
     plan = plan_for(H200, ONE_GPU, 60_000.0, 0.05)
-    assert plan.devices == int(np.ceil(60_000 / (0.75 * plan.device_per_s)))
+    assert plan.devices == int(np.ceil(60_000 / (0.6 * plan.device_per_s)))
     assert (plan.members, plan.partitions) == (3 * plan.devices, 12 * plan.devices)
-    assert plan.load <= 0.75
+    assert plan.load <= 0.6
     assert plan_for(CPU, FOUR_CORES, 1.0, 0.1).devices == 1
 
 
@@ -217,9 +217,9 @@ class TestCommand:
             "intents, float16 on NVIDIA H200",
             "mean 51.0 tokens, p95 95",
             "at most 16,384 tokens, 1,024 sequences, 12.5 ms (a quarter of the SLO)",
-            "GPUs 100,000 / (75% of ",
-            "members 3 x 3 = 9 (3 on each GPU)",
-            "partitions 4 x 9 = 36 (--partitions 36)",
+            "GPUs 100,000 / (60% of ",
+            "members 4 x 3 = 12 (3 on each GPU)",
+            "partitions 4 x 12 = 48 (--partitions 48)",
         ):
             assert part in text
 
