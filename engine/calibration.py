@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.engine.device_share import DeviceShare
 from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, PreparedEngine, TaskOptions
 
 Lengths = tuple[int, ...]  # tokens of each sequence of a batch
@@ -55,7 +56,7 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
     """
     started = time.perf_counter()
     caps = {"max_sequences": max_sequences, "max_tokens": max_tokens}
-    _prepare(engine, budget_s=budget_s * _PREPARING, **caps)
+    _prepare(engine, DeviceShare(), budget_s=budget_s * _PREPARING, **caps)
     plan = timing_plan(engine.info, max_sequences, max_tokens)
     checks = _random_batches(engine.info, max_sequences, max_tokens)
     chosen = sorted(dict.fromkeys(plan + checks), key=lambda lengths: _size(engine.info, lengths))
@@ -81,34 +82,33 @@ def warm_up(
 ) -> None:
     """Prepare and run an engine as `measure` does, without timing it. Blocks.
 
-    `device_share`: part of the time in which batches may run. The engine rests between them for the others that use its
-    device, which does not count against the budget.
+    `device_share`: part of the time in which batches may run and kernels be loaded. The engine rests in between for the
+    others that use its device, which does not count against the budget.
     """
     started = time.perf_counter()
-    _prepare(engine, max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s * _WARMING)
+    share = DeviceShare(device_share)
+    _prepare(engine, share, max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s * _WARMING)
     plan = sorted(timing_plan(engine.info, max_sequences, max_tokens), key=lambda lengths: _size(engine.info, lengths))
-    left_s = budget_s - (time.perf_counter() - started)
-    _run_once(_RestingEngine(engine, device_share), plan, left_s / device_share, rounds=0)
+    left_s = budget_s - (time.perf_counter() - started - share.rested_s)
+    _run_once(_RestingEngine(engine, share), plan, left_s / device_share, rounds=0)
 
 
-def _prepare(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
+def _prepare(engine: Engine, share: DeviceShare, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
     if isinstance(engine, PreparedEngine):
-        engine.prepare(max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s)
+        engine.prepare(share, max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s)
 
 
 class _RestingEngine:
-    """An `Engine` that rests after each batch, so that it runs for a part of the time."""
+    """An `Engine` that rests after each batch."""
 
-    def __init__(self, engine: Engine, share: float) -> None:
+    def __init__(self, engine: Engine, share: DeviceShare) -> None:
         self.info = engine.info
         self._engine = engine
-        self._rest = 1 / share - 1  # seconds for each second of a batch
+        self._share = share
 
     def run(self, batch: PackedBatch) -> BatchOutput:
-        started = time.perf_counter()
-        output = self._engine.run(batch)
-        time.sleep(self._rest * (time.perf_counter() - started))
-        return output
+        with self._share.used():
+            return self._engine.run(batch)
 
 
 def timing_plan(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[Lengths, ...]:

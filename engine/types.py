@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine.device_share import DeviceShare
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.generation_options import GenerationOptions
 
@@ -134,10 +135,11 @@ class Engine(Protocol):
 class PreparedEngine(Engine, Protocol):
     """An engine that can prepare for batches before they come."""
 
-    def prepare(self, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
+    def prepare(self, share: DeviceShare, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
         """Prepare for batches up to these limits, the likeliest first, for about `budget_s`. The rest is done later.
 
-        Called by one thread, while nothing else runs. Raises as `run` does.
+        Called by one thread, while nothing else runs here. `share`: what keeps others from the device rests by it,
+        which does not count against the budget. Raises as `run` does.
         """
         ...
 

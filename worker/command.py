@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from penstock.worker.model_settings import NULL_MODEL
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision.machine import this_machine
-from penstock.worker.supervision.placement import CannotPlace, Machine, Placement, most_on_a_gpu, place
+from penstock.worker.supervision.placement import CannotPlace, Machine, Placement, most_on_a_gpu, place, standbys
 from penstock.worker.telemetry.logs import configure_logs
 
 
@@ -20,6 +20,8 @@ def run_members(settings: WorkerSettings) -> int:
     machine = this_machine()
     placements = placements_for(settings, machine)
     if len(placements) == 1:
+        if settings.standby == "on":
+            raise CannotPlace("--standby on: one member runs in this process, and nothing would replace it.")
         from penstock.worker.process import run_worker
 
         if placements[0].uuid is not None and len(machine.gpus) > 1:
@@ -27,7 +29,7 @@ def run_members(settings: WorkerSettings) -> int:
         return run_worker(settings)
     from penstock.worker.supervision.supervisor import supervise
 
-    return supervise(settings, machine, placements)
+    return supervise(settings, machine, placements, standbys_for(settings, placements))
 
 
 def placements_for(settings: WorkerSettings, machine: Machine) -> list[Placement]:
@@ -37,6 +39,12 @@ def placements_for(settings: WorkerSettings, machine: Machine) -> list[Placement
     if settings.mps == "on" and num_sharing < 2:
         raise CannotPlace(f"--mps on: no two members share a GPU here; {num_sharing or 'none'} would run on one.")
     return placements
+
+
+def standbys_for(settings: WorkerSettings, placements: Sequence[Placement]) -> list[Placement]:
+    """Placement of the members that wait for the place of one that dies. By default, one waits on each GPU."""
+    is_wanted = most_on_a_gpu(placements) > 0 if settings.standby == "auto" else settings.standby == "on"
+    return standbys(placements) if is_wanted and not settings.once else []
 
 
 def _gpus(settings: WorkerSettings, machine: Machine) -> Sequence[int]:

@@ -70,7 +70,7 @@ class SupervisorLink:
         self.worker: int = setup["worker"]
         self.settings: dict[str, Any] = setup["settings"]
         self.processes: int = setup["processes"]  # members on its GPU, or on the CPU
-        # It takes the place of another, while others serve from its GPU. An earlier version's supervisor does not say.
+        # It loads while others serve from its GPU. An earlier version's supervisor does not say.
         self.is_beside: bool = setup.get("is_beside", False)
         self._stop_s: float = setup["stop_s"]  # longest time to stop
         self._report = Report()

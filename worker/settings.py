@@ -76,6 +76,11 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
         description="Whether members of one GPU run their kernels at the same moment, by CUDA's Multi-Process Service, "
         "which the worker starts. auto: where it starts, until a fault of one member has ended all of its GPU.",
     )
+    standby: Literal["off", "on", "auto"] = Field(
+        "auto",
+        description="Whether a further member on each device loads the model and waits for the place of one that dies. "
+        "It takes the memory of a member. auto: where several members run on GPUs.",
+    )
     lanes: int | None = Field(
         None,
         ge=1,

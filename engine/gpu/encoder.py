@@ -7,6 +7,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from penstock.engine.device_share import DeviceShare
 from penstock.engine.gpu.attention import AttentionTables
 from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SEQUENCES, graph_shape
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
@@ -127,11 +128,11 @@ class GpuEncoder:
         """Capture one graph that is due, if any is. Returns whether one was. Called between batches."""
         return self._graphs is not None and self._graphs.capture_next(self._graph_work)
 
-    def prepare(self, batch: PackedBatch) -> bool:
+    def prepare(self, batch: PackedBatch, share: DeviceShare) -> bool:
         """Capture the graph for batches of this one's shape ahead of them. Returns whether there may be more graphs.
 
         Our own kernels were loaded by warm-up batches. cuBLAS loads some for each number of rows, so each number of
-        rows is launched once first.
+        rows is launched once first. A kernel that is loaded keeps other processes from the device; a capture does not.
         """
         if self._graphs is None or self._graphs.is_prepared:
             return False
@@ -140,7 +141,8 @@ class GpuEncoder:
             work = self._graph_work(inputs.shape)
             if inputs.shape.rows not in self._prepared_rows:
                 self._prepared_rows.add(inputs.shape.rows)
-                work()
+                with share.used():
+                    work()
             self._graphs.capture(inputs.shape, work)
         return self._graphs is not None
 

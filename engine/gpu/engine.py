@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.device_share import DeviceShare
 from penstock.engine.gpu.buckets import likely_batches
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.faults import DeviceFaults
@@ -71,14 +72,14 @@ class GpuEngine:
             self.run(_blank([length] * -(-rows // length), options))
 
     @torch.inference_mode()
-    def prepare(self, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
+    def prepare(self, share: DeviceShare, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
         """See `PreparedEngine.prepare`: captures the graphs of likely batches."""
-        until = time.perf_counter() + budget_s
+        until = time.perf_counter() - share.rested_s + budget_s
         with self._faults.sorted(), torch.cuda.stream(self._stream):
             for lengths in likely_batches(max_tokens, self.info.max_tokens):
-                if time.perf_counter() > until:
+                if time.perf_counter() - share.rested_s > until:
                     break
-                if len(lengths) <= max_sequences and not self._encoder.prepare(_blank(lengths, _EMBED)):
+                if len(lengths) <= max_sequences and not self._encoder.prepare(_blank(lengths, _EMBED), share):
                     break
 
     def run(self, batch: PackedBatch) -> BatchOutput:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.engine import BatchOutput, NullEngine, PackedBatch, measure, warm_up
+from penstock.engine import BatchOutput, NullEngine, PackedBatch, device_share, measure, warm_up
 from penstock.engine import calibration as room
 from penstock.engine.calibration import timing_plan
+from penstock.engine.device_share import DeviceShare
 
 
 class Clock:
@@ -31,6 +32,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(room, "time", clock)
+    monkeypatch.setattr(device_share, "time", clock)
     return clock
 
 
@@ -173,7 +175,7 @@ class PreparingEngine(SlowEngine):
         super().__init__(clock, 1e-6)
         self.prepared: list[tuple[int, int, float]] = []
 
-    def prepare(self, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
+    def prepare(self, share: DeviceShare, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
         assert not self.seen
         self.prepared.append((max_sequences, max_tokens, budget_s))
         self.clock.now += budget_s
@@ -212,3 +214,19 @@ def test_beside_others_a_warm_up_runs_every_shape_in_its_part_of_the_time(clock:
     assert clock.now - clock.rested_s == pytest.approx(share * clock.now)
     plan = timing_plan(engine.info, 256, 4096)
     assert set(engine.seen) == {(sum(lengths), max(lengths), len(lengths)) for lengths in plan}
+
+
+class LoadingEngine(SlowEngine):
+    """Loads kernels until its budget ends, a fifth of a second for each."""
+
+    def prepare(self, share: DeviceShare, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
+        for _ in range(round(budget_s / 0.2)):
+            with share.used():
+                self.clock.now += 0.2
+
+
+def test_rests_between_kernels_that_are_loaded_leave_the_batches_their_budget(clock: Clock) -> None:
+    engine = LoadingEngine(clock, 1e-6)
+    warm_up(engine, max_sequences=16, max_tokens=1024, device_share=0.25)
+    assert {size[0] for size in engine.seen} >= {8, 1024}
+    assert clock.now - clock.rested_s == pytest.approx(0.25 * clock.now)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from penstock.engine import EngineLanes, PackedBatch, PipelinedEngine, TaskOptions, from_torch, load_engine
+from penstock.engine.device_share import DeviceShare
 from penstock.engine.errors import InvalidBatch
 from tests.engine.helpers import MAX_TOKENS, pack, random_sequences, save_classifier, save_encoder, save_tagger
 
@@ -73,7 +74,7 @@ def test_what_was_prepared_is_replayed_from_the_first_batch_on(
     both: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu, cpu = both
-    gpu.prepare(max_sequences=64, max_tokens=2048, budget_s=30.0)
+    gpu.prepare(DeviceShare(), max_sequences=64, max_tokens=2048, budget_s=30.0)
     graphs = gpu._encoder._graphs
     num_prepared = len(graphs)
     assert num_prepared > 50
@@ -96,7 +97,7 @@ def _counted(replay: Any, replays: list[object]) -> Any:
 
 def test_preparing_ends_with_its_budget(both: tuple[Any, Any]) -> None:
     gpu, _ = both
-    gpu.prepare(max_sequences=1024, max_tokens=16_384, budget_s=0.0)
+    gpu.prepare(DeviceShare(), max_sequences=1024, max_tokens=16_384, budget_s=0.0)
     assert len(gpu._encoder._graphs) == 0
 
 

@@ -168,6 +168,29 @@ async def test_a_killed_member_is_started_again_and_no_request_is_lost(
     assert len(worker.events("stopped")) == 3
 
 
+async def test_a_member_that_waits_takes_the_place_of_one_that_is_killed(
+    kafka: KafkaBroker, unique: Unique, start: Start
+) -> None:
+    model = unique("standby")
+    worker = start(served_name=model, processes=2, standby="on")
+    pids = await members(worker, 2)
+    waiting = (await worker.event("standby_ready"))["member_pid"]
+    cores = os.sched_getaffinity(pids[0])
+    async with calls(kafka, model) as more:
+        await more(100)
+        os.kill(pids[0], signal.SIGKILL)
+        event = await exited(worker, pids[0])
+        assert event["replaced_by"] == waiting
+        await worker.event("partitions_assigned", pid=waiting)
+        assert {frozenset(os.sched_getaffinity(int(one))) for one in os.listdir(f"/proc/{waiting}/task")} == {
+            frozenset(cores)
+        }
+        await worker.until(lambda: next(iter(worker.events("standby_ready")[1:]), None), "the next one that waits", 60)
+        await more(100)
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+
+
 async def test_a_member_whose_event_loop_stands_still_is_replaced(unique: Unique, start: Start) -> None:
     worker = start(program=["-c", IMPATIENT, "worker"], served_name=unique("silent"), processes=2)
     pids = await members(worker, 2)

@@ -30,7 +30,7 @@ class Encoder:
     def forward(self, batch: Any) -> torch.Tensor:
         return self.run(batch)
 
-    def prepare(self, batch: Any) -> bool:
+    def prepare(self, batch: Any, share: Any) -> bool:
         return True
 
 

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from penstock.worker.control_socket import (
@@ -57,7 +58,7 @@ class MemberProcess:
     ) -> Self:
         """Start a member that loads its model and then waits for `join`. `stop_s`: the longest that it may stop.
 
-        `processes`: how many members share its GPU, or the CPU. `is_beside`: it takes the place of another, while
+        `processes`: how many members share its GPU, or the CPU. `is_beside`: it loads after the fleet's start, while
         others serve from its GPU. Raises OSError if no process can be started.
         """
         connection, far_end = control_sockets()
@@ -121,6 +122,13 @@ class MemberProcess:
         """Let the member join the group."""
         with contextlib.suppress(OSError):  # it has ended
             self._connection.send(JOIN_PACKET)
+
+    def move(self, cpus: tuple[int, ...]) -> None:
+        """Let its threads run on other cores."""
+        self.placement = replace(self.placement, cpus=cpus)
+        with contextlib.suppress(OSError):  # it has ended
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                os.sched_setaffinity(int(thread), cpus)
 
     def terminate(self) -> None:
         """Ask the member to drain and to leave the group. It is killed if it takes too long. Once or several times."""

@@ -20,6 +20,7 @@ RESTART_REASONS = ("exit", "signal", "not_started", "unresponsive", "rolled")
 log = structlog.get_logger("penstock.supervisor")
 
 Ended = Callable[[MemberProcess, str], None]  # the member, and why another takes its place
+Take = Callable[[Placement], MemberProcess | None]  # a member that has loaded, and waits for such a place
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,15 @@ class MemberSlotEnd:
 class MemberSlot:
     """Called on the supervisor's event loop."""
 
-    def __init__(self, placement: Placement, starter: MemberStarter, *, once: bool, ended: Ended) -> None:
+    def __init__(
+        self, placement: Placement, starter: MemberStarter, *, once: bool, ended: Ended, take_standby: Take
+    ) -> None:
         self.placement = placement
         self.member: MemberProcess | None = None
         self._starter = starter
         self._once = once
         self._ended = ended
+        self._take_standby = take_standby
         self._policy = RestartPolicy()
         self._successor: MemberProcess | None = None
         self._pause_s = 0.0
@@ -143,7 +147,12 @@ class MemberSlot:
         if pause_s is None:
             log.error("member_exited", **event)
             return MemberSlotEnd(code, _given_up(exit_text(code)), is_of_device=True)
-        log.warning("member_exited", **event, restart_in_s=pause_s)
+        self._successor = self._take_standby(self.placement)
+        if self._successor is None:
+            log.warning("member_exited", **event, restart_in_s=pause_s)
+        else:
+            log.warning("member_exited", **event, replaced_by=self._successor.pid)
+            self.placement = self._successor.placement
         self._ended(member, _reason(member, code))
         self._pause_s = pause_s
         return None

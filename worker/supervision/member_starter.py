@@ -69,16 +69,22 @@ class MemberStarter:
                     await stack.enter_async_context(self._gpus.setdefault(placement.gpu, asyncio.Lock()))
             yield
 
-    async def start(self, placement: Placement, started: Started = _ignore) -> MemberProcess:
+    async def start(self, placement: Placement, started: Started = _ignore, *, is_later: bool = False) -> MemberProcess:
         """Start a member, tell `started`, and return when it has loaded or ended. Called inside `turn`.
 
-        Raises OSError if no process can be started.
+        `is_later`: after the start of the fleet, as a member is that takes the place of another. Raises OSError if no
+        process can be started.
         """
         is_first = self.member_bytes is None
         free = await free_bytes(placement) if is_first else None
         variables = self.mps.variables
         member = await MemberProcess.start(
-            placement, self._settings, variables, self._stop_s, self.processes, is_beside=self._is_beside(placement)
+            placement,
+            self._settings,
+            variables,
+            self._stop_s,
+            self.processes,
+            is_beside=(is_later or placement.worker in self._loaded) and self._is_shared(placement),
         )
         self.running.add(member)
         started(member)
@@ -93,14 +99,13 @@ class MemberStarter:
                 await self._measured(member)
         elif variables and _may_be_of_device(member) and self.mps.on_start_failed(member.report.failure or "it ended"):
             await self.ended(member)
-            return await self.start(placement, started)
+            return await self.start(placement, started, is_later=is_later)
         return member
 
-    def _is_beside(self, placement: Placement) -> bool:
-        """Whether a member that loads there takes the place of an earlier one, and others serve from its GPU."""
-        if placement.gpu is None or placement.worker not in self._loaded:
-            return False
-        return any(one.placement.gpu == placement.gpu and one.joined_at is not None for one in self.running)
+    def _is_shared(self, placement: Placement) -> bool:
+        """Whether members serve from the GPU."""
+        serving = (one.placement.gpu for one in self.running if one.joined_at is not None)
+        return placement.gpu is not None and placement.gpu in serving
 
     async def ended(self, member: MemberProcess) -> int:
         """Wait for the end of a member. Returns its exit code; the negated signal if a signal ended it."""

@@ -12,10 +12,10 @@ def ports(slots: Sequence[MemberSlot]) -> Mapping[int, int]:
     return {m.placement.worker: m.report.metrics_port for m in members if m.report.metrics_port and m.is_running}
 
 
-def states(slots: Sequence[MemberSlot], given_up: Counter[str]) -> Mapping[str, int]:
+def states(slots: Sequence[MemberSlot], num_standbys: int, given_up: Counter[str]) -> Mapping[str, int]:
     """Number of members in each state; `given_up` is by device."""
     counts = Counter(slot.state for slot in slots)
-    return dict.fromkeys(STATES, 0) | counts | {"given_up": given_up.total()}
+    return dict.fromkeys(STATES, 0) | counts | {"standby": num_standbys, "given_up": given_up.total()}
 
 
 def not_serving(slots: Sequence[MemberSlot], given_up: Counter[str]) -> str:

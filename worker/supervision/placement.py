@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 MEMBERS_PER_GPU = 3  # reach nine tenths of what the engine does alone on an H200 (ops/bench/pipeline/NOTES.md)
@@ -81,6 +81,13 @@ def place(machine: Machine, gpus: Sequence[int], processes: int | None) -> list[
 def most_on_a_gpu(placements: Sequence[Placement]) -> int:
     """Most members that share one GPU; 0 on a CPU."""
     return max(Counter(one.gpu for one in placements if one.gpu is not None).values(), default=0)
+
+
+def standbys(placements: Sequence[Placement]) -> list[Placement]:
+    """Place one member more on each device. It waits, on the cores of the last member there."""
+    devices = {placement.gpu: placement for placement in placements}
+    first = 1 + max(placement.worker for placement in placements)
+    return [replace(last, worker=first + at) for at, last in enumerate(devices.values())]
 
 
 def one_more(machine: Machine, placed: Sequence[Placement]) -> Placement:

@@ -23,10 +23,14 @@ class Roll:
         self._running: asyncio.Task[None] | None = None
         self._is_asked = False
 
+    @property
+    def is_running(self) -> bool:
+        return self._running is not None and not self._running.done()
+
     def ask(self) -> None:
         """Roll, or if a roll runs, once more after it: what changed may have come after its first members loaded."""
         self._is_asked = True
-        if self._running is None or self._running.done():
+        if not self.is_running:
             self._running = asyncio.create_task(self._run_while_asked())
         else:
             log.info("roll_queued")

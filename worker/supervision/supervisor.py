@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -28,6 +28,7 @@ from penstock.worker.supervision.mps import MpsClients
 from penstock.worker.supervision.ping_watch import kill_silent
 from penstock.worker.supervision.placement import Machine, Placement, most_on_a_gpu, num_fitting, one_more, place
 from penstock.worker.supervision.roll import Roll
+from penstock.worker.supervision.standbys import Standbys
 from penstock.worker.telemetry.logs import configure_logs
 from penstock.worker.telemetry.status_server import serve_status
 
@@ -37,14 +38,20 @@ log = structlog.get_logger("penstock.supervisor")
 
 
 def supervise(
-    settings: WorkerSettings, machine: Machine, placements: Sequence[Placement], timeouts: MemberTimeouts | None = None
+    settings: WorkerSettings,
+    machine: Machine,
+    placements: Sequence[Placement],
+    standbys: Sequence[Placement] = (),
+    timeouts: MemberTimeouts | None = None,
 ) -> int:
     """Run members until SIGTERM, SIGINT or, with `once`, the end of the topics. Blocks; returns the exit code.
+
+    standbys: of members that wait for the place of one that dies, at most one on a device.
 
     Raises OSError if the metrics port is taken, and MpsUnavailable, before any member starts.
     """
     configure_logs(settings.log_format, settings.log_level, settings.log_file, pid=os.getpid())
-    return asyncio.run(Supervisor(settings, machine, timeouts or MemberTimeouts()).run(placements))
+    return asyncio.run(Supervisor(settings, machine, timeouts or MemberTimeouts()).run(placements, standbys))
 
 
 class Supervisor:
@@ -60,12 +67,11 @@ class Supervisor:
         self._starter = MemberStarter(
             member_settings(settings), mps, load_s=timeouts.load_s, stop_s=stop_s, measured=self._fit
         )
-        self._metrics = MemberMetrics(
-            lambda: ports(self._all_slots()), lambda: states(self._all_slots(), self._given_up)
-        )
+        self._metrics = MemberMetrics(lambda: ports(self._all_slots()), self._states)
         self._slots: dict[asyncio.Task[MemberSlotEnd], MemberSlot] = {}
         self._ended: asyncio.Queue[asyncio.Task[MemberSlotEnd]] = asyncio.Queue()  # of slots that stay empty
         self._roll = Roll(self._starter, self._all_slots, join_s=_JOIN_S + settings.drain_s)
+        self._standbys = Standbys(self._starter, self._all_slots, lambda: self._roll.is_running)
         self._adding = asyncio.Lock()
         self._given_up: Counter[str] = Counter()  # device -> members that were given up
         self._tasks: set[asyncio.Task[None]] = set()  # which end by themselves; held, so that they are not collected
@@ -75,7 +81,7 @@ class Supervisor:
         self._exit_code = 0
         self._had_terminal = sys.stderr.isatty()
 
-    async def run(self, placements: Sequence[Placement]) -> int:
+    async def run(self, placements: Sequence[Placement], standbys: Sequence[Placement] = ()) -> int:
         """Fill the slots until none is left to fill. Returns the exit code."""
         with contextlib.ExitStack() as stack:
             port = self._settings.metrics_port
@@ -90,9 +96,12 @@ class Supervisor:
             if most_on_a_gpu(placements) > 1:
                 self._starter.mps.enter(stack)
             self._handle_signals()
-            log.info("supervisor_starting", members=len(placements), devices=list(devices))
+            log.info("supervisor_starting", members=len(placements), devices=list(devices), standbys=len(standbys))
             for placement in placements:
                 self._fill(placement)
+            for placement in standbys:
+                self._metrics.add_worker(placement.worker)
+                self._run(self._standbys.keep(placement))
             watching = asyncio.create_task(kill_silent(self._starter.running, self._ping_s))
             while self._slots:
                 ended = await self._ended.get()
@@ -113,7 +122,8 @@ class Supervisor:
 
     def _fill(self, placement: Placement) -> None:
         self._metrics.add_worker(placement.worker)
-        slot = MemberSlot(placement, self._starter, once=self._settings.once, ended=self._on_restart)
+        once, take = self._settings.once, self._standbys.take
+        slot = MemberSlot(placement, self._starter, once=once, ended=self._on_restart, take_standby=take)
         keeping = asyncio.create_task(slot.keep())
         keeping.add_done_callback(self._ended.put_nowait)
         self._slots[keeping] = slot
@@ -145,6 +155,7 @@ class Supervisor:
             log.error("could_not_start", reason=self._failure)
         for other in set(self._slots.values()) - set(others):
             other.drop()
+        self._standbys.discard(device)
 
     def _final_code(self) -> int:
         if self._is_killed and self._stop_signal is not None:
@@ -198,6 +209,7 @@ class Supervisor:
             log.info("supervisor_stopping", signal=number.name, members=len(self._slots))
             for slot in self._slots.values():
                 slot.drop()
+            self._standbys.discard()
             return
         self._is_killed, self._stop_signal = True, number
         for member in self._starter.running:
@@ -208,6 +220,7 @@ class Supervisor:
         if self._had_terminal and not sys.stderr.isatty():
             self._stop(signal.SIGHUP)
         else:
+            self._standbys.discard()  # they have loaded what the roll replaces
             self._roll.ask()
 
     async def _add(self) -> None:
@@ -233,6 +246,10 @@ class Supervisor:
             return
         counts = Counter(slot.placement.device for slot in slots)
         max(slots, key=lambda slot: (counts[slot.placement.device], slot.placement.worker)).drop()
+
+    def _states(self) -> Mapping[str, int]:
+        """Number of members in each state. Called from other threads."""
+        return states(self._all_slots(), self._standbys.num_ready, self._given_up)
 
     def _all_slots(self) -> list[MemberSlot]:
         """The slots now. Called from other threads."""

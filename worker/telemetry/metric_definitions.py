@@ -150,7 +150,8 @@ SUPERVISOR_METRICS = (
         "gauge",
         "members",
         ("state",),
-        "Members that are `starting`, `serving`, `restarting` (a pause), `stopping`, or `given_up` with their GPU.",
+        "Members that are `starting`, `serving`, `restarting` (a pause), `stopping`, or `given_up` with their GPU; "
+        "and further ones that have loaded and wait for a place (`standby`).",
     ),
     MetricDefinition(
         "penstock_worker_restarts_total",

@@ -17,6 +17,7 @@ _NAMES = {
     "model_loaded": "seconds",
     "cost_table_loaded": "warm_up_s",
     "cost_table_measured": "seconds",
+    "standby_ready": "",
     "worker_ready": "",
 }
 

@@ -71,7 +71,7 @@ class WorkerFleet:
         self.stop()
 
     def wait_until_ready(self, timeout_s: float) -> float:
-        """Wait until every member has joined the group; returns the seconds since the call.
+        """Wait until every member has joined the group, and those that stand by have loaded; returns the seconds.
 
         Raises:
             ProcessFailed: a command ended, or time is up.
@@ -86,7 +86,7 @@ class WorkerFleet:
             told = self._spec.members or sum(event["members"] for event in self.events("supervisor_starting"))
             expected = told or max(len(starting), self._spec.commands)
             quiet_s = _SETTLED_S if told else _QUIET_S
-            if len(joined) >= expected and now - changed > quiet_s:
+            if len(joined) >= expected and self._has_standbys() and now - changed > quiet_s:
                 return changed - begun
             for process in self._processes:
                 if process.poll() is not None:
@@ -94,6 +94,12 @@ class WorkerFleet:
             if now - begun > timeout_s:
                 raise ProcessFailed(f"{len(joined)} members had joined after {timeout_s:.0f} s.\n{self.log_tail()}")
             time.sleep(_POLL_S)
+
+    def _has_standbys(self) -> bool:
+        """Whether every member that is to stand by has loaded, or was given up."""
+        expected: int = sum(event.get("standbys", 0) for event in self.events("supervisor_starting"))
+        found = [*self.events("standby_ready"), *self.events("standby_given_up")]
+        return len(found) >= expected
 
     def members(self) -> list[int]:
         """Process ids of the members that are alive: processes that logged to be ready, or the commands themselves."""

@@ -12,7 +12,7 @@ _NAMES = """
     padding_avoided partition partitions path pause_s pid port predicted_s prediction_error_p50 prediction_error_p95
     prefix queued_sequences queued_tokens raised_at reason records refused refused_after_s rejected replaced_by
     restart_in_s retry_s revision rows runs sample sasl_mechanism schedule_ms seconds security_protocol sequences
-    service.instance.id service.name service.version shape signal silent_s span_id suppressed tasks texts
+    service.instance.id service.name service.version shape signal silent_s span_id standbys suppressed tasks texts
     timestamp timings tokenize_ms tokens topic topics total_ms trace_flags trace_id traceparent trigger unanswered_s
     unfinished uptime_s us_per_token warm_up_s worker
 """

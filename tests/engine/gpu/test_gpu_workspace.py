@@ -10,6 +10,8 @@ import torch
 from structlog.testing import capture_logs
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from penstock.engine import device_share
+from penstock.engine.device_share import DeviceShare
 from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.gpu.buckets import GRAPH_ROWS
@@ -136,17 +138,30 @@ def test_preparing_launches_each_number_of_rows_once_and_captures_each_shape(
     monkeypatch.setattr(encoder, "_launch", lambda inputs, workspace: launched.append(inputs.shape.rows))
     monkeypatch.setattr(encoder._graphs, "capture", lambda shape, work: captured.append(shape))
     for lengths in ((3, 5), (30,), (40,), (1,) * 30):
-        assert encoder.prepare(pack(random_sequences(lengths)))
+        assert encoder.prepare(pack(random_sequences(lengths)), DeviceShare())
     assert launched == [32, 64]
     assert [(shape.rows, shape.sequences) for shape in captured] == [(32, 8), (32, 8), (64, 8), (32, 32)]
 
 
+def test_beside_others_a_launch_that_may_load_kernels_is_followed_by_a_rest(
+    cuda: FakeCuda, weights: EncoderWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = GpuEncoder(weights, device=CPU)
+    now, share = [0.0], DeviceShare(0.25)
+    monkeypatch.setattr(device_share, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: None))
+    monkeypatch.setattr(encoder, "_launch", lambda inputs, workspace: now.insert(0, now[0] + 0.02))
+    monkeypatch.setattr(encoder._graphs, "capture", lambda shape, work: now.insert(0, now[0] + 0.5))
+    for lengths in ((3, 5), (30,), (40,), (1,) * 30):
+        encoder.prepare(pack(random_sequences(lengths)), share)
+    assert share.rested_s == pytest.approx(2 * 0.06)  # two numbers of rows; captures are followed by none
+
+
 def test_without_graphs_there_is_nothing_to_prepare(cuda: FakeCuda, weights: EncoderWeights) -> None:
     batch = pack(random_sequences((3, 5)))
-    assert not GpuEncoder(weights, device=CPU, graphs=False).prepare(batch)
+    assert not GpuEncoder(weights, device=CPU, graphs=False).prepare(batch, DeviceShare())
     poor = GpuEncoder(weights, device=CPU)
     cuda.most_bytes = 1 << 20
-    assert not poor.prepare(batch)  # no memory for them
+    assert not poor.prepare(batch, DeviceShare())  # no memory for them
 
 
 def test_with_memory_for_graphs_batches_lie_where_graphs_look(cuda: FakeCuda, weights: EncoderWeights) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.worker.control_socket import Report
@@ -51,6 +52,9 @@ class FakeMember:
             self.joined_at = 0.0
             self.has_joined.set()
 
+    def move(self, cpus: tuple[int, ...]) -> None:
+        self.placement = replace(self.placement, cpus=cpus)
+
     def tick(self) -> int:
         self._ticks_since_ping += 1
         return self._ticks_since_ping
@@ -63,7 +67,7 @@ class FakeMember:
         self.end(-9)
 
     async def ended(self) -> int:
-        return await self._code
+        return await asyncio.shield(self._code)
 
 
 class FakeProcesses:

@@ -17,9 +17,10 @@ from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.control_socket import Report
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision import member_starter, restart_policy
+from penstock.worker.supervision import standbys as standbys_module
 from penstock.worker.supervision import supervisor as supervisor_module
 from penstock.worker.supervision.member_timeouts import MemberTimeouts
-from penstock.worker.supervision.placement import Gpu, Machine, place
+from penstock.worker.supervision.placement import Gpu, Machine, Placement, place, standbys
 from penstock.worker.supervision.supervisor import Supervisor
 from tests.worker.supervision.fakes import FakeMember, FakeProcesses
 
@@ -35,6 +36,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> FakeProcesses:
     fakes = FakeProcesses()
     monkeypatch.setattr(member_starter, "MemberProcess", fakes)
     monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(standbys_module, "_LOOK_EVERY_S", 0.0)
     return fakes
 
 
@@ -75,13 +77,16 @@ class Running:
 
 
 @asynccontextmanager
-async def supervisor(count: int, gpus: Sequence[int] = (), **more: Any) -> AsyncIterator[Running]:
+async def supervisor(
+    count: int, gpus: Sequence[int] = (), *, with_standbys: bool = False, **more: Any
+) -> AsyncIterator[Running]:
     settings = WorkerSettings.model_validate(
         {"model": "null", "processes": count, "gpus": ",".join(map(str, gpus)) or "all", **more}
     )
     made = Supervisor(settings, MACHINE, MemberTimeouts())
     with capture_logs() as events:
-        running = asyncio.create_task(made.run(place(MACHINE, gpus, count)))
+        placements = place(MACHINE, gpus, count)
+        running = asyncio.create_task(made.run(placements, standbys(placements) if with_standbys else ()))
         yield Running(made, running, events)
         if not running.done():
             os.kill(os.getpid(), signal.SIGTERM)
@@ -382,3 +387,81 @@ async def test_a_member_that_a_real_time_signal_ends_is_started_again(processes:
         first.end(-40, served_s=100.0)
         assert (await running.event("member_exited"))["signal"] == "signal 40"
         await processes.until(3)
+
+
+async def test_a_member_that_waits_takes_the_place_of_one_that_dies(processes: FakeProcesses) -> None:
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await running.event("standby_ready")
+        assert running.states() == {"serving": 2, "standby": 1}
+        assert running.not_ready() == ""
+        first, _, waiting = processes.members
+        assert (waiting.joined_at, waiting.is_beside) == (None, True)
+        first.end(-9, served_s=30.0)
+        await running.event("standby_ready", 2)
+        assert waiting.joined_at is not None
+        assert waiting.placement.cpus == first.placement.cpus
+        assert running.named("member_exited")[0]["replaced_by"] == waiting.pid
+        assert [member.placement.worker for member in processes.members] == [0, 1, 2, 0]
+        assert running.states() == {"serving": 2, "standby": 1}
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await running.exit_code() == 0
+    assert not any(member.is_running for member in processes.members)
+
+
+async def test_a_member_waits_on_each_gpu_for_a_place_there(processes: FakeProcesses) -> None:
+    async with supervisor(2, gpus=[0, 1], with_standbys=True) as running:
+        await running.event("standby_ready", 2)
+        waiting = {member.placement.device: member for member in processes.members[4:]}
+        victim = next(member for member in processes.members if member.placement.gpu == 1)
+        victim.end(-9, served_s=30.0)
+        await running.event("standby_ready", 3)
+        assert waiting["gpu 1"].joined_at is not None
+        assert waiting["gpu 0"].joined_at is None
+
+
+async def test_a_member_that_waits_and_ends_is_loaded_again_three_times(processes: FakeProcesses) -> None:
+    processes.script = scripted(works, works, works, fails, fails)
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await running.event("standby_ready")
+        processes.members[2].end(-9)
+        await running.event("standby_given_up")
+        assert len(running.named("standby_failed")) == 3
+        assert len(processes.members) == 5
+        assert running.states() == {"serving": 2}
+
+
+async def test_a_member_waits_only_where_memory_holds_it(
+    processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_memory(placement: Placement) -> int:
+        return 1 << 20
+
+    monkeypatch.setattr(standbys_module, "free_bytes", no_memory)
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        event = await running.event("standby_given_up")
+        assert event["reason"].startswith("1 member needs 1 x 1.0 GiB")
+        assert len(processes.members) == 2
+
+
+async def test_a_roll_replaces_what_waits_too(processes: FakeProcesses) -> None:
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await running.event("standby_ready")
+        old = processes.members[:]
+        os.kill(os.getpid(), signal.SIGHUP)
+        await running.event("roll_finished")
+        await running.event("standby_ready", 2)
+        assert not any(member.is_running for member in old)
+        assert running.states() == {"serving": 2, "standby": 1}
+        assert running.named("standby_failed") == []
+
+
+async def test_what_waits_ends_with_its_gpu(processes: FakeProcesses) -> None:
+    async with supervisor(1, gpus=[0, 1], with_standbys=True) as running:
+        await running.event("standby_ready", 2)
+        sick = [member for member in processes.members if member.placement.gpu == 1]
+        processes.script = fails
+        for member in sick[:1]:
+            member.end(-6, served_s=0.0)
+        sick[1].end(-6, served_s=0.0)
+        await running.event("device_given_up")
+        assert not any(member.is_running for member in processes.members if member.placement.gpu == 1)

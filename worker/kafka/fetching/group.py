@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 
@@ -14,6 +15,7 @@ from aiokafka.protocol.group import LeaveGroupRequest
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.failover_client import FailoverAdmin
+from penstock.worker.kafka.fetching.common_heartbeats import until_apart
 
 _EVICT_S = 5.0
 
@@ -65,6 +67,7 @@ async def evict(cluster: KafkaCluster, group_id: str, member_id: str) -> None:
         async with asyncio.timeout(_EVICT_S):
             await admin.start()
             coordinator = await admin.find_coordinator(group_id)
+            await asyncio.sleep(until_apart(time.time()))  # all that stay hear of it together
             # aiokafka's admin client has no public method for this request.
             left = await admin._send_request_to_node(coordinator, LeaveGroupRequest(group_id, member_id))
         if left.error_code:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from penstock.engine.device_share import DeviceShare
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.types import Int32Array, PackedBatch
 from penstock.ops.bench.common.lengths import around_mean
@@ -71,7 +72,7 @@ def resident(encoder: GpuEncoder, batch: PackedBatch) -> Work:
 
     The encoder has room for one description: an `encoder.run` in between must be of a batch of the same shape.
     """
-    encoder.prepare(batch)
+    encoder.prepare(batch, DeviceShare())
     inputs = encoder.upload(batch)
     return lambda: encoder.forward(inputs)
 
