@@ -22,8 +22,8 @@ from penstock.engine.model.heads import Head
 from penstock.engine.model.pooling import OWN, EmbeddingTail
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
-_TRIM_EVERY = 4096  # batches
-_TRIM_AFTER_S = 30.0  # without a batch
+# Without a batch. Memory that is returned under load holds up every process of the device; batch caps bound it.
+_TRIM_AFTER_S = 30.0
 # The most tokens of a batch for which a thread spins. It takes the device less than a millisecond, and on a virtual
 # machine a thread that sleeps wakes 0.1 to 0.5 ms late.
 _BRIEF_TOKENS = 512
@@ -58,7 +58,6 @@ class GpuEngine:
         self._stream.wait_stream(torch.cuda.current_stream(encoder.device))
         self._landings = Landings()
         self._faults = DeviceFaults(lambda: torch.cuda.synchronize(encoder.device))
-        self._num_batches = 0
         self._trim_at = time.monotonic() + _TRIM_AFTER_S
 
     def warm_up(self) -> None:
@@ -130,10 +129,7 @@ class GpuEngine:
         self._encoder.trim()
 
     def _start(self, batch: PackedBatch) -> "RunningBatch":
-        self._num_batches += 1
         self._trim_at = time.monotonic() + _TRIM_AFTER_S
-        if self._num_batches % _TRIM_EVERY == 0:
-            self._trim()
         landing = self._landings.take()
         inputs = self._encoder.upload(batch)
         landing.started.record(self._stream)  # behind the upload: an idle device waits for the host's description

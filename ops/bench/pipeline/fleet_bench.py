@@ -36,7 +36,7 @@ BROKER_CONFIG = {
     "log.segment.delete.delay.ms": "1000",
 }
 READY_TIMEOUT_S, RESTART_TIMEOUT_S = 240.0, 60.0
-KILL_AFTER_S, KILL_SECONDS = 3.0, 26.0  # a GPU member has been replaced, and the one that waits too
+KILL_AFTER_S, KILL_SECONDS = 3.0, 22.0  # a GPU member has been replaced, and the one that waits too
 KILL_LOAD, DRAIN_LOAD, OVERLOAD = 0.6, 0.3, 2.0  # of saturation
 _IDLE_SETTLES_S, _IDLE_S = 3.0, 3.0  # an idle GPU member first captures the shapes that it has seen
 _LOAD_OVERHEAD_S = 2.0  # connecting clients, making sequences, the last answers
