@@ -13,7 +13,7 @@ from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.runs import begin, keep
 from penstock.ops.chaos.chaos_report import run_chaos
 from penstock.ops.chaos.chaos_settings import ChaosSettings
-from penstock.ops.chaos.faults import KINDS
+from penstock.ops.chaos.faults.faults import KINDS
 
 
 def main() -> int:

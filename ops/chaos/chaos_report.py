@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.ops.chaos import access
-from penstock.ops.chaos.answered_otherwise import answered_otherwise, verdict
 from penstock.ops.chaos.chaos_run import ChaosRun
 from penstock.ops.chaos.chaos_settings import ChaosSettings
-from penstock.ops.chaos.fault_effects import KILLS, ROLLS, check_effects, effects, worst
-from penstock.ops.chaos.judge import Judge
-from penstock.ops.chaos.latencies import Latencies
+from penstock.ops.chaos.faults import access
+from penstock.ops.chaos.verdict.answered_otherwise import answered_otherwise, verdict
+from penstock.ops.chaos.verdict.fault_effects import KILLS, ROLLS, check_effects, effects, worst
+from penstock.ops.chaos.verdict.judge import Judge
+from penstock.ops.chaos.verdict.latencies import Latencies
 from penstock.ops.kafka import BrokerCluster
 
 

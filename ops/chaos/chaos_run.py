@@ -13,29 +13,29 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from penstock.engine import load_engine
 from penstock.engine.types import Engine, Float32Array
-from penstock.ops.chaos import access
-from penstock.ops.chaos.asked import Ids
-from penstock.ops.chaos.broker_faults import BrokerFaults
-from penstock.ops.chaos.cache_faults import CacheFaults
-from penstock.ops.chaos.calls import CALL_S, REPLIES, Calls
 from penstock.ops.chaos.chaos_settings import ChaosSettings
-from penstock.ops.chaos.commit_log import Commit, read_commits
-from penstock.ops.chaos.commit_watch import CommitWatch
-from penstock.ops.chaos.denials import is_denial
-from penstock.ops.chaos.direct_answers import direct
-from penstock.ops.chaos.fault_effects import KILLS
-from penstock.ops.chaos.faults import Faults, moments
-from penstock.ops.chaos.faulty_engine import EchoEngine, poison
-from penstock.ops.chaos.judge import Judge
-from penstock.ops.chaos.latencies import MOST_RECOVERY_S, SLOW_S
-from penstock.ops.chaos.member_faults import MemberFaults
-from penstock.ops.chaos.raw_load import RAW_REPLIES, RawLoad
-from penstock.ops.chaos.read_topics import read_topics
-from penstock.ops.chaos.refusals import refusals
-from penstock.ops.chaos.tiny_model import save_tiny_model
-from penstock.ops.chaos.topic_faults import COPIED, TopicFaults
-from penstock.ops.chaos.traffic import Traffic
-from penstock.ops.chaos.worker_command import WorkerCommand
+from penstock.ops.chaos.faults import access
+from penstock.ops.chaos.faults.broker_faults import BrokerFaults
+from penstock.ops.chaos.faults.cache_faults import CacheFaults
+from penstock.ops.chaos.faults.denials import is_denial
+from penstock.ops.chaos.faults.faults import Faults, moments
+from penstock.ops.chaos.faults.member_faults import MemberFaults
+from penstock.ops.chaos.faults.topic_faults import COPIED, TopicFaults
+from penstock.ops.chaos.fleet.direct_answers import direct
+from penstock.ops.chaos.fleet.faulty_engine import EchoEngine, poison
+from penstock.ops.chaos.fleet.tiny_model import save_tiny_model
+from penstock.ops.chaos.fleet.worker_command import WorkerCommand
+from penstock.ops.chaos.load.asked import Ids
+from penstock.ops.chaos.load.calls import CALL_S, REPLIES, Calls
+from penstock.ops.chaos.load.raw_load import RAW_REPLIES, RawLoad
+from penstock.ops.chaos.load.traffic import Traffic
+from penstock.ops.chaos.verdict.commit_log import Commit, read_commits
+from penstock.ops.chaos.verdict.commit_watch import CommitWatch
+from penstock.ops.chaos.verdict.fault_effects import KILLS
+from penstock.ops.chaos.verdict.judge import Judge
+from penstock.ops.chaos.verdict.latencies import MOST_RECOVERY_S, SLOW_S
+from penstock.ops.chaos.verdict.read_topics import read_topics
+from penstock.ops.chaos.verdict.refusals import refusals
 from penstock.ops.kafka import BrokerCluster
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
 

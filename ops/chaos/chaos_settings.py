@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.ops.chaos.faults import KINDS
+from penstock.ops.chaos.faults.faults import KINDS
 
 
 @dataclass(frozen=True, slots=True)

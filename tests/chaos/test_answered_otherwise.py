@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from penstock.ops.chaos.answered_otherwise import answered_otherwise, verdict
-from penstock.ops.chaos.asked import AnswerSeen, Asked, LetterSeen, Record
-from penstock.ops.chaos.faults import Injected
+from penstock.ops.chaos.faults.faults import Injected
+from penstock.ops.chaos.load.asked import AnswerSeen, Asked, LetterSeen, Record
+from penstock.ops.chaos.verdict.answered_otherwise import answered_otherwise, verdict
 
 GOOD = frozenset({"", "expired", "overloaded"})
 FAULTS = [Injected("no_leader", 10.0, 70.0, at_s=10.0), Injected("rolled", 60.0, 65.0, at_s=60.0)]

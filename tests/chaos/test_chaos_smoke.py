@@ -7,8 +7,8 @@ import pytest
 
 from penstock.ops.chaos.chaos_report import run_chaos
 from penstock.ops.chaos.chaos_settings import ChaosSettings
-from penstock.ops.chaos.fault_effects import SLOW_RECOVERY, SLOW_ROLL
-from penstock.ops.chaos.faults import moments
+from penstock.ops.chaos.faults.faults import moments
+from penstock.ops.chaos.verdict.fault_effects import SLOW_RECOVERY, SLOW_ROLL
 
 AT_LEAST_ONCE = ChaosSettings(
     seed=32,  # a member is killed first

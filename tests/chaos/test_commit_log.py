@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.ops.chaos.commit_log import Commit, CommitLog, parse_commit
+from penstock.ops.chaos.verdict.commit_log import Commit, CommitLog, parse_commit
 
 GROUP, SOURCE = "penstock.m", ("requests", 3)
 ENDED, ABORTED = b"\x00\x00\x00\x01", b"\x00\x00\x00\x00"

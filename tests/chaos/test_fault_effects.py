@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.chaos.asked import AnswerSeen, Asked, Record
-from penstock.ops.chaos.fault_effects import KILLS, check_effects, effects, worst
-from penstock.ops.chaos.faults import Injected
-from penstock.ops.chaos.latencies import Latencies
+from penstock.ops.chaos.faults.faults import Injected
+from penstock.ops.chaos.load.asked import AnswerSeen, Asked, Record
+from penstock.ops.chaos.verdict.fault_effects import KILLS, check_effects, effects, worst
+from penstock.ops.chaos.verdict.latencies import Latencies
 
 REQUESTS = "requests"
 LOAD_S, DEAD_S = 100, 98.0

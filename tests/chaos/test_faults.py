@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.chaos import broker_faults, member_faults
-from penstock.ops.chaos.broker_faults import BrokerFaults
-from penstock.ops.chaos.cache_faults import CacheFaults
-from penstock.ops.chaos.faults import Faults, Injected
-from penstock.ops.chaos.faulty_engine import HANG
-from penstock.ops.chaos.member_faults import MemberFaults
+from penstock.ops.chaos.faults import broker_faults, member_faults
+from penstock.ops.chaos.faults.broker_faults import BrokerFaults
+from penstock.ops.chaos.faults.cache_faults import CacheFaults
+from penstock.ops.chaos.faults.faults import Faults, Injected
+from penstock.ops.chaos.faults.member_faults import MemberFaults
+from penstock.ops.chaos.fleet.faulty_engine import HANG
 
 NUM_ACKNOWLEDGED = itertools.count()  # one more at each look
 

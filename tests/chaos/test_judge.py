@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from penstock.engine.types import Float32Array
-from penstock.ops.chaos.asked import Headers, Ids, Record
-from penstock.ops.chaos.commit_log import Commit
-from penstock.ops.chaos.judge import Judge
-from penstock.ops.chaos.refusals import Refusal
+from penstock.ops.chaos.load.asked import Headers, Ids, Record
+from penstock.ops.chaos.verdict.commit_log import Commit
+from penstock.ops.chaos.verdict.judge import Judge
+from penstock.ops.chaos.verdict.refusals import Refusal
 
 REQUESTS, REPLIES, LETTERS = "requests", "replies", "letters"
 POISON = 99
@@ -256,7 +256,9 @@ def test_every_header_of_a_letter_is_missed(header: str) -> None:
 def test_every_violation_of_the_judge_is_among_the_broken_promises_and_on_the_page() -> None:
     root = Path(__file__).parents[2]
     reported = set(
-        re.findall(r'_violation\("(\w+)"', (root / "ops" / "chaos" / "judge.py").read_text(encoding="utf-8"))
+        re.findall(
+            r'_violation\("(\w+)"', (root / "ops" / "chaos" / "verdict" / "judge.py").read_text(encoding="utf-8")
+        )
     )
     assert reported == {kind for kind, _ in BROKEN}
     page = (root / "ops" / "docs" / "delivery.md").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Recoveries and percentiles of a run come from the times of its requests and their first answers."""
 
-from penstock.ops.chaos.asked import AnswerSeen, Asked, Record
-from penstock.ops.chaos.latencies import Latencies
+from penstock.ops.chaos.load.asked import AnswerSeen, Asked, Record
+from penstock.ops.chaos.verdict.latencies import Latencies
 
 REQUESTS = "requests"
 

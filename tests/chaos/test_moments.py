@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from penstock.ops.chaos.faults import KINDS, OF_BROKERS, moments
+from penstock.ops.chaos.faults.faults import KINDS, OF_BROKERS, moments
 
 
 def rounds(seed: int) -> list[list[str]]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.chaos import raw_load
-from penstock.ops.chaos.asked import MOST_UNPACKED_BYTES
-from penstock.ops.chaos.raw_load import CODECS, RawLoad
+from penstock.ops.chaos.load import raw_load
+from penstock.ops.chaos.load.asked import MOST_UNPACKED_BYTES
+from penstock.ops.chaos.load.raw_load import CODECS, RawLoad
 from penstock.producer.transport.bounded_fetch import MAX_BATCH_BYTES
 
 NUM_RECORDS = 60

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.chaos.calls import REPLIES
-from penstock.ops.chaos.faults import KINDS, Injected
-from penstock.ops.chaos.raw_load import RAW_REPLIES
-from penstock.ops.chaos.refusals import AFTER_S, refusals
+from penstock.ops.chaos.faults.faults import KINDS, Injected
+from penstock.ops.chaos.load.calls import REPLIES
+from penstock.ops.chaos.load.raw_load import RAW_REPLIES
+from penstock.ops.chaos.verdict.refusals import AFTER_S, refusals
 
 DENIED = "The reply could not be delivered: TopicAuthorizationFailedError('replies')"
 STALLED = (

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.ops.chaos.worker_command import WorkerCommand
+from penstock.ops.chaos.fleet.worker_command import WorkerCommand
 
 
 def test_events_are_counted_once_and_when_their_lines_are_whole(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.ops.chaos.calls import REPLIES
-from penstock.ops.chaos.faults import OF_BROKERS, Injected
-from penstock.ops.chaos.raw_load import RAW_REPLIES
+from penstock.ops.chaos.faults.faults import OF_BROKERS, Injected
+from penstock.ops.chaos.load.calls import REPLIES
+from penstock.ops.chaos.load.raw_load import RAW_REPLIES
 
 AFTER_S = 30.0  # after a fault's end: letters on their way
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgpack
 from confluent_kafka import KafkaException, Producer
 
-from penstock.ops.chaos.asked import MOST_UNPACKED_BYTES
-from penstock.ops.chaos.sequence_mix import SequenceMix
+from penstock.ops.chaos.load.asked import MOST_UNPACKED_BYTES
+from penstock.ops.chaos.load.sequence_mix import SequenceMix
 from penstock.producer.wire.topics import bulk_topic
 
 RAW_REPLIES = "penstock.replies.raw"

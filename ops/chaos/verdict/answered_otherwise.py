@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from penstock.ops.chaos.asked import Asked
-from penstock.ops.chaos.faults import Injected
+from penstock.ops.chaos.faults.faults import Injected
+from penstock.ops.chaos.load.asked import Asked
 
 LETTER = "dead letter"
 _NOTHING, _NO_FAULT = "nothing", "no fault"

@@ -5,7 +5,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
-from penstock.ops.chaos.asked import Record
+from penstock.ops.chaos.load.asked import Record
 
 _AT_ONCE, _POLL_S, _PATIENCE_S = 2_000, 1.0, 60.0
 _OPTIONS = {

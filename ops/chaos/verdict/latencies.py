@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.ops.chaos.asked import Asked
+from penstock.ops.chaos.load.asked import Asked
 
 # What is promised.
 MOST_RECOVERY_S = 15.0  # after SIGKILL of a member or of the supervisor: the session of Kafka's group, and 5 s

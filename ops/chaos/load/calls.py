@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 
 from penstock.engine.types import Float32Array
-from penstock.ops.chaos.asked import Ids
-from penstock.ops.chaos.sequence_mix import SequenceMix
+from penstock.ops.chaos.load.asked import Ids
+from penstock.ops.chaos.load.sequence_mix import SequenceMix
 from penstock.producer import Client
 from penstock.producer.errors import PenstockError
 

@@ -12,11 +12,11 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from confluent_kafka import KafkaException
 
-from penstock.ops.chaos.access import Privilege, allow, has, revoke
-from penstock.ops.chaos.calls import REPLIES
-from penstock.ops.chaos.evidence import comes_true
-from penstock.ops.chaos.not_injected import Effect, NotInjectedError
-from penstock.ops.chaos.raw_load import RAW_REPLIES
+from penstock.ops.chaos.faults.access import Privilege, allow, has, revoke
+from penstock.ops.chaos.faults.evidence import comes_true
+from penstock.ops.chaos.faults.not_injected import Effect, NotInjectedError
+from penstock.ops.chaos.load.calls import REPLIES
+from penstock.ops.chaos.load.raw_load import RAW_REPLIES
 from penstock.producer.wire.topics import dead_letter_topic
 
 COPIED = "chaos-copy"  # header of replies that a fault has written again

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from penstock.ops.chaos.faulty_engine import EchoEngine, FaultyEngine
+from penstock.ops.chaos.fleet.faulty_engine import EchoEngine, FaultyEngine
 from penstock.worker import process
 from penstock.worker.batching import watchdog
 from penstock.worker.model_loading import require_encoder

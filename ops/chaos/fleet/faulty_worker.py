@@ -7,6 +7,6 @@ from penstock.worker.supervision import member_process
 
 if __name__ == "__main__":
     folder, seed, *options = sys.argv[1:]
-    member_process.MEMBER = (sys.executable, "-m", "penstock.ops.chaos.faulty_member", folder, seed)
+    member_process.MEMBER = (sys.executable, "-m", "penstock.ops.chaos.fleet.faulty_member", folder, seed)
     sys.argv = ["penstock", "worker", *options]
     main()

@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from penstock.ops.chaos.calls import Calls
-from penstock.ops.chaos.raw_load import RawLoad
+from penstock.ops.chaos.load.calls import Calls
+from penstock.ops.chaos.load.raw_load import RawLoad
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.ops.chaos.faults import Injected
-from penstock.ops.chaos.latencies import MOST_P99_S, MOST_RECOVERY_S, Latencies
+from penstock.ops.chaos.faults.faults import Injected
+from penstock.ops.chaos.verdict.latencies import MOST_P99_S, MOST_RECOVERY_S, Latencies
 
 KILLS, ROLLS = frozenset({"member_killed", "supervisor_killed"}), frozenset({"rolled"})
 # Violations of bounds of time. They are promised for a machine on which nothing else runs.

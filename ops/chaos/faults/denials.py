@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from penstock.ops.chaos.faults import Injected
+from penstock.ops.chaos.faults.faults import Injected
 
 _OF_PRIVILEGES = frozenset({"access_revoked", "replies_refused"})
 _DENIED_S = 30.0  # after a privilege is back: the library has noticed

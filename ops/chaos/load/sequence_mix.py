@@ -3,7 +3,7 @@
 import random
 import struct
 
-from penstock.ops.chaos.asked import Ids
+from penstock.ops.chaos.load.asked import Ids
 
 _MOST_TOKENS = 24
 _NUM_REPEATED = 500  # sequences that come again and again

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.ops.chaos.faulty_engine import OUT_OF_MEMORY, PASSING, POISONED
+from penstock.ops.chaos.fleet.faulty_engine import OUT_OF_MEMORY, PASSING, POISONED
 
 _EVENT = re.compile(rb'"event": "(\w+)"')
 _RESTART_S = 1.0
@@ -28,7 +28,14 @@ class WorkerCommand:
         """`folder` is the members' control folder and gets the log."""
         self.log_path = folder / "worker.log"
         self.exits: list[int] = []  # of supervisors that were not asked to end
-        self._command = (sys.executable, "-m", "penstock.ops.chaos.faulty_worker", str(folder), str(seed), *options)
+        self._command = (
+            sys.executable,
+            "-m",
+            "penstock.ops.chaos.fleet.faulty_worker",
+            str(folder),
+            str(seed),
+            *options,
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self._logs: list[subprocess.Popen[bytes]] = []
         self._counted: Counter[str] = Counter()  # events in the first `_counted_bytes` of the log, by name

@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 
 from penstock.engine.types import Float32Array
-from penstock.ops.chaos.asked import (
+from penstock.ops.chaos.load.asked import (
     ON_DEADLINE,
     AnswerSeen,
     Asked,
@@ -22,8 +22,8 @@ from penstock.ops.chaos.asked import (
     Record,
     answer_key,
 )
-from penstock.ops.chaos.commit_log import Commit
-from penstock.ops.chaos.refusals import Refusal
+from penstock.ops.chaos.verdict.commit_log import Commit
+from penstock.ops.chaos.verdict.refusals import Refusal
 
 _AT_ONCE = 10_000  # sequences that the engine runs directly
 _MOST_SHOWN = 20  # violations of one kind that a report names

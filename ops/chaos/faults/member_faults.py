@@ -7,11 +7,11 @@ import random
 import signal
 from pathlib import Path
 
-from penstock.ops.chaos.evidence import ENDED, STOPPED, comes_true, state
-from penstock.ops.chaos.faulty_engine import HANG
-from penstock.ops.chaos.faulty_member import CLOCK, seen_clock
-from penstock.ops.chaos.not_injected import Effect, NotInjectedError
-from penstock.ops.chaos.worker_command import WorkerCommand
+from penstock.ops.chaos.faults.evidence import ENDED, STOPPED, comes_true, state
+from penstock.ops.chaos.faults.not_injected import Effect, NotInjectedError
+from penstock.ops.chaos.fleet.faulty_engine import HANG
+from penstock.ops.chaos.fleet.faulty_member import CLOCK, seen_clock
+from penstock.ops.chaos.fleet.worker_command import WorkerCommand
 
 MOST_CLOCK_ERROR_S = 20.0
 _SIGNALLED_S = 5.0  # a signal has had its effect

@@ -5,8 +5,8 @@ import random
 import time
 from collections.abc import Callable
 
-from penstock.ops.chaos.evidence import ENDED, STOPPED, answers, comes_true, state
-from penstock.ops.chaos.not_injected import Effect, NotInjectedError
+from penstock.ops.chaos.faults.evidence import ENDED, STOPPED, answers, comes_true, state
+from penstock.ops.chaos.faults.not_injected import Effect, NotInjectedError
 from penstock.ops.kafka import BrokerCluster
 from penstock.ops.kafka.broker import KafkaBroker
 

@@ -7,8 +7,8 @@ import sqlite3
 import time
 from pathlib import Path
 
-from penstock.ops.chaos.not_injected import Effect, NotInjectedError
-from penstock.ops.chaos.worker_command import WorkerCommand
+from penstock.ops.chaos.faults.not_injected import Effect, NotInjectedError
+from penstock.ops.chaos.fleet.worker_command import WorkerCommand
 
 _FULL_BYTES = 16_384  # no file grows beyond
 _FAILED = "cache_unavailable"  # the worker's event

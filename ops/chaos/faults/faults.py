@@ -11,11 +11,11 @@ from typing import Any
 from aiokafka.errors import KafkaError
 from confluent_kafka import KafkaException
 
-from penstock.ops.chaos.broker_faults import BrokerFaults
-from penstock.ops.chaos.cache_faults import CacheFaults
-from penstock.ops.chaos.member_faults import MemberFaults
-from penstock.ops.chaos.not_injected import Effect, NotInjectedError
-from penstock.ops.chaos.topic_faults import TopicFaults
+from penstock.ops.chaos.faults.broker_faults import BrokerFaults
+from penstock.ops.chaos.faults.cache_faults import CacheFaults
+from penstock.ops.chaos.faults.member_faults import MemberFaults
+from penstock.ops.chaos.faults.not_injected import Effect, NotInjectedError
+from penstock.ops.chaos.faults.topic_faults import TopicFaults
 
 OF_BROKERS = frozenset({"broker_killed", "broker_restarted", "broker_suspended", "no_leader"})
 _WITHOUT_QUORUM = "no_leader"  # of two controllers

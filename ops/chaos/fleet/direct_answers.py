@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.engine import PackedBatch, TaskOptions
 from penstock.engine.types import Engine, Float32Array
-from penstock.ops.chaos.asked import Ids
+from penstock.ops.chaos.load.asked import Ids
 
 _BATCH = 256
 

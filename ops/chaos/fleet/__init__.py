@@ -1,0 +1,1 @@
+"""The worker under test, its engines, and its model."""

@@ -1,0 +1,1 @@
+"""The requests of a run, and what each is owed."""

@@ -1,0 +1,1 @@
+"""What became of every request, and whether the promises were kept."""
