@@ -1,7 +1,7 @@
 """Number of members, and the GPU and cores of each. Pure: the machine is an argument."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -90,9 +90,9 @@ def standbys(placements: Sequence[Placement]) -> list[Placement]:
     return [replace(last, worker=first + at) for at, last in enumerate(devices.values())]
 
 
-def one_more(machine: Machine, placed: Sequence[Placement]) -> Placement:
-    """Place one more member where the fewest are. It shares the cores of the members there."""
-    worker = min(set(range(len(placed) + 1)) - {placement.worker for placement in placed})
+def one_more(machine: Machine, placed: Sequence[Placement], numbers: Collection[int]) -> Placement:
+    """Place one more member where the fewest are. It shares the cores of the members there. numbers: those in use."""
+    worker = min(set(range(len(numbers) + 1)).difference(numbers))
     counts = {placement.gpu: 0 for placement in placed}
     for placement in placed:
         counts[placement.gpu] += 1

@@ -35,6 +35,11 @@ class Standbys:
         """Members that wait. Called from other threads too."""
         return sum([standby.is_ready for standby in tuple(self._standbys)])
 
+    @property
+    def numbers(self) -> set[int]:
+        """The worker numbers of those that wait, or load."""
+        return {standby.worker for standby in self._standbys}
+
     async def keep(self, placement: Placement) -> None:
         """Keep a member waiting on a device until the caller cancels this, memory holds none, or none can start.
 
@@ -71,6 +76,10 @@ class _Standby:
         self._member: MemberProcess | None = None
         self._is_ready = False
         self._taken = asyncio.Event()
+
+    @property
+    def worker(self) -> int:
+        return self._placement.worker
 
     @property
     def device(self) -> str:

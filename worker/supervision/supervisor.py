@@ -26,7 +26,8 @@ from penstock.worker.supervision.member_status import members_status
 from penstock.worker.supervision.member_timeouts import MemberTimeouts
 from penstock.worker.supervision.mps import MpsClients
 from penstock.worker.supervision.ping_watch import kill_silent
-from penstock.worker.supervision.placement import Machine, Placement, most_on_a_gpu, num_fitting, one_more, place
+from penstock.worker.supervision.placement import Machine, Placement, most_on_a_gpu, num_fitting, place
+from penstock.worker.supervision.resizing import Resizing
 from penstock.worker.supervision.roll import Roll
 from penstock.worker.supervision.standbys import Standbys
 from penstock.worker.telemetry.logs import configure_logs
@@ -72,7 +73,7 @@ class Supervisor:
         self._ended: asyncio.Queue[asyncio.Task[MemberSlotEnd]] = asyncio.Queue()  # of slots that stay empty
         self._roll = Roll(self._starter, self._all_slots, join_s=_JOIN_S + settings.drain_s)
         self._standbys = Standbys(self._starter, self._all_slots, lambda: self._roll.is_running)
-        self._adding = asyncio.Lock()
+        self._resizing = Resizing(machine, self._starter, self._all_slots, self._fill_more, self._standbys)
         self._given_up: Counter[str] = Counter()  # device -> members that were given up
         self._tasks: set[asyncio.Task[None]] = set()  # which end by themselves; held, so that they are not collected
         self._stop_signal: signal.Signals | None = None
@@ -199,8 +200,8 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-        loop.add_signal_handler(signal.SIGTTIN, lambda: self._run(self._add()))
-        loop.add_signal_handler(signal.SIGTTOU, self._remove)
+        loop.add_signal_handler(signal.SIGTTIN, lambda: self._run(self._resizing.add()))
+        loop.add_signal_handler(signal.SIGTTOU, self._resizing.remove)
 
     def _stop(self, number: signal.Signals) -> None:
         """Drain all members; on a second signal end them at once."""
@@ -223,29 +224,9 @@ class Supervisor:
             self._standbys.discard()  # they have loaded what the roll replaces
             self._roll.ask()
 
-    async def _add(self) -> None:
-        """Start one member more, where the fewest are, if memory holds it."""
-        async with self._adding:  # each sees the members of those before
-            slots = list(self._slots.values())
-            placement = one_more(self._machine, [slot.placement for slot in slots])
-            here = [slot for slot in slots if slot.placement.device == placement.device]
-            count = 1 + sum(slot.state == "restarting" or slot.is_loading for slot in here)  # memory is free for these
-            member_bytes = self._starter.member_bytes
-            fits, arithmetic = num_fitting(count, await free_bytes(placement), member_bytes or 0)
-            if member_bytes is None or fits < count:
-                reason = arithmetic or "the first is still loading"
-                log.warning("member_not_added", device=placement.device, reason=reason)
-            elif not (self._failure or self._stop_signal):
-                self._fill(placement)
-
-    def _remove(self) -> None:
-        """Stop one member, where the most are, but not the last one."""
-        slots = [slot for slot in self._slots.values() if not slot.is_dropped]
-        if len(slots) < 2:
-            log.warning("member_not_removed", reason="it is the last one")
-            return
-        counts = Counter(slot.placement.device for slot in slots)
-        max(slots, key=lambda slot: (counts[slot.placement.device], slot.placement.worker)).drop()
+    def _fill_more(self, placement: Placement) -> None:
+        if not (self._failure or self._stop_signal):
+            self._fill(placement)
 
     def _states(self) -> Mapping[str, int]:
         """Number of members in each state. Called from other threads."""

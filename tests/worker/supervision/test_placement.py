@@ -66,10 +66,10 @@ def test_a_gpu_that_is_not_there_is_refused(gpus: int, says: str) -> None:
 
 def test_one_more_goes_where_the_fewest_are_and_shares_their_cores() -> None:
     placed = place(machine(8, 2), range(2), 2)
-    more = one_more(machine(8, 2), [placement for placement in placed if placement.worker != 1])
+    more = one_more(machine(8, 2), [placement for placement in placed if placement.worker != 1], {0, 2, 3})
     assert (more.worker, more.gpu, more.uuid, more.cpus) == (1, 1, "GPU-1", (6, 7))
-    more = one_more(machine(2), place(machine(2), [], 2))
-    assert (more.worker, more.gpu, more.cpus) == (2, None, (0, 1))
+    more = one_more(machine(2), place(machine(2), [], 2), {0, 1, 2})
+    assert (more.worker, more.gpu, more.cpus) == (3, None, (0, 1))
 
 
 def test_memory_limits_the_members_and_the_arithmetic_says_so() -> None:

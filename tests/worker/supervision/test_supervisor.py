@@ -58,10 +58,10 @@ class Running:
                 await asyncio.sleep(0)
         return self.named(name)[-1]
 
-    async def serving(self, count: int) -> None:
-        """Wait until so many members serve, and there are no others."""
+    async def serving(self, count: int, **others: int) -> None:
+        """Wait until so many members serve, and there are no others than these."""
         async with asyncio.timeout(60):
-            while self.states() != {"serving": count}:  # noqa: ASYNC110 — as above
+            while self.states() != {"serving": count, **others}:  # noqa: ASYNC110 — as above
                 await asyncio.sleep(0)
 
     def states(self) -> dict[str, int]:
@@ -465,3 +465,11 @@ async def test_what_waits_ends_with_its_gpu(processes: FakeProcesses) -> None:
         sick[1].end(-6, served_s=0.0)
         await running.event("device_given_up")
         assert not any(member.is_running for member in processes.members if member.placement.gpu == 1)
+
+
+async def test_a_member_that_is_added_has_another_number_than_what_waits(processes: FakeProcesses) -> None:
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await running.event("standby_ready")
+        os.kill(os.getpid(), signal.SIGTTIN)
+        await running.serving(3, standby=1)
+        assert sorted(member.placement.worker for member in processes.members) == [0, 1, 2, 3]
