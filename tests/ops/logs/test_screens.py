@@ -68,6 +68,18 @@ def test_the_summary_tells_that_the_clocks_of_two_hosts_differ(tmp_path: Path) -
     assert "By their clocks" not in logs("summary", HOST_A, HOST_B)
 
 
+@pytest.mark.parametrize("time", ["1970-01-01T00:00:09Z", "9999-12-31T23:59:59Z"])
+@pytest.mark.parametrize("command", ["summary", "slow", "errors", "diff", "report"])
+def test_a_clock_that_was_years_wrong_for_a_line_ends_no_command(tmp_path: Path, command: str, time: str) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text(FLEET.read_text() + line("worker_load", time, answered=1) + line("stopped", time))
+    given = {"diff": (log, log), "report": (tmp_path / "out.html", log)}.get(command, (log,))
+    shown = logs(command, *given)
+    if command == "summary":
+        assert "12/s in the best 10 s" in shown
+        assert "Slow periods: 1" in shown
+
+
 def test_filters_choose_what_the_tables_show() -> None:
     text = logs("errors", SAMPLES, "code=too_long,empty")
     assert "too_long" in text
