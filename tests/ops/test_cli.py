@@ -232,6 +232,10 @@ class TestExitCodes:
         assert terminal.exit_code_of(lambda: len((tmp_path / "gone").read_text())) == terminal.EXIT_PROBLEM
         assert capsys.readouterr().err == f"Error: {tmp_path}/gone: No such file or directory\n"
 
+    def test_a_full_disk_is_a_sentence(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert terminal.exit_code_of(lambda: Path("/dev/full").write_text("text")) == terminal.EXIT_PROBLEM
+        assert capsys.readouterr().err == "Error: The output cannot be written: No space left on device.\n"
+
     def test_ctrl_c(self, capsys: pytest.CaptureFixture[str]) -> None:
         def body() -> int:
             raise KeyboardInterrupt

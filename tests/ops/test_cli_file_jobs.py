@@ -191,11 +191,12 @@ class TestErrors:
         assert "3 rows, 2 failed" in said
         assert "Errors: backend 2" in said
 
-    def test_a_report_that_cannot_be_written_is_found_first(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("report", "fault"), [("no/report.json", "there is no directory"), ("", "is a directory")])
+    def test_a_report_that_cannot_be_written_is_found_first(self, tmp_path: Path, report: str, fault: str) -> None:
         source = write_rows(tmp_path / "in.csv", "card")
-        code, said, _ = penstock("classify", source, tmp_path / "out.csv", "--report", tmp_path / "no" / "report.json")
+        code, said, _ = penstock("classify", source, tmp_path / "out.csv", "--report", tmp_path / report)
         assert code == 2
-        assert "there is no directory" in said
+        assert fault in said
         assert not (tmp_path / "out.csv").exists()
 
 
