@@ -177,7 +177,7 @@ def find_sources(names: Sequence[str]) -> tuple[list[LogSource], list[str]]:
         if name == STDIN:
             sources.append(LogSource("stdin", None))
         elif path.is_dir():
-            found, others = _of_directory(path)
+            found, others = of_directory(path)
             sources += found
             skipped += others
         elif path.exists():
@@ -207,7 +207,8 @@ def _age(name: str) -> tuple[bool, list[int]]:
     return not numbers, numbers if is_date else [-one for one in numbers]
 
 
-def _of_directory(directory: Path) -> tuple[list[LogSource], list[str]]:
+def of_directory(directory: Path) -> tuple[list[LogSource], list[str]]:
+    """The logs in a directory and below it, and its other files. Both are empty where it is gone."""
     found, others = [], []
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         if _looks_like_a_log(path):
