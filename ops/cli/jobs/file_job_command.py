@@ -30,7 +30,7 @@ from penstock.producer.files import (
 from penstock.producer.files.durable import write_synced
 from penstock.producer.files.file_job import BulkResult, TooManyErrors, run_bulk
 from penstock.producer.files.input_paths import input_paths
-from penstock.producer.files.standard_streams import STANDARD
+from penstock.producer.files.standard_streams import STANDARD, end_input
 from penstock.producer.files.table_reader import format_of
 from penstock.producer.wire.messages import Options
 
@@ -137,6 +137,8 @@ async def _all_rows(
                     return begun, await while_alive(job)
                 finally:
                     ticking.cancel()
+                    if STANDARD in reader.paths:
+                        end_input()
 
 
 def _stalled(settings: FileJobSettings) -> str:

@@ -2,7 +2,6 @@
 
 import codecs
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import IO
 import pyarrow
 
 from penstock.ops.logs.errors import NoEvents
+from penstock.producer.files.standard_streams import STANDARD, end_input, open_input
 
-STDIN = "-"
+STDIN = str(STANDARD)
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20  # the longest line of a worker, with a trace, has some kilobytes
 _SNIFF_BYTES = 1 << 16
@@ -45,8 +45,13 @@ class LogSource:
         except OSError as error:
             self.notes.append(error.strerror or str(error).partition("\n")[0])
 
+    def close(self) -> None:
+        """End a read that waits for more of standard input."""
+        if self.path is None:
+            end_input()
+
     def _open(self) -> IO[bytes]:
-        return sys.stdin.buffer if self.path is None else self.path.open("rb")
+        return open_input(self.path or STANDARD)
 
     def _whole_lines(self, file: IO[bytes]) -> Iterator[bytes]:
         rest, is_skipping = b"", False
