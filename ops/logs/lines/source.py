@@ -17,6 +17,7 @@ BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20  # the longest line of a worker, with a trace, has some kilobytes
 _SNIFF_BYTES = 1 << 16
 _UNPACKED_BYTES = 1 << 20  # at a time
+MAGIC_BYTES = 4
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _ROTATED = re.compile(r"([.-]\d+)*(\.gz|\.zst)?$")
 _MIN_YEAR = 1970  # a lower number in a name counts rotations
@@ -89,7 +90,7 @@ class LogSource:
     def _decompressed(self, file: IO[bytes]) -> Iterator[bytes]:
         first = _read(file)
         self.num_bytes += len(first)
-        compression = next((name for magic, name in _COMPRESSIONS.items() if first.startswith(magic)), None)
+        compression = compression_of(first)
         if compression is None:
             while first:
                 yield first
@@ -139,6 +140,11 @@ class _Prefixed:
 
     def close(self) -> None:
         """The owner closes the file."""
+
+
+def compression_of(first: bytes) -> str | None:
+    """The compression of a log, by its first bytes; None for text."""
+    return next((name for magic, name in _COMPRESSIONS.items() if first.startswith(magic)), None)
 
 
 def _read(file: IO[bytes]) -> bytes:

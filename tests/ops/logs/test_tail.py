@@ -122,8 +122,12 @@ def test_logs_that_are_moved_to_another_directory_end_no_tail(make_tail: MakeTai
     assert followed(make_tail(logs), rotate, append(logs / "a.log", line("b"))) == ["b"]
 
 
-def test_the_end_of_a_compressed_log(make_tail: MakeTail, tmp_path: Path) -> None:
-    path = tmp_path / "worker.log.1.gz"
+@pytest.mark.parametrize("name", ["worker.log.1.gz", "worker.log.1"])
+def test_the_end_of_a_compressed_log_whatever_its_name(
+    make_tail: MakeTail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("penstock.ops.logs.lines.tail._END_BYTES", 1000)
+    path = tmp_path / name
     path.write_bytes(gzip.compress(HOST_A.read_bytes()))
     assert make_tail(path).last(1)[0].name == "stopped"
 
