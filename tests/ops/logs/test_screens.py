@@ -181,6 +181,16 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
     assert (code, "diff compares two logs" in text) == (EXIT_USAGE, True)
 
 
+def test_two_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    logs_of = [Path(version) / "worker.log" for version in ("v1", "v2")]
+    for path in logs_of:
+        path.parent.mkdir()
+        path.write_text(HOST_A.read_text())
+    head = logs("diff", *logs_of)
+    assert head.index("v1/worker.log") < head.index("v2/worker.log")
+
+
 def test_the_tail_of_a_log_without_following() -> None:
     text = logs("tail", FLEET, "--no-follow", "-n", "2", "event=member_exited")
     assert text.count("member_exited") == 2
