@@ -19,6 +19,8 @@ EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED = 129, 130, 143
 
 _READABLE = ("penstock.", "aiokafka.")  # packages whose errors are sentences; any other exception is a bug
 
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG})  # of an open file, without its name
+
 
 class BadUsage(Exception):
     """Options that are wrong or do not fit together. `exit_code_of` makes it exit code 2."""
@@ -112,6 +114,8 @@ def _sentence(error: Exception) -> str | None:
         return str(error) or type(error).__name__
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        return f"The output cannot be written: {error.strerror}."
     return None
 
 

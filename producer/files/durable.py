@@ -1,5 +1,6 @@
 """Files that are on the disk when a call returns."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import IO
@@ -9,6 +10,12 @@ def sync(file: IO[bytes]) -> None:
     """Write a file's content to the disk."""
     file.flush()
     os.fsync(file.fileno())
+
+
+def give_up(file: IO[bytes]) -> None:
+    """Close a file whose content nobody needs: on a full disk the rest of it cannot be written."""
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 def write_synced(path: Path, content: bytes) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.producer.answer_stream import Mapper, Result, answer_stream
-from penstock.producer.errors import PenstockError
+from penstock.producer.errors import PenstockError, UnknownModel, UnsupportedTask
 from penstock.producer.files.row_blocks import Block
 from penstock.producer.wire.messages import Options
 
@@ -40,6 +40,10 @@ class TooManyErrors(Exception):
     """More rows failed than the job allows."""
 
 
+# Errors of the fleet and not of a row: every other row would have the same, and each record would be a dead letter.
+FLEET_ERRORS = (UnknownModel, UnsupportedTask)
+
+
 async def run_bulk(
     client: Mapper,
     task: str,
@@ -66,6 +70,7 @@ async def run_bulk(
 
     Raises:
         TooManyErrors: more than `max_errors` rows failed. The block of the last one is not written.
+        FLEET_ERRORS: the workers can answer no row. The block is not written.
     """
     written = _WrittenBlocks(writer, resumed or BulkResult(0, 0, 0.0), on_progress)
     answered = answer_stream(client, task, _in_thread(reader), options=options, timeout_s=timeout_s)
@@ -75,6 +80,8 @@ async def run_bulk(
         async with aclosing(answered):
             async for block, results in answered:
                 errors = {index: one for index, one in enumerate(results) if isinstance(one, PenstockError)}
+                if fault := next((one for one in errors.values() if isinstance(one, FLEET_ERRORS)), None):
+                    raise fault
                 written.failed += len(errors)
                 if errors and not first:
                     first = _shown(block, num_answered, *next(iter(errors.items())))

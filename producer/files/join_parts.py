@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
-from penstock.producer.files.durable import sync
+from penstock.producer.files.durable import give_up, sync
 from penstock.producer.files.encoders import ArrowEncoder, TableEncoder
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class JoinedFile:
         if self._sink is not None:
             self._sink.close()
         if self._file is not None:
-            self._file.close()
+            give_up(self._file)
         self._file = self._sink = None
 
 

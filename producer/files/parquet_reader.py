@@ -1,5 +1,6 @@
 """Reader of Parquet."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,18 +54,19 @@ def _row_batches(path: Path, file: Any) -> Iterator["pa.RecordBatch"]:
     import pyarrow as pa
 
     try:
-        for batch in file.iter_batches(batch_size=_batch_rows(file.metadata)):
-            rows = max(1, batch.num_rows * BLOCK_BYTES // max(batch.nbytes, BLOCK_BYTES))
-            for start in range(0, batch.num_rows, rows):
-                yield batch.slice(start, rows)
+        groups = range(file.num_row_groups)
+        for size, alike in itertools.groupby(groups, lambda number: _batch_rows(file.metadata.row_group(number))):
+            for batch in file.iter_batches(batch_size=size, row_groups=list(alike)):
+                rows = max(1, batch.num_rows * BLOCK_BYTES // max(batch.nbytes, BLOCK_BYTES))
+                for start in range(0, batch.num_rows, rows):
+                    yield batch.slice(start, rows)
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"{path} is damaged: {error}.") from error
 
 
-def _batch_rows(metadata: Any) -> int:
-    """Rows of a block, fewer where they are long."""
-    size: int = sum(metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
-    return max(1, min(BLOCK_ROWS, int(metadata.num_rows) * _BATCH_BYTES // max(size, 1)))
+def _batch_rows(group: Any) -> int:
+    """Rows of a row group that are decoded at once, fewer where they are long."""
+    return max(1, min(BLOCK_ROWS, int(group.num_rows) * _BATCH_BYTES // max(int(group.total_byte_size), 1)))
 
 
 def holds_strings(kind: "pa.DataType") -> bool:

@@ -8,7 +8,7 @@ from typing import IO, Self
 
 from penstock.producer.answer_stream import Result, num_chars
 from penstock.producer.errors import PenstockError
-from penstock.producer.files.durable import sync
+from penstock.producer.files.durable import give_up, sync
 from penstock.producer.files.encoders import TableEncoder
 from penstock.producer.files.file_job import TooManyErrors
 from penstock.producer.files.join_parts import JoinedFile
@@ -89,7 +89,7 @@ class PartWriter:
         finally:
             self._joined.close()
             if self._file is not None:
-                self._file.close()
+                give_up(self._file)
             self._directory.close()
 
     def _finish(self) -> None:

@@ -120,13 +120,14 @@ def save_sentence_transformer(
 
     plain = directory / "plain"
     save_encoder(plain, "bert", pad_token_id=0)
-    _save_tokenizer(plain, words)
+    save_tokenizer(plain, words)
     transformer = SentenceTransformer(str(plain), device="cpu")[0]
     modules = [transformer, Pooling(48, "mean", include_prompt=include_prompt), *([Normalize()] if normalize else [])]
     SentenceTransformer(modules=modules, device="cpu", **config).save(str(directory / "model"))
 
 
-def _save_tokenizer(directory: Path, words: Sequence[str]) -> None:
+def save_tokenizer(directory: Path, words: Sequence[str]) -> None:
+    """A tokenizer of these words, beside a checkpoint."""
     vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -1,15 +1,19 @@
 """The command line: help, errors of one sentence, exit codes."""
 
 import asyncio
+import fcntl
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
 import structlog
@@ -231,6 +235,10 @@ class TestExitCodes:
     def test_files_are_a_sentence(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert terminal.exit_code_of(lambda: len((tmp_path / "gone").read_text())) == terminal.EXIT_PROBLEM
         assert capsys.readouterr().err == f"Error: {tmp_path}/gone: No such file or directory\n"
+
+    def test_a_full_disk_is_a_sentence(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert terminal.exit_code_of(lambda: Path("/dev/full").write_text("text")) == terminal.EXIT_PROBLEM
+        assert capsys.readouterr().err == "Error: The output cannot be written: No space left on device.\n"
 
     def test_ctrl_c(self, capsys: pytest.CaptureFixture[str]) -> None:
         def body() -> int:
@@ -478,11 +486,27 @@ class Process:
         in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
         self.process = subprocess.Popen(
             [*in_background, sys.executable, "-c", "from penstock.ops.cli.main import main; main()", *args],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         self.said = ""
+
+    @property
+    def _stdin(self) -> IO[str]:
+        if self.process.stdin is None:
+            raise RuntimeError("No pipe. This is a bug.")
+        return self.process.stdin
+
+    def give(self, text: str) -> None:
+        """Write to its standard input, which stays open."""
+        self._stdin.write(text)
+        self._stdin.flush()
+
+    def wait_until_it_has_read(self) -> None:
+        while fcntl.ioctl(self._stdin, termios.FIONREAD, b"\0" * 4) != b"\0" * 4:
+            time.sleep(0.05)
 
     def wait_for(self, words: str) -> None:
         if self.process.stdout is None:
@@ -495,9 +519,10 @@ class Process:
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
         self.process.send_signal(number)
-        rest, _ = self.process.communicate(timeout=60)
+        returncode = self.process.wait(timeout=60)
+        rest, _ = self.process.communicate()
         self.said += rest
-        return self.process.returncode
+        return returncode
 
 
 @pytest.fixture
@@ -554,6 +579,31 @@ def test_a_job_that_is_terminated_says_so_and_leaves_nothing(processes: list[Pro
         assert running.interrupt(signal.SIGTERM) == 143
     assert running.said.endswith(f"{tmp_path}/out.csv was not written.\nStopped.\n")
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_job_that_waits_for_standard_input_can_be_ended(
+    processes: list[Process], tmp_path: Path, number: signal.Signals
+) -> None:
+    with MockBroker() as broker:
+        args = ("embed", "--model", "m", "-", str(tmp_path / "out.csv"), "--format", "csv", "--wait")
+        processes.append(running := Process(*args, "--bootstrap-servers", broker.bootstrap_servers))
+        running.give("text\n" + "hello\n" * 600)  # more than a block: the next one is awaited
+        running.wait_for("No answer for a while.")
+        assert running.interrupt(number) == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_look_at_logs_that_waits_for_standard_input_can_be_ended(
+    processes: list[Process], number: signal.Signals
+) -> None:
+    processes.append(running := Process("logs", "summary", "-"))
+    running.give('{"event": "stopped"}\n')
+    running.wait_until_it_has_read()
+    assert running.interrupt(number) == 128 + number
 
 
 @pytest.mark.integration

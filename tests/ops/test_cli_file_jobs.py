@@ -19,7 +19,7 @@ from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.ops.cli.main import app
 from penstock.producer import client
 from penstock.producer.answer_stream import Result
-from penstock.producer.errors import BackendError
+from penstock.producer.errors import BackendError, UnsupportedTask
 from penstock.producer.files import part_writer, row_blocks
 from penstock.producer.wire.messages import Classification, Reply, Text
 from penstock.scheduler import CostTable
@@ -29,7 +29,7 @@ from penstock.worker.batching.startup_costs import MeasuredCosts
 
 
 class InstantClient:
-    """Answers each text with its first word as label, or a pair with its length. The text "burst" fails."""
+    """Answers each text with its first word as label, or a pair with its length. Two texts are errors."""
 
     num_answered = 0
     interrupt_at: int | None = None
@@ -53,6 +53,8 @@ class InstantClient:
     def _answer(self, text: Text) -> Result:
         if text == "burst":
             return BackendError("The engine failed.")
+        if text == "untrained":
+            return UnsupportedTask("'m' can embed.")
         return Classification((text.split()[0],), (0.5,)) if isinstance(text, str) else float(len(text[0] + text[1]))
 
 
@@ -191,11 +193,19 @@ class TestErrors:
         assert "3 rows, 2 failed" in said
         assert "Errors: backend 2" in said
 
-    def test_a_report_that_cannot_be_written_is_found_first(self, tmp_path: Path) -> None:
-        source = write_rows(tmp_path / "in.csv", "card")
-        code, said, _ = penstock("classify", source, tmp_path / "out.csv", "--report", tmp_path / "no" / "report.json")
+    def test_a_fleet_that_cannot_do_the_task_ends_the_job(self, tmp_path: Path) -> None:
+        source = write_rows(tmp_path / "in.csv", *CARDS, "untrained")
+        code, said, _ = penstock("classify", source, tmp_path / "out.csv")
         assert code == 2
-        assert "there is no directory" in said
+        assert said.startswith("Error: unsupported_task: 'm' can embed.\n24 finished rows are kept")
+        assert not (tmp_path / "out.csv").exists()
+
+    @pytest.mark.parametrize(("report", "fault"), [("no/report.json", "there is no directory"), ("", "is a directory")])
+    def test_a_report_that_cannot_be_written_is_found_first(self, tmp_path: Path, report: str, fault: str) -> None:
+        source = write_rows(tmp_path / "in.csv", "card")
+        code, said, _ = penstock("classify", source, tmp_path / "out.csv", "--report", tmp_path / report)
+        assert code == 2
+        assert fault in said
         assert not (tmp_path / "out.csv").exists()
 
 

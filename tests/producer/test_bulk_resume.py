@@ -3,7 +3,9 @@
 import csv
 import json
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +302,32 @@ def test_a_full_disk_keeps_the_finished_parts(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(TableError, match=rf"out.{extension} cannot be written: No space left on device."):
             run(source, target)
     assert run(source, target) == NUM_ROWS - 16
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """A write beyond so many bytes of a file fails, and so does the flush of what is buffered: as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS)
+def test_wherever_a_file_is_too_large_for_the_disk_a_job_says_so_and_continues(tmp_path: Path, extension: str) -> None:
+    source, whole = make_input(tmp_path / f"in.{extension}"), tmp_path / f"whole.{extension}"
+    run(source, whole)
+    for number, num_bytes in enumerate(range(0, whole.stat().st_size, 100)):
+        target = tmp_path / f"{number}.{extension}"
+        with (
+            files_of_at_most(num_bytes),
+            pytest.raises(TableError, match=f"^{target} cannot be written: File too large.$"),
+        ):
+            run(source, target)
+        run(source, target)
+        assert target.read_bytes() == whole.read_bytes()
 
 
 class TestVectorsInParquet:

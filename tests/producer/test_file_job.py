@@ -9,7 +9,7 @@ import pytest
 
 from penstock.producer import answer_stream
 from penstock.producer.answer_stream import Result
-from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
+from penstock.producer.errors import BackendError, InvalidRequest, PenstockError, UnknownModel, UnsupportedTask
 from penstock.producer.files.file_job import BulkResult, TooManyErrors, run_bulk
 from penstock.producer.files.row_blocks import Block
 from penstock.producer.wire.messages import Options, Text
@@ -193,6 +193,19 @@ async def test_more_errors_than_allowed_end_the_job(allowed: int, written: int) 
     with pytest.raises(TooManyErrors, match=f"{several if allowed else '1 row failed:'} row 1: backend: burst"):
         await run_bulk(Lengths(), "embed", table, table, max_errors=allowed)
     assert len(table.written) == written
+
+
+@pytest.mark.parametrize("fault", [UnsupportedTask("'m' can embed."), UnknownModel("They serve 'other'.")])
+async def test_a_fleet_that_can_answer_no_row_ends_the_job(fault: PenstockError) -> None:
+    class WrongFleet(Lengths):
+        async def map(self, task: str, texts: Sequence[Text], **options: Any) -> list[Result]:
+            return [fault for _ in texts]
+
+    table = Table(["a", "b"] * 30_000)
+    with pytest.raises(type(fault), match=fault.message):
+        await run_bulk(WrongFleet(), "classify", table, table)
+    assert table.written == []
+    assert table.num_read < 30_000
 
 
 async def test_errors_of_earlier_runs_count() -> None:

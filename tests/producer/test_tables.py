@@ -483,6 +483,22 @@ def test_few_large_rows_of_parquet_are_decoded_at_once(tmp_path: Path, monkeypat
     assert max(sizes) <= 10
 
 
+def test_large_rows_of_parquet_after_many_short_ones_are_decoded_few_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean length of the file's rows says nothing of those of a row group."""
+    monkeypatch.setattr(parquet_reader, "_BATCH_BYTES", 100_000)
+    schema = pa.schema([("text", pa.string())])
+    with pq.ParquetWriter(tmp_path / "in.parquet", schema) as file:
+        for texts in (["a"] * 3000, ["b"] * 1000, [f"{row:05}" * 2000 for row in range(100)]):
+            file.write_table(pa.table({"text": texts}, schema))
+    with open_reader(tmp_path / "in.parquet", "text") as reader:
+        blocks = [[len(str(text)) for text in block.texts] for block in reader]
+    assert sum(map(len, blocks)) == 4100
+    assert max(map(sum, blocks)) <= 100_000
+    assert [len(block) for block in blocks[:8]] == [512] * 7 + [416]  # of several row groups
+
+
 def test_a_large_object_in_json_makes_a_small_block(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "a", "deep": {"list": ["x" * 100_000]}})] * 200
     (tmp_path / "in.jsonl").write_text("\n".join(lines))

@@ -1,5 +1,6 @@
 """Structured logs by structlog, for this project's events and for what libraries log. No payloads."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -102,13 +103,32 @@ class LogFile(WatchedFileHandler):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8")
+        self._told = -_REPEAT_S  # when a fault was told, in monotonic seconds
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by `Handler.handle`. A file that cannot be opened again is told on stderr, and tried at each line."""
+        """Called by `Handler.handle`. A file that cannot be opened again is tried at each line."""
         try:
             super().emit(record)
         except OSError:
             self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Called where an exception is handled. A line that the file cannot take, as on a full disk, goes to stderr."""
+        fault = sys.exception()
+        if not isinstance(fault, OSError):
+            super().handleError(record)
+            return
+        with contextlib.suppress(OSError):  # of stderr
+            now = time.monotonic()
+            if now - self._told >= _REPEAT_S:
+                self._told = now
+                reason = fault.strerror or fault
+                print(f"{self.baseFilename} cannot be written: {reason}. Its lines go to stderr.", file=sys.stderr)
+            print(self.format(record), file=sys.stderr)
+        with contextlib.suppress(OSError):  # what is buffered is not written later: it was told
+            stream, self.stream = self.stream, None
+            if stream is not None:
+                stream.close()
 
 
 class LibraryLogger(logging.Logger):

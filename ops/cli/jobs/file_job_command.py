@@ -28,9 +28,9 @@ from penstock.producer.files import (
     open_writer,
 )
 from penstock.producer.files.durable import write_synced
-from penstock.producer.files.file_job import BulkResult, TooManyErrors, run_bulk
+from penstock.producer.files.file_job import FLEET_ERRORS, BulkResult, TooManyErrors, run_bulk
 from penstock.producer.files.input_paths import input_paths
-from penstock.producer.files.standard_streams import STANDARD
+from penstock.producer.files.standard_streams import STANDARD, end_input
 from penstock.producer.files.table_reader import format_of
 from penstock.producer.wire.messages import Options
 
@@ -63,6 +63,10 @@ def run_file_job(
         fail(str(error))
         _say_what_is_kept(writer)
         return EXIT_PROBLEM if isinstance(error, OutputError) else EXIT_USAGE
+    except FLEET_ERRORS as error:
+        fail(f"{error.code}: {error.message}")
+        _say_what_is_kept(writer)
+        return EXIT_USAGE
     except TooManyErrors as error:
         fail(f"{error} More are allowed with a higher --max-errors.")
         _say_what_is_kept(writer)
@@ -137,6 +141,8 @@ async def _all_rows(
                     return begun, await while_alive(job)
                 finally:
                     ticking.cancel()
+                    if STANDARD in reader.paths:
+                        end_input()
 
 
 def _stalled(settings: FileJobSettings) -> str:

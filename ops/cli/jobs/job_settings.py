@@ -72,9 +72,12 @@ class FileJobSettings(ClientSettings):
 
 def check_report(settings: FileJobSettings) -> str:
     """The fault of `report`; empty if the file can be made."""
-    if settings.report is None or settings.report.absolute().parent.is_dir():
+    if settings.report is None:
         return ""
-    return f"--report {settings.report}: there is no directory {settings.report.absolute().parent}."
+    if settings.report.is_dir():
+        return f"--report {settings.report} is a directory; a file was expected."
+    folder = settings.report.absolute().parent
+    return "" if folder.is_dir() else f"--report {settings.report}: there is no directory {folder}."
 
 
 class JobSettings(FileJobSettings):

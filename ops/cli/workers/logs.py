@@ -155,7 +155,7 @@ def diff(
 
     $ penstock logs diff before.log after.log
     """
-    from penstock.ops.logs.screens.diff_screen import show_diff
+    from penstock.ops.logs.screens.diff_screen import show_diff, told_apart
 
     def body() -> int:
         files, texts = split_arguments(given or [])
@@ -163,7 +163,7 @@ def diff(
             raise BadUsage(f"diff compares two logs or directories. Given too: {', '.join(files)}")
         filters = _filters(texts)
         both = [Digest(_reader([name], filters)) for name in (first, second)]
-        show_diff(make_console(), both[0], both[1], (Path(first).name, Path(second).name))
+        show_diff(make_console(), both[0], both[1], told_apart(Path(first), Path(second)))
         return EXIT_OK
 
     _run(body)

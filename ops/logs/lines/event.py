@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
+_FIRST_S = datetime(1, 1, 1, tzinfo=UTC).timestamp()
+_LAST_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 
 
 class Event(NamedTuple):
@@ -59,17 +61,22 @@ def parse_time(text: object) -> float | None:
         return None
 
 
+def moment(time_s: float) -> datetime:
+    """A time in UTC. A span around the time of a wrong clock may reach beyond the years that have a date."""
+    return datetime.fromtimestamp(min(max(time_s, _FIRST_S), _LAST_S), UTC)
+
+
 def clock(time_s: float | None, *, ms: bool = False) -> str:
     """UTC time of day."""
     if time_s is None:
         return "?"
-    text = datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%S.%f")
+    text = moment(time_s).strftime("%H:%M:%S.%f")
     return text[:12] if ms else text[:8]
 
 
 def date_and_clock(time_s: float | None) -> str:
     """UTC date and time of day."""
-    return "?" if time_s is None else datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return "?" if time_s is None else moment(time_s).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def duration(seconds: float) -> str:

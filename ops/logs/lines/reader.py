@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from penstock.ops.logs.errors import NoEvents
@@ -101,7 +102,7 @@ def _parsed_ahead(source: LogSource, parser: BlockParser) -> Iterator[Parsed]:
         block = next(blocks, None)
         return None if block is None else parser.parse(block)
 
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread, closing(source):
         ahead = thread.submit(parse_next)
         while (parsed := ahead.result()) is not None:
             ahead = thread.submit(parse_next)

@@ -2,7 +2,6 @@
 
 import codecs
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +10,14 @@ from typing import IO
 import pyarrow
 
 from penstock.ops.logs.errors import NoEvents
+from penstock.producer.files.standard_streams import STANDARD, end_input, open_input
 
-STDIN = "-"
+STDIN = str(STANDARD)
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20  # the longest line of a worker, with a trace, has some kilobytes
 _SNIFF_BYTES = 1 << 16
 _UNPACKED_BYTES = 1 << 20  # at a time
+MAGIC_BYTES = 4
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _ROTATED = re.compile(r"([.-]\d+)*(\.gz|\.zst)?$")
 _MIN_YEAR = 1970  # a lower number in a name counts rotations
@@ -45,8 +46,13 @@ class LogSource:
         except OSError as error:
             self.notes.append(error.strerror or str(error).partition("\n")[0])
 
+    def close(self) -> None:
+        """End a read that waits for more of standard input."""
+        if self.path is None:
+            end_input()
+
     def _open(self) -> IO[bytes]:
-        return sys.stdin.buffer if self.path is None else self.path.open("rb")
+        return open_input(self.path or STANDARD)
 
     def _whole_lines(self, file: IO[bytes]) -> Iterator[bytes]:
         rest, is_skipping = b"", False
@@ -84,7 +90,7 @@ class LogSource:
     def _decompressed(self, file: IO[bytes]) -> Iterator[bytes]:
         first = _read(file)
         self.num_bytes += len(first)
-        compression = next((name for magic, name in _COMPRESSIONS.items() if first.startswith(magic)), None)
+        compression = compression_of(first)
         if compression is None:
             while first:
                 yield first
@@ -136,6 +142,11 @@ class _Prefixed:
         """The owner closes the file."""
 
 
+def compression_of(first: bytes) -> str | None:
+    """The compression of a log, by its first bytes; None for text."""
+    return next((name for magic, name in _COMPRESSIONS.items() if first.startswith(magic)), None)
+
+
 def _read(file: IO[bytes]) -> bytes:
     """Up to a block; what a pipe has now, so that lines are shown when they come."""
     read1 = getattr(file, "read1", None)
@@ -177,7 +188,7 @@ def find_sources(names: Sequence[str]) -> tuple[list[LogSource], list[str]]:
         if name == STDIN:
             sources.append(LogSource("stdin", None))
         elif path.is_dir():
-            found, others = _of_directory(path)
+            found, others = of_directory(path)
             sources += found
             skipped += others
         elif path.exists():
@@ -207,7 +218,8 @@ def _age(name: str) -> tuple[bool, list[int]]:
     return not numbers, numbers if is_date else [-one for one in numbers]
 
 
-def _of_directory(directory: Path) -> tuple[list[LogSource], list[str]]:
+def of_directory(directory: Path) -> tuple[list[LogSource], list[str]]:
+    """The logs in a directory and below it, and its other files. Both are empty where it is gone."""
     found, others = [], []
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         if _looks_like_a_log(path):

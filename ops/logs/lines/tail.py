@@ -10,7 +10,15 @@ from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.filters import Filters, check_fields
 from penstock.ops.logs.lines.reader import in_order
-from penstock.ops.logs.lines.source import MAX_LINE_BYTES, STDIN, LogSource, find_sources
+from penstock.ops.logs.lines.source import (
+    MAGIC_BYTES,
+    MAX_LINE_BYTES,
+    STDIN,
+    LogSource,
+    compression_of,
+    find_sources,
+    of_directory,
+)
 
 _END_BYTES = 1 << 20  # of each file that are searched for its last lines, without `since`
 _MAX_WAITING = 100_000  # events that are held for their order
@@ -137,7 +145,7 @@ class Tail:
         for name in self._names:
             if name == STDIN or not Path(name).is_dir():
                 continue
-            for source in find_sources([name])[0]:
+            for source in of_directory(Path(name))[0]:
                 if source.path not in known and source.path is not None and _is_plain(source.path):
                     self.sources.append(source)
                     self._parsers.append(BlockParser(len(self.sources) - 1, LineCounts()))
@@ -156,4 +164,5 @@ class Tail:
 
 
 def _is_plain(path: Path) -> bool:
-    return path.suffix not in (".gz", ".zst")
+    with path.open("rb") as file:
+        return compression_of(file.read(MAGIC_BYTES)) is None

@@ -1,11 +1,11 @@
 """The plots of the report, drawn by matplotlib. Inks are stand-ins that the page replaces by colours of its theme."""
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.ops.logs.lines.event import moment
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.series import LATE, LATENCIES, LATENCY_BOUNDS_S, TRIGGERS, latency_percentile_s
 
@@ -195,7 +195,7 @@ def _over_time(axes: Any, spans: Spans, unit: str, *, has_zero: bool = True) -> 
     step = step or 86400 * -(-(last - first) // (86400 * _MAX_TICKS))
     places = np.arange(-(-first // step) * step, last + 1, step)
     form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%d %b"
-    axes.set_xticks(places, [datetime.fromtimestamp(place, UTC).strftime(form) for place in places])
+    axes.set_xticks(places, [moment(place).strftime(form) for place in places])
     axes.set_ylabel(unit, fontsize=8)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     labels = [label for label in axes.get_legend_handles_labels()[1] if not label.startswith("_")]

@@ -1,6 +1,7 @@
 """`penstock logs diff`: the figures of two runs side by side."""
 
 import math
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -13,6 +14,13 @@ from penstock.ops.logs.totals.facts import Fact, facts
 _GOOD = "green"
 _NOTABLE = 0.1  # of a change that has a direction: coloured from here on
 _SAME = 0.005
+
+
+def told_apart(first: Path, second: Path) -> tuple[str, str]:
+    """The names of two logs, with as many directories as tell them apart: v1/worker.log and v2/worker.log."""
+    most = max(len(first.parts), len(second.parts))
+    num_parts = next((number for number in range(1, most + 1) if first.parts[-number:] != second.parts[-number:]), 1)
+    return str(Path(*first.parts[-num_parts:])), str(Path(*second.parts[-num_parts:]))
 
 
 def show_diff(console: Console, first: Digest, second: Digest, names: tuple[str, str]) -> None:

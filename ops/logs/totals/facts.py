@@ -116,6 +116,6 @@ def best_rate(digest: Digest) -> float:
     """Requests a second in the ten seconds with most answers. NaN without any."""
     if not digest.series:
         return math.nan
-    starts, columns = digest.series.spans(10)
-    width_s = float(starts[1] - starts[0]) if len(starts) > 1 else float(max(10, digest.series.width_s))
+    _, columns = digest.series.filled_spans(10)
+    width_s = max(10, digest.series.width_s)
     return float(columns["answered"].max()) / min(width_s, max(digest.series.span_s, 1))

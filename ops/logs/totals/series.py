@@ -73,15 +73,24 @@ class Series:
                 if values[place] > row[column]:
                     row[column] = values[place]
 
-    def spans(self, width_s: int) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray]]:
-        """Starts in Unix seconds and the columns, in spans of at least `width_s`, without holes between them."""
+    def filled_spans(self, width_s: int) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray]]:
+        """Starts in Unix seconds and the columns, in spans of at least `width_s`; of those that hold anything."""
         width_s = max(width_s, self.width_s)
-        keys = {second * self.width_s // width_s for second in self._rows}
-        starts = np.arange(min(keys), max(keys) + 1)
-        table = np.zeros((len(starts), len(_COLUMN)))
+        keys = sorted({second * self.width_s // width_s for second in self._rows})
+        places = {key: place for place, key in enumerate(keys)}
+        table = np.zeros((len(keys), len(_COLUMN)))
         for second, row in self._rows.items():
-            _merge(table[second * self.width_s // width_s - starts[0]], np.array(row))
-        return starts * width_s, {name: table[:, index] for name, index in _COLUMN.items()}
+            _merge(table[places[second * self.width_s // width_s]], np.array(row))
+        return np.array(keys, np.int64) * width_s, {name: table[:, index] for name, index in _COLUMN.items()}
+
+    def spans(self, width_s: int) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray]]:
+        """The same without holes between them, of which a wrong clock makes years: `width_s` is a part of `span_s`."""
+        filled, columns = self.filled_spans(width_s)
+        width_s = max(width_s, self.width_s)
+        starts = np.arange(filled[0], filled[-1] + 1, width_s)
+        dense = np.zeros((len(columns), len(starts)))
+        dense[:, (filled - filled[0]) // width_s] = list(columns.values())
+        return starts, dict(zip(columns, dense, strict=True))
 
     def totals(self) -> dict[str, float]:
         """Sums and greatest values of the whole time."""

@@ -68,6 +68,18 @@ def test_the_summary_tells_that_the_clocks_of_two_hosts_differ(tmp_path: Path) -
     assert "By their clocks" not in logs("summary", HOST_A, HOST_B)
 
 
+@pytest.mark.parametrize("time", ["1970-01-01T00:00:09Z", "9999-12-31T23:59:59Z"])
+@pytest.mark.parametrize("command", ["summary", "slow", "errors", "diff", "report"])
+def test_a_clock_that_was_years_wrong_for_a_line_ends_no_command(tmp_path: Path, command: str, time: str) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text(FLEET.read_text() + line("worker_load", time, answered=1) + line("stopped", time))
+    given = {"diff": (log, log), "report": (tmp_path / "out.html", log)}.get(command, (log,))
+    shown = logs(command, *given)
+    if command == "summary":
+        assert "12/s in the best 10 s" in shown
+        assert "Slow periods: 1" in shown
+
+
 def test_filters_choose_what_the_tables_show() -> None:
     text = logs("errors", SAMPLES, "code=too_long,empty")
     assert "too_long" in text
@@ -167,6 +179,16 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
         assert part in text
     code, text = penstock("logs", "diff", str(HOST_A), str(FLEET), str(HOST_B))
     assert (code, "diff compares two logs" in text) == (EXIT_USAGE, True)
+
+
+def test_two_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    logs_of = [Path(version) / "worker.log" for version in ("v1", "v2")]
+    for path in logs_of:
+        path.parent.mkdir()
+        path.write_text(HOST_A.read_text())
+    head = logs("diff", *logs_of)
+    assert head.index("v1/worker.log") < head.index("v2/worker.log")
 
 
 def test_the_tail_of_a_log_without_following() -> None:

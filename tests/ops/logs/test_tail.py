@@ -108,8 +108,26 @@ def test_a_new_log_of_a_directory_is_followed(make_tail: MakeTail, tmp_path: Pat
     assert followed(make_tail(tmp_path), *steps) == ["b", "c"]
 
 
-def test_the_end_of_a_compressed_log(make_tail: MakeTail, tmp_path: Path) -> None:
-    path = tmp_path / "worker.log.1.gz"
+def test_logs_that_are_moved_to_another_directory_end_no_tail(make_tail: MakeTail, tmp_path: Path) -> None:
+    """As logrotate does with `olddir`: until its next event, the directory has no log."""
+    logs, old = tmp_path / "logs", tmp_path / "old"
+    logs.mkdir()
+    (logs / "a.log").write_text(line("a"))
+
+    def rotate() -> None:
+        logs.rename(old)
+        logs.mkdir()
+        (logs / "a.log").touch()
+
+    assert followed(make_tail(logs), rotate, append(logs / "a.log", line("b"))) == ["b"]
+
+
+@pytest.mark.parametrize("name", ["worker.log.1.gz", "worker.log.1"])
+def test_the_end_of_a_compressed_log_whatever_its_name(
+    make_tail: MakeTail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("penstock.ops.logs.lines.tail._END_BYTES", 1000)
+    path = tmp_path / name
     path.write_bytes(gzip.compress(HOST_A.read_bytes()))
     assert make_tail(path).last(1)[0].name == "stopped"
 

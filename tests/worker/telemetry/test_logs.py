@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import resource
 import subprocess
 import sys
 from importlib.metadata import version
@@ -168,11 +169,32 @@ def test_a_log_file_that_cannot_be_opened_is_an_error_at_the_start_and_a_note_la
     log = structlog.get_logger("penstock.test")
     folder.rename(tmp_path / "moved")
     log.info("lost")
-    assert "FileNotFoundError" in capsys.readouterr().err
+    reason, lost = capsys.readouterr().err.splitlines()
+    assert reason == f"{folder / 'worker.log'} cannot be written: No such file or directory. Its lines go to stderr."
+    assert json.loads(lost)["event"] == "lost"
     folder.mkdir()
     log.info("kept")
     [line] = (folder / "worker.log").read_text().splitlines()
     assert json.loads(line)["event"] == "kept"
+
+
+def test_a_full_disk_costs_stderr_a_line_for_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "worker.log"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    configure_logs("json", "info", path)
+    log = structlog.get_logger("penstock.test")
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        for number in range(50):
+            log.info(f"event_{number}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.info("last")
+    reason, *told = capsys.readouterr().err.splitlines()
+    assert "worker.log cannot be written: File too large." in reason
+    assert [json.loads(line)["event"] for line in told] == [f"event_{number}" for number in range(50)]
+    assert path.read_bytes()[100:].count(b"{") == 1  # the last line, behind the cut one, and no other
+    assert b'"last"' in path.read_bytes()
 
 
 MEMBER = """
