@@ -8,7 +8,6 @@ The end of standard input ends the process.
 import asyncio
 import itertools
 import json
-import math
 import sys
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from penstock.ops.bench.pipeline.alarm import Alarm
 from penstock.ops.bench.pipeline.call_times import CallTimes
 from penstock.ops.bench.pipeline.loads import Load
 from penstock.ops.bench.pipeline.payloads import calls
@@ -68,19 +68,15 @@ class LoadRun:
             await self._call(now)
 
     async def open(self, due: Sequence[float]) -> None:
-        """A call at each time of `due`, independent of the answers. The loop's timers have a resolution of 1 ms."""
+        """A call at each time of `due`, independent of the answers."""
         tasks: set[asyncio.Task[None]] = set()
-        waiting = iter(due)
-        moment = next(waiting, math.inf)
-        while moment < math.inf:
-            while moment <= (now := time.perf_counter()):
-                self.lags_s.append(now - moment)
+        with Alarm() as alarm:
+            for moment in due:
+                await alarm.until(moment)
+                self.lags_s.append(time.perf_counter() - moment)
                 task = asyncio.create_task(self._call(moment))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
-                moment = next(waiting, math.inf)
-            if moment < math.inf:
-                await asyncio.sleep(math.ceil((moment - now) * 1e3) / 1e3)
         await asyncio.gather(*tasks)
 
     async def _call(self, begun: float) -> None:

@@ -35,7 +35,10 @@ class PipelinePlan:
     output: Path | None
 
 
-# Large batches and one lane, because there is no computation.
-NULL_WORKER: Sequence[str] = ("--lanes", "1", "--max-batch-tokens", "65536", "--max-batch-sequences", "1024")
+# Large batches and one lane, because there is no computation. As on a GPU, no batch waits to become fuller.
+NULL_WORKER: Sequence[str] = (
+    *("--lanes", "1", "--max-wait-ms", "0"),
+    *("--max-batch-tokens", "65536", "--max-batch-sequences", "1024"),
+)
 NULL_RATES_PER_S = (1000.0,)
 SCALE_RATE_PER_S = 60_000.0  # open loop of the largest fleet of part `scale`

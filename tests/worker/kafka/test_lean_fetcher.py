@@ -1,4 +1,4 @@
-"""The pace of fetches: several records at once, but no wait at a low rate."""
+"""The pace of fetches: several records at once at a high rate, but no wait at a low one."""
 
 from typing import Any
 
@@ -28,18 +28,57 @@ class Broker:
         return False
 
 
+class Clock:
+    now = 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("penstock.worker.kafka.fetching.lean_fetcher.time.monotonic", lambda: clock.now)
+    return clock
+
+
+async def fetch(broker: Broker, fetcher: Any, num_records: int) -> None:
+    await fetcher._proc_fetch_request(None, 7, None)
+    broker.records = list(range(num_records))
+    await fetcher.fetched_records([SOURCE])
+
+
 @pytest.mark.parametrize(("num_records", "is_paced"), [(1, False), (3, False), (4, True), (200, True)])
-async def test_only_a_fetch_that_brought_several_records_is_followed_later(
-    monkeypatch: pytest.MonkeyPatch, num_records: int, is_paced: bool
+async def test_at_a_high_rate_a_fetch_that_brought_several_records_is_followed_later(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, num_records: int, is_paced: bool
 ) -> None:
     broker = Broker(monkeypatch)
     fetcher: Any = LeanFetcher()
-    monkeypatch.setattr("penstock.worker.kafka.fetching.lean_fetcher.time.monotonic", lambda: 100.0)
-    for _ in range(2):  # what an earlier fetch has brought does not count
-        await fetcher._proc_fetch_request(None, 7, None)
-    broker.records = list(range(num_records))
-    await fetcher.fetched_records([SOURCE])
-    assert fetcher._paced(100.001) == ({7: pytest.approx(0.003)} if is_paced else {})
-    assert fetcher._paced(100.0041) == {}
+    for _ in range(4):
+        await fetch(broker, fetcher, 20)
+        clock.now += 0.004
+    await fetch(broker, fetcher, num_records)  # what an earlier fetch has brought does not count
+    assert fetcher._paced(clock.now + 0.001) == ({7: pytest.approx(0.003)} if is_paced else {})
+    assert fetcher._paced(clock.now + 0.0041) == {}
     await fetcher._proc_fetch_request(None, 7, None)
-    assert fetcher._paced(100.001) == {}
+    assert fetcher._paced(clock.now + 0.001) == {}
+
+
+@pytest.mark.parametrize(("per_s", "is_paced"), [(333, False), (1000, False), (2700, True), (8300, True)])
+async def test_the_pace_begins_where_turns_would_keep_the_loop_busy(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, per_s: int, is_paced: bool
+) -> None:
+    broker = Broker(monkeypatch)
+    fetcher: Any = LeanFetcher()
+    for _ in range(12):
+        await fetch(broker, fetcher, 5)
+        clock.now += 5 / per_s
+    await fetch(broker, fetcher, 5)
+    assert bool(fetcher._paced(clock.now)) is is_paced
+
+
+async def test_a_burst_after_a_rest_is_followed_at_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    broker = Broker(monkeypatch)
+    fetcher: Any = LeanFetcher()
+    await fetcher._proc_fetch_request(None, 7, None)
+    clock.now += 0.1  # for which the broker has held the fetch
+    broker.records = list(range(30))
+    await fetcher.fetched_records([SOURCE])
+    assert fetcher._paced(clock.now) == {}

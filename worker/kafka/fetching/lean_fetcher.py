@@ -5,14 +5,14 @@ in the order of its partitions, up to the fetch size: a bulk backlog takes only 
 Bulk is not starved: while online records wait in the worker, their topic is paused.
 
 A turn of the worker (a fetch, a batch, a produce request) takes the event loop some two milliseconds, whatever it
-brings. A broker that is asked again at once answers with a few records, and small turns keep the loop busy. So a fetch
-that has brought several records is followed by the next one a little later, counted from when it was sent. One that
-has brought fewer, as at a low rate, is followed at once.
+brings. A broker that is asked again at once answers with a few records, and small turns keep the loop busy. So at a
+high rate a fetch that has brought several records is followed by the next one a little later, counted from when it was
+sent. One that has brought fewer, and any at a low rate, which turns cannot keep busy, is followed at once.
 """
 
 import random
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +27,10 @@ _BULK = bulk_topic("")
 _NO_LEADER = -1
 _PACE_S = 0.004  # on an H200's host at 25,000 requests/s: p50 9.2 ms; 11.9 with none, 11.6 with 7 ms
 _SEVERAL = 4  # records
+_LOW_PER_S = 1500  # records; the pace alone would gather several of them at two thirds of this rate, and go on for ever
+_LATELY = 8  # fetches, over which the rate is taken
+
+_Asked = tuple[float, int]  # when a broker was asked, and the number of records handed out by then
 
 # Requests by broker, partitions without a position by broker, seconds until the next look, whether a leader is unknown,
 # futures of resumes.
@@ -46,7 +50,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
     _num_records = 0  # handed out so far
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._last: dict[int, tuple[float, int]] = {}  # broker -> when it was asked, and `_num_records` then
+        self._asked: defaultdict[int, deque[_Asked]] = defaultdict(lambda: deque(maxlen=_LATELY))  # by broker
         super().__init__(*arguments, **options)
 
     def _get_actions_per_node(self, assignment: Any) -> _Actions:
@@ -61,7 +65,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
 
     async def _proc_fetch_request(self, assignment: Any, node_id: int, request: FetchMessage) -> bool:
         """Fetch, and wake the reader at once. Returns false: the fetch routine, which runs later, need not do it."""
-        self._last[node_id] = time.monotonic(), self._num_records
+        self._asked[node_id].append((time.monotonic(), self._num_records))
         if await super()._proc_fetch_request(assignment, node_id, request):
             for waiter in self._fetch_waiters:
                 self._notify(waiter)
@@ -91,13 +95,15 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         return found
 
     def _paced(self, now: float) -> dict[int, float]:
-        """Brokers whose last answer had several records -> seconds until they are asked again."""
-        waits = {
-            node: at + _PACE_S - now
-            for node, (at, before) in self._last.items()
-            if self._num_records - before >= _SEVERAL
-        }
+        """Brokers to ask again a little later -> seconds until then."""
+        waits = {node: asked[-1][0] + _PACE_S - now for node, asked in self._asked.items() if self._is_busy(asked, now)}
         return {node: wait_s for node, wait_s in waits.items() if wait_s > 0}
+
+    def _is_busy(self, asked: Sequence[_Asked], now: float) -> bool:
+        """Whether the last answer had several records, and records have come at a high rate lately."""
+        (since, first), (_, last) = asked[0], asked[-1]
+        is_several = self._num_records - last >= _SEVERAL
+        return is_several and self._num_records - first >= _LOW_PER_S * (now - since)
 
     def _held(self) -> dict[int, list[float]]:
         """Brokers whose last answer was not handed out yet -> seconds for which the others of its partitions wait."""
