@@ -24,9 +24,10 @@ class BatchCheck:
             raise InvalidBatch(
                 f"{rows} rows of {quantum} steps; cell {spec.name!r} has 1 to {spec.max_rows} of 1 to {spec.max_steps}."
             )
-        shapes = [batch.read.shape == (rows, spec.arity), batch.write.shape == batch.is_first.shape == (rows,)]
-        shapes += [name in batch.inputs and batch.inputs[name].shape == (rows, quantum) for name in spec.inputs]
-        if not all(shapes):
+        are_shaped = batch.read.shape == (rows, spec.arity) and batch.write.shape == batch.is_first.shape == (rows,)
+        for name in spec.inputs:
+            are_shaped = are_shaped and name in batch.inputs and batch.inputs[name].shape == (rows, quantum)
+        if not are_shaped:
             raise InvalidBatch(f"the arrays of a batch of {spec.name!r} do not agree on {rows} rows, {quantum} steps.")
         fault = self._kernels.find_fault(batch.read, batch.write, batch.steps, quantum, self._writer)
         if fault == OF_STEPS:

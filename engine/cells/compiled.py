@@ -8,6 +8,7 @@ import torch
 from numba import njit
 
 from penstock.engine.cells.contract import CellSpec, StateSpec
+from penstock.engine.cells.description_kernel import describe_input, describe_rows
 from penstock.engine.cells.fault_kernel import find_fault
 from penstock.engine.cells.graph_kernels import measure_shape, plan_slots
 from penstock.engine.cells.node_table import NONE, NodeTable
@@ -31,6 +32,8 @@ class SessionKernels(NamedTuple):
     measure_results: Any
     collect: Any
     find_fault: Any
+    describe_rows: Any
+    describe_input: Any
     plan_slots: Any
     measure_shape: Any
 
@@ -51,6 +54,8 @@ def load_kernels() -> SessionKernels:
         measure_results,
         collect,
         find_fault,
+        describe_rows,
+        describe_input,
         plan_slots,
         measure_shape,
     )
@@ -70,7 +75,8 @@ def _exercise(kernels: SessionKernels) -> None:
     """
     table = NodeTable([CellSpec("cell", (StateSpec("h", 1),), ("x",), emits=(StateSpec("y", 1, torch.int32),))])
     one = np.ones(1, np.int32)
-    packed = np.array([1, 1, 1, 1, 16, 0, 2, 0, 1, NONE, NONE, 1, 0, 2, 7, 8], np.int32)  # see packing.py
+    fields = np.array([1, 1, 1, 1, 16, 0, 2, 0, 1, NONE, NONE, 1, 0, 2, 7, 8], np.int32)  # see packing.py
+    packed = np.frombuffer(bytearray(fields.tobytes()), np.int32)
     num_values, needed, keys = np.empty(1, np.int32), np.empty(4, np.int32), np.empty(1, np.int32)
     rows, write, finished, members = np.zeros((4, 1), np.int32)
     read, given, is_first = np.empty((1, 1), np.int32), np.empty((1, 1, 1), np.int32), np.empty(1, np.bool_)
@@ -98,15 +104,20 @@ def _exercise(kernels: SessionKernels) -> None:
             nodes, slots, values, requests, counts, rows, one, no, no, has_ended, finished, released
         )
     columns = np.full((1, 1), table.first_emission, np.int32)
-    kernels.measure_results(nodes, requests, keys, columns, one, offsets)
+    results.append(kernels.measure_results(nodes, requests, keys, columns, one, offsets))
     found = np.empty(offsets[1], np.int32)
     kernels.collect(nodes, places, values, requests, keys, columns, one, one, offsets, found, no)
     results += [int(no[0]), *found.tolist(), kernels.close(nodes, slots, values, requests, counts, keys, released)]
     results.append(kernels.count_steps(one, one))
     results.append(kernels.release(np.ones(2, np.int32), np.zeros(2, np.int32), 0, one))
     results.append(kernels.find_fault(read, one, one, 1, np.full(2, NONE, np.int32)))
+    described = np.empty(5, np.int32)
+    kernels.describe_rows(read, write, one, is_first, 1, np.arange(5), 1, described)
+    kernels.describe_input(given[0], 4, 1, described)
+    results += described.tolist()
     no_reads = np.full((1, 1), NONE, np.int32)
     results.append(kernels.plan_slots(no_reads, rows, read, finished, members))
     results += [int(finished[0]), int(members[0]), *kernels.measure_shape(no_reads)]
-    if results != [NONE, 1, 4, 1, 0, 0, 7, 0, 7, 0, 0, 0, 8, 1, 1, 0, 2, 7, 8, 0, 1, 1, NONE, 1, 1, 1, 1, 1]:
+    expected = [NONE, 1, 4, 1, 0, 0, 7, 0, 7, 0, 0, 0, 8, 1, 1, 3, 0, 2, 7, 8, 0, 1, 1, NONE, 1, 1, 1, 0, 8]
+    if results != [*expected, 1, 1, 1, 1, 1]:
         raise RuntimeError(f"The compiled sessions give {results}. This is a bug.")

@@ -67,8 +67,8 @@ class Unfolded:
         return self.slot_plan.num_slots
 
     @cached_property
-    def packed(self) -> Int32Array:
-        """The graph as one array: see packing.py. Made when the request joins: one that waits takes little memory."""
+    def packed(self) -> bytes:
+        """The graph in one piece: see packing.py. Made when the request joins: one that waits takes little memory."""
         inputs = [(self.inputs[name].offsets, self.inputs[name].values) for name in sorted(self.inputs)]
         return pack(self.cells, self.steps, self.reads, self.slot_plan, inputs)
 

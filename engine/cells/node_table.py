@@ -65,18 +65,21 @@ class NodeTable:
 
     def reserve(self, num_requests: int, num_nodes: int, num_values: int) -> None:
         """Make room for requests whose blocks have so many nodes and values."""
-        num_nodes += int(self.counts[OF_NODES + END])
-        self.nodes = _grown(self.nodes, num_nodes)
-        self.slots, self.places = _grown(self.slots, num_nodes), _grown(self.places, num_nodes)
-        self.values = _grown(self.values, int(self.counts[OF_VALUES + END]) + num_values)
-        if len(self.released) < len(self.nodes) * (self.arity + 1):
+        counts, size = self.counts, len(self.requests)
+        num_nodes += int(counts[OF_NODES + END])
+        num_values += int(counts[OF_VALUES + END])
+        num_requests += int(counts[NUM_KNOWN])
+        if num_nodes > len(self.nodes):
+            self.nodes, self.slots = _grown(self.nodes, num_nodes), _grown(self.slots, num_nodes)
+            self.places = _grown(self.places, num_nodes)
             self.released = np.zeros(len(self.nodes) * (self.arity + 1), np.int32)
-        size = len(self.requests)
-        self.requests = _grown(self.requests, int(self.counts[NUM_KNOWN]) + num_requests)
-        if len(self.requests) > size:
+        if num_values > len(self.values):
+            self.values = _grown(self.values, num_values)
+        if num_requests > size:
+            self.requests = _grown(self.requests, num_requests)
             self.requests[size:, NODE] = np.arange(size + 1, len(self.requests) + 1)
-            self.requests[-1, NODE] = self.counts[FREE_REQUEST]
-            self.counts[FREE_REQUEST] = size
+            self.requests[-1, NODE] = counts[FREE_REQUEST]
+            counts[FREE_REQUEST] = size
 
     def is_closed(self, keys: Int32Array) -> npt.NDArray[np.bool_]:
         """Whether requests have left [G]."""
@@ -119,9 +122,7 @@ def _bucket(length: int) -> int:
 
 
 def _grown(array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
-    """The array, or a copy that is at least twice as long and reaches `length`."""
-    if length <= len(array):
-        return array
+    """A copy that is at least twice as long and reaches `length`."""
     larger = np.zeros((max(length, 2 * len(array), 256), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger

@@ -12,12 +12,13 @@ _INFINITY = 0x7F800000  # bits of a float32; those above, but for the sign, are 
 
 
 def measure_results(nodes: Int32Array, requests: Int32Array, keys: Int32Array, columns: Int32Array,
-                    widths: Int32Array, offsets: Int32Array) -> None:  # fmt: skip
-    """Write where the result of each request begins and ends [G + 1].
+                    widths: Int32Array, offsets: Int32Array) -> int:  # fmt: skip
+    """Write where the result of each request begins and ends [G + 1]. Returns their length, or NONE: they differ.
 
     keys [G]. columns [emissions, cells]: of `places`, where an emission of a cell lies, or NONE. widths [emissions].
     """
     offsets[0] = 0
+    length = NONE
     for number in range(len(keys)):
         size = len(widths)
         first = requests[keys[number], NODE]
@@ -26,6 +27,11 @@ def measure_results(nodes: Int32Array, requests: Int32Array, keys: Int32Array, c
                 if columns[emission, nodes[node, CELL]] != NONE:
                     size += nodes[node, DONE] * widths[emission]
         offsets[number + 1] = offsets[number] + size
+        if number == 0:
+            length = size
+        elif size != length:
+            length = NONE
+    return length
 
 
 def collect(nodes: Int32Array, places: Int32Array, values: Int32Array, requests: Int32Array, keys: Int32Array,

@@ -76,7 +76,7 @@ class Sessions:
         checked. Raises GraphTooLarge for a request that needs more slots than the pool has.
         """
         table = self._table
-        packed = np.concatenate([graph.packed for graph in graphs])
+        packed = np.frombuffer(bytearray().join([graph.packed for graph in graphs]), np.int32)
         num_values, needed = np.empty(len(graphs), np.int32), np.empty(4, np.int32)
         wrong = self._kernels.measure(
             packed, table.inputs, table.widths, table.arity, table.num_inputs, num_values, needed
@@ -105,7 +105,7 @@ class Sessions:
         keys, nodes, steps: [R]. A node whose chain is underway may be advanced further before `apply`.
         """
         spec, table, num_rows = self._specs[cell], self._table, len(keys)
-        rows, write = np.empty((2, num_rows), np.int32)
+        rows, write = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
         read, is_first = np.empty((num_rows, spec.arity), np.int32), np.empty(num_rows, np.bool_)
         given = np.empty((len(spec.inputs), num_rows, quantum), np.int32)
         found = self._kernels.advance(
@@ -120,14 +120,14 @@ class Sessions:
     def apply(self, done: SessionBatch, output: CellOutput) -> Applied:
         """Store what a batch has emitted, and release the slots that no node reads any more."""
         table, rows, asked = self._table, done.rows, done.batch.steps
-        ran, is_stopped = np.array(output.steps, np.int32), np.array(output.is_stopped, np.bool_)
+        ran, is_stopped = np.asarray(output.steps, np.int32), np.asarray(output.is_stopped, np.bool_)
         num_steps = self._kernels.count_steps(asked, ran) if ran.shape == asked.shape else NONE
         if num_steps == NONE:
             raise RuntimeError(f"the engine ran other steps of {done.batch.cell!r} than asked. This is a bug.")
         has_failed = np.zeros(len(rows), np.bool_)
         if output.failed:
             has_failed[list(output.failed)] = True
-            ran[has_failed] = 0
+            ran = np.where(has_failed, np.int32(0), ran)
         for column, emission in enumerate(self._specs[done.cell].emits, table.first_emission):
             emitted = np.ascontiguousarray(output.emitted[emission.name]).view(np.int32).reshape(len(rows), -1)
             self._kernels.store(
@@ -156,15 +156,16 @@ class Sessions:
     def results(self, keys: Int32Array) -> Results:
         """Emissions of requests so far, each as one row: see `emissions.split`."""
         table, offsets = self._table, np.empty(len(keys) + 1, np.int32)
-        self._kernels.measure_results(table.nodes, table.requests, keys, self._columns, self._widths, offsets)
-        ends = offsets.tolist()
-        found, has_nan = np.empty(ends[-1], np.int32), np.empty(len(keys), np.bool_)
+        size = self._kernels.measure_results(table.nodes, table.requests, keys, self._columns, self._widths, offsets)
+        found, has_nan = np.empty(offsets[-1], np.int32), np.empty(len(keys), np.bool_)
         self._kernels.collect(
             table.nodes, table.places, table.values, table.requests, keys, self._columns, self._widths, self._is_float,
             offsets, found, has_nan
         )  # fmt: skip
-        floats = found.view(np.float32)
-        return Results([floats[start:end] for start, end in pairwise(ends)], has_nan)
+        values = found.view(np.float32)
+        if size != NONE:
+            return Results(list(values.reshape(len(keys), size)), has_nan)
+        return Results([values[start:end] for start, end in pairwise(offsets.tolist())], has_nan)
 
     def emitted(self, key: int) -> list[NodeOutput]:
         """Emissions so far of each node whose cell emits, in the graph's order."""

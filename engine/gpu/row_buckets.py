@@ -1,11 +1,12 @@
 """Buckets of batches of steps that share a CUDA graph, by their rows."""
 
-_ROWS = (8, 16, 32, 64)  # then multiples of 64: a product's tiles have no fewer rows
+_LEAST = 8
+_TILE = 64  # rows: powers of two up to it, then its multiples: a product's tiles have no fewer rows
 
 
 def row_bucket(rows: int) -> int:
     """Rows of the graph for a batch of `rows` rows. Spare rows run no step."""
-    return next((bucket for bucket in _ROWS if rows <= bucket), -(-rows // _ROWS[-1]) * _ROWS[-1])
+    return max(_LEAST, 1 << (rows - 1).bit_length()) if rows <= _TILE else -(-rows // _TILE) * _TILE
 
 
 def row_buckets(max_rows: int) -> list[int]:

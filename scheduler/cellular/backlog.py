@@ -52,17 +52,18 @@ class Backlog:
         Returns whether they are in time in any order, if all join at once and no other waits. False if that is not
         sure.
         """
-        step_s, row_s = np.empty((2, len(self._rules)))
+        step_s, row_s, cost = [], [], self._cost
         for cell, rule in enumerate(self._rules):
-            num_rows = self._num_rows(rule, num_active + len(new.deadline) - 1)
-            quantum = choose_quantum(rule, num_rows, self._cost.step_s(cell, num_rows), host_s)
-            step_s[cell] = self._cost.seconds_at_most(cell, num_rows, quantum) / quantum
-            row_s[cell] = self._cost.seconds(cell, rule.max_rows, rule.max_steps) / (rule.max_steps * rule.max_rows)
+            num_rows = self._num_rows(rule, num_active + len(new.jobs.graphs) - 1)
+            quantum = choose_quantum(rule, num_rows, cost.step_s(cell, num_rows), host_s)
+            step_s.append(cost.seconds_at_most(cell, num_rows, quantum) / quantum)
+            row_s.append(cost.seconds(cell, rule.max_rows, rule.max_steps) / (rule.max_steps * rule.max_rows))
         columns, _, estimates, graphs = new.joining
         max_slots, slowdown = float(self._max_slots or math.inf), self._slowdown if num_active else 1.0
         share, num_devices = self._ran / self._asked, float(len(self._tables))
+        times, steps, rows = new.jobs.times, np.array(step_s), np.array(row_s)
         earliest, work_s = load_kernels().measure(
-            graphs, columns, new.deadline, step_s, row_s, share, slowdown, max_slots, num_devices, estimates
+            graphs, columns, times, steps, rows, share, slowdown, max_slots, num_devices, estimates
         )
         if earliest == math.inf:
             return True

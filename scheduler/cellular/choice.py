@@ -22,6 +22,8 @@ def choose_cell(
     several the one that was passed over most often.
     `online`, `bulk`: ready nodes of each type. Those of bulk jobs count where no online node is ready.
     """
+    if len(rules) == 1:
+        return 0 if online[0] or bulk[0] else None
     ready = online if any(online) else bulk
     some = [cell for cell, num_ready in enumerate(ready) if num_ready]
     overdue = [

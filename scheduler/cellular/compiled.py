@@ -46,21 +46,23 @@ def _exercise(kernels: SchedulerKernels) -> None:
 
     RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.
     """
-    graphs = CellGraph.of_stages((0, 1), (0, 1)).packed
+    graphs = np.frombuffer(bytearray(CellGraph.of_stages((0, 1), (0, 1)).packed), np.int32)
     arrays = with_room(make_arrays(1), 2, 1, 1)
     columns = np.array([[7], [0], [0], [1], [1]], np.int64)
     row, ids, is_stopped = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.bool_)
     nodes, steps, indices = np.zeros((3, 1), np.int32)
-    times, estimates, left_s, totals = np.zeros(1), np.zeros((1, 5)), np.zeros(2), np.zeros(4)
-    results = [*kernels.check(graphs, columns, times, times, 1, np.inf), *kernels.count(graphs, 1)]
+    begun = np.zeros(1, np.int64)
+    times, estimates, left_s, totals = np.zeros((2, 1)), np.zeros((1, 5)), np.zeros(2), np.zeros(4)
+    results = [*kernels.check(graphs, columns, times, 1, np.inf), *kernels.count(graphs, 1)]
     results += kernels.measure(graphs, columns, times, np.ones(1), np.ones(1), 1.0, 1.0, np.inf, 1.0, estimates)
-    kernels.join(*arrays, columns, times, estimates, graphs, row)
+    kernels.join(*arrays, columns, times[0], estimates, graphs, row)
     kernels.sum_left(arrays.order, arrays.num_jobs, arrays.work, left_s)
     for _ in range(2):
-        results += kernels.plan(*arrays, 0, 1, NO_MAXIMUM, 0.0, nodes, steps, ids, indices)
+        results += kernels.plan(*arrays, 0, 1, NO_MAXIMUM, 0.0, nodes, steps, ids, indices, begun)
         results += [int(ids[0]), int(indices[0])]
         results.append(kernels.settle(*arrays, nodes, steps, steps, is_stopped, 1.0, ids, totals))
     kernels.drop(*arrays, row[:0])
     results += [*left_s.tolist(), *totals.tolist()]
-    if results != [NONE, 0, 1, 0, 2, 1, -2, 2, 1, 1, 7, 0, 0, 1, 1, 7, 1, 1, 0, 2, 2, 2, 2, 1] or arrays.ready.any():
+    expected = [NONE, 0, 1, 0, 0, 2, 1, -2, 2, 1, 1, 1, 7, 0, 0, 1, 1, 0, 7, 1, 1, 0, 2, 2, 2, 2, 1]
+    if results != expected or arrays.ready.any():
         raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

@@ -23,15 +23,15 @@ class TaskCost:
     """A table of measured seconds, by cell, rows (in powers of two) and quantum. Each is a mean of recent tasks."""
 
     def __init__(self) -> None:
-        # By cell, and then by bucket and quantum.
-        self._measured: defaultdict[int, dict[tuple[int, int], float]] = defaultdict(dict)
+        # By cell, bucket and quantum.
+        self._measured: defaultdict[int, defaultdict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
         self._estimated: dict[tuple[int, int, int], float] = {}  # kept until another entry is measured
         self._least_step_s: defaultdict[int, dict[int, float]] = defaultdict(dict)  # by cell and bucket: of all quanta
 
     def seconds(self, cell: int, num_rows: int, quantum: int) -> float:
         """The mean, or an estimate from the nearest measured entry of the cell; 0 where there is none."""
         bucket = bucket_of(num_rows)
-        known = self._measured[cell].get((bucket, quantum))
+        known = self._measured[cell][bucket].get(quantum)
         if known is None:
             known = self._estimated.get((cell, bucket, quantum))
         if known is None:
@@ -57,18 +57,18 @@ class TaskCost:
         """Correct the table by a task that ran. Times that are not finite and above 0 are ignored."""
         if not 0 < measured_s < math.inf:
             return
-        bucket, measured = bucket_of(num_rows), self._measured[cell]
-        mean_s = measured.get((bucket, quantum))
+        bucket = bucket_of(num_rows)
+        measured = self._measured[cell][bucket]
+        mean_s = measured.get(quantum)
         if mean_s is None:
             self._estimated.clear()
-        measured[bucket, quantum] = corrected(mean_s, measured_s)
-        steps = [mean_s / steps for (other, steps), mean_s in measured.items() if other == bucket]
-        self._least_step_s[cell][bucket] = min(steps)
+        measured[quantum] = corrected(mean_s, measured_s)
+        self._least_step_s[cell][bucket] = min([mean_s / steps for steps, mean_s in measured.items()])
 
     def _estimate(self, cell: int, bucket: int, quantum: int) -> float:
         """In proportion to the quantum. Rows matter less: the next measured bucket counts as it is."""
-        measured = self._measured[cell]
+        measured = [(other, steps) for other, by_steps in self._measured[cell].items() for steps in by_steps]
         if not measured:
             return 0.0
-        nearest = min(measured, key=lambda key: (abs(key[0] - bucket), abs(math.log(key[1] / quantum))))
-        return measured[nearest] * quantum / nearest[1]
+        near, steps = min(measured, key=lambda key: (abs(key[0] - bucket), abs(math.log(key[1] / quantum))))
+        return self._measured[cell][near][steps] * quantum / steps

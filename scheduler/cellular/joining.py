@@ -48,33 +48,33 @@ from penstock.scheduler.cellular.arrays import (
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
 
 _LEAST_LEFT = 0.05  # of the work of a job that runs more steps than were expected
-
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
 
 
 def check(
-    graphs: Int32Array, columns: Int64Array, arrival: Float64Array, deadline: Float64Array, num_cells: int,
-    max_slots: float,
-) -> tuple[int, int, int, int]:  # fmt: skip
+    graphs: Int32Array, columns: Int64Array, times: Float64Array, num_cells: int, max_slots: float
+) -> tuple[int, int, int, int, float]:
     """Look for a job that breaks the contract of CellJob. Packed graphs lie end to end; `columns`: as in `join`.
 
-    Returns what is wrong, of the first job that has it: OF_TIMES, OF_SLOTS, OF_GRAPH, or NONE; that job; and the slots
-    of all jobs, and of bulk jobs.
+    times [2, J]: arrival and deadline. Returns what is wrong, of the first job that has it: OF_TIMES, OF_SLOTS,
+    OF_GRAPH, or NONE; that job; the slots of all jobs, and of bulk jobs; and the earliest deadline.
     """
     at = num_slots = num_bulk_slots = 0
-    for job in range(len(arrival)):
+    earliest = np.inf
+    for job in range(columns.shape[1]):
         needed = columns[SLOTS, job]
-        if not np.isfinite(arrival[job]) or np.isnan(deadline[job]):
-            return OF_TIMES, job, 0, 0
+        if not np.isfinite(times[0, job]) or np.isnan(times[1, job]):
+            return OF_TIMES, job, 0, 0, earliest
         if not 1 <= needed <= max_slots:
-            return OF_SLOTS, job, 0, 0
+            return OF_SLOTS, job, 0, 0, earliest
         at = _end_of_valid(graphs, at, num_cells)
         if at == NONE:
-            return OF_GRAPH, job, 0, 0
+            return OF_GRAPH, job, 0, 0, earliest
         num_slots += needed
         num_bulk_slots += needed * columns[BULK, job]
-    return NONE, 0, num_slots, num_bulk_slots
+        earliest = min(earliest, times[1, job])
+    return NONE, 0, num_slots, num_bulk_slots, earliest
 
 
 def count(graphs: Int32Array, num_jobs: int) -> tuple[int, int]:
@@ -108,15 +108,18 @@ def join(
         sizes[FREE_JOB] = jobs[job, NODE]
         sizes[JOBS_LEFT] -= 1
         rows[number] = job
-        jobs[job, ID : SIZE + 1] = columns[:, number]
+        for field in range(ID, SIZE + 1):
+            jobs[job, field] = columns[field, number]
         jobs[job, OPEN] = num_nodes
         jobs[job, OUTSTANDING] = 0
         jobs[job, NODE] = NONE
         is_gone[job] = False
         due[job] = due_at[number]
-        work[job, :RAN] = estimates[number, :RAN]
+        for field in range(PATH_S, RAN):
+            work[job, field] = estimates[number, field]
         work[job, RAN], work[job, BEGAN] = 0.0, np.inf
-        lists[job] = NONE
+        for listed in range(lists.shape[1]):
+            lists[job, listed, 0] = lists[job, listed, 1] = NONE
         slots[jobs[job, BULK]] += jobs[job, SLOTS]
         for index in range(num_nodes):
             node = sizes[FREE_NODE]
@@ -143,25 +146,24 @@ def join(
                 edges[edge, NEXT_EDGE] = nodes[parent, EDGE]
                 nodes[parent, EDGE] = edge
             if first == last:  # it is ready
-                ready_list = lists[job, cell]
-                nodes[node, NEXT] = ready_list[0]
-                ready_list[0] = node
-                if ready_list[1] == NONE:
-                    ready_list[1] = node
+                nodes[node, NEXT] = lists[job, cell, 0]
+                lists[job, cell, 0] = node
+                if lists[job, cell, 1] == NONE:
+                    lists[job, cell, 1] = node
                 ready[jobs[job, BULK], cell] += 1
         at = dependencies + graphs[at + 3]
-        _insert(arrays, job)
+    _insert(arrays, rows)
 
 
 def measure(
-    graphs: Int32Array, columns: Int64Array, deadline: Float64Array, step_s: Float64Array, row_s: Float64Array,
+    graphs: Int32Array, columns: Int64Array, times: Float64Array, step_s: Float64Array, row_s: Float64Array,
     share: float, slowdown: float, max_slots: float, num_devices: float, found: Float64Array,
 ) -> tuple[float, float]:  # fmt: skip
     """Predict the times of jobs with valid graphs, end to end, of whose chains a share of the steps runs.
 
-    `columns`: as in `join`; `step_s`: seconds of a step of each cell; `row_s`: of one of its rows. Writes the fields of
-    Estimate to `found` [G, 5]. Bulk jobs have no work: they give way to others. Returns the earliest moment at which an
-    online job must begin to be in time, and the work of all.
+    `columns`, `times`: as in `check`; `step_s`: seconds of a step of each cell; `row_s`: of one of its rows. Writes the
+    fields of Estimate to `found` [G, 5]. Bulk jobs have no work: they give way to others. Returns the earliest moment
+    at which an online job must begin to be in time, and the work of all.
     """
     at = 0
     earliest, total_s = np.inf, 0.0
@@ -187,7 +189,7 @@ def measure(
         found[graph, ASKED + 1] = slowdown * path_s
         total_s += work_s
         if not columns[BULK, graph]:
-            earliest = min(earliest, deadline[graph] - slowdown * path_s)
+            earliest = min(earliest, times[1, graph] - slowdown * path_s)
         at = dependencies + graphs[at + 3]
     return earliest, total_s
 
@@ -231,16 +233,17 @@ def _parts(graphs: Int32Array, at: int) -> tuple[int, int, int, int]:
 
 
 @_inlined
-def _insert(arrays: Arrays, job: int) -> None:
-    """Put a job at its place in the order. Most are due last."""
-    jobs, due = arrays.jobs, arrays.due
-    group = jobs[job, BULK]
-    place = arrays.num_jobs[group]
-    while place > 0:
-        other = arrays.order[group, place - 1]
-        if due[other] < due[job] or (due[other] == due[job] and jobs[other, NUMBER] < jobs[job, NUMBER]):
-            break
-        arrays.order[group, place] = other
-        place -= 1
-    arrays.order[group, place] = job
-    arrays.num_jobs[group] += 1
+def _insert(arrays: Arrays, rows: Int64Array) -> None:
+    """Put jobs at their places in the order. Most are due last."""
+    jobs, due, order, num_jobs = arrays.jobs, arrays.due, arrays.order, arrays.num_jobs
+    for job in rows:
+        group = jobs[job, BULK]
+        place = num_jobs[group]
+        while place > 0:
+            other = order[group, place - 1]
+            if due[other] < due[job] or (due[other] == due[job] and jobs[other, NUMBER] < jobs[job, NUMBER]):
+                break
+            order[group, place] = other
+            place -= 1
+        order[group, place] = job
+        num_jobs[group] += 1

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import BULK, ID, NONE, NUMBER, OF_SLOTS, OF_TIMES, SIZE, SLOTS
+from penstock.scheduler.cellular.arrays import ID, NONE, NUMBER, OF_SLOTS, OF_TIMES
 from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.deadlines import Deadline
 from penstock.scheduler.cellular.types import (
@@ -43,53 +43,44 @@ class Joining(NamedTuple):
     @classmethod
     def of(cls, entries: Sequence[QueuedCellJob]) -> "Joining":
         """Jobs that have waited."""
-        jobs = [entry.job for entry in entries]
-        numbers = [entry.number for entry in entries]
-        columns = [[job.id, number, job.bulk, job.slots, job.size] for job, number in zip(jobs, numbers, strict=True)]
-        due = np.array([entry.due for entry in entries], np.float64)
-        estimates = np.array([entry.estimate for entry in entries], np.float64)
-        return cls(np.array(columns, np.int64).T.copy(), due, estimates, _packed([job.graph for job in jobs]))
+        bulk, due, numbers, jobs, estimates = zip(*entries, strict=True)
+        ids, graphs, _, _, _, slots, sizes = zip(*jobs, strict=True)
+        columns = np.array((ids, numbers, bulk, slots, sizes), np.int64)
+        return cls(columns, np.array(due, np.float64), np.array(estimates, np.float64), _packed(graphs))
 
 
 class NewJobs(NamedTuple):
     """The jobs of one `add`, at least one."""
 
     jobs: JobColumns
-    arrival: Float64Array  # [J]
-    deadline: Float64Array  # [J]; inf: none
     joining: Joining
 
     @classmethod
     def of(cls, jobs: JobColumns, patience_s: float, num_before: int) -> "NewJobs":
         """Jobs that come after so many others. See `CellSettings.patience_s`."""
-        ids, graphs, arrivals, deadlines, bulk, slots, sizes = jobs
-        num_jobs = len(ids)
-        columns = np.empty((5, num_jobs), np.int64)
-        columns[ID], columns[BULK], columns[SLOTS], columns[SIZE] = ids, bulk, slots, sizes
+        columns, (arrivals, deadlines), graphs = jobs
+        num_jobs = len(graphs)
         columns[NUMBER] = np.arange(num_before + 1, num_before + 1 + num_jobs)
-        deadline = np.full(num_jobs, math.inf)
-        if deadlines.count(None) < num_jobs:
-            deadline[:] = [math.inf if one is None else one for one in deadlines]
-        arrival = np.array(arrivals, np.float64)
-        due = np.minimum(arrival + patience_s, deadline)
-        estimates = np.empty((num_jobs, len(_UNKNOWN)))
-        return cls(jobs, arrival, deadline, Joining(columns, due, estimates, _packed(graphs)))
+        due = np.minimum(arrivals + patience_s, deadlines)
+        return cls(jobs, Joining(columns, due, np.empty((num_jobs, len(_UNKNOWN))), _packed(graphs)))
 
-    def checked(self, active: Mapping[int, object], num_cells: int, max_slots: int | None) -> tuple[int, int]:
-        """State slots of all jobs, and of bulk jobs.
+    def checked(
+        self, active: Mapping[int, object], num_cells: int, max_slots: int | None
+    ) -> tuple[tuple[int, int], float]:
+        """State slots of all jobs and of bulk jobs, and the earliest deadline.
 
         ValueError: an id in use, no number as a time, an impossible graph, too many slots.
         """
         columns, _, _, graphs = self.joining
-        ids = columns[ID].tolist()
-        if len(set(ids)) < len(ids) or not active.keys().isdisjoint(ids):
+        ids = set(columns[ID].tolist())
+        if len(ids) < columns.shape[1] or not active.keys().isdisjoint(ids):
             raise ValueError("Job ids must be unique among active jobs.")
         most = float(max_slots or math.inf)
-        fault, place, num_slots, num_bulk_slots = load_kernels().check(
-            graphs, columns, self.arrival, self.deadline, num_cells, most
+        fault, place, num_slots, num_bulk_slots, earliest = load_kernels().check(
+            graphs, columns, self.jobs.times, num_cells, most
         )
         if fault == NONE:
-            return num_slots, num_bulk_slots
+            return (num_slots, num_bulk_slots), earliest
         job = self.jobs.rows()[place]
         if fault == OF_TIMES:
             raise ValueError(f"A job's times must be numbers. Job {job.id}: {job.arrival}, {job.deadline}")
@@ -106,7 +97,8 @@ class NewJobs(NamedTuple):
 
     def deadlines(self) -> list[Deadline]:
         """Of those jobs that have one."""
-        rows = zip(self.deadline.tolist(), self.joining.columns[NUMBER].tolist(), self.jobs.ids, strict=True)
+        ids, numbers, *_ = self.jobs.fields.tolist()
+        rows = zip(self.jobs.times[1].tolist(), numbers, ids, strict=True)
         return [Deadline(at, number, job_id) for at, number, job_id in rows if at < math.inf]
 
     def queued(self) -> list[QueuedCellJob]:
@@ -117,5 +109,4 @@ class NewJobs(NamedTuple):
 
 
 def _packed(graphs: Iterable[CellGraph]) -> Int32Array:
-    packed: Int32Array = np.concatenate([graph.packed for graph in graphs])
-    return packed
+    return np.frombuffer(bytearray().join([graph.packed for graph in graphs]), np.int32)

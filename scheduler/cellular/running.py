@@ -52,15 +52,15 @@ def plan(
     nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, work: Float64Array,
     lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
     cell: int, quantum: int, max_size: int, now: float, rows: Int32Array, steps: Int32Array, ids: Int64Array,
-    indices: Int32Array,
-) -> tuple[int, int]:  # fmt: skip
-    """Put the ready nodes of a cell that are due first into a task. The last four are its rows.
+    indices: Int32Array, begun: Int64Array,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Put the ready nodes of a cell that are due first into a task: `rows` to `indices`. `begun`: jobs new to tasks.
 
-    Returns how many were filled, and the most steps of one. All are filled where as many nodes are ready and the sum of
-    their jobs' sizes is `max_size` at most. A first node that is larger is taken alone.
+    Returns how many rows were filled, the most steps of one, and the number of these jobs. All are filled where as many
+    nodes are ready and the sum of their jobs' sizes is `max_size` at most. A first node that is larger is taken alone.
     """
     arrays = Arrays(nodes, edges, jobs, is_gone, due, work, lists, ready, order, num_jobs, slots, sizes)
-    count = size = longest = 0
+    count = size = longest = num_begun = 0
     for group in range(2):
         for place in range(num_jobs[group]):
             if count == len(rows):
@@ -77,7 +77,10 @@ def plan(
                 nodes[node, LEFT] -= taken
                 nodes[node, ROWS] += 1
                 jobs[job, OUTSTANDING] += 1
-                work[job, BEGAN] = min(work[job, BEGAN], now)
+                if work[job, BEGAN] == np.inf:
+                    work[job, BEGAN] = now
+                    begun[num_begun] = jobs[job, ID]
+                    num_begun += 1
                 if nodes[node, LEFT] > 0:
                     before = node
                 else:
@@ -90,7 +93,7 @@ def plan(
                         lists[job, cell, 1] = before
                 node = following
     _release(arrays, rows[:count])  # only now: a node and what depends on it must not run in one task
-    return count, longest
+    return count, longest, num_begun
 
 
 def settle(

@@ -9,7 +9,7 @@ from penstock.scheduler.cellular.arrays import ID, NO_MAXIMUM
 from penstock.scheduler.cellular.backlog import Backlog
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, power_of_two
 from penstock.scheduler.cellular.cost import TaskCost, corrected
-from penstock.scheduler.cellular.deadlines import Deadlines
+from penstock.scheduler.cellular.deadlines import Deadline, Deadlines
 from penstock.scheduler.cellular.device import Device, Outstanding
 from penstock.scheduler.cellular.new_jobs import Joining, NewJobs, QueuedCellJob
 from penstock.scheduler.cellular.settings import CellSettings
@@ -72,17 +72,16 @@ class CellScheduler:
         """As `add`: what costs least for many jobs."""
         now = self._steady(now)
         new = NewJobs.of(jobs, self._settings.patience_s, self._num_added)
-        slots = new.checked(self._active, len(self._rules), self._settings.max_slots)
+        slots, earliest = new.checked(self._active, len(self._rules), self._settings.max_slots)
         rejected: list[RejectedJob] = []
-        earliest = new.deadline.min()
         if earliest <= now:
-            late_s = dict(zip(jobs.ids, (now - new.deadline).tolist(), strict=True))
+            late_s = dict(zip(jobs.fields[ID].tolist(), (now - jobs.times[1]).tolist(), strict=True))
             rejected = [RejectedJob(job_id, Cause.ARRIVED_LATE, by_s) for job_id, by_s in late_s.items() if by_s >= 0]
             if len(rejected) == len(late_s):
                 return rejected
             jobs = JobColumns.of([job for job in jobs.rows() if late_s[job.id] < 0])
             new = NewJobs.of(jobs, self._settings.patience_s, self._num_added)
-        self._num_added += len(jobs.ids)
+        self._num_added += len(jobs.graphs)
         if self._backlog is None:
             new.without_estimates()
             are_in_time = True
@@ -98,16 +97,18 @@ class CellScheduler:
     def _queue(self, new: NewJobs, now: float) -> list[RejectedJob]:
         """Admit jobs one by one, which then wait. Returns those rejected."""
         entries = new.queued()
-        late_s = [0.0] * len(entries)
+        rejected: list[RejectedJob] = []
         if self._backlog is not None:
-            late_s = self._backlog.admit(entries, now, len(self._active))
-        found = list(zip(entries, late_s, strict=True))
-        admitted = {entry.number: entry for entry, by_s in found if by_s <= 0}
-        self._deadlines.push([one for one in new.deadlines() if one.number in admitted])
-        self._active.update([(entry.job.id, -entry.number) for entry in admitted.values()])
-        self._waiting.push(admitted.values())
+            found = list(zip(entries, self._backlog.admit(entries, now, len(self._active)), strict=True))
+            rejected = [RejectedJob(entry.job.id, Cause.OVERLOADED, by_s) for entry, by_s in found if by_s > 0]
+            if rejected:
+                entries = [entry for entry, by_s in found if by_s <= 0]
+        jobs = [(entry.job.deadline, entry.number, entry.job.id) for entry in entries]
+        self._deadlines.push([Deadline(at, number, job_id) for at, number, job_id in jobs if at is not None])
+        self._active.update([(job_id, -number) for _, number, job_id in jobs])
+        self._waiting.push(entries)
         self._join()
-        return [RejectedJob(entry.job.id, Cause.OVERLOADED, by_s) for entry, by_s in found if by_s > 0]
+        return rejected
 
     def is_full(self, device: int) -> bool:
         """Whether as many tasks of a device are outstanding as may be."""
@@ -146,7 +147,8 @@ class CellScheduler:
         else:
             raise ValueError(f"Task {task_id} is not the first outstanding one of a device.")
         task, rows = place.tasks[0]
-        ended = place.table.settle(rows, np.array(steps, np.int32), np.array(is_stopped, np.bool_), self._latest)
+        ran, has_stopped = np.asarray(steps, np.int32), np.asarray(is_stopped, np.bool_)
+        ended = place.table.settle(rows, ran, has_stopped, self._latest)
         place.tasks.popleft()
         place.num_running[task.cell] -= 1
         self.cost.observe(task.cell, len(task.jobs), task.quantum, measured_s)
@@ -224,9 +226,8 @@ class CellScheduler:
         quantum = min(quantum, power_of_two(rows.longest))
         self._num_planned += 1
         predicted_s = self.cost.seconds(cell, num_rows, quantum)
-        task = CellTask(
-            self._num_planned, cell, rows.ids, rows.indices, rows.steps, quantum, device, predicted_s, rejected
-        )
+        number, begun = self._num_planned, rows.begun
+        task = CellTask(number, cell, rows.ids, rows.indices, rows.steps, quantum, device, predicted_s, begun, rejected)
         place.tasks.append(Outstanding(task, rows))
         place.num_running[cell] += 1
         return task
@@ -236,6 +237,8 @@ class CellScheduler:
         passed = self._deadlines.pop(now)
         if passed:
             self.cancel([one.job_id for one in passed])
+        if not passed and not self._doomed:
+            return ()
         doomed, self._doomed = self._doomed, []
         return (*[RejectedJob(one.job_id, Cause.QUEUED, now - one.at) for one in passed], *doomed)
 

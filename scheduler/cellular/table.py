@@ -19,6 +19,7 @@ class PlannedRows(NamedTuple):
     ids: Int64Array  # [R] of their jobs
     indices: Int32Array  # [R] in the jobs' graphs
     longest: int  # most steps of a row
+    begun: Int64Array  # ids of the jobs of which it is the first task
 
 
 class Ended(NamedTuple):
@@ -82,13 +83,15 @@ class JobTable:
     def plan(self, cell: int, num_rows: int, quantum: int, max_size: int, now: float) -> PlannedRows:
         """Take `num_rows` ready nodes of a cell into a task, or as many as `max_size` allows, by due order."""
         nodes, steps, indices = np.empty((3, num_rows), np.int32)
-        ids = np.empty(num_rows, np.int64)
-        count, longest = self._kernels.plan(*self._arrays, cell, quantum, max_size, now, nodes, steps, ids, indices)
+        ids, begun = np.empty((2, num_rows), np.int64)
+        count, longest, num_begun = self._kernels.plan(
+            *self._arrays, cell, quantum, max_size, now, nodes, steps, ids, indices, begun
+        )
         if count < num_rows:
             if count == 0 or max_size == NO_MAXIMUM:
                 raise RuntimeError(f"Cell {cell} has fewer than {num_rows} ready nodes. This is a bug.")
             nodes, steps, ids, indices = nodes[:count], steps[:count], ids[:count], indices[:count]
-        return PlannedRows(nodes, steps, ids, indices, longest)
+        return PlannedRows(nodes, steps, ids, indices, longest, begun[:num_begun])
 
     def settle(self, planned: PlannedRows, ran: Int32Array, is_stopped: BoolArray, now: float) -> Ended:
         """The rows' task has ended. ValueError: impossible steps."""

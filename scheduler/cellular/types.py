@@ -1,5 +1,6 @@
 """Inputs and outputs of the cellular scheduler. Nothing here knows of tensors, tokens or a clock."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ Float64Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 MAX_PASSES = 8
+_NO_JOBS = np.zeros(0, np.int64)
 
 
 class CellRule(NamedTuple):
@@ -46,12 +48,11 @@ class CellGraph:
         return cls(cells, steps, np.maximum(np.arange(-1, len(stages), dtype=np.int32), 0), dependencies)
 
     @cached_property
-    def packed(self) -> Int32Array:
-        """The sizes of the four arrays, and the arrays, so that the graphs of many jobs are handed to a kernel."""
+    def packed(self) -> bytes:
+        """The sizes of the four arrays, and the arrays, as int32: those of many jobs end to end are a kernel's."""
         parts = self.cells, self.steps, self.dependency_offsets, self.dependencies
         sizes = [len(part) for part in parts]
-        packed: Int32Array = np.concatenate([sizes, *parts], dtype=np.int32, casting="same_kind")
-        return packed
+        return np.concatenate([sizes, *parts], dtype=np.int32, casting="same_kind").tobytes()
 
 
 class CellJob(NamedTuple):
@@ -69,22 +70,24 @@ class CellJob(NamedTuple):
 class JobColumns(NamedTuple):
     """Fields of jobs, at least one: see CellJob."""
 
-    ids: Sequence[int]
+    fields: Int64Array  # [5, J] id, number, bulk, slots, size: see arrays.py; the scheduler gives the numbers
+    times: Float64Array  # [2, J] arrival and deadline; inf: none
     graphs: Sequence[CellGraph]
-    arrivals: Sequence[float]
-    deadlines: Sequence[float | None]
-    bulk: Sequence[bool]
-    slots: Sequence[int]
-    sizes: Sequence[int]
 
     @classmethod
     def of(cls, jobs: Iterable[CellJob]) -> "JobColumns":
         """The columns of jobs."""
-        return cls(*zip(*jobs, strict=True))
+        ids, graphs, arrivals, deadlines, bulk, slots, sizes = zip(*jobs, strict=True)
+        known = [math.inf if deadline is None else deadline for deadline in deadlines]
+        fields = np.array((ids, ids, bulk, slots, sizes), np.int64)
+        return cls(fields, np.array((arrivals, known), np.float64), graphs)
 
     def rows(self) -> list[CellJob]:
         """The jobs one by one."""
-        return [CellJob(*row) for row in zip(*self, strict=True)]
+        (ids, _, bulk, slots, sizes), (arrivals, deadlines) = self.fields.tolist(), self.times.tolist()
+        known = [None if deadline == math.inf else deadline for deadline in deadlines]
+        are_bulk = map(bool, bulk)
+        return [CellJob(*row) for row in zip(ids, self.graphs, arrivals, known, are_bulk, slots, sizes, strict=True)]
 
 
 class CellTask(NamedTuple):
@@ -98,6 +101,7 @@ class CellTask(NamedTuple):
     quantum: int
     device: int
     predicted_s: float
+    begun: Int64Array = _NO_JOBS  # jobs of which it is the first task
     rejected: tuple[RejectedJob, ...] = ()  # jobs that expired; they have left
 
 

@@ -54,10 +54,11 @@ class WaitingJobs:
             self._entries = [entry for entry in self._entries if may_join(entry)]
         joining: list[list[QueuedCellJob]] = [[] for _ in held]
         slots = [list(of_device) for of_device in held]
-        num_taken = 0
+        device = num_taken = 0
         for entry in self._entries:
             if may_join(entry):
-                device = 0 if len(held) == 1 else min(range(len(slots)), key=lambda device: sum(slots[device]))
+                if len(held) > 1:
+                    device = min(range(len(slots)), key=lambda device: sum(slots[device]))
                 if not self._has_room(entry, *slots[device]):
                     break
                 slots[device][entry.bulk] += entry.job.slots

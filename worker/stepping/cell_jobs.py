@@ -1,18 +1,26 @@
 """The jobs of a cell runner that have not ended, by small numbers, so that the rows of a task index arrays of them."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.engine.cells.contract import Int32Array
 from penstock.engine.errors import EngineError
+from penstock.scheduler.cellular import JobColumns
+from penstock.scheduler.cellular.arrays import BULK, ID, SIZE, SLOTS
 from penstock.scheduler.cellular.types import Int64Array
+from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.isolated_cells import LostRow
 
+if TYPE_CHECKING:
+    from penstock.engine.cells.graph import Unfolded
+
 NOT_OPEN = -1
-_NO_JOB = StepJob(NOT_OPEN, None, 0.0, None, False)
 
 
 class CellJobs:
@@ -21,64 +29,76 @@ class CellJobs:
     def __init__(self) -> None:
         self.sessions = np.zeros(0, np.int32)  # [H] key of the job's session, or NOT_OPEN: it waits for slots
         self.devices = np.zeros(0, np.int32)  # [H] where its session is open
-        self.num_open = 0
-        self._given: list[StepJob] = []  # [H] `_NO_JOB`: the handle is free
+        self.ids = np.zeros(0, np.int64)  # [H]
+        self._given: npt.NDArray[Any] = np.zeros(0, object)  # [H] each a StepJob; None: the handle is free
         self.num_runs: Counter[int] = Counter()  # failed ones, by id
         self.most_rows: dict[int, int] = {}  # by handle, of jobs that begin again: how many rows run with one of them
-        self._free: list[int] = []
+        self._free = np.zeros(0, np.int64)  # a stack of handles: `_num_free` of them
+        self._num_free = 0
         self._handles: dict[int, int] = {}  # by id
 
     def __len__(self) -> int:
         return len(self._handles)
 
-    def add(self, jobs: Sequence[StepJob]) -> list[int]:
-        """The handles of new jobs. ValueError: an id is in use."""
-        ids, num_jobs = [job.id for job in jobs], len(jobs)
+    @property
+    def num_open(self) -> int:
+        """Jobs whose sessions are open. Looks at all handles."""
+        return int(np.count_nonzero(self.sessions != NOT_OPEN))
+
+    def add(self, jobs: Sequence[StepJob]) -> JobColumns:
+        """New jobs as the scheduler takes them: their ids are handles. ValueError: an id is in use."""
+        ids, works, arrivals, deadlines, bulk = zip(*jobs, strict=True)
+        num_jobs = len(ids)
+        if set(map(type, works)) != {SequenceWork}:
+            raise TypeError(f"The cell runner got other work than SequenceWork: {jobs[:3]}. This is a bug.")
         if len(set(ids)) < num_jobs or not self._handles.keys().isdisjoint(ids):
             twice = next(job_id for place, job_id in enumerate(ids) if job_id in self._handles or job_id in ids[:place])
             raise ValueError(f"A job's id is unique among the runner's jobs. Given twice: {twice}. This is a bug.")
-        if len(self._free) < num_jobs:
+        if self._num_free < num_jobs:
             self._grow(num_jobs)
-        handles = self._free[-num_jobs:]
-        del self._free[-num_jobs:]
-        self._handles.update(zip(ids, handles, strict=True))
-        for handle, job in zip(handles, jobs, strict=True):
-            self._given[handle] = job
-        return handles
+        self._num_free -= num_jobs
+        handles = self._free[self._num_free : self._num_free + num_jobs]
+        self._handles.update(zip(ids, handles.tolist(), strict=True))
+        self.ids[handles], self._given[handles] = (
+            np.fromiter(ids, np.int64, num_jobs),
+            np.fromiter(jobs, object, num_jobs),
+        )
+        fields, times = np.empty((5, num_jobs), np.int64), np.empty((2, num_jobs))
+        fields[ID], fields[BULK], fields[SIZE] = handles, np.fromiter(bulk, np.bool_, num_jobs), 1
+        fields[SLOTS] = np.fromiter([work.num_slots for work in works], np.int64, num_jobs)
+        times[0], times[1] = arrivals, _known(deadlines)
+        return JobColumns(fields, times, [work.cell_graph for work in works])
 
     def open(self, handles: Int64Array, keys: Int32Array, device: int) -> None:
         """The sessions of jobs were opened on a device."""
         self.sessions[handles], self.devices[handles] = keys, device
-        self.num_open += len(handles)
 
-    def remove(self, handles: Sequence[int]) -> None:
+    def remove(self, handles: Int64Array) -> None:
         """Jobs have ended, and their sessions, if they had any, were closed."""
-        known, ids = self._given, self.ids(handles)
-        for job_id, handle in zip(ids, handles, strict=True):
+        ids: list[int] = self.ids[handles].tolist()
+        for job_id in ids:
             del self._handles[job_id]
-            known[handle] = _NO_JOB
         if self.num_runs or self.most_rows:
-            for job_id, handle in zip(ids, handles, strict=True):
+            for job_id, handle in zip(ids, handles.tolist(), strict=True):
                 self.most_rows.pop(handle, None)
                 self.num_runs.pop(job_id, None)
-        self._free += handles
-        index = np.array(handles)
-        self.num_open -= int(np.count_nonzero(self.sessions[index] != NOT_OPEN))
-        self.sessions[index] = NOT_OPEN
+        self._free[self._num_free : self._num_free + len(ids)] = handles
+        self._num_free += len(ids)
+        self._given[handles], self.sessions[handles] = None, NOT_OPEN
 
     def find(self, ids: Iterable[int]) -> list[int]:
         """Handles of the jobs with these ids. Unknown ids are left out."""
         return [self._handles[job_id] for job_id in dict.fromkeys(ids) if job_id in self._handles]
 
-    def ids(self, handles: Iterable[int]) -> list[int]:
-        """The ids of jobs."""
-        known = self._given
-        return [known[handle].id for handle in handles]
-
-    def given(self, handles: Iterable[int]) -> list[StepJob]:
+    def given(self, handles: Int64Array) -> list[StepJob]:
         """Jobs as they were added."""
-        known = self._given
-        return [known[handle] for handle in handles]
+        found: list[StepJob] = self._given[handles].tolist()
+        return found
+
+    def graphs(self, handles: Int64Array) -> "list[Unfolded]":
+        """The graphs of jobs, as sessions take them."""
+        jobs: list[Any] = self._given[handles].tolist()  # the work of each is a SequenceWork: `add` has looked
+        return [job.work.graph for job in jobs]
 
     def most_together(self, handles: Int64Array) -> int | None:
         """How many of these rows run together, where some of them are of jobs that begin again; None: all."""
@@ -101,7 +121,7 @@ class CellJobs:
             if self.sessions[handle] == sessions[row]:  # else the job has left
                 by_job[handle] = max(by_job.get(handle, 0), count)
         for handle, count in by_job.items():
-            self.num_runs[self._given[handle].id] += count
+            self.num_runs[int(self.ids[handle])] += count
         return {handle: error for handle, error in faults.items() if handle not in again}, again
 
     def open_on(self, handles: Sequence[int], device: int) -> Int32Array:
@@ -112,9 +132,19 @@ class CellJobs:
         return found
 
     def _grow(self, num_jobs: int) -> None:
-        size = len(self._given)
+        size = len(self.ids)
         more = max(64, size, num_jobs)
-        self._given += [_NO_JOB] * more
-        self._free[:0] = range(size + more - 1, size - 1, -1)
+        free, no_handles = self._free[: self._num_free], np.zeros(size - self._num_free, np.int64)
+        self._free = np.concatenate([np.arange(size + more - 1, size - 1, -1), free, no_handles])
+        self._num_free += more
         self.sessions = np.concatenate([self.sessions, np.full(more, NOT_OPEN, np.int32)])
-        self.devices = np.concatenate([self.devices, np.zeros(more, np.int32)])
+        for name in ("devices", "ids", "_given"):
+            known = getattr(self, name)
+            setattr(self, name, np.concatenate([known, np.zeros((more, *known.shape[1:]), known.dtype)]))
+
+
+def _known(deadlines: Sequence[float | None]) -> Sequence[float] | float:
+    """Deadlines, of which inf is none."""
+    if deadlines.count(None) == len(deadlines):
+        return math.inf
+    return [math.inf if deadline is None else deadline for deadline in deadlines]

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
 from penstock.engine.errors import DeviceFailed, EngineError
 from penstock.engine.types import Float32Array
-from penstock.scheduler.cellular import Admission, CellRule, CellScheduler, CellSettings, CellTask, JobColumns
+from penstock.scheduler.cellular import Admission, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular.arrays import ID
 from penstock.scheduler.cellular.types import Int64Array
 from penstock.scheduler.types import RejectedJob
-from penstock.worker.requests.sequence_work import SequenceWork
-from penstock.worker.stepping.cell_jobs import NOT_OPEN, CellJobs
+from penstock.worker.stepping.cell_jobs import CellJobs
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.host_time import HostTime
 from penstock.worker.stepping.isolated_cells import IsolatedCells, lost_output
@@ -95,17 +95,8 @@ class CellRunner:
     def add(self, jobs: Sequence[StepJob]) -> None:
         """See `StepRunner.add`. The work of each is a SequenceWork that one device's slots can hold."""
         if jobs:
-            columns = self._columns(jobs)
-            self._reject(self._scheduler.add_columns(columns, max(columns.arrivals)))
-
-    def _columns(self, jobs: Sequence[StepJob]) -> JobColumns:
-        """New jobs as the scheduler takes them."""
-        _, works, arrivals, deadlines, bulk = zip(*jobs, strict=True)
-        graphs = [work.cell_graph for work in works if isinstance(work, SequenceWork)]
-        if len(graphs) < len(jobs):
-            raise TypeError(f"The cell runner got other work than SequenceWork: {jobs[:3]}. This is a bug.")
-        slots = [work.num_slots for work in works]
-        return JobColumns(self._jobs.add(jobs), graphs, arrivals, deadlines, bulk, slots, [1] * len(jobs))
+            columns = self._jobs.add(jobs)
+            self._reject(self._scheduler.add_columns(columns, float(columns.times[0].max())))
 
     def cancel(self, ids: Sequence[int]) -> None:
         """See `StepRunner.cancel`. Slots are free once what is underway has ended."""
@@ -124,12 +115,13 @@ class CellRunner:
         """See `StepRunner.advance`. Raises the error of an engine that fails on any input, such as DeviceFailed."""
         for number in range(len(self._devices)):
             self._start_tasks(number, now)
-        started, self._started = self._started, []
-        expired, self._rejected = self._rejected, []
-        done = self._finish(self._underway.popleft(), now) if self._underway else StepEvents()
+        events = StepEvents(self._started, expired=self._rejected)
+        self._started, self._rejected = [], []
+        if self._underway:
+            events = self._finish(self._underway.popleft(), events, now)
         if self.is_idle:
             self._host.rest()
-        return done._replace(started=started, expired=expired)
+        return events
 
     def check_integrity(self) -> None:
         """Raise unless every slot belongs to an open job. Called by tests, and when idle."""
@@ -153,12 +145,9 @@ class CellRunner:
 
     def _start(self, task: CellTask) -> None:
         engine, sessions = self._devices[task.device]
+        if len(task.begun):
+            self._open(task.begun, task.device)
         keys = self._jobs.sessions[task.jobs]
-        if self._jobs.num_open < len(self._jobs):
-            is_fresh = keys == NOT_OPEN
-            if np.count_nonzero(is_fresh):
-                self._open(task.jobs[is_fresh], task.device)
-                keys = self._jobs.sessions[task.jobs]
         batch = sessions.batch(task.cell, keys, task.nodes, task.steps, task.quantum)
         most_rows = self._jobs.most_together(task.jobs)
         running, failure = None, None
@@ -178,38 +167,39 @@ class CellRunner:
         self._underway.append(_Underway(task, batch, running))
 
     def _open(self, handles: Int64Array, device: int) -> None:
-        """Open the sessions of jobs, which may be listed several times."""
-        distinct = list(dict.fromkeys(handles.tolist()))
-        jobs = self._jobs.given(distinct)
-        works = cast(list[SequenceWork], [job.work for job in jobs])
-        keys = self._devices[device].sessions.open([work.graph for work in works])
+        """Open the sessions of jobs."""
+        keys = self._devices[device].sessions.open(self._jobs.graphs(handles))
         if keys is None:
             raise RuntimeError("The scheduler let jobs in, and the pool has no slots for them. This is a bug.")
-        self._jobs.open(np.array(distinct), keys, device)
-        self._started += [job.id for job in jobs]
+        self._jobs.open(handles, keys, device)
+        self._started += self._jobs.ids[handles].tolist()
 
-    def _finish(self, underway: _Underway, now: float) -> StepEvents:
-        """Wait for a task, and end the jobs that end with it."""
+    def _finish(self, underway: _Underway, before: StepEvents, now: float) -> StepEvents:
+        """Wait for a task, and end the jobs that end with it. before: what happened before."""
         task, batch, running = underway
         sessions = self._devices[task.device].sessions
         output = self._result(task, batch, running)
         applied = sessions.apply(batch, output)
         faults: dict[int, EngineError] = {}
         again: dict[int, int] = {}
-        if isinstance(running, IsolatedCells):
+        failed: dict[int, EngineError] = {}
+        runs_of: dict[int, int] = {}
+        is_isolated = isinstance(running, IsolatedCells)
+        if is_isolated:
             self._isolating.discard(task.device)
-        if isinstance(running, IsolatedCells) or applied.failed:
+        if is_isolated or applied.failed:
             runs = self._isolation.take_runs()
             faults, again = self._jobs.blame(task.jobs, batch.requests, applied.failed, runs)
-        failed = dict(zip(self._jobs.ids(faults), faults.values(), strict=True))
-        runs_of = {job_id: self._jobs.num_runs.get(job_id, 1) for job_id in failed}
+            failed = {int(self._jobs.ids[handle]): error for handle, error in faults.items()}
+            runs_of = {job_id: self._jobs.num_runs.get(job_id, 1) for job_id in failed}
         finished: list[tuple[int, Float32Array]] = []
-        ending: list[int] = task.jobs[applied.finished].tolist()
+        handles = task.jobs[applied.finished]
+        ending: list[int] = handles.tolist()
         if ending:
             keys = batch.requests[applied.finished]
             results = sessions.results(keys)
             sessions.close(keys)
-            finished = list(zip(self._jobs.ids(ending), results.rows, strict=True))
+            finished = list(zip(self._jobs.ids[handles].tolist(), results.rows, strict=True))
             if np.count_nonzero(results.has_nan):
                 failed |= {finished[place][0]: _NOT_NUMBERS for place in np.flatnonzero(results.has_nan).tolist()}
                 finished = [result for result in finished if result[0] not in failed]
@@ -219,23 +209,23 @@ class CellRunner:
         if ended != ending and sorted(ended) != sorted(ending):
             raise RuntimeError(f"The scheduler ended {ended}, and the sessions {ending}. This is a bug.")
         if ending:
-            self._jobs.remove(ending)
+            self._jobs.remove(handles)
         if faults or again:
             self._restart(again, now)
             self._leave([*faults])
         name = batch.batch.cell
         stats = StepStats(name, len(task.jobs), applied.num_steps, task.quantum, task.predicted_s, output.device_s)
-        return StepEvents(finished=finished, failed=failed, stats=stats, runs=runs_of)
+        return StepEvents(before.started, finished, failed, before.expired, (), stats, runs_of)
 
     def _restart(self, lost: Mapping[int, int], now: float) -> None:
         """Jobs of lost batches, with the rows that these had, begin again: fewer rows run with one of them."""
         for handle, num_rows in lost.items():
-            (job,) = self._jobs.given([handle])
+            (job,) = self._jobs.given(np.array([handle]))
             num_runs = self._jobs.num_runs[job.id]
             self._leave([handle])
             self._jobs.num_runs[job.id] = num_runs
-            columns = self._columns([job])
-            self._jobs.most_rows[columns.ids[0]] = max(1, num_rows // 2)
+            columns = self._jobs.add([job])
+            self._jobs.most_rows[int(columns.fields[ID, 0])] = max(1, num_rows // 2)
             self._reject(self._scheduler.add_columns(columns, now))
 
     def _result(self, task: CellTask, batch: SessionBatch, running: RunningCells) -> CellOutput:
@@ -255,7 +245,7 @@ class CellRunner:
         """Jobs that the scheduler has removed, as their deadlines have passed."""
         if rejected:
             handles = [job.id for job in rejected]
-            ids = self._jobs.ids(handles)
+            ids = self._jobs.ids[handles].tolist()
             self._rejected += [job._replace(id=job_id) for job, job_id in zip(rejected, ids, strict=True)]
             self._leave(handles)
 
@@ -265,4 +255,4 @@ class CellRunner:
             for number, (_, sessions) in enumerate(self._devices):
                 if len(keys := self._jobs.open_on(handles, number)):
                     sessions.close(keys)
-            self._jobs.remove(handles)
+            self._jobs.remove(np.array(handles))

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellSpec, Int32Array, StateSpec
+from penstock.engine.cells.compiled import load_kernels
+from penstock.engine.cells.contract import CellBatch, CellSpec, Int32Array, StateSpec
 from penstock.engine.types import Float32Array
 
 _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
@@ -38,6 +39,11 @@ class CellLayout:
         self.quantum = quantum
         inputs = [quantum * rows] * len(spec.inputs)
         self._described = _sections([rows * spec.arity, rows, rows, rows, *inputs])
+        self._begins = np.array([section.start for section in self._described], np.int64)
+        self._kernels = load_kernels()
+        no_reads, no_inputs = np.empty((0, spec.arity), np.int32), np.empty((0, quantum), np.int32)
+        no_rows, by_name = np.empty(0, np.int32), dict.fromkeys(spec.inputs, no_inputs)
+        self._no_batch = CellBatch(spec.name, no_reads, no_rows, by_name, no_rows, np.empty(0, np.bool_), quantum)
         self._resulting = _sections([rows, rows, *(rows * quantum * emission.width for emission in spec.emits)])
         self.num_described = self._described[-1].stop  # int32 values
         self.num_results = self._resulting[-1].stop
@@ -45,22 +51,13 @@ class CellLayout:
 
     def describe(self, batch: CellBatch | None, scratch: int, out: Int32Array) -> None:
         """Write a batch's description [num_described]; None: a batch of spare rows. scratch: the slot they write."""
-        read, write, steps, is_first, *inputs = (out[section] for section in self._described)
-        count = 0 if batch is None else len(batch.steps)
-        write[count:] = scratch
-        read[count * self.spec.arity :] = NO_SLOT
-        steps[count:] = 0
-        is_first[count:] = 1
-        for values in inputs:
-            values.reshape(self.quantum, self.rows)[:, count:] = 0
         if batch is None:
-            return
-        read[: count * self.spec.arity] = batch.read.reshape(-1)
-        write[:count] = batch.write
-        steps[:count] = batch.steps
-        is_first[:count] = batch.is_first
-        for name, values in zip(self.spec.inputs, inputs, strict=True):
-            values.reshape(self.quantum, self.rows)[:, :count] = batch.inputs[name].T
+            batch = self._no_batch
+        self._kernels.describe_rows(
+            batch.read, batch.write, batch.steps, batch.is_first, scratch, self._begins, self.rows, out
+        )
+        for name, section in zip(self.spec.inputs, self._described[4:], strict=True):
+            self._kernels.describe_input(batch.inputs[name], section.start, self.rows, out)
 
     def views(self, description: Tensor, results: Tensor) -> DeviceBatch:
         """Views of int32 tensors at least as long as the description and the results."""

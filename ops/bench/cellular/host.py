@@ -5,6 +5,7 @@ python -m penstock.ops.bench.cellular.host [lstm] [tree] [seq2seq]
 
 import sys
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ _LAUNCH_S = 60e-6
 _SEED = 2026
 
 
+@cache
 def device_seconds(cell: str, rows: int, quantum: int) -> float:
     """Of a batch on an H200, about."""
     if cell in ("read", "encode", "decode"):

@@ -194,7 +194,7 @@ def test_nodes_that_are_added_together_are_those_added_one_by_one() -> None:
     for unfold in (together, one_by_one):
         builder = GraphBuilder(SPECS, types, GraphLimits())
         unfold(builder)
-        found.append(builder.build().packed.tolist())
+        found.append(builder.build().packed)
     assert found[0] == found[1]
 
 

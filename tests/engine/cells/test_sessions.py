@@ -286,6 +286,14 @@ def test_requests_that_open_together_have_slots_of_their_own_or_none() -> None:
     bench.sessions.check_integrity()
 
 
+def test_results_of_one_length_are_a_row_for_each_request() -> None:
+    bench = Bench()
+    bench.open((0, graph_of([5])), (1, graph_of([7])))
+    bench.finish(bench.batch((0, 0, 1), (1, 0, 1)))
+    rows, _ = bench.sessions.results(np.array([bench.keys[1], bench.keys[0]], np.int32))
+    assert [split(row, EMISSIONS)["sum"].ravel().tolist() for row in rows] == [[7], [5]]
+
+
 def test_an_engine_that_runs_more_steps_than_asked_is_at_fault() -> None:
     bench = Bench()
     bench.open((1, graph_of([1, 2, 3])))

@@ -126,6 +126,9 @@ class Model:
             assert plan.wake_at == min(deadlines, default=None)
             return None
         self._check(plan, device)
+        assert sorted(plan.begun.tolist()) == sorted(
+            {job_id for job_id, _, _ in _rows(plan) if self.jobs[job_id].device is None}
+        )
         for job_id, index, steps in _rows(plan):
             node = self.jobs[job_id].nodes[index]
             node.left -= steps

@@ -60,6 +60,13 @@ def test_a_node_is_planned_behind_a_task_with_the_last_steps_of_what_it_depends_
     model.drain()
 
 
+def test_a_task_names_the_jobs_that_begin_with_it() -> None:
+    model = Model([CellRule("leaf", 8), CellRule("inner", 8, priority=1)], CellSettings(max_tasks=3))
+    first, second = model.add(tree_of(4)), model.add(tree_of(4))
+    assert [task_of(model).begun.tolist() for _ in range(2)] == [[first, second], []]
+    model.drain()
+
+
 def test_nodes_of_one_cell_do_not_run_with_what_they_depend_on() -> None:
     model = Model([CellRule("cell", 8)], CellSettings(max_tasks=8))
     model.add(graph_of([(0, 1, []), (0, 1, [0]), (0, 1, [0, 1])]))

@@ -21,9 +21,13 @@ class NullEngine:
 
     def start(self, batch: CellBatch) -> FinishedCells:
         """See `StepEngine.start`."""
+        return FinishedCells(self.output(batch, 0.0))
+
+    def output(self, batch: CellBatch, device_s: float) -> CellOutput:
+        """Of a batch, after so long."""
         rows = len(batch.steps)
         emitted: dict[str, Emissions] = {}
         for emission in self.cells[batch.cell].emits:
             bits = np.zeros((rows, batch.quantum, emission.width), np.int32)
             emitted[emission.name] = bits.view(np.float32) if emission.dtype.is_floating_point else bits
-        return FinishedCells(CellOutput(emitted, batch.steps.copy(), np.zeros(rows, np.bool_), 0.0))
+        return CellOutput(emitted, batch.steps.copy(), np.zeros(rows, np.bool_), device_s)

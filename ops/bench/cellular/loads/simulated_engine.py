@@ -1,7 +1,7 @@
 """A step engine whose device is a model of its time: the host does its own work, and waits as for a GPU."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -46,8 +46,7 @@ class SimulatedEngine:
         self._clock.wait_until(self._clock.now() + self._launch_s)
         device_s = self._seconds(batch.cell, rows, batch.quantum)
         self._free_at = max(self._clock.now(), self._free_at) + device_s
-        output = replace(self._null.start(batch).result(), device_s=device_s)
-        return SimulatedRun(output, self._free_at, self._clock)
+        return SimulatedRun(self._null.output(batch, device_s), self._free_at, self._clock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class RecordingEngine:
 
     def start(self, batch: CellBatch) -> "RecordedRun":
         """See `StepEngine.start`."""
-        tokens = batch.inputs["token"][batch.is_first, 0] if batch.cell == self._entry else _NO_TOKENS
+        tokens = batch.inputs["token"][:, 0][batch.is_first] if batch.cell == self._entry else _NO_TOKENS
         started = self._tape.clock()
         return RecordedRun(self, batch, started, tokens, self._engine.start(batch))
 
@@ -85,13 +85,12 @@ class RecordingEngine:
         """Called when a batch has ended, in the order of their starts."""
         batch, begin = run.batch, max(run.started, self._free_at)
         self._free_at = begin + output.device_s
-        rows, steps = len(batch.steps), int(batch.steps.sum())
+        rows, steps = len(batch.steps), int(np.add.reduce(batch.steps))
         tape = self._tape.batches
         tape.append(RecordedBatch(begin, self._free_at, batch.cell, rows, batch.quantum, steps, run.tokens))
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRun:
+class RecordedRun(NamedTuple):
     """A batch that was started."""
 
     engine: RecordingEngine

@@ -1,0 +1,34 @@
+"""Compiled: a batch's description as a device takes it, in sections of one array. See session_kernels.py."""
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.cells.contract import NO_SLOT, Int32Array
+
+
+def describe_rows(
+    read: Int32Array, write: Int32Array, steps: Int32Array, is_first: npt.NDArray[np.bool_], scratch: int,
+    sections: npt.NDArray[np.int64], rows: int, out: Int32Array,
+) -> None:  # fmt: skip
+    """Write the sections of slots that are read and written, of steps, and of first steps. read [R, arity].
+
+    sections: where these and the inputs begin. Rows beyond R read zeros, write the slot `scratch` and run no step.
+    """
+    arity, count = read.shape[1], len(steps)
+    for row in range(rows):
+        is_spare = row >= count
+        for place in range(arity):
+            out[sections[0] + row * arity + place] = NO_SLOT if is_spare else read[row, place]
+        out[sections[1] + row] = scratch if is_spare else write[row]
+        out[sections[2] + row] = 0 if is_spare else steps[row]
+        out[sections[3] + row] = 1 if is_spare else is_first[row]
+
+
+def describe_input(values: Int32Array, begin: int, rows: int, out: Int32Array) -> None:
+    """Write the section of an input, step by step. values [R, quantum]; 0 in rows beyond R."""
+    count, quantum = values.shape
+    for step in range(quantum):
+        first = begin + step * rows
+        for row in range(count):
+            out[first + row] = values[row, step]
+        out[first + count : first + rows] = 0
