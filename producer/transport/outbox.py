@@ -19,8 +19,8 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.transport.concurrent_producer import ConcurrentProducer
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS
+from penstock.producer.transport.failover_client import FailoverProducer
 from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE, ReplaceableProducer
 from penstock.producer.transport.topic_directory import TopicDirectory
 from penstock.producer.wire.headers import partition_for
@@ -113,7 +113,7 @@ class Outbox:
         await self._producer.stop()
 
     def _make_producer(self) -> AIOKafkaProducer:
-        return ConcurrentProducer(
+        return FailoverProducer(
             **self._cluster.arguments,
             client_id=self._client_id,
             enable_idempotence=True,
