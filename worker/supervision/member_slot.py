@@ -81,6 +81,7 @@ class MemberSlot:
 
     async def keep(self) -> MemberSlotEnd:
         """Keep a member running until the slot is dropped, its work is done, or it cannot start. Called once."""
+        self._take()
         while True:
             try:
                 member = self._successor or await self._load()
@@ -102,6 +103,12 @@ class MemberSlot:
                 if self._successor is not None:  # the slot was dropped during its replacement
                     await self._starter.ended(self._successor)
                 return end
+
+    def _take(self) -> None:
+        """Let a member that waits for such a place follow, if there is one."""
+        self._successor = self._take_standby(self.placement)
+        if self._successor is not None:
+            self.placement = self._successor.placement
 
     async def _load(self) -> MemberProcess | None:
         """Wait out the pause, and load a member. None if the slot is dropped meanwhile."""
@@ -147,12 +154,11 @@ class MemberSlot:
         if pause_s is None:
             log.error("member_exited", **event)
             return MemberSlotEnd(code, _given_up(exit_text(code)), is_of_device=True)
-        self._successor = self._take_standby(self.placement)
+        self._take()
         if self._successor is None:
             log.warning("member_exited", **event, restart_in_s=pause_s)
         else:
             log.warning("member_exited", **event, replaced_by=self._successor.pid)
-            self.placement = self._successor.placement
         self._ended(member, _reason(member, code))
         self._pause_s = pause_s
         return None
