@@ -571,3 +571,21 @@ async def test_memory_that_what_will_wait_is_loading_into_is_not_free_for_anothe
         os.kill(os.getpid(), signal.SIGTTIN)
         event = await running.event("member_not_added")
         assert event["reason"] == "2 members need 2 x 1.0 GiB, 1.5 GiB are free: 1 fits"
+
+
+async def test_a_fault_that_ends_a_member_and_what_waits_for_its_place_is_not_a_failed_start(
+    processes: FakeProcesses,
+) -> None:
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await running.event("standby_ready")
+        first, _, waiting = processes.members
+        waiting.joins = False
+        first.end(-6, served_s=30.0)
+        assert (await running.event("member_exited"))["replaced_by"] == waiting.pid
+        waiting.end(-6)
+        for count in (4, 5):  # failed starts
+            processes.script = does_not_join
+            await running.event("member_started", count)
+            processes.members[count - 1].end(-6)
+        await running.event("member_started", 6)
+        assert running.named("could_not_start") == []
