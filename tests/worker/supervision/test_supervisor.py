@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,6 +68,14 @@ class Running:
     def states(self) -> dict[str, int]:
         (family,) = [f for f in self._supervisor._metrics.collect() if f.name == "penstock_members"]
         return {sample.labels["state"]: int(sample.value) for sample in family.samples if sample.value}
+
+    def restarts(self) -> dict[str, int]:
+        """By worker."""
+        (family,) = [f for f in self._supervisor._metrics.collect() if f.name == "penstock_worker_restarts"]
+        counts: Counter[str] = Counter()
+        for sample in family.samples:
+            counts[sample.labels["worker"]] += int(sample.value)
+        return dict(counts)
 
     def not_ready(self) -> str:
         return self._supervisor._not_ready()
@@ -589,3 +598,12 @@ async def test_a_fault_that_ends_a_member_and_what_waits_for_its_place_is_not_a_
             processes.members[count - 1].end(-6)
         await running.event("member_started", 6)
         assert running.named("could_not_start") == []
+
+
+async def test_the_number_of_what_waits_is_in_the_metrics_once_it_serves(processes: FakeProcesses) -> None:
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await running.event("standby_ready")
+        assert set(running.restarts()) == {"0", "1"}
+        processes.members[0].end(-9, served_s=30.0)
+        await running.event("standby_ready", 2)
+        assert running.restarts() == {"0": 1, "1": 0, "2": 0}
