@@ -49,6 +49,7 @@ class MemberSlot:
         self._standby: MemberProcess | None = None  # that was taken last
         self._pause_s = 0.0
         self._dropped = asyncio.Event()
+        self._take()
 
     @property
     def state(self) -> str:
@@ -82,7 +83,6 @@ class MemberSlot:
 
     async def keep(self) -> MemberSlotEnd:
         """Keep a member running until the slot is dropped, its work is done, or it cannot start. Called once."""
-        self._take()
         while True:
             try:
                 member = self._successor or await self._load()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import structlog
 
 from penstock.worker.supervision.member_process import MemberProcess
-from penstock.worker.supervision.member_slot import MemberSlot
+from penstock.worker.supervision.member_slot import MemberSlot, exit_text
 from penstock.worker.supervision.member_starter import MemberStarter, free_bytes
 from penstock.worker.supervision.placement import Placement, num_fitting
 from penstock.worker.supervision.restart_policy import RestartPolicy
@@ -154,7 +154,8 @@ class _Standby:
         self._member, self._is_ready = None, False
         if member.is_stopping:
             return 0.0
-        reason = member.report.failure or "it ended"
+        code = await self._starter.ended(member)
+        reason = member.report.failure or f"it ended with {exit_text(code)}"
         log.warning("standby_failed", **member.names, reason=reason)
         return self._policy.pause_s(waited_s)
 

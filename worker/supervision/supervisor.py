@@ -121,9 +121,9 @@ class Supervisor:
         return task
 
     def _fill(self, placement: Placement) -> None:
-        self._metrics.add_worker(placement.worker)
         once = self._settings.once
         slot = MemberSlot(placement, self._starter, once=once, ended=self._on_restart, take_standby=self._take_standby)
+        self._metrics.add_worker(slot.placement.worker)
         keeping = asyncio.create_task(slot.keep())
         keeping.add_done_callback(self._ended.put_nowait)
         self._slots[keeping] = slot

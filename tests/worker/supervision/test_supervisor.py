@@ -448,7 +448,8 @@ async def test_a_member_that_waits_and_ends_is_loaded_again_three_times(processe
         await running.event("standby_ready")
         processes.members[2].end(-9)
         await running.event("standby_given_up")
-        assert len(running.named("standby_failed")) == 3
+        reasons = [event["reason"] for event in running.named("standby_failed")]
+        assert reasons == ["it ended with SIGKILL", *["it ended with exit code 9"] * 2]
         assert len(processes.members) == 5
         assert running.states() == {"serving": 2}
 
@@ -563,9 +564,13 @@ async def test_a_member_that_waits_is_the_one_that_is_added(
     async with supervisor(2, gpus=[0], with_standbys=True) as running:
         await running.event("standby_ready")
         monkeypatch.setattr(standbys_module, "free_bytes", free(1 << 20))
-        os.kill(os.getpid(), signal.SIGTTIN)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTTIN)
+            await asyncio.sleep(0)
         await running.event("standby_given_up")
+        await running.event("member_not_added")  # the second
         assert running.states() == {"serving": 3}
+        assert set(running.restarts()) == {"0", "1", "2"}
         assert [member.placement.worker for member in processes.members] == [0, 1, 2]
         assert set(processes.members[2].placement.cpus) == set(MACHINE.cpus)
 
