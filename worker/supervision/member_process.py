@@ -128,7 +128,8 @@ class MemberProcess:
         self.placement = replace(self.placement, cpus=cpus)
         with contextlib.suppress(OSError):  # it has ended
             for thread in os.listdir(f"/proc/{self.pid}/task"):
-                os.sched_setaffinity(int(thread), cpus)
+                with contextlib.suppress(ProcessLookupError):  # the thread has ended
+                    os.sched_setaffinity(int(thread), cpus)
 
     def terminate(self) -> None:
         """Ask the member to drain and to leave the group. It is killed if it takes too long. Once or several times."""

@@ -46,8 +46,10 @@ class MemberSlot:
         self._take_standby = take_standby
         self._policy = RestartPolicy()
         self._successor: MemberProcess | None = None
+        self._standby: MemberProcess | None = None  # that was taken last
         self._pause_s = 0.0
         self._dropped = asyncio.Event()
+        self._take()
 
     @property
     def state(self) -> str:
@@ -103,6 +105,12 @@ class MemberSlot:
                     await self._starter.ended(self._successor)
                 return end
 
+    def _take(self) -> None:
+        """Let a member that waits for such a place follow, if there is one."""
+        self._successor = self._standby = self._take_standby(self.placement)
+        if self._successor is not None:
+            self.placement = self._successor.placement
+
     async def _load(self) -> MemberProcess | None:
         """Wait out the pause, and load a member. None if the slot is dropped meanwhile."""
         with contextlib.suppress(TimeoutError):
@@ -143,16 +151,16 @@ class MemberSlot:
         if failure:
             log.error("member_exited", **event, reason=failure)
             return MemberSlotEnd(code, failure, is_of_device=member.report.failure_is_of_device)
-        pause_s = self._policy.pause_s(served_s)
+        is_start = member is not self._standby or served_s is not None  # or what ended the one before ended it too
+        pause_s = self._policy.pause_s(served_s) if is_start else self._pause_s
         if pause_s is None:
             log.error("member_exited", **event)
             return MemberSlotEnd(code, _given_up(exit_text(code)), is_of_device=True)
-        self._successor = self._take_standby(self.placement)
+        self._take()
         if self._successor is None:
             log.warning("member_exited", **event, restart_in_s=pause_s)
         else:
             log.warning("member_exited", **event, replaced_by=self._successor.pid)
-            self.placement = self._successor.placement
         self._ended(member, _reason(member, code))
         self._pause_s = pause_s
         return None

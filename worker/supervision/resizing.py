@@ -34,14 +34,18 @@ class Resizing:
         self._adding = asyncio.Lock()
 
     async def add(self) -> None:
-        """Start one member more, where the fewest are, if memory holds it."""
+        """One member more, where the fewest are: one that waits there, or else a new one, if memory holds it."""
         async with self._adding:  # each sees the members of those before
             slots = self._slots()
             placed = [slot.placement for slot in slots]
             numbers = {one.worker for one in placed} | self._standbys.numbers
             placement = one_more(self._machine, placed, numbers)
+            if self._standbys.is_ready(placement.device):
+                self._fill(placement)  # which takes it
+                return
             here = [slot for slot in slots if slot.placement.device == placement.device]
-            count = 1 + sum(slot.state == "restarting" or slot.is_loading for slot in here)  # memory is free for these
+            loading = sum(slot.state == "restarting" or slot.is_loading for slot in here)
+            count = 1 + loading + self._standbys.num_loading(placement.device)  # memory is free for these
             member_bytes = self._starter.member_bytes
             fits, arithmetic = num_fitting(count, await free_bytes(placement), member_bytes or 0)
             if member_bytes is None or fits < count:

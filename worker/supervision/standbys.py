@@ -8,7 +8,7 @@ from dataclasses import replace
 import structlog
 
 from penstock.worker.supervision.member_process import MemberProcess
-from penstock.worker.supervision.member_slot import MemberSlot
+from penstock.worker.supervision.member_slot import MemberSlot, exit_text
 from penstock.worker.supervision.member_starter import MemberStarter, free_bytes
 from penstock.worker.supervision.placement import Placement, num_fitting
 from penstock.worker.supervision.restart_policy import RestartPolicy
@@ -39,6 +39,14 @@ class Standbys:
     def numbers(self) -> set[int]:
         """The worker numbers of those that wait, or load."""
         return {standby.worker for standby in self._standbys}
+
+    def num_loading(self, device: str) -> int:
+        """Members that load on a device, whose memory is not taken yet."""
+        return sum(standby.is_loading for standby in self._standbys if standby.device == device)
+
+    def is_ready(self, device: str) -> bool:
+        """Whether a member waits on a device."""
+        return any(standby.is_ready for standby in self._standbys if standby.device == device)
 
     async def keep(self, placement: Placement) -> None:
         """Keep a member waiting on a device until the caller cancels this, memory holds none, or none can start.
@@ -87,8 +95,13 @@ class _Standby:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a member waits."""
-        return self._is_ready and self._member is not None and self._member.is_running
+        """Whether a member waits, and is not being ended."""
+        member = self._member
+        return self._is_ready and member is not None and member.is_running and not member.is_stopping
+
+    @property
+    def is_loading(self) -> bool:
+        return self._member is not None and self._member.is_running and not self._is_ready
 
     def take(self, placement: Placement) -> MemberProcess | None:
         """See `Standbys.take`. The next one here gets the number of the place."""
@@ -97,6 +110,7 @@ class _Standby:
             return None
         self._member, self._is_ready = None, False
         self._placement = replace(self._placement, worker=placement.worker)
+        self._policy = RestartPolicy()
         member.move(placement.cpus)
         self._taken.set()
         return member
@@ -128,22 +142,27 @@ class _Standby:
         except OSError as error:
             log.warning("standby_failed", device=self.device, reason=repr(error))
             return self._policy.pause_s(None)
+        load_s = member.uptime_s
         if member.report.phase != "loading":
             self._is_ready = True
-            log.info("standby_ready", **member.names, seconds=member.uptime_s)
+            log.info("standby_ready", **member.names, seconds=load_s)
         self._taken.clear()
         await self._taken_or_ended(member)
         if self._member is None:
             return 0.0  # taken: whoever took it waits for its end
+        waited_s = member.uptime_s - load_s if self._is_ready else None
         self._member, self._is_ready = None, False
         if member.is_stopping:
             return 0.0
-        reason = member.report.failure or "it ended"
+        code = await self._starter.ended(member)
+        reason = member.report.failure or f"it ended with {exit_text(code)}"
         log.warning("standby_failed", **member.names, reason=reason)
-        return self._policy.pause_s(None)
+        return self._policy.pause_s(waited_s)
 
     def _show(self, member: MemberProcess) -> None:
         self._member = member
+        if not self._is_due(self.device):  # since its process was going to be started
+            member.terminate()
 
     async def _taken_or_ended(self, member: MemberProcess) -> None:
         ending = asyncio.create_task(self._starter.ended(member))

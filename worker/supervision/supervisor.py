@@ -101,7 +101,6 @@ class Supervisor:
             for placement in placements:
                 self._fill(placement)
             for placement in standbys:
-                self._metrics.add_worker(placement.worker)
                 self._run(self._standbys.keep(placement))
             watching = asyncio.create_task(kill_silent(self._starter.running, self._ping_s))
             while self._slots:
@@ -122,12 +121,18 @@ class Supervisor:
         return task
 
     def _fill(self, placement: Placement) -> None:
-        self._metrics.add_worker(placement.worker)
-        once, take = self._settings.once, self._standbys.take
-        slot = MemberSlot(placement, self._starter, once=once, ended=self._on_restart, take_standby=take)
+        once = self._settings.once
+        slot = MemberSlot(placement, self._starter, once=once, ended=self._on_restart, take_standby=self._take_standby)
+        self._metrics.add_worker(slot.placement.worker)
         keeping = asyncio.create_task(slot.keep())
         keeping.add_done_callback(self._ended.put_nowait)
         self._slots[keeping] = slot
+
+    def _take_standby(self, placement: Placement) -> MemberProcess | None:
+        member = self._standbys.take(placement)
+        if member is not None:
+            self._metrics.add_worker(member.placement.worker)
+        return member
 
     def _on_restart(self, member: MemberProcess, reason: str) -> None:
         """Count a member that is started again. One that died has not left its group."""

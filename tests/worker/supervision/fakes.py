@@ -10,7 +10,7 @@ from penstock.worker.supervision.placement import Placement
 
 
 class FakeMember:
-    """Loads at once and joins when it may, unless the test makes it end."""
+    """Loads at once, joins when it may and ends when it is asked to, unless the test wants otherwise."""
 
     def __init__(self, placement: Placement, pid: int) -> None:
         self.placement = placement
@@ -25,6 +25,7 @@ class FakeMember:
         self.is_stopping = False
         self._ticks_since_ping = 0
         self.joins = True
+        self.drains = False
         self.environment: Mapping[str, str] = {}
         self.is_beside = False
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -61,7 +62,8 @@ class FakeMember:
 
     def terminate(self) -> None:
         self.is_stopping = True
-        self.end(0, served_s=100.0)
+        if not self.drains:
+            self.end(0, served_s=100.0)
 
     def kill(self) -> None:
         self.end(-9)

@@ -37,6 +37,24 @@ async def test_members_that_start_together_get_their_cores_and_the_supervisor_ke
             await member.ended()
 
 
+async def test_a_thread_that_ends_meanwhile_does_not_keep_the_others_on_their_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = sorted(os.sched_getaffinity(0))[:2]
+    member = await start(Placement(0, None, None, (one,)))
+    try:
+        assert await member.loaded(60)
+        threads = os.listdir(f"/proc/{member.pid}/task")
+        ended = await asyncio.create_subprocess_exec("true")
+        await ended.wait()
+        monkeypatch.setattr(os, "listdir", lambda path: [str(ended.pid), *threads])
+        member.move((other,))
+        assert {frozenset(os.sched_getaffinity(int(thread))) for thread in threads} == {frozenset({other})}
+    finally:
+        member.kill()
+        await member.ended()
+
+
 def num_open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 

@@ -5,7 +5,8 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from structlog.testing import capture_logs
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.control_socket import Report
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.supervision import member_starter, restart_policy
+from penstock.worker.supervision import member_starter, resizing, restart_policy
 from penstock.worker.supervision import standbys as standbys_module
 from penstock.worker.supervision import supervisor as supervisor_module
 from penstock.worker.supervision.member_timeouts import MemberTimeouts
@@ -68,6 +69,14 @@ class Running:
         (family,) = [f for f in self._supervisor._metrics.collect() if f.name == "penstock_members"]
         return {sample.labels["state"]: int(sample.value) for sample in family.samples if sample.value}
 
+    def restarts(self) -> dict[str, int]:
+        """By worker."""
+        (family,) = [f for f in self._supervisor._metrics.collect() if f.name == "penstock_worker_restarts"]
+        counts: Counter[str] = Counter()
+        for sample in family.samples:
+            counts[sample.labels["worker"]] += int(sample.value)
+        return dict(counts)
+
     def not_ready(self) -> str:
         return self._supervisor._not_ready()
 
@@ -110,6 +119,20 @@ def fails(member: FakeMember) -> None:
 
 def refuses(member: FakeMember) -> None:
     raise NO_PROCESS
+
+
+def loads_slowly(member: FakeMember) -> None:
+    member.report = Report()
+    member.may_load.clear()
+
+
+def free(num_bytes: int) -> Callable[[Placement], Awaitable[int]]:
+    """In place of `free_bytes`."""
+
+    async def free_bytes(placement: Placement) -> int:
+        return num_bytes
+
+    return free_bytes
 
 
 def does_not_join(member: FakeMember) -> None:
@@ -425,7 +448,8 @@ async def test_a_member_that_waits_and_ends_is_loaded_again_three_times(processe
         await running.event("standby_ready")
         processes.members[2].end(-9)
         await running.event("standby_given_up")
-        assert len(running.named("standby_failed")) == 3
+        reasons = [event["reason"] for event in running.named("standby_failed")]
+        assert reasons == ["it ended with SIGKILL", *["it ended with exit code 9"] * 2]
         assert len(processes.members) == 5
         assert running.states() == {"serving": 2}
 
@@ -433,10 +457,7 @@ async def test_a_member_that_waits_and_ends_is_loaded_again_three_times(processe
 async def test_a_member_waits_only_where_memory_holds_it(
     processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def no_memory(placement: Placement) -> int:
-        return 1 << 20
-
-    monkeypatch.setattr(standbys_module, "free_bytes", no_memory)
+    monkeypatch.setattr(standbys_module, "free_bytes", free(1 << 20))
     async with supervisor(2, gpus=[0], with_standbys=True) as running:
         event = await running.event("standby_given_up")
         assert event["reason"].startswith("1 member needs 1 x 1.0 GiB")
@@ -473,3 +494,121 @@ async def test_a_member_that_is_added_has_another_number_than_what_waits(process
         os.kill(os.getpid(), signal.SIGTTIN)
         await running.serving(3, standby=1)
         assert sorted(member.placement.worker for member in processes.members) == [0, 1, 2, 3]
+
+
+async def test_a_member_that_waits_and_is_being_stopped_takes_no_place(processes: FakeProcesses) -> None:
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await running.event("standby_ready")
+        first, _, waiting = processes.members
+        waiting.drains = True
+        processes.script = scripted(loads_slowly)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await running.event("member_started", 4)  # of the roll
+        assert running.states() == {"serving": 2}
+        first.end(-9, served_s=30.0)
+        assert "replaced_by" not in await running.event("member_exited")
+        waiting.end(0)
+
+
+async def test_what_is_being_started_to_wait_when_a_roll_begins_leaves_its_memory_to_the_roll(
+    processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(placement: Placement) -> None:
+        asked.set()
+        await may_answer.wait()
+
+    monkeypatch.setattr(standbys_module, "free_bytes", slow)
+    processes.script = scripted(works, works, does_not_join)
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await asked.wait()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await running.event("member_started", 3)
+        may_answer.set()
+        standby = await running.event("member_started", 4)
+        assert not processes.members[standby["member_pid"] - 100].is_running
+        processes.members[2].joins = True
+        processes.members[2].join()
+        await running.event("roll_finished")
+        await running.serving(2, standby=1)
+        assert running.named("standby_failed") == []
+
+
+async def test_ends_of_members_that_waited_for_long_are_not_failures_in_a_row(processes: FakeProcesses) -> None:
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        for count in range(1, 6):
+            await running.event("standby_ready", count)
+            processes.members[-1].uptime_s = 100.0
+            processes.members[-1].end(-9)
+        await running.event("standby_ready", 6)
+        assert running.named("standby_given_up") == []
+
+
+async def test_a_member_that_took_a_place_ends_a_row_of_failures(processes: FakeProcesses) -> None:
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        for count in (1, 2):
+            await running.event("standby_ready", count)
+            processes.members[-1].end(-9)
+        await running.event("standby_ready", 3)
+        processes.members[0].end(-9, served_s=30.0)
+        await running.event("standby_ready", 4)
+        processes.members[-1].end(-9)
+        await running.event("standby_ready", 5)
+
+
+async def test_a_member_that_waits_is_the_one_that_is_added(
+    processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resizing, "free_bytes", free(1 << 20))
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await running.event("standby_ready")
+        monkeypatch.setattr(standbys_module, "free_bytes", free(1 << 20))
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTTIN)
+            await asyncio.sleep(0)
+        await running.event("standby_given_up")
+        await running.event("member_not_added")  # the second
+        assert running.states() == {"serving": 3}
+        assert set(running.restarts()) == {"0", "1", "2"}
+        assert [member.placement.worker for member in processes.members] == [0, 1, 2]
+        assert set(processes.members[2].placement.cpus) == set(MACHINE.cpus)
+
+
+async def test_memory_that_what_will_wait_is_loading_into_is_not_free_for_another(
+    processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resizing, "free_bytes", free(3 << 29))
+    processes.script = scripted(works, works, loads_slowly)
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await running.event("member_started", 3)
+        os.kill(os.getpid(), signal.SIGTTIN)
+        event = await running.event("member_not_added")
+        assert event["reason"] == "2 members need 2 x 1.0 GiB, 1.5 GiB are free: 1 fits"
+
+
+async def test_a_fault_that_ends_a_member_and_what_waits_for_its_place_is_not_a_failed_start(
+    processes: FakeProcesses,
+) -> None:
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await running.event("standby_ready")
+        first, _, waiting = processes.members
+        waiting.joins = False
+        first.end(-6, served_s=30.0)
+        assert (await running.event("member_exited"))["replaced_by"] == waiting.pid
+        waiting.end(-6)
+        for count in (4, 5):  # failed starts
+            processes.script = does_not_join
+            await running.event("member_started", count)
+            processes.members[count - 1].end(-6)
+        await running.event("member_started", 6)
+        assert running.named("could_not_start") == []
+
+
+async def test_the_number_of_what_waits_is_in_the_metrics_once_it_serves(processes: FakeProcesses) -> None:
+    async with supervisor(2, gpus=[0], with_standbys=True) as running:
+        await running.event("standby_ready")
+        assert set(running.restarts()) == {"0", "1"}
+        processes.members[0].end(-9, served_s=30.0)
+        await running.event("standby_ready", 2)
+        assert running.restarts() == {"0": 1, "1": 0, "2": 0}
