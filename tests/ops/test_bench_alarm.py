@@ -26,8 +26,8 @@ async def test_a_wait_ends_at_its_moment_and_not_at_an_early_alarm(monkeypatch: 
     with Alarm(lambda: timer.now) as alarm:
         waiting = asyncio.create_task(alarm.until(50.0123))
         assert await timer.set_to.get() == pytest.approx(0.0123)
-        timer.goes_off(50.0120)
-        assert await timer.set_to.get() == pytest.approx(0.0003)
+        timer.goes_off(50.0110)
+        assert await timer.set_to.get() == pytest.approx(0.0013)
         timer.goes_off(50.0123)
         await waiting
     assert timer.set_to.get_nowait() == 0.0  # nothing rings after the load
@@ -37,4 +37,15 @@ async def test_a_moment_that_has_passed_is_not_waited_for(monkeypatch: pytest.Mo
     timer = Timer(monkeypatch)
     with Alarm(lambda: timer.now) as alarm:
         await alarm.until(49.0)
+        assert timer.set_to.empty()
+
+
+async def test_calls_that_are_due_within_a_millisecond_are_made_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = Timer(monkeypatch)
+    with Alarm(lambda: timer.now) as alarm:
+        waiting = asyncio.create_task(alarm.until(50.0002))
+        assert await timer.set_to.get() == pytest.approx(0.001)
+        timer.goes_off(50.001)
+        await waiting
+        await alarm.until(50.0007)
         assert timer.set_to.empty()

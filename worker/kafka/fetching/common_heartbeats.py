@@ -16,8 +16,7 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.protocol.group import JoinGroupRequest
 
 EVERY_S = 0.2  # a heartbeat takes an idle member some 0.5 ms of a core
-_LATE_S = 0.03  # a busy member's heartbeat is up to some 20 ms late
-_LEAD_S = 0.08  # a member that stands by joins some 50 ms after the one that died, in the rebalance of its eviction
+_APART_S = 0.03  # a busy member's heartbeat is up to some 20 ms late
 
 
 def install() -> None:
@@ -49,6 +48,6 @@ def until_next(now: float) -> float:
 def until_apart(now: float) -> float:
     """Seconds from a Unix time until a rebalance may begin: 0, unless a common moment is near."""
     left_s = until_next(now)
-    if left_s < _LEAD_S:
-        return left_s + _LATE_S
-    return max(0.0, _LATE_S - (EVERY_S - left_s))
+    if left_s < _APART_S:
+        return left_s + _APART_S
+    return max(0.0, _APART_S - (EVERY_S - left_s))
