@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-# The least wait. Calls that are due within it are made together, as a busy service makes them: an alarm for each of 3,000
-# calls a second takes a client's process a third of a core.
+# The least wait. Calls that are due within it are made together, as a busy service makes them: an alarm for each of
+# 3,000 calls a second takes a third of a core.
 _LEAST_S = 0.001
 
 
