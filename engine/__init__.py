@@ -6,7 +6,7 @@ from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, P
 
 if TYPE_CHECKING:
     from penstock.engine.calibration import Calibration, Timing, measure, warm_up
-    from penstock.engine.cells.loading import is_made_of_cells
+    from penstock.engine.cells.models.loading import is_made_of_cells
     from penstock.engine.device import choose_device, processor_name
     from penstock.engine.generation.loading import generates
     from penstock.engine.lanes import EngineLanes

@@ -2,8 +2,8 @@
 
 import contextlib
 
-from penstock.engine.cells.graph import GraphLimits
-from penstock.engine.cells.layers import weights_of
+from penstock.engine.cells.graphs.graph import GraphLimits
+from penstock.engine.cells.models.layers import weights_of
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire import codec
 from penstock.producer.wire.messages import Request

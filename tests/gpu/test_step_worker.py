@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.engine.cells.loading import load_cells, save_cells
+from penstock.engine.cells.models.loading import load_cells, save_cells
 from penstock.ops.kafka import MockBroker
 from penstock.producer import Client
 from tests.engine.cells.loop import run_all

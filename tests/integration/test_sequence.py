@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.engine.cells.loading import save_cells
+from penstock.engine.cells.models.loading import save_cells
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import BackendError, Client, EmptyInput, InvalidRequest, UnsupportedTask
 
@@ -28,7 +28,7 @@ A decoder that counts from a number down, and stops at 0: from a number below 0 
 import torch
 
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec
-from penstock.engine.cells.model import CellModel
+from penstock.engine.cells.models.model import CellModel
 
 SUM = StateSpec("sum", 1)
 

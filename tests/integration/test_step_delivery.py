@@ -30,7 +30,7 @@ import os, time
 from pathlib import Path
 
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec
-from penstock.engine.cells.model import CellModel
+from penstock.engine.cells.models.model import CellModel
 
 SUM = StateSpec("sum", 1)
 FOLDER = Path(os.environ["SLOW_CELLS"])

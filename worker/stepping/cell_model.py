@@ -9,8 +9,8 @@ import structlog
 
 from penstock.engine import ServedCells
 from penstock.engine.cells.errors import InvalidCell
-from penstock.engine.cells.graph import GraphBuilder, GraphLimits
-from penstock.engine.cells.model import CellModel
+from penstock.engine.cells.graphs.graph import GraphBuilder, GraphLimits
+from penstock.engine.cells.models.model import CellModel
 from penstock.engine.errors import EngineError, UnsupportedCheckpoint
 from penstock.producer.wire.sequence_codec import MAX_COLUMNS
 from penstock.scheduler.cellular import Admission

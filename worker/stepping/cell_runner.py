@@ -9,8 +9,8 @@ import numpy as np
 
 from penstock.engine.cells.contract import CellOutput, CellSpec, RunningCells, StepEngine
 from penstock.engine.cells.errors import CellFailed
-from penstock.engine.cells.sessions import SessionBatch, Sessions
-from penstock.engine.cells.state_pool import StatePool
+from penstock.engine.cells.state.sessions import SessionBatch, Sessions
+from penstock.engine.cells.state.state_pool import StatePool
 from penstock.engine.errors import DeviceFailed, EngineError
 from penstock.engine.types import Float32Array
 from penstock.scheduler.cellular import Admission, CellRule, CellScheduler, CellSettings, CellTask

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engine.cells.emissions import max_bytes
 from penstock.engine.cells.errors import EmptySequence, InvalidGraph
-from penstock.engine.cells.graph import GraphLimits
-from penstock.engine.cells.model import CellModel
+from penstock.engine.cells.graphs.graph import GraphLimits
+from penstock.engine.cells.models.model import CellModel
+from penstock.engine.cells.state.emissions import max_bytes
 from penstock.producer.errors import EmptyInput, InvalidRequest
 from penstock.worker.requests.sequence_work import SequenceWork
 

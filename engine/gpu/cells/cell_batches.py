@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.cells.compiled import load_kernels
 from penstock.engine.cells.contract import CellBatch, CellSpec, Int32Array, StateSpec
+from penstock.engine.cells.kernels.compiled import load_kernels
 from penstock.engine.types import Float32Array
 
 _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes

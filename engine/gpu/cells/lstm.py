@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.engine.cells.contract import Cell, CellBatch, CellSpec
-from penstock.engine.cells.layers import LstmStack
-from penstock.engine.cells.lstm import ReadStep
+from penstock.engine.cells.models.layers import LstmStack
+from penstock.engine.cells.models.lstm import ReadStep
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.gpu.cells.cell_batches import DeviceBatch
 from penstock.engine.gpu.cells.device_states import DeviceStates

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.cells.contract import StepEngine
-from penstock.engine.cells.cpu import CpuStepEngine
-from penstock.engine.cells.emissions import NodeOutput
-from penstock.engine.cells.graph import Unfolded
-from penstock.engine.cells.model import CellModel
-from penstock.engine.cells.sessions import SessionBatch, Sessions
-from penstock.engine.cells.state_pool import StatePool
+from penstock.engine.cells.graphs.graph import Unfolded
+from penstock.engine.cells.models.model import CellModel
+from penstock.engine.cells.state.emissions import NodeOutput
+from penstock.engine.cells.state.sessions import SessionBatch, Sessions
+from penstock.engine.cells.state.state_pool import StatePool
+from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.errors import EngineError
 
 Request = Mapping[str, Any]

@@ -21,12 +21,12 @@ from penstock.engine.cells.errors import (
     UnknownCell,
     WrongArity,
 )
-from penstock.engine.cells.graph import GraphBuilder, GraphLimits, InputValues, Unfolded
-from penstock.engine.cells.graph_checks import check_graph
-from penstock.engine.cells.layers import weights_of
-from penstock.engine.cells.lstm import lstm_classifier
-from penstock.engine.cells.model import CellModel, RequestFields
-from penstock.engine.cells.requests import take_tokens
+from penstock.engine.cells.graphs.graph import GraphBuilder, GraphLimits, InputValues, Unfolded
+from penstock.engine.cells.graphs.graph_checks import check_graph
+from penstock.engine.cells.models.layers import weights_of
+from penstock.engine.cells.models.lstm import lstm_classifier
+from penstock.engine.cells.models.model import CellModel, RequestFields
+from penstock.engine.cells.models.requests import take_tokens
 from penstock.engine.errors import EngineError, InvalidBatch
 
 H = StateSpec("h", 2)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.engine.cells.layers import weights_of
-from penstock.engine.cells.loading import import_cells, is_made_of_cells, load_cells, save_cells
-from penstock.engine.cells.lstm import lstm_classifier, lstm_language_model
-from penstock.engine.cells.model import CellModel
-from penstock.engine.cells.seq2seq import lstm_seq2seq
-from penstock.engine.cells.tree import binary_tree_classifier, child_sum_tree_classifier
+from penstock.engine.cells.models.layers import weights_of
+from penstock.engine.cells.models.loading import import_cells, is_made_of_cells, load_cells, save_cells
+from penstock.engine.cells.models.lstm import lstm_classifier, lstm_language_model
+from penstock.engine.cells.models.model import CellModel
+from penstock.engine.cells.models.seq2seq import lstm_seq2seq
+from penstock.engine.cells.models.tree import binary_tree_classifier, child_sum_tree_classifier
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from tests.engine.cells.loop import run_all
 
@@ -166,7 +166,7 @@ def test_files_that_are_missing_or_no_checkpoint_are_told(tmp_path: Path) -> Non
 CODE = """
 import torch
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec
-from penstock.engine.cells.model import CellModel
+from penstock.engine.cells.models.model import CellModel
 
 SUM = StateSpec("sum", 1)
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from penstock.engine.cells.errors import InvalidCell
-from penstock.engine.cells.layers import weights_of
-from penstock.engine.cells.model import CellModel
-from penstock.engine.cells.seq2seq import lstm_seq2seq
+from penstock.engine.cells.models.layers import weights_of
+from penstock.engine.cells.models.model import CellModel
+from penstock.engine.cells.models.seq2seq import lstm_seq2seq
 from tests.engine.cells.loop import only, run_all
 
 SOURCE, TARGET, WIDTH, START, END = 30, 25, 10, 1, 2

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.engine.cells.blocks import give_back, take
 from penstock.engine.cells.contract import NO_SLOT
-from penstock.engine.cells.node_table import END, NONE
-from penstock.engine.cells.state_pool import StatePool
+from penstock.engine.cells.kernels.blocks import give_back, take
+from penstock.engine.cells.state.state_pool import StatePool
+from penstock.engine.cells.tables.node_table import END, NONE
 
 SLOTS = 12
 

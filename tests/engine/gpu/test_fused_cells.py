@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from penstock.engine.cells.contract import Cell
-from penstock.engine.cells.layers import weights_of
-from penstock.engine.cells.loading import load_cells, save_cells
-from penstock.engine.cells.lstm import lstm_classifier, lstm_language_model
-from penstock.engine.cells.model import CellModel
-from penstock.engine.cells.seq2seq import lstm_seq2seq
+from penstock.engine.cells.models.layers import weights_of
+from penstock.engine.cells.models.loading import load_cells, save_cells
+from penstock.engine.cells.models.lstm import lstm_classifier, lstm_language_model
+from penstock.engine.cells.models.model import CellModel
+from penstock.engine.cells.models.seq2seq import lstm_seq2seq
 from penstock.engine.gpu.cells import lstm, step_engine
 from penstock.engine.gpu.cells.lstm import LstmCell, fused
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine

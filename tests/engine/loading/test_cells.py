@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec, Tensors
-from penstock.engine.cells.loading import save_cells
-from penstock.engine.cells.model import CellModel
+from penstock.engine.cells.models.loading import save_cells
+from penstock.engine.cells.models.model import CellModel
 from penstock.engine.errors import CheckpointError, UnsupportedDevice
 from penstock.engine.loading.cells import load_served_cells
 from penstock.engine.types import Emission

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.engine.cells.contract import StepEngine
-from penstock.engine.cells.cpu import CpuStepEngine
+from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.ops.bench.cellular.contestants.nn_lstm_runner import NnLstmRunner
 from penstock.ops.bench.cellular.contestants.policy_runner import PolicyRunner
 from penstock.ops.bench.cellular.loads.load import OfferedRunner

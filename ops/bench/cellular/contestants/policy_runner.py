@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.engine.cells.contract import CellSpec, RunningCells, StepEngine
-from penstock.engine.cells.sessions import SessionBatch, Sessions
-from penstock.engine.cells.state_pool import StatePool
+from penstock.engine.cells.state.sessions import SessionBatch, Sessions
+from penstock.engine.cells.state.state_pool import StatePool
 from penstock.ops.bench.cellular.policies.cell_scheduling import CellScheduling
 from penstock.ops.bench.cellular.workloads.cell_work import CellWork
 from penstock.scheduler.cellular import CellJob, CellTask

@@ -6,8 +6,8 @@ from functools import cache
 
 import numpy as np
 
-from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import CellBatch, CellOutput, CellSpec
+from penstock.engine.cells.steps.batch_checks import BatchCheck
 from penstock.engine.gpu.cells.cell_batches import CellLayout
 from penstock.engine.gpu.row_buckets import row_bucket
 from penstock.ops.bench.cellular.loads.load import Clock

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec
+from penstock.engine.cells.steps.batch_checks import BatchCheck
 from penstock.engine.gpu.cells.cell_batches import CellLayout
 from penstock.engine.gpu.cells.device_states import DeviceStates
 from penstock.engine.gpu.cells.lstm import LstmCell

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.engine.cells.graph import InputValues, Unfolded
+from penstock.engine.cells.graphs.graph import InputValues, Unfolded
 from penstock.ops.bench.cellular.policies.policies import padded
 from penstock.scheduler.cellular import CellGraph
 

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from penstock.engine.cells.contract import Cell, CellSpec, Int32Array, StepEngine, Tensors
-from penstock.engine.cells.cpu import CpuStepEngine
-from penstock.engine.cells.graph import GraphBuilder
-from penstock.engine.cells.layers import read_dense, read_stack, read_table, weights_of
-from penstock.engine.cells.lstm import GenerateStep, generate_cell, read_cell
-from penstock.engine.cells.model import CellModel, RequestFields
-from penstock.engine.cells.requests import take_tokens
-from penstock.engine.cells.tree import binary_tree_classifier
+from penstock.engine.cells.graphs.graph import GraphBuilder
+from penstock.engine.cells.models.layers import read_dense, read_stack, read_table, weights_of
+from penstock.engine.cells.models.lstm import GenerateStep, generate_cell, read_cell
+from penstock.engine.cells.models.model import CellModel, RequestFields
+from penstock.engine.cells.models.requests import take_tokens
+from penstock.engine.cells.models.tree import binary_tree_classifier
+from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.gpu.cells.lstm import LstmCell, lstm_cell
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.ops.bench.cellular.workloads.cell_work import CellWork

@@ -5,7 +5,6 @@ from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 
-from penstock.engine.cells.compiled import load_kernels
 from penstock.engine.cells.contract import NO_NODE, CellSpec, Int32Array
 from penstock.engine.cells.errors import (
     CyclicGraph,
@@ -17,7 +16,8 @@ from penstock.engine.cells.errors import (
     UnknownCell,
     WrongArity,
 )
-from penstock.engine.cells.graph import GraphLimits, InputValues, Rows, Unfolded
+from penstock.engine.cells.graphs.graph import GraphLimits, InputValues, Rows, Unfolded
+from penstock.engine.cells.kernels.compiled import load_kernels
 
 
 def check_graph(graph: Unfolded, specs: Sequence[CellSpec], limits: GraphLimits) -> None:

@@ -7,9 +7,9 @@ unpack than a row does to be worked on.
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.cells.blocks import give_back, inlined
 from penstock.engine.cells.contract import NO_SLOT, Int32Array
-from penstock.engine.cells.node_table import (
+from penstock.engine.cells.kernels.blocks import give_back, inlined
+from penstock.engine.cells.tables.node_table import (
     BEGUN,
     CELL,
     DONE,

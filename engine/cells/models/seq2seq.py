@@ -3,11 +3,11 @@
 import torch
 
 from penstock.engine.cells.errors import InvalidCell
-from penstock.engine.cells.graph import GraphBuilder
-from penstock.engine.cells.layers import read_dense, read_stack, read_table
-from penstock.engine.cells.lstm import generate_cell, read_cell
-from penstock.engine.cells.model import CellModel, RequestFields
-from penstock.engine.cells.requests import take_count, take_tokens
+from penstock.engine.cells.graphs.graph import GraphBuilder
+from penstock.engine.cells.models.layers import read_dense, read_stack, read_table
+from penstock.engine.cells.models.lstm import generate_cell, read_cell
+from penstock.engine.cells.models.model import CellModel, RequestFields
+from penstock.engine.cells.models.requests import take_count, take_tokens
 from penstock.engine.model.checkpoint import Tensors as Weights
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from penstock.engine.cells.blocks import bucket_of, inlined, take
 from penstock.engine.cells.contract import NO_SLOT, Int32Array
-from penstock.engine.cells.node_table import (
+from penstock.engine.cells.kernels.blocks import bucket_of, inlined, take
+from penstock.engine.cells.tables.node_table import (
     CELL,
     FREE_REQUEST,
     IS_LAST,
@@ -27,8 +27,8 @@ from penstock.engine.cells.node_table import (
     STRIDE,
     VALUE,
 )
-from penstock.engine.cells.packing import ARITY, HEADER, NUM_INPUTS, NUM_SLOTS, SIZE
-from penstock.engine.cells.packing import NUM_NODES as PACKED_NODES
+from penstock.engine.cells.tables.packing import ARITY, HEADER, NUM_INPUTS, NUM_SLOTS, SIZE
+from penstock.engine.cells.tables.packing import NUM_NODES as PACKED_NODES
 
 
 def measure(packed: Int32Array, inputs: Int32Array, widths: Int32Array, arity: int, num_inputs: int,

@@ -6,8 +6,8 @@ import numpy as np
 
 from penstock.engine.cells.contract import Int32Array
 from penstock.engine.cells.errors import EmptySequence, InvalidSequence
-from penstock.engine.cells.graph import are_integers
-from penstock.engine.cells.model import RequestFields
+from penstock.engine.cells.graphs.graph import are_integers
+from penstock.engine.cells.models.model import RequestFields
 
 
 def take_tokens(request: RequestFields, name: str = "tokens") -> Int32Array:

@@ -8,13 +8,13 @@ import torch
 from numba import njit
 
 from penstock.engine.cells.contract import CellSpec, StateSpec
-from penstock.engine.cells.description_kernel import describe_input, describe_rows
-from penstock.engine.cells.fault_kernel import find_fault
-from penstock.engine.cells.graph_kernels import measure_shape, plan_slots
-from penstock.engine.cells.node_table import NONE, NodeTable
-from penstock.engine.cells.opening_kernels import measure, open_requests
-from penstock.engine.cells.result_kernels import collect, measure_results
-from penstock.engine.cells.session_kernels import abandon, advance, apply, close, count_steps, release, store
+from penstock.engine.cells.kernels.description_kernel import describe_input, describe_rows
+from penstock.engine.cells.kernels.fault_kernel import find_fault
+from penstock.engine.cells.kernels.graph_kernels import measure_shape, plan_slots
+from penstock.engine.cells.kernels.opening_kernels import measure, open_requests
+from penstock.engine.cells.kernels.result_kernels import collect, measure_results
+from penstock.engine.cells.kernels.session_kernels import abandon, advance, apply, close, count_steps, release, store
+from penstock.engine.cells.tables.node_table import NONE, NodeTable
 
 
 class SessionKernels(NamedTuple):

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.cells.compiled import load_kernels
 from penstock.engine.cells.contract import CellBatch, CellOutput, CellSpec, Int32Array
-from penstock.engine.cells.emissions import Emitted, NodeOutput, emissions_of
-from penstock.engine.cells.graph import Unfolded
-from penstock.engine.cells.node_table import CELL, NODE, NONE, NUM_KNOWN, NUM_NODES, NUM_OPEN, NodeTable
-from penstock.engine.cells.state_pool import StatePool
+from penstock.engine.cells.graphs.graph import Unfolded
+from penstock.engine.cells.kernels.compiled import load_kernels
+from penstock.engine.cells.state.emissions import Emitted, NodeOutput, emissions_of
+from penstock.engine.cells.state.state_pool import StatePool
+from penstock.engine.cells.tables.node_table import CELL, NODE, NONE, NUM_KNOWN, NUM_NODES, NUM_OPEN, NodeTable
 from penstock.engine.errors import EngineError
 from penstock.engine.types import Float32Array
 

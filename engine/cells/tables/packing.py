@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.contract import Int32Array
-from penstock.engine.cells.slot_plan import SlotPlan
+from penstock.engine.cells.tables.slot_plan import SlotPlan
 
 # Fields of the header. SIZE: of the packed graph, header included.
 NUM_NODES, ARITY, NUM_INPUTS, NUM_SLOTS, SIZE = range(5)

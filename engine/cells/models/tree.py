@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from penstock.engine.cells.contract import NO_NODE, Cell, CellSpec, Int32Array, StateSpec, Tensors
 from penstock.engine.cells.errors import CyclicGraph, DisconnectedGraph, InvalidSequence, WrongArity
-from penstock.engine.cells.graph import GraphBuilder, Rows
-from penstock.engine.cells.layers import DenseModule, Table, read_dense, read_table
-from penstock.engine.cells.lstm import classify_cell
-from penstock.engine.cells.model import CellModel, RequestFields
-from penstock.engine.cells.requests import take_integers, take_tokens
+from penstock.engine.cells.graphs.graph import GraphBuilder, Rows
+from penstock.engine.cells.models.layers import DenseModule, Table, read_dense, read_table
+from penstock.engine.cells.models.lstm import classify_cell
+from penstock.engine.cells.models.model import CellModel, RequestFields
+from penstock.engine.cells.models.requests import take_integers, take_tokens
 from penstock.engine.model.checkpoint import Tensors as Weights
 
 

@@ -5,10 +5,10 @@ from torch import nn
 
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec, Tensors
 from penstock.engine.cells.errors import EmptySequence
-from penstock.engine.cells.graph import GraphBuilder
-from penstock.engine.cells.layers import DenseModule, LstmStack, Table, read_dense, read_stack, read_table
-from penstock.engine.cells.model import CellModel, RequestFields
-from penstock.engine.cells.requests import take_count, take_tokens
+from penstock.engine.cells.graphs.graph import GraphBuilder
+from penstock.engine.cells.models.layers import DenseModule, LstmStack, Table, read_dense, read_stack, read_table
+from penstock.engine.cells.models.model import CellModel, RequestFields
+from penstock.engine.cells.models.requests import take_count, take_tokens
 from penstock.engine.model.checkpoint import Tensors as Weights
 
 # Of one batch of a chain. A batch is longer than 8 steps only where the host needs as long for the next one: a GPU may

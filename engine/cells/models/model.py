@@ -8,8 +8,8 @@ import torch
 
 from penstock.engine.cells.contract import Cell, CellSpec
 from penstock.engine.cells.errors import InvalidCell, InvalidGraph, InvalidSequence
-from penstock.engine.cells.graph import GraphBuilder, GraphLimits, Unfolded
-from penstock.engine.cells.graph_checks import check_graph
+from penstock.engine.cells.graphs.graph import GraphBuilder, GraphLimits, Unfolded
+from penstock.engine.cells.graphs.graph_checks import check_graph
 
 RequestFields = Mapping[str, Any]  # a request's fields, as decoded from the wire
 Unfold = Callable[[RequestFields, GraphBuilder], None]

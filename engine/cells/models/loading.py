@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from penstock.engine.cells.errors import InvalidCell
-from penstock.engine.cells.layers import tensors_of
-from penstock.engine.cells.lstm import lstm_classifier, lstm_language_model
-from penstock.engine.cells.model import CellModel
-from penstock.engine.cells.seq2seq import lstm_seq2seq
-from penstock.engine.cells.tree import binary_tree_classifier, child_sum_tree_classifier
+from penstock.engine.cells.models.layers import tensors_of
+from penstock.engine.cells.models.lstm import lstm_classifier, lstm_language_model
+from penstock.engine.cells.models.model import CellModel
+from penstock.engine.cells.models.seq2seq import lstm_seq2seq
+from penstock.engine.cells.models.tree import binary_tree_classifier, child_sum_tree_classifier
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Config, Tensors, read_json, read_tensors, resolve_model, revision_of
 

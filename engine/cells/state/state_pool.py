@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.engine.cells.compiled import load_kernels
 from penstock.engine.cells.contract import NO_SLOT, Int32Array
-from penstock.engine.cells.node_table import NONE
+from penstock.engine.cells.kernels.compiled import load_kernels
+from penstock.engine.cells.tables.node_table import NONE
 
 
 class StatePool:

@@ -1,0 +1,1 @@
+"""A request's graph: how it is unfolded and checked."""

@@ -1,0 +1,1 @@
+"""Models made of cells: a user's, and the three that come with the engine."""

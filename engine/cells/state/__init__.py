@@ -1,0 +1,1 @@
+"""Open requests: their states and what they have emitted."""
