@@ -30,7 +30,7 @@ _LAZY = {
     "from_torch": "packed_model",
     "default_name": "model.checkpoint",
     "generates": "generation.loading",
-    "is_made_of_cells": "cells.loading",
+    "is_made_of_cells": "cells.models.loading",
     "load_engine": "loading.encoder",
     "load_generation_model": "loading.generation",
     "load_served_cells": "loading.cells",
