@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ops.bench.common.processes import ProcessFailed
+from penstock.ops.bench.pipeline.broker_pauses import LOG_PAUSES, broker_pauses
 from penstock.ops.bench.pipeline.call_times import figures, recovery_s, timeline
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
 from penstock.ops.bench.pipeline.load_line import busiest_cores, load_line
@@ -84,6 +85,7 @@ class FleetBench:
             **figures(load, offered.calls),
             "failures": offered.failures,
             "lag_p99_ms": offered.lag_p99_ms,
+            "broker_pauses": broker_pauses(self._broker.log_path, begun, time.time()),
             "cores": cores,
         }
         self._bench.clock.say(load_line(load, record))
@@ -150,7 +152,9 @@ class FleetBench:
         self._bench.clock.say(f"{load.name} at {load.rate_per_s:,.0f}/s: {shown}")
         if self._workers.is_supervised and self._workers.wait_for_members(num_members, RESTART_TIMEOUT_S):
             record["restart_s"] = time.perf_counter() - start - killed_at  # at most; seen after the load
-        record["events"] = member_events(self._workers.events, time.time() - (time.perf_counter() - start))
+        begun = time.time() - (time.perf_counter() - start)
+        record["events"] = member_events(self._workers.events, begun)
+        record["broker_pauses"] = broker_pauses(self._broker.log_path, begun, begun + load.span_s)
         return record
 
     def idle(self) -> Record:
@@ -215,7 +219,9 @@ def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> 
     """A broker, the worker's commands and the clients; yields the bench, and how the fleet came up."""
     folder = bench.folder / name
     with ExitStack() as stack:
-        broker = stack.enter_context(KafkaBroker(num_partitions=8, config=BROKER_CONFIG, jvm_flags=FULL_SPEED))
+        broker = stack.enter_context(
+            KafkaBroker(num_partitions=8, config=BROKER_CONFIG, jvm_flags=(*FULL_SPEED, LOG_PAUSES))
+        )
         servers = broker.bootstrap_servers
         workers = stack.enter_context(WorkerFleet(spec, "bench", servers, folder))
         clients = stack.enter_context(ClientFleet(bench.num_clients, servers, "bench", model, folder / "clients"))
