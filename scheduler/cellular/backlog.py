@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import NONE
+from penstock.scheduler.cellular.arrays import ASKED, BULK, ID, NONE, NUMBER
 from penstock.scheduler.cellular.choice import choose_quantum
 from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
-from penstock.scheduler.cellular.new_jobs import NewJobs, QueuedCellJob
+from penstock.scheduler.cellular.new_jobs import JobRows, NewJobs, QueuedCellJob
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.table import Ended, JobTable
 from penstock.scheduler.cellular.types import CellRule, CellTask, Float64Array
@@ -36,7 +37,7 @@ class Backlog:
         self._rules, self._max_slots, self._cost, self._tables = rules, settings.max_slots, cost, tables
         self._waiting = JobQueue()  # admitted, and on no device yet
         # Those without a deadline, by id, while none with one waits: they enter the queue when the first one comes.
-        self._undated: dict[int, QueuedCellJob] = {}
+        self._undated: dict[int, tuple[NewJobs, int]] = {}  # and the place in its `add`
         self._joined_s: list[tuple[Float64Array, Float64Array]] = []  # of each device, for this `add`: due and left
         self._ran = self._asked = 1.0  # decayed sums of the steps of ended jobs
         self._slowdown = 1.0  # time of jobs, from their first task on, over their predicted path
@@ -69,21 +70,26 @@ class Backlog:
             return True
         return bool(now + sum([float(table.left_s()[-1]) for table in self._tables]) + work_s <= earliest)
 
-    def admit(self, entries: Sequence[QueuedCellJob], now: float, num_active: int) -> list[float]:
+    def admit(self, new: NewJobs, now: float, num_active: int) -> list[float]:
         """The jobs of one `add`. 0 for each that is admitted, which then waits; else the seconds by which one is late.
 
         That is the job itself, or one behind it. Jobs are looked at one by one only where they may not all be in time.
         """
-        new = [entry for entry in entries if not entry.bulk]
-        if not new:
-            return [0.0] * len(entries)
-        if not len(self._waiting) and all(entry.job.deadline is None for entry in new):
-            self._undated.update([(entry.job.id, entry) for entry in new])
-            return [0.0] * len(entries)
+        rows = new.rows()
+        are_online = rows.columns[BULK] == 0
+        if not np.any(are_online):
+            return [0.0] * len(rows.due)
+        if not len(self._waiting) and np.all(rows.deadlines[are_online] == math.inf):
+            ids, places = rows.columns[ID, are_online].tolist(), np.flatnonzero(are_online).tolist()
+            self._undated.update(zip(ids, zip(repeat(new), places), strict=False))
+            return [0.0] * len(rows.due)
         if self._undated:
-            self._waiting.add([_queued(entry) for entry in self._undated.values()])
+            adds = {id(jobs): jobs for jobs, _ in self._undated.values()}
+            entries_of = {key: jobs.queued() for key, jobs in adds.items()}
+            self._waiting.add([_queued(entries_of[id(jobs)][place]) for jobs, place in self._undated.values()])
             self._undated.clear()
-        online = [_queued(entry) for entry in new]
+        entries = new.queued()
+        online = [_queued(entry) for entry in entries if not entry.bulk]
         self._joined_s = [(table.due(), table.left_s()) for table in self._tables]
         if self._waiting.surely_in_time(online, now + sum([float(left_s[-1]) for _, left_s in self._joined_s])):
             self._waiting.add(online)
@@ -124,12 +130,11 @@ class Backlog:
         left_s = sum([float(left[np.searchsorted(due, entry.due, side="right")]) for due, left in self._joined_s])
         return self._waiting.lateness(job, now + left_s)
 
-    def too_late_s(self, entry: QueuedCellJob, now: float) -> float:
-        """Seconds by which a job that waits would be late if it began now; 0 or less: none."""
-        deadline = entry.job.deadline
-        if deadline is None or entry.bulk or entry.number == self._trial:
-            return 0.0
-        return now - (deadline - entry.estimate.path_s)
+    def too_late_s(self, jobs: JobRows, now: float) -> Float64Array:
+        """[J] seconds by which jobs that wait would be late if they began now; 0 or less: none."""
+        late_s: Float64Array = now - (jobs.deadlines - jobs.estimates[:, ASKED + 1])
+        late_s[(jobs.columns[BULK] > 0) | (jobs.columns[NUMBER] == self._trial)] = 0.0
+        return late_s
 
     def stop_waiting(self, ids: Iterable[int]) -> None:
         """Jobs have left. Ids of jobs that do not wait are skipped."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, compress
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from penstock.scheduler.cellular.arrays import ID, NONE, NUMBER, OF_SLOTS, OF_TI
 from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.deadlines import Deadline
 from penstock.scheduler.cellular.types import (
+    BoolArray,
     CellGraph,
     CellJob,
     Estimate,
@@ -23,7 +25,7 @@ _UNKNOWN = Estimate()
 
 
 class QueuedCellJob(NamedTuple):
-    """A job that waits for a device. It compares by its place in the queue."""
+    """A job that may have to wait for a device, for its admission."""
 
     bulk: bool
     due: float
@@ -32,21 +34,69 @@ class QueuedCellJob(NamedTuple):
     estimate: Estimate = _UNKNOWN  # without admission: none
 
 
+class JobRows(NamedTuple):
+    """Jobs that wait, as arrays with a row of each, at least one."""
+
+    columns: Int64Array  # [5, J] ID, NUMBER, BULK, SLOTS, SIZE: fields of the table
+    due: Float64Array  # [J]
+    deadlines: Float64Array  # [J] inf: none
+    estimates: Float64Array  # [J, 5] fields of Estimate
+    graphs: Sequence[CellGraph]
+
+    @classmethod
+    def joined(cls, parts: Sequence["JobRows"]) -> "JobRows":
+        """The rows of several, one after another."""
+        columns, due, deadlines, estimates, graphs = zip(*parts, strict=True)
+        arrays = np.concatenate(due), np.concatenate(deadlines), np.concatenate(estimates)
+        return cls(np.concatenate(columns, axis=1), *arrays, list(chain.from_iterable(graphs)))
+
+    def between(self, first: int, end: int) -> "JobRows":
+        """The rows from `first` to before `end`."""
+        columns, due, deadlines, estimates, graphs = self
+        span = slice(first, end)
+        return JobRows(columns[:, span], due[span], deadlines[span], estimates[span], graphs[span])
+
+    def after(self, first: int) -> "JobRows":
+        """The rows from `first` on."""
+        return self.between(first, len(self.due))
+
+    def where(self, are_wanted: BoolArray) -> "JobRows":
+        """Some of the rows, at least one."""
+        if are_wanted.all():
+            return self
+        columns, due, deadlines, estimates, graphs = self
+        arrays = due[are_wanted], deadlines[are_wanted], estimates[are_wanted]
+        return JobRows(columns[:, are_wanted], *arrays, list(compress(graphs, are_wanted.tolist())))
+
+    def in_order(self) -> "JobRows":
+        """The rows in the order in which they are due; of two due at once, the one that came first is first."""
+        due, numbers = self.due, self.columns[NUMBER]
+        ascends = (due[:-1] < due[1:]) | ((due[:-1] == due[1:]) & (numbers[:-1] < numbers[1:]))
+        if ascends.all():
+            return self
+        order = np.lexsort((numbers, due))
+        arrays = due[order], self.deadlines[order], self.estimates[order]
+        return JobRows(self.columns[:, order], *arrays, [self.graphs[row] for row in order.tolist()])
+
+    def place(self, row: int) -> tuple[float, int]:
+        """By which a row compares."""
+        return float(self.due[row]), int(self.columns[NUMBER, row])
+
+
 class Joining(NamedTuple):
     """Jobs as a device's table takes them, at least one."""
 
-    columns: Int64Array  # [5, J] ID, NUMBER, BULK, SLOTS, SIZE: fields of the table
+    columns: Int64Array  # [5, J] as in JobRows
     due: Float64Array  # [J]
     estimates: Float64Array  # [J, 5] fields of Estimate
     graphs: Int32Array  # packed, end to end
 
     @classmethod
-    def of(cls, entries: Sequence[QueuedCellJob]) -> "Joining":
+    def of(cls, parts: Sequence[JobRows]) -> "Joining":
         """Jobs that have waited."""
-        bulk, due, numbers, jobs, estimates = zip(*entries, strict=True)
-        ids, graphs, _, _, _, slots, sizes = zip(*jobs, strict=True)
-        columns = np.array((ids, numbers, bulk, slots, sizes), np.int64)
-        return cls(columns, np.array(due, np.float64), np.array(estimates, np.float64), _packed(graphs))
+        columns, due, _, estimates, graphs = zip(*parts, strict=True)
+        arrays = np.concatenate(due), np.concatenate(estimates)
+        return cls(np.ascontiguousarray(np.concatenate(columns, axis=1)), *arrays, _packed(chain.from_iterable(graphs)))
 
 
 class NewJobs(NamedTuple):
@@ -100,6 +150,11 @@ class NewJobs(NamedTuple):
         ids, numbers, *_ = self.jobs.fields.tolist()
         rows = zip(self.jobs.times[1].tolist(), numbers, ids, strict=True)
         return [Deadline(at, number, job_id) for at, number, job_id in rows if at < math.inf]
+
+    def rows(self) -> JobRows:
+        """The jobs as they wait."""
+        columns, due, estimates, _ = self.joining
+        return JobRows(columns, due, self.jobs.times[1], estimates, self.jobs.graphs)
 
     def queued(self) -> list[QueuedCellJob]:
         """The jobs one by one."""

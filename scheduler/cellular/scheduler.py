@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import ID, NO_MAXIMUM
+from penstock.scheduler.cellular.arrays import ID, NO_MAXIMUM, NUMBER
 from penstock.scheduler.cellular.backlog import Backlog
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, power_of_two
 from penstock.scheduler.cellular.cost import TaskCost, corrected
 from penstock.scheduler.cellular.deadlines import Deadline, Deadlines
 from penstock.scheduler.cellular.device import Device, Outstanding
-from penstock.scheduler.cellular.new_jobs import Joining, NewJobs, QueuedCellJob
+from penstock.scheduler.cellular.new_jobs import Joining, NewJobs
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Int32Array, JobColumns
 from penstock.scheduler.cellular.waiting import WaitingJobs
@@ -95,18 +96,22 @@ class CellScheduler:
         return rejected + self._queue(new, now)
 
     def _queue(self, new: NewJobs, now: float) -> list[RejectedJob]:
-        """Admit jobs one by one, which then wait. Returns those rejected."""
-        entries = new.queued()
-        rejected: list[RejectedJob] = []
+        """Admit jobs, which then wait. Returns those rejected."""
+        rows, rejected = new.rows(), list[RejectedJob]()
         if self._backlog is not None:
-            found = list(zip(entries, self._backlog.admit(entries, now, len(self._active)), strict=True))
-            rejected = [RejectedJob(entry.job.id, Cause.OVERLOADED, by_s) for entry, by_s in found if by_s > 0]
-            if rejected:
-                entries = [entry for entry, by_s in found if by_s <= 0]
-        jobs = [(entry.job.deadline, entry.number, entry.job.id) for entry in entries]
-        self._deadlines.push([Deadline(at, number, job_id) for at, number, job_id in jobs if at is not None])
-        self._active.update([(job_id, -number) for _, number, job_id in jobs])
-        self._waiting.push(entries)
+            late_s = np.array(self._backlog.admit(new, now, len(self._active)))
+            if np.any(late_s > 0):
+                found = zip(rows.columns[ID].tolist(), late_s.tolist(), strict=True)
+                rejected = [RejectedJob(job_id, Cause.OVERLOADED, by_s) for job_id, by_s in found if by_s > 0]
+                if len(rejected) == len(late_s):
+                    return rejected
+                rows = rows.where(late_s <= 0)
+        ids, numbers = rows.columns[[ID, NUMBER]].tolist()
+        if np.any(rows.deadlines < math.inf):
+            dated = zip(rows.deadlines.tolist(), numbers, ids, strict=True)
+            self._deadlines.push([Deadline(at, number, job_id) for at, number, job_id in dated if at < math.inf])
+        self._active.update(zip(ids, [-number for number in numbers], strict=True))
+        self._waiting.push(rows)
         self._join()
         return rejected
 
@@ -175,6 +180,7 @@ class CellScheduler:
         if self._backlog is not None:
             self._backlog.stop_waiting(gone)
             self._doomed = [one for one in self._doomed if one.id not in gone]
+        self._waiting.leave([-place for place in active if place < 0])
         for number, device in enumerate(self._devices):
             joined = [divmod(place, len(self._devices)) for place in active if place >= 0]
             rows = [row for row, on in joined if on == number]
@@ -200,11 +206,16 @@ class CellScheduler:
         if self.num_waiting == 0:
             self._waiting.clear()
             return
-        for number, entries in enumerate(self._waiting.take(self._held(), self.num_waiting, self._may_join)):
-            if entries:
-                self._enter(number, Joining.of(entries))
+        too_late = None if self._backlog is None else partial(self._backlog.too_late_s, now=self._latest)
+        joining, late = self._waiting.take(self._held(), too_late)
+        for jobs, by_s in late:
+            self._doom(jobs.columns[ID].tolist(), by_s.tolist())
+        for number, parts in enumerate(joining):
+            if parts:
+                joined = Joining.of(parts)
+                self._enter(number, joined)
                 if self._backlog is not None:
-                    self._backlog.stop_waiting([entry.job.id for entry in entries])
+                    self._backlog.stop_waiting(joined.columns[ID].tolist())
 
     def _enter(self, device: int, joining: Joining) -> None:
         """Jobs join a device, which has room for them."""
@@ -242,17 +253,13 @@ class CellScheduler:
         doomed, self._doomed = self._doomed, []
         return (*[RejectedJob(one.job_id, Cause.QUEUED, now - one.at) for one in passed], *doomed)
 
-    def _may_join(self, entry: QueuedCellJob) -> bool:
-        """Whether a job that waits has not left, and can be in time. One that cannot leaves."""
-        job_id = entry.job.id
-        if self._active.get(job_id) != -entry.number:
-            return False
-        if self._backlog is None or (late_s := self._backlog.too_late_s(entry, self._latest)) <= 0:
-            return True
-        del self._active[job_id]
-        self._backlog.stop_waiting([job_id])
-        self._doomed.append(RejectedJob(job_id, Cause.QUEUED, late_s))
-        return False
+    def _doom(self, ids: Sequence[int], late_s: Sequence[float]) -> None:
+        """Jobs that waited leave, as they cannot be in time any more."""
+        for job_id in ids:
+            del self._active[job_id]
+        if self._backlog is not None:
+            self._backlog.stop_waiting(ids)
+        self._doomed += [RejectedJob(job, Cause.QUEUED, by_s) for job, by_s in zip(ids, late_s, strict=True)]
 
     def _is_active(self, job_id: int, number: int) -> bool:
         place = self._active.get(job_id)

@@ -1,40 +1,79 @@
 """Jobs that wait for state slots, and which of them join next."""
 
-from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from penstock.scheduler.cellular.new_jobs import QueuedCellJob
+import numpy as np
+
+from penstock.scheduler.cellular.arrays import BULK, NONE, NUMBER, SLOTS
+from penstock.scheduler.cellular.new_jobs import JobRows
+from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int64Array
 
 _BULK_SHARE = 0.75  # of a device's slots that bulk jobs hold, but for one larger job: an online job finds a free one
-_FEW = 1000  # entries of jobs that have left, which are not worth a removal
+_FEW = 1000  # jobs that have left, which are not worth a removal
+_WINDOW = 1024  # rows that are looked at together
+_SMALL = 256  # rows of a block to which later jobs are added
+
+TooLate = Callable[[JobRows], Float64Array]  # seconds by which jobs would be late if they joined now; 0 or less: none
+
+
+@dataclass(slots=True)
+class _Block:
+    """Rows in the order in which they are due; those before `first` have joined or left."""
+
+    rows: JobRows
+    first: int = 0
+
+    def __len__(self) -> int:
+        return len(self.rows.due) - self.first
 
 
 class WaitingJobs:
-    """A queue by the time at which jobs are due, also of jobs that have left."""
+    """A queue by the time at which jobs are due, bulk jobs behind online ones, also of jobs that have left.
+
+    Jobs come and go in blocks of arrays: under overload most of a scheduler's time would else be theirs.
+    """
 
     def __init__(self, max_slots: int | None) -> None:
         """max_slots: of a device; None: no limit."""
         self._max_slots = max_slots
-        self._entries: list[QueuedCellJob] = []  # ascending: most jobs are due last
+        self._queues: tuple[deque[_Block], deque[_Block]] = (deque(), deque())  # online and bulk; blocks are in order
+        self._gone: set[int] = set()  # numbers of jobs in the queue that have left
+
+    def __len__(self) -> int:
+        return sum([len(block) for queue in self._queues for block in queue])
 
     def clear(self) -> None:
         """Forget the jobs: all have left."""
-        self._entries.clear()
+        for queue in self._queues:
+            queue.clear()
+        self._gone.clear()
 
-    def push(self, entries: Iterable[QueuedCellJob]) -> None:
+    def push(self, rows: JobRows) -> None:
         """Add jobs."""
-        for entry in entries:
-            if self._entries and entry < self._entries[-1]:
-                insort(self._entries, entry)
-            else:
-                self._entries.append(entry)
+        is_bulk = rows.columns[BULK] > 0
+        for queue, are_here in zip(self._queues, (~is_bulk, is_bulk), strict=True):
+            if np.count_nonzero(are_here):
+                _append(queue, rows.where(are_here))
+
+    def leave(self, numbers: Iterable[int]) -> None:
+        """Jobs in the queue do not wait any more."""
+        self._gone.update(numbers)
+        if len(self._gone) > len(self) // 2 + _FEW:
+            for queue in self._queues:
+                kept = [block.rows.after(block.first) for block in queue]
+                found = [(rows, self._are_here(rows)) for rows in kept]
+                queue.clear()
+                queue.extend([_Block(rows.where(are_here)) for rows, are_here in found if np.any(are_here)])
+            self._gone.clear()
 
     def fit_together(self, slots: tuple[int, int], held: Sequence[tuple[int, int]]) -> bool:
         """Whether none waits, and there is one device, with room for new jobs in any order.
 
         slots: that all of them need, and the bulk jobs. held: of each device, by online jobs, and by bulk jobs.
         """
-        if self._entries or len(held) > 1:
+        if any(self._queues) or len(held) > 1:
             return False
         if self._max_slots is None:
             return True
@@ -43,33 +82,90 @@ class WaitingJobs:
         return fits and (not more_bulk or bulk + more_bulk <= _BULK_SHARE * self._max_slots)
 
     def take(
-        self, held: Sequence[tuple[int, int]], num_waiting: int, may_join: Callable[[QueuedCellJob], bool]
-    ) -> list[list[QueuedCellJob]]:
+        self, held: Sequence[tuple[int, int]], too_late: TooLate | None
+    ) -> tuple[list[list[JobRows]], list[tuple[JobRows, Float64Array]]]:
         """Jobs that join now, by device: in the order in which they are due, until the first finds no slots.
 
-        held: as in `fit_together`. may_join: whether a job has not left. Entries of jobs that have left are removed
-        once they are half of all.
+        held: as in `fit_together`. Jobs that are too late leave instead: the second list, with the seconds.
         """
-        if len(self._entries) > 2 * num_waiting + _FEW:
-            self._entries = [entry for entry in self._entries if may_join(entry)]
-        joining: list[list[QueuedCellJob]] = [[] for _ in held]
+        joining: list[list[JobRows]] = [[] for _ in held]
+        late: list[tuple[JobRows, Float64Array]] = []
         slots = [list(of_device) for of_device in held]
-        device = num_taken = 0
-        for entry in self._entries:
-            if may_join(entry):
-                if len(held) > 1:
-                    device = min(range(len(slots)), key=lambda device: sum(slots[device]))
-                if not self._has_room(entry, *slots[device]):
-                    break
-                slots[device][entry.bulk] += entry.job.slots
-                joining[device].append(entry)
-            num_taken += 1
-        del self._entries[:num_taken]
-        return joining
+        for queue in self._queues:
+            while queue:
+                block = queue[0]
+                rows = block.rows.between(block.first, block.first + _WINDOW)
+                may_join = self._are_here(rows)
+                late_s = None if too_late is None else too_late(rows)
+                are_late = may_join & False if late_s is None else may_join & (late_s > 0)
+                devices = self._places(rows, may_join & ~are_late, slots)
+                num_taken = len(devices)
+                for device, joined in enumerate(joining):
+                    if np.any(are_there := devices == device):
+                        joined.append(rows.between(0, num_taken).where(are_there))
+                if late_s is not None and np.any(are_late[:num_taken]):
+                    left = are_late[:num_taken]
+                    late.append((rows.between(0, num_taken).where(left), late_s[:num_taken][left]))
+                self._forget(rows.between(0, num_taken))
+                block.first += num_taken
+                if num_taken < len(rows.due):
+                    return joining, late
+                if not len(block):
+                    queue.popleft()
+        return joining, late
 
-    def _has_room(self, entry: QueuedCellJob, online: int, bulk: int) -> bool:
+    def _are_here(self, rows: JobRows) -> BoolArray:
+        """Which jobs have not left."""
+        if not self._gone:
+            return np.ones(len(rows.due), np.bool_)
+        return np.array([number not in self._gone for number in rows.columns[NUMBER].tolist()], np.bool_)
+
+    def _forget(self, rows: JobRows) -> None:
+        if self._gone:
+            self._gone.difference_update(rows.columns[NUMBER].tolist())
+
+    def _places(self, rows: JobRows, may_join: BoolArray, slots: list[list[int]]) -> Int64Array:
+        """The device of each job, NONE of those that may not join, up to the first that finds no slots."""
+        if len(slots) == 1:
+            return self._places_on_one(rows, may_join, slots[0])
+        devices: list[int] = []
+        needed, bulk = rows.columns[[SLOTS, BULK]].tolist()
+        for is_wanted, num_slots, is_bulk in zip(may_join.tolist(), needed, bulk, strict=True):
+            device = min(range(len(slots)), key=lambda device: sum(slots[device]))
+            if is_wanted and not self._has_room(num_slots, is_bulk, *slots[device]):
+                break
+            slots[device][is_bulk] += num_slots * is_wanted
+            devices.append(device if is_wanted else NONE)
+        return np.array(devices, np.int64)
+
+    def _places_on_one(self, rows: JobRows, may_join: BoolArray, slots: list[int]) -> Int64Array:
+        """As `_places`, on the only device."""
+        needed, is_bulk = rows.columns[SLOTS] * may_join, int(rows.columns[BULK, 0])
+        num_joining = len(needed)
+        if self._max_slots is not None:
+            ahead = np.cumsum(needed) - needed
+            has_room = ahead + needed <= self._max_slots - sum(slots)
+            if is_bulk:
+                has_room &= (slots[1] + ahead == 0) | (slots[1] + ahead + needed <= _BULK_SHARE * self._max_slots)
+            waits = may_join & ~has_room
+            num_joining = int(np.argmax(waits)) if np.any(waits) else num_joining
+        slots[is_bulk] += int(needed[:num_joining].sum())
+        return np.where(may_join[:num_joining], 0, NONE)
+
+    def _has_room(self, num_slots: int, is_bulk: int, online: int, bulk: int) -> bool:
         if self._max_slots is None or online + bulk == 0:
             return True
-        fits = online + bulk + entry.job.slots <= self._max_slots
-        is_over_share = entry.bulk and bulk > 0 and bulk + entry.job.slots > _BULK_SHARE * self._max_slots
-        return fits and not is_over_share
+        fits = online + bulk + num_slots <= self._max_slots
+        is_over_share = is_bulk and bulk > 0 and bulk + num_slots > _BULK_SHARE * self._max_slots
+        return bool(fits and not is_over_share)
+
+
+def _append(queue: deque[_Block], rows: JobRows) -> None:
+    """Put jobs at their places. Most are due last. Small blocks become one."""
+    parts = [rows.in_order()]
+    first = parts[0].place(0)
+    while queue and (len(queue[-1]) < _SMALL or queue[-1].rows.place(-1) > first):
+        last = queue.pop()
+        if len(last):
+            parts.insert(0, last.rows.after(last.first))
+    queue.append(_Block(parts[0] if len(parts) == 1 else JobRows.joined(parts).in_order()))
