@@ -221,8 +221,18 @@ def test_a_member_has_the_whole_token_endpoint() -> None:
 
 def test_a_resolved_setting_is_never_open() -> None:
     settings = resolve(make(model="m"), GPU)
-    # The supervisor decides `mps`, and may decide otherwise after a fault.
-    may_be_open = {"config", "head", "slo_ms", "cache_path", "metrics_port", "log_format", "partition", "mps"}
+    # The supervisor decides `mps`, and may decide otherwise after a fault; the command decides `standby`.
+    may_be_open = {
+        "config",
+        "head",
+        "slo_ms",
+        "cache_path",
+        "metrics_port",
+        "log_format",
+        "partition",
+        "mps",
+        "standby",
+    }
     may_be_open |= {"log_file", "cells", "state_slots", "page_memory_mib"}  # of models that run step by step
     open_settings = {name for name, value in settings if value in (None, "auto")}
     security = {name for name in KafkaSettings.model_fields if name.startswith(("sasl_", "ssl_"))}

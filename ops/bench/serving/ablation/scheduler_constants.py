@@ -59,6 +59,8 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
     "cellular.cost._FAR": ("times", "guarantee: one task out of proportion changes little; the number is not measured"),
     "cellular.waiting._BULK_SHARE": ("of the slots", "guarantee: an online job finds a free slot; not measured"),
     "cellular.waiting._FEW": ("jobs", "not measured: entries of jobs that have left which are not worth a removal"),
+    "cellular.waiting._SMALL": ("jobs", "not measured: a block that is too small costs each look at the queue a turn"),
+    "cellular.waiting._WINDOW": ("jobs", "not measured: bounds a look at the queue; more than join at once"),
     "cellular.deadlines._FEW": ("deadlines", "the same"),
     "cellular.backlog._DECAY": ("of the sums, for each job that ends", "not measured: fifty jobs"),
     "cellular.backlog._LEAST": (
