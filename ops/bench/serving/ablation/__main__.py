@@ -36,6 +36,9 @@ def main() -> None:
     header = begin("ablation", describe_machine())
     devices = _real(chosen.seconds) if chosen.real else _simulated()
     parts: dict[str, dict[str, Figures]] = {}
+    if chosen.real:  # what a process does once, such as compilation, falls into no row
+        for packed, padded in devices.values():
+            measure(packed, padded, seed=0)
     for variant in chosen.only:
         for name, (packed, padded) in devices.items():
             began = time.monotonic()
