@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ def test_a_run_lies_under_suite_machine_time_and_commit_with_its_header(tmp_path
     assert record["machine"]["versions"] == {"torch": "2.15"}
     assert record["command"]
     assert record["seconds"] > 0
+
+
+def test_the_command_of_a_run_names_no_folder_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["--parts", "a b", "--output", "/home/me/runs", "--log=/var/tmp/x.log", "--lengths", "20/45"]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/penstock", *given])
+    assert begin("cpu", MACHINE)["command"].endswith("--parts 'a b' --output runs --log=x.log --lengths 20/45")
 
 
 def test_a_gpu_names_its_machine_and_a_changed_checkout_its_commit(tmp_path: Path) -> None:
@@ -178,6 +185,7 @@ def test_every_file_in_the_results_is_of_its_place() -> None:
         record = json.loads(path.read_text(encoding="utf-8"))
         assert record["suite"] == path.parent.parent.name
         assert {"command", "started", "commit", "dirty", "load", "machine", "parts"} <= record.keys()
+        assert not re.search(r"(^|[\s='\"])/", record["command"] or ""), f"{path} names a folder of a machine"
 
 
 def test_figures_stand_to_the_right_and_words_to_the_left() -> None:

@@ -30,7 +30,7 @@ class CostSettings(FileSettings):
 
 @dataclass(frozen=True, slots=True)
 class KeptTables:
-    """What is known of one model."""
+    """The kept tables of one model."""
 
     name: str  # the model, for a person
     costs: Mapping[CostKey, MeasuredCosts]  # the newest for each device, revision, dtype and engine; the oldest first

@@ -1,4 +1,4 @@
-"""What the search on a device knows of its requests: where each has its seat, and which steps are underway."""
+"""The requests of the search on a device: where each has its seat, and which steps are underway."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class SearchPool:
 
 
 class SearchKind(NamedTuple):
-    """What requests with equal options share."""
+    """The shape and the first row of requests with equal options."""
 
     shape: SearchShape
     first: Int32Array  # see `Seats.first_row`

@@ -1,4 +1,4 @@
-"""What the host does for cells, without a device: its time for a request, and latencies over a simulated H200.
+"""The host's work for cells, without a device: its time for a request, and latencies over a simulated H200.
 
 python -m penstock.ops.bench.cellular.host [lstm] [tree] [seq2seq]
 """

@@ -60,7 +60,7 @@ def begin(suite: str, machine: Mapping[str, Any], *, commit: str | None = None) 
     found = commit or machine.get("commit")
     return {
         "suite": suite,
-        "command": " ".join([_program(), *map(shlex.quote, sys.argv[1:])]),
+        "command": " ".join([_program(), *[shlex.quote(_without_folders(argument)) for argument in sys.argv[1:]]]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": found and found.removesuffix("+"),
         "dirty": found and found.endswith("+"),
@@ -131,6 +131,12 @@ def _stem(record: Mapping[str, Any]) -> str:
 
 def _load() -> list[float]:
     return [round(load, 2) for load in os.getloadavg()]
+
+
+def _without_folders(argument: str) -> str:
+    """A path of this machine by its last name alone, also behind an option's `=`."""
+    option, sign, value = argument.rpartition("=")
+    return f"{option}{sign}{Path(value).name}" if value.startswith("/") else argument
 
 
 def _program() -> str:

@@ -24,7 +24,7 @@ from penstock.ops.bench.pipeline.pipeline_plan import (
     PipelinePlan,
 )
 from penstock.ops.bench.pipeline.run_clock import RunClock, TimeUp
-from penstock.ops.bench.pipeline.run_facts import checkpoint, prepared, shown_command, with_gpu
+from penstock.ops.bench.pipeline.run_facts import checkpoint, prepared, with_gpu
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec
 
 _ALONE_S, _FLEET_S = 20.0, 15.0  # least time to begin the engine alone, and a fleet
@@ -39,7 +39,7 @@ def run_pipeline_benchmark(plan: PipelinePlan, write: Callable[[str], None]) -> 
         del os.environ[name]  # settings of a real cluster
     clock = RunClock(plan.time_limit_s, write)
     machine = describe_machine()
-    header = {**begin("pipeline", machine, commit=plan.commit), "command": shown_command()}
+    header = begin("pipeline", machine, commit=plan.commit)
     folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))  # stays, for the reader
     run = PipelineRun(plan, clock, folder, header)
     for part in run.parts:

@@ -1,7 +1,5 @@
 """Facts of a run before it measures: its command, its model and its machine."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +7,6 @@ from penstock.ops.bench.common.processes import run_once
 from penstock.ops.bench.pipeline.pipeline_plan import NULL
 
 Record = dict[str, Any]
-
-
-def shown_command() -> str:
-    """The command as a user types it, without the folder of kept runs."""
-    given = iter(sys.argv[1:])
-    kept = [argument for argument in given if not (argument == "--output" and next(given, ""))]
-    return shlex.join(["penstock", *kept])
 
 
 def prepared(model: str | None, folder: Path) -> Record:

@@ -1,1 +1,1 @@
-"""What a run does to brokers, members, topics and the cache."""
+"""Faults of brokers, members, topics and the cache."""

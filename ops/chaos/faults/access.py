@@ -1,6 +1,7 @@
 """The worker's own user at the brokers, and its privileges, which a fault can take away for a while."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without saying so
     AclBinding,
@@ -43,18 +44,7 @@ def privileges(group: str, requests: Sequence[str], letters: Sequence[str], repl
 
 def allow(servers: str, given: Sequence[Privilege]) -> None:
     """Grant privileges. Blocks."""
-    bindings = [
-        AclBinding(
-            ResourceType[kind],
-            name,
-            _pattern(kind),
-            f"User:{USER}",
-            "*",
-            AclOperation[operation],
-            AclPermissionType.ALLOW,
-        )
-        for kind, operation, name in given
-    ]
+    bindings = [AclBinding(*_fields(privilege)) for privilege in given]
     admin = AdminClient({"bootstrap.servers": servers})
     for done in admin.create_acls(bindings).values():
         done.result(_ANSWER_S)
@@ -74,16 +64,14 @@ def has(servers: str, privilege: Privilege) -> bool:
 
 
 def _binding(privilege: Privilege) -> AclBindingFilter:
+    return AclBindingFilter(*_fields(privilege))
+
+
+def _fields(privilege: Privilege) -> tuple[Any, ...]:
+    """A privilege as librdkafka's bindings take it, and their filters."""
     kind, operation, name = privilege
-    return AclBindingFilter(
-        ResourceType[kind],
-        name,
-        _pattern(kind),
-        f"User:{USER}",
-        "*",
-        AclOperation[operation],
-        AclPermissionType.ALLOW,
-    )
+    allowed = AclOperation[operation], AclPermissionType.ALLOW
+    return ResourceType[kind], name, _pattern(kind), f"User:{USER}", "*", *allowed
 
 
 def _pattern(kind: str) -> ResourcePatternType:

@@ -1,1 +1,1 @@
-"""What became of every request, and whether the promises were kept."""
+"""The outcome of every request, and whether the promises were kept."""

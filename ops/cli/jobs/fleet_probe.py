@@ -42,7 +42,7 @@ async def missing_fleet(settings: FileJobSettings) -> str:
 
 
 async def _described(admin: FailoverAdmin, group: str) -> list[Any] | None:
-    """What the group's coordinator says, which a new cluster has once it is asked; None: the broker has no such API."""
+    """Ask the group's coordinator, which a new cluster has once it is asked; None: the broker has no such API."""
     while True:
         try:
             return [one for answer in await admin.describe_consumer_groups([group]) for one in answer.groups]

@@ -73,7 +73,7 @@ class Filters:
         return all(term.holds(_value(event, term.key, model)) for term in self.terms)
 
     def passed(self, event: Event, model: str | None) -> Event | None:
-        """What is kept of an event for its figures: all or nothing, but of a worker_load the rejections by code.
+        """Keep of an event what its figures need: all or nothing, but of a worker_load the rejections by code.
 
         They pass as lines of request_refused would, because those are limited and the counts of a load are not.
         """
