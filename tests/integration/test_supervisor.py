@@ -376,7 +376,7 @@ async def test_no_more_members_start_than_memory_holds(
     unique: Unique, start: Start, fake_gpus: Callable[[int], None]
 ) -> None:
     fake_gpus(2500)  # a member's share is 1 GiB here: null engines take nothing beside it
-    worker = start(served_name=unique("small"), gpus="0", processes=4)
+    worker = start(served_name=unique("small"), gpus="0", processes=4, standby="off")
     event = await worker.event("members_limited_by_memory")
     assert event["reason"] == "4 members need 4 x 1.0 GiB, 2.4 GiB are free: 2 fit"
     await members(worker, 2)
