@@ -1,4 +1,4 @@
-"""Buckets of batches of steps that share a CUDA graph, by their rows."""
+"""Batches of steps that share a CUDA graph: the buckets of their rows, and their quanta."""
 
 _LEAST = 8
 _TILE = 64  # rows: powers of two up to it, then its multiples: a product's tiles have no fewer rows
@@ -12,3 +12,8 @@ def row_bucket(rows: int) -> int:
 def row_buckets(max_rows: int) -> list[int]:
     """All buckets of batches of up to `max_rows` rows."""
     return sorted({row_bucket(rows) for rows in range(1, max_rows + 1)})
+
+
+def quanta(max_steps: int) -> list[int]:
+    """Quanta of up to `max_steps` steps, as schedulers choose them: powers of two up to 8, then multiples of 4."""
+    return [steps for steps in (1, 2, 4, *range(8, max_steps, 4)) if steps < max_steps] + [max_steps]

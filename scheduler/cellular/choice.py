@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from penstock.scheduler.cellular.types import CellRule
 
 FULL_STEPS = 8  # of a full task, if no more are needed to hide the host's time
+_STRIDE = 4  # between quanta beyond it
 
 
 def choose_cell(
@@ -41,7 +42,7 @@ def choose_cell(
 
 
 def choose_quantum(rule: CellRule, num_rows: int, step_s: float, host_s: float) -> int:
-    """Steps of the next task: a power of two, or the rule's longest quantum.
+    """Steps of the next task: see `least_quantum`, or the rule's longest quantum.
 
     A job that arrives waits for the quanta that are planned, so they are short while few rows are ready, and grow with
     the load to `FULL_STEPS` in a full task. A quantum also takes at least the `host_s` that the host needs for the
@@ -50,9 +51,15 @@ def choose_quantum(rule: CellRule, num_rows: int, step_s: float, host_s: float) 
     """
     by_load = min(rule.max_steps, FULL_STEPS) * num_rows / rule.max_rows
     by_host = host_s / step_s if step_s > 0 else 1.0
-    return min(power_of_two(math.ceil(max(by_load, by_host))), rule.max_steps)
+    return min(least_quantum(math.ceil(max(by_load, by_host))), rule.max_steps)
 
 
-def power_of_two(number: int) -> int:
-    """The least one that is `number` or more."""
-    return 1 << max(0, number - 1).bit_length()
+def least_quantum(num_steps: int) -> int:
+    """The least quantum of so many steps: a power of two, or a multiple of `_STRIDE` beyond `FULL_STEPS`.
+
+    A device keeps a graph of each quantum, so they are few. Long ones lie close together: a quantum that is longer than
+    the host needs makes every job wait.
+    """
+    if num_steps > FULL_STEPS:
+        return -(-num_steps // _STRIDE) * _STRIDE
+    return 1 << max(0, num_steps - 1).bit_length()

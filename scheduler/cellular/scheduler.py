@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.scheduler.cellular.arrays import ID, NO_MAXIMUM, NUMBER
 from penstock.scheduler.cellular.backlog import Backlog
-from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, power_of_two
+from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, least_quantum
 from penstock.scheduler.cellular.cost import TaskCost, corrected
 from penstock.scheduler.cellular.deadlines import Deadline, Deadlines
 from penstock.scheduler.cellular.device import Device, Outstanding
@@ -234,7 +234,7 @@ class CellScheduler:
         max_size = NO_MAXIMUM if rule.max_size is None else rule.max_size
         rows = place.table.plan(cell, num_rows, quantum, max_size, self._latest)
         num_rows = len(rows.ids)
-        quantum = min(quantum, power_of_two(rows.longest))
+        quantum = min(quantum, least_quantum(rows.longest))
         self._num_planned += 1
         predicted_s = self.cost.seconds(cell, num_rows, quantum)
         number, begun = self._num_planned, rows.begun

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from penstock.engine.gpu.cells.torch_quantum import TorchQuantum
 from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.graphs import Graphs, Work
 from penstock.engine.gpu.pinned import Landing, Landings, UploadRing
-from penstock.engine.gpu.row_buckets import row_bucket, row_buckets
+from penstock.engine.gpu.row_buckets import quanta, row_bucket, row_buckets
 
 
 class Quantum(Protocol):
@@ -106,7 +107,7 @@ class GpuStepEngine:
 
     @torch.inference_mode()
     def prepare(self, *, budget_s: float) -> None:
-        """Capture the graphs of all cells and row buckets, for quanta that are powers of two. Called at load."""
+        """Capture the graphs of all cells, row buckets and quanta. Called at load."""
         until = time.perf_counter() + budget_s
         with self._faults.sorted(), torch.cuda.stream(self._stream):
             for key in self._likely_keys():
@@ -176,14 +177,13 @@ class GpuStepEngine:
 
     def _likely_keys(self) -> list[GraphKey]:
         """Short quanta first: of all cells, should the time not suffice for the long ones."""
-        longest = max(spec.max_steps.bit_length() for spec in self._cells.values())
-        return [
-            GraphKey(name, rows, 1 << power)
-            for power in range(longest)
+        keys = [
+            GraphKey(name, rows, quantum)
             for name, spec in self._cells.items()
-            if power < spec.max_steps.bit_length()
+            for quantum in quanta(spec.max_steps)
             for rows in row_buckets(spec.max_rows)
         ]
+        return sorted(keys, key=attrgetter("quantum"))
 
     def _make_layout(self, key: GraphKey) -> tuple[CellLayout, DeviceBatch]:
         layout = CellLayout(self._cells[key.cell], key.rows, key.quantum)

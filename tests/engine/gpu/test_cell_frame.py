@@ -12,12 +12,14 @@ from penstock.engine.gpu.cells import lstm as fused
 from penstock.engine.gpu.cells.cell_batches import CellLayout
 from penstock.engine.gpu.cells.device_states import DeviceStates
 from penstock.engine.gpu.cells.torch_quantum import TorchQuantum
-from penstock.engine.gpu.row_buckets import row_bucket, row_buckets
+from penstock.engine.gpu.row_buckets import quanta, row_bucket, row_buckets
 from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
 from penstock.ops.bench.cellular.steps.closed_loop import ClosedLoop, Sentences
 from penstock.ops.bench.cellular.steps.host_engine import HostEngine
 from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
 from penstock.ops.bench.cellular.workloads.request_shapes import wmt_like_lengths
+from penstock.scheduler.cellular import CellRule
+from penstock.scheduler.cellular.choice import choose_quantum
 from tests.engine.gpu import lstm_reference
 
 CPU = torch.device("cpu")
@@ -136,3 +138,10 @@ def test_a_cell_of_two_predecessors_has_no_chains() -> None:
 def test_row_buckets_hold_every_number_of_rows() -> None:
     assert row_buckets(512) == [8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512]
     assert all(rows <= row_bucket(rows) < rows + 64 for rows in range(1, 2000))
+
+
+@pytest.mark.parametrize("max_steps", [1, 3, 4, 8, 11, 30, 32])
+def test_graphs_are_captured_for_every_quantum_that_the_scheduler_chooses(max_steps: int) -> None:
+    rule = CellRule("lstm", 512, max_steps)
+    chosen = {choose_quantum(rule, 1, 1e-6, host_us * 1e-6) for host_us in range(1, 50)}
+    assert sorted(chosen) == quanta(max_steps)

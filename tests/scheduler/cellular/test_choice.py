@@ -25,7 +25,9 @@ def test_the_longest_quantum_may_be_any_number() -> None:
     assert choose_quantum(RULE._replace(max_steps=6), 512, 0.0, 0.0) == 6
 
 
-@pytest.mark.parametrize(("host_s", "quantum"), [(0.0, 8), (100e-6, 8), (150e-6, 16), (400e-6, 32), (1.0, 32)])
+@pytest.mark.parametrize(
+    ("host_s", "quantum"), [(0.0, 8), (100e-6, 8), (150e-6, 12), (190e-6, 16), (400e-6, 28), (1.0, 32)]
+)
 def test_a_quantum_of_more_than_eight_steps_hides_the_host(host_s: float, quantum: int) -> None:
     assert choose_quantum(RULE._replace(max_steps=32), 512, 15e-6, host_s) == quantum
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.scheduler.cellular import CellJob, CellRule, CellTask
-from penstock.scheduler.cellular.choice import power_of_two
+from penstock.scheduler.cellular.choice import least_quantum
 from penstock.scheduler.cellular.types import BoolArray, CellGraph, Int32Array
 from penstock.scheduler.types import RejectedJob, Wait
 
@@ -134,7 +134,7 @@ class GraphBatching:
     def _plan(self, batch: _Batch, group: _Group) -> CellTask:
         rule = self._rules[group.cell]
         rows = self._rows_of(batch, group)
-        quantum = min(power_of_two(int(batch.left[rows].max())), rule.max_steps)
+        quantum = min(least_quantum(int(batch.left[rows].max())), rule.max_steps)
         steps = np.minimum(batch.left[rows], quantum)
         batch.left[rows] -= steps
         batch.num_outstanding += 1
