@@ -11,24 +11,20 @@ from penstock.engine.cells.contract import CellSpec, StateSpec
 from penstock.engine.cells.kernels.description_kernel import describe_input, describe_rows
 from penstock.engine.cells.kernels.fault_kernel import find_fault
 from penstock.engine.cells.kernels.graph_kernels import measure_shape, plan_slots
-from penstock.engine.cells.kernels.opening_kernels import measure, open_requests
+from penstock.engine.cells.kernels.opening_kernels import NO_ROOM, OPENED, open_requests
 from penstock.engine.cells.kernels.result_kernels import collect, measure_results
-from penstock.engine.cells.kernels.session_kernels import abandon, advance, apply, close, count_steps, release, store
+from penstock.engine.cells.kernels.session_kernels import advance, apply, close, store
 from penstock.engine.cells.tables.node_table import NONE, NodeTable
 
 
 class SessionKernels(NamedTuple):
     """The compiled functions of the files of kernels."""
 
-    measure: Any
     open_requests: Any
     advance: Any
-    count_steps: Any
     store: Any
     apply: Any
-    abandon: Any
     close: Any
-    release: Any
     measure_results: Any
     collect: Any
     find_fault: Any
@@ -42,15 +38,11 @@ class SessionKernels(NamedTuple):
 def load_kernels() -> SessionKernels:
     """The kernels: at once where an earlier process kept them, else within seconds."""
     functions = (
-        measure,
         open_requests,
         advance,
-        count_steps,
         store,
         apply,
-        abandon,
         close,
-        release,
         measure_results,
         collect,
         find_fault,
@@ -77,47 +69,45 @@ def _exercise(kernels: SessionKernels) -> None:
     one = np.ones(1, np.int32)
     fields = np.array([1, 1, 1, 1, 16, 0, 2, 0, 1, NONE, NONE, 1, 0, 2, 7, 8], np.int32)  # see packing.py
     packed = np.frombuffer(bytearray(fields.tobytes()), np.int32)
-    num_values, needed, keys = np.empty(1, np.int32), np.empty(4, np.int32), np.empty(1, np.int32)
-    rows, write, finished, members = np.zeros((4, 1), np.int32)
+    keys, num_values, rows, write, finished, members = np.zeros((6, 1), np.int32)
+    needed, pool = np.empty(3, np.int32), (np.zeros(2, np.int32), np.array([1, 0], np.int32), np.array([1], np.int32))
     read, given, is_first = np.empty((1, 1), np.int32), np.empty((1, 1, 1), np.int32), np.empty(1, np.bool_)
     no, has_ended, offsets = np.zeros(1, np.bool_), np.empty(1, np.bool_), np.empty(2, np.int32)
-    results = [kernels.measure(packed, table.inputs, table.widths, 1, 1, num_values, needed), *needed.tolist()]
-    table.reserve(1, 1, 4)
-    nodes, slots, places, values = table.nodes, table.slots, table.places, table.values
-    requests, counts, released = table.requests, table.counts, table.released
-    kernels.open_requests(
-        packed, table.inputs, table.widths, num_values, one, nodes, slots, places, values, requests, counts, keys,
-        released[:0]
-    )  # fmt: skip
-    for _ in range(3):
+    results: list[int] = []
+    for _ in range(2):  # without room, and with it
+        nodes, slots, places, values = table.nodes, table.slots, table.places, table.values
+        requests, counts = table.requests, table.counts
+        found = kernels.open_requests(
+            packed, table.inputs, table.widths, 1, nodes, slots, places, values, requests, counts, *pool, keys,
+            num_values, needed
+        )  # fmt: skip
+        results += [found, *needed.tolist()]
+        table.reserve(1, 1, 4)
+    for _ in range(2):
         results.append(
             kernels.advance(
                 nodes, slots, places, values, requests, keys, members, one, 0, rows, read, write, is_first, given
             )
         )
         results.append(int(given[0, 0, 0]))
-        if len(results) == 7:
-            kernels.abandon(nodes, slots, values, requests, counts, rows, one, released)
-            continue
-        kernels.store(nodes, places, values, requests, rows, one, table.first_emission, 1, given[0])
+        first = table.first_emission
+        results.append(kernels.store(nodes, places, values, requests, rows, one, one, first, 1, given[0]))
         results += kernels.apply(
-            nodes, slots, values, requests, counts, rows, one, no, no, has_ended, finished, released
+            nodes, slots, values, requests, counts, *pool, rows, one, one, no, no, has_ended, finished
         )
     columns = np.full((1, 1), table.first_emission, np.int32)
     results.append(kernels.measure_results(nodes, requests, keys, columns, one, offsets))
     found = np.empty(offsets[1], np.int32)
     kernels.collect(nodes, places, values, requests, keys, columns, one, one, offsets, found, no)
-    results += [int(no[0]), *found.tolist(), kernels.close(nodes, slots, values, requests, counts, keys, released)]
-    results.append(kernels.count_steps(one, one))
-    results.append(kernels.release(np.ones(2, np.int32), np.zeros(2, np.int32), 0, one))
+    results += [int(no[0]), *found.tolist()]
+    results += [kernels.close(nodes, slots, values, requests, counts, *pool, keys), *pool[2].tolist()]
     results.append(kernels.find_fault(read, one, one, 1, np.full(2, NONE, np.int32)))
     described = np.empty(5, np.int32)
     kernels.describe_rows(read, write, one, is_first, 1, np.arange(5), 1, described)
-    kernels.describe_input(given[0], 4, 1, described)
-    results += described.tolist()
+    results += [kernels.describe_input(given[0], one, 9, 4, 1, described), *described.tolist()]
     no_reads = np.full((1, 1), NONE, np.int32)
     results.append(kernels.plan_slots(no_reads, rows, read, finished, members))
     results += [int(finished[0]), int(members[0]), *kernels.measure_shape(no_reads)]
-    expected = [NONE, 1, 4, 1, 0, 0, 7, 0, 7, 0, 0, 0, 8, 1, 1, 3, 0, 2, 7, 8, 0, 1, 1, NONE, 1, 1, 1, 0, 8]
-    if results != [*expected, 1, 1, 1, 1, 1]:
+    expected = [NO_ROOM, 1, 4, 1, OPENED, 1, 4, 1, 0, 7, 1, 0, 1, 0, 8, 1, 1, 1, 3, 0, 2, 7, 8, 1, 1, NONE, 1]
+    if results != [*expected, 1, 1, 1, 0, 8, 1, 1, 1, 1, 1]:
         raise RuntimeError(f"The compiled sessions give {results}. This is a bug.")

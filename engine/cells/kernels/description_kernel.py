@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_SLOT, Int32Array
+from penstock.engine.cells.tables.node_table import NONE
 
 
 def describe_rows(
@@ -24,11 +25,18 @@ def describe_rows(
         out[sections[3] + row] = 1 if is_spare else is_first[row]
 
 
-def describe_input(values: Int32Array, begin: int, rows: int, out: Int32Array) -> None:
-    """Write the section of an input, step by step. values [R, quantum]; 0 in rows beyond R."""
+def describe_input(values: Int32Array, steps: Int32Array, size: int, begin: int, rows: int, out: Int32Array) -> bool:
+    """Write the section of an input, step by step. values [R, quantum]; 0 in rows beyond R.
+
+    False: a value of a step that runs lies outside of [0, size). A size of NONE allows all.
+    """
     count, quantum = values.shape
+    are_inside = True
     for step in range(quantum):
         first = begin + step * rows
         for row in range(count):
-            out[first + row] = values[row, step]
+            value = values[row, step]
+            are_inside &= size == NONE or 0 <= value < size or step >= steps[row]
+            out[first + row] = value
         out[first + count : first + rows] = 0
+    return are_inside

@@ -78,36 +78,37 @@ def advance(nodes: Int32Array, slots: Int32Array, places: Int32Array, values: In
     return 0
 
 
-def count_steps(asked: Int32Array, ran: Int32Array) -> int:
-    """Steps that ran, of all rows; NONE: a row ran more than it was asked for, or fewer than none."""
-    total = 0
-    for row in range(len(asked)):
-        if not 0 <= ran[row] <= asked[row]:
-            return NONE
-        total += ran[row]
-    return total
-
-
 def store(nodes: Int32Array, places: Int32Array, values: Int32Array, requests: Int32Array, rows: Int32Array,
-          ran: Int32Array, column: int, width: int, emitted: Int32Array) -> None:  # fmt: skip
-    """Keep an emission of a batch, before `apply`. rows, ran [R]; emitted [R, quantum * width]."""
+          asked: Int32Array, ran: Int32Array, column: int, width: int, emitted: Int32Array) -> bool:  # fmt: skip
+    """Keep an emission of a batch, before `apply`. rows, asked, ran [R]; emitted [R, quantum * width].
+
+    False, and nothing kept: impossible steps.
+    """
+    if _count_steps(asked, ran) == NONE:
+        return False
     for row in range(len(rows)):
         node = rows[row]
         if not requests[nodes[node, REQUEST], IS_CLOSED]:
             start = places[node, START, column] + nodes[node, DONE] * width
             for index in range(ran[row] * width):
                 values[start + index] = emitted[row, index]
+    return True
 
 
 def apply(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: Int32Array, counts: Int32Array,
-          rows: Int32Array, ran: Int32Array, is_stopped: BoolArray, has_failed: BoolArray,
-          has_ended: BoolArray, finished: Int32Array, released: Int32Array) -> tuple[int, int]:  # fmt: skip
-    """A batch has run. rows, ran, is_stopped, has_failed [R].
+          references: Int32Array, free: Int32Array, num_free: Int32Array, rows: Int32Array, asked: Int32Array,
+          ran: Int32Array, is_stopped: BoolArray, has_failed: BoolArray, has_ended: BoolArray,
+          finished: Int32Array) -> tuple[int, int]:  # fmt: skip
+    """A batch has run. rows, asked, ran, is_stopped, has_failed [R]. references, free, num_free: of the pool.
 
-    Writes has_ended [R], the rows whose request has finished with them, and the slots that are read no more. Returns
-    the numbers of these two. Requests that are closed, and have no other batch underway, are forgotten.
+    Writes has_ended [R], and the rows whose request has finished with them. Returns the number of these, and the steps
+    that ran, of all rows; NONE, and nothing changed: a row ran more than it was asked for, or fewer than none. Slots
+    that are read no more are free. Requests that are closed, and have no other batch underway, are forgotten.
     """
-    num_finished = num_released = 0
+    num_steps = _count_steps(asked, ran)
+    if num_steps == NONE:
+        return 0, NONE
+    num_finished = 0
     for row in range(len(rows)):
         if has_failed[row]:
             requests[nodes[rows[row], REQUEST], HAS_FAILED] = 1
@@ -118,11 +119,11 @@ def apply(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: In
         has_ended[row] = False
         if requests[request, IS_CLOSED]:
             if requests[request, UNDERWAY] == 0:
-                num_released = _forget(nodes, slots, values, requests, counts, request, released, num_released)
+                _forget(nodes, slots, values, requests, counts, references, free, num_free, request)
             continue
         if not nodes[node, HAS_READ]:
             nodes[node, HAS_READ] = 1
-            num_released = _release_spare(slots, node, released, num_released)
+            _release_spare(slots, node, references, free, num_free)
         if not has_failed[row]:
             nodes[node, DONE] += ran[row]
         is_over = is_stopped[row] or has_failed[row] or nodes[node, DONE] >= nodes[node, STEPS]
@@ -131,82 +132,74 @@ def apply(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: In
         has_ended[row] = True
         nodes[node, HAS_ENDED] = 1
         if nodes[node, IS_LAST]:
-            released[num_released] = nodes[node, SLOT]
-            num_released += 1
+            _release(references, free, num_free, nodes[node, SLOT])
         requests[request, OPEN_NODES] -= 1
         if requests[request, OPEN_NODES] == 0 and not requests[request, HAS_FAILED]:
             finished[num_finished] = row
             num_finished += 1
-    return num_finished, num_released
-
-
-def abandon(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: Int32Array, counts: Int32Array,
-            rows: Int32Array, steps: Int32Array, released: Int32Array) -> int:  # fmt: skip
-    """A batch has not run: take its steps back. rows, steps [R]. Returns the number of released slots, as `apply`."""
-    num_released = 0
-    for row in range(len(rows)):
-        request = nodes[rows[row], REQUEST]
-        nodes[rows[row], BEGUN] -= steps[row]
-        requests[request, UNDERWAY] -= 1
-        if requests[request, IS_CLOSED] and requests[request, UNDERWAY] == 0:
-            num_released = _forget(nodes, slots, values, requests, counts, request, released, num_released)
-    return num_released
+    return num_finished, num_steps
 
 
 def close(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: Int32Array, counts: Int32Array,
-          keys: Int32Array, released: Int32Array) -> int:  # fmt: skip
-    """Requests [G] have left. Returns the number of released slots, as `apply`; NONE: one of them was not open."""
-    num_released = 0
+          references: Int32Array, free: Int32Array, num_free: Int32Array, keys: Int32Array) -> bool:  # fmt: skip
+    """Requests [G] have left; False: one of them was not open, and those behind it are as before."""
     for request in keys:
         if requests[request, IS_CLOSED]:
-            return NONE
+            return False
         requests[request, IS_CLOSED] = 1
         counts[NUM_OPEN] -= 1
         if requests[request, UNDERWAY] == 0:
-            num_released = _forget(nodes, slots, values, requests, counts, request, released, num_released)
-    return num_released
+            _forget(nodes, slots, values, requests, counts, references, free, num_free, request)
+    return True
 
 
-def release(references: Int32Array, free: Int32Array, num_free: int, slots: Int32Array) -> int:
-    """Drop a reference of each slot, and put those that have none left on the stack of free ones.
-
-    Returns how many are free; NONE: a slot had no reference.
-    """
-    for slot in slots:
-        if slot == NO_SLOT or references[slot] < 1:
+@inlined
+def _count_steps(asked: Int32Array, ran: Int32Array) -> int:
+    """Steps that ran, of all rows; NONE: a row ran more than it was asked for, or fewer than none."""
+    total = 0
+    for row in range(len(asked)):
+        if not 0 <= ran[row] <= asked[row]:
             return NONE
-        references[slot] -= 1
-        if references[slot] == 0:
-            free[num_free] = slot
-            num_free += 1
-    return num_free
+        total += ran[row]
+    return total
 
 
 @inlined
 def _forget(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: Int32Array, counts: Int32Array,
-            request: int, released: Int32Array, num_released: int) -> int:  # fmt: skip
-    """Free the rows of a closed request without batches, and list the slots that it still has."""
+            references: Int32Array, free: Int32Array, num_free: Int32Array, request: int) -> None:  # fmt: skip
+    """Free the rows of a closed request without batches, and release the slots that it still has."""
     first, num_nodes = requests[request, NODE], requests[request, NUM_NODES]
     for node in range(first, first + num_nodes):
         if not nodes[node, HAS_READ]:
-            num_released = _release_spare(slots, node, released, num_released)
+            _release_spare(slots, node, references, free, num_free)
         if nodes[node, IS_LAST] and not nodes[node, HAS_ENDED]:
-            released[num_released] = nodes[node, SLOT]
-            num_released += 1
+            _release(references, free, num_free, nodes[node, SLOT])
         nodes[node, REQUEST] = NONE
     give_back(counts, OF_NODES, nodes[:, NEXT_BLOCK], first, num_nodes)
     give_back(counts, OF_VALUES, values, requests[request, VALUE], requests[request, NUM_VALUES])
     requests[request, NODE], requests[request, NUM_NODES] = counts[FREE_REQUEST], 0
     counts[FREE_REQUEST] = request
     counts[NUM_KNOWN] -= 1
-    return num_released
 
 
 @inlined
-def _release_spare(slots: Int32Array, node: int, released: Int32Array, num_released: int) -> int:
-    """List the slots that a node has read and not written."""
+def _release_spare(slots: Int32Array, node: int, references: Int32Array, free: Int32Array,
+                   num_free: Int32Array) -> None:  # fmt: skip
+    """Release the slots that a node has read and not written."""
     for place in range(slots.shape[2]):
         if slots[node, SPARE, place] != NO_SLOT:
-            released[num_released] = slots[node, SPARE, place]
-            num_released += 1
-    return num_released
+            _release(references, free, num_free, slots[node, SPARE, place])
+
+
+@inlined
+def _release(references: Int32Array, free: Int32Array, num_free: Int32Array, slot: int) -> None:
+    """Drop a reference of a slot, which goes to the stack of free ones where it was the last.
+
+    RuntimeError: it had none.
+    """
+    if references[slot] < 1:
+        raise RuntimeError("a slot was released more often than it was acquired. This is a bug.")
+    references[slot] -= 1
+    if references[slot] == 0:
+        free[num_free[0]] = slot
+        num_free[0] += 1

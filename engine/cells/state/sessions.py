@@ -10,6 +10,7 @@ import numpy.typing as npt
 from penstock.engine.cells.contract import CellBatch, CellOutput, CellSpec, Int32Array
 from penstock.engine.cells.graphs.graph import Unfolded
 from penstock.engine.cells.kernels.compiled import load_kernels
+from penstock.engine.cells.kernels.opening_kernels import NO_ROOM, NO_SLOTS, NODES_NEEDED, OPENED, VALUES_NEEDED
 from penstock.engine.cells.state.emissions import Emitted, NodeOutput, emissions_of
 from penstock.engine.cells.state.state_pool import StatePool
 from penstock.engine.cells.tables.node_table import CELL, NODE, NONE, NUM_KNOWN, NUM_NODES, NUM_OPEN, NodeTable
@@ -75,32 +76,31 @@ class Sessions:
         None while the pool has too few free slots for all of them: nothing is opened, try again later. The graphs were
         checked. Raises GraphTooLarge for a request that needs more slots than the pool has.
         """
-        table = self._table
         packed = np.frombuffer(bytearray().join([graph.packed for graph in graphs]), np.int32)
-        num_values, needed = np.empty(len(graphs), np.int32), np.empty(4, np.int32)
-        wrong = self._kernels.measure(
-            packed, table.inputs, table.widths, table.arity, table.num_inputs, num_values, needed
-        )
-        if wrong != NONE:
-            raise ValueError(f"request {wrong} was not checked for this model. This is a bug.")
-        num_nodes, num_elements, num_slots, num_references = needed.tolist()
-        acquired = self._pool.acquire(num_slots)
-        if acquired is None:
-            for graph in graphs:
-                graph.require_slots(self._pool.num_slots - 1)
-            return None
-        table.reserve(len(graphs), num_nodes, num_elements)
-        keys, forked = np.empty(len(graphs), np.int32), np.empty(num_references, np.int32)
-        self._kernels.open_requests(
-            packed, table.inputs, table.widths, num_values, acquired, table.nodes, table.slots, table.places,
-            table.values, table.requests, table.counts, keys, forked
+        keys, num_values = np.empty((2, len(graphs)), np.int32)
+        needed = np.empty(3, np.int32)
+        found = self._open(packed, keys, num_values, needed)
+        if found == NO_ROOM:
+            self._table.reserve(len(graphs), int(needed[NODES_NEEDED]), int(needed[VALUES_NEEDED]))
+            found = self._open(packed, keys, num_values, needed)
+        if found == OPENED:
+            return keys
+        if found != NO_SLOTS:
+            raise ValueError(f"request {found} was not checked for this model. This is a bug.")
+        for graph in graphs:
+            graph.require_slots(self._pool.num_slots - 1)
+        return None
+
+    def _open(self, packed: Int32Array, keys: Int32Array, num_values: Int32Array, needed: Int32Array) -> int:
+        table = self._table
+        found: int = self._kernels.open_requests(
+            packed, table.inputs, table.widths, table.num_inputs, table.nodes, table.slots, table.places, table.values,
+            table.requests, table.counts, *self._pool.arrays, keys, num_values, needed
         )  # fmt: skip
-        if num_references:
-            self._pool.fork(forked)
-        return keys
+        return found
 
     def batch(self, cell: int, keys: Int32Array, nodes: Int32Array, steps: Int32Array, quantum: int) -> SessionBatch:
-        """The batch that advances these nodes of one cell type. Counts its steps as begun; `apply` or `abandon` it.
+        """The batch that advances these nodes of one cell type. Counts its steps as begun; `apply` it.
 
         keys, nodes, steps: [R]. A node whose chain is underway may be advanced further before `apply`.
         """
@@ -120,38 +120,30 @@ class Sessions:
     def apply(self, done: SessionBatch, output: CellOutput) -> Applied:
         """Store what a batch has emitted, and release the slots that no node reads any more."""
         table, rows, asked = self._table, done.rows, done.batch.steps
-        ran, is_stopped = np.asarray(output.steps, np.int32), np.asarray(output.is_stopped, np.bool_)
-        num_steps = self._kernels.count_steps(asked, ran) if ran.shape == asked.shape else NONE
-        if num_steps == NONE:
-            raise RuntimeError(f"the engine ran other steps of {done.batch.cell!r} than asked. This is a bug.")
-        has_failed = np.zeros(len(rows), np.bool_)
+        ran, is_stopped = output.steps, output.is_stopped
+        has_failed, has_ended = np.zeros((2, len(rows)), np.bool_)
+        are_possible = ran.shape == asked.shape
         if output.failed:
             has_failed[list(output.failed)] = True
             ran = np.where(has_failed, np.int32(0), ran)
         for column, emission in enumerate(self._specs[done.cell].emits, table.first_emission):
             emitted = np.ascontiguousarray(output.emitted[emission.name]).view(np.int32).reshape(len(rows), -1)
-            self._kernels.store(
-                table.nodes, table.places, table.values, table.requests, rows, ran, column, emission.width, emitted
-            )
-        has_ended, finished = np.empty(len(rows), np.bool_), np.empty(len(rows), np.int32)
+            are_possible = are_possible and self._kernels.store(
+                table.nodes, table.places, table.values, table.requests, rows, asked, ran, column, emission.width,
+                emitted
+            )  # fmt: skip
+        finished = np.empty(len(rows), np.int32)
         is_closed = table.is_closed(done.requests) if output.failed else has_failed  # before one is forgotten
-        num_finished, num_released = self._kernels.apply(
-            table.nodes, table.slots, table.values, table.requests, table.counts, rows, ran, is_stopped, has_failed,
-            has_ended, finished, table.released
-        )  # fmt: skip
-        self._release(num_released)
+        num_finished, num_steps = 0, NONE
+        if are_possible:
+            num_finished, num_steps = self._kernels.apply(
+                table.nodes, table.slots, table.values, table.requests, table.counts, *self._pool.arrays, rows, asked,
+                ran, is_stopped, has_failed, has_ended, finished
+            )  # fmt: skip
+        if num_steps == NONE:
+            raise RuntimeError(f"the engine ran other steps of {done.batch.cell!r} than asked. This is a bug.")
         failed = {row: error for row, error in output.failed.items() if not is_closed[row]} if output.failed else {}
         return Applied(has_ended, finished[:num_finished], failed, num_steps)
-
-    def abandon(self, lost: SessionBatch) -> None:
-        """Take back a batch that the engine rejected or lost; none of its steps has run."""
-        table = self._table
-        self._release(
-            self._kernels.abandon(
-                table.nodes, table.slots, table.values, table.requests, table.counts, lost.rows, lost.batch.steps,
-                table.released
-            )
-        )  # fmt: skip
 
     def results(self, keys: Int32Array) -> Results:
         """Emissions of requests so far, each as one row: see `emissions.split`."""
@@ -176,12 +168,10 @@ class Sessions:
     def close(self, keys: Int32Array) -> None:
         """Forget requests, finished or not. What they still have underway is ignored; then their slots are free."""
         table = self._table
-        num_released = self._kernels.close(
-            table.nodes, table.slots, table.values, table.requests, table.counts, keys, table.released
-        )
-        if num_released == NONE:
+        if not self._kernels.close(
+            table.nodes, table.slots, table.values, table.requests, table.counts, *self._pool.arrays, keys
+        ):
             raise ValueError("a request was closed that is not open. This is a bug.")
-        self._release(num_released)
         table.shrink()
 
     def check_integrity(self) -> None:
@@ -198,7 +188,3 @@ class Sessions:
             found = self._table.values_of(node, column, emission.width)
             values[emission.name] = found.view(np.float32).copy() if emission.dtype.is_floating_point else found.copy()
         return values
-
-    def _release(self, num_released: int) -> None:
-        if num_released:
-            self._pool.release(self._table.released[:num_released])

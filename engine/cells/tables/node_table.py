@@ -51,7 +51,6 @@ class NodeTable:
         self.requests = np.zeros((0, 8), np.int32)
         self.counts = np.full(OF_VALUES + END + 1, NONE, np.int32)
         self.counts[[NUM_KNOWN, NUM_OPEN, OF_NODES + END, OF_VALUES + END]] = 0
-        self.released = np.zeros(0, np.int32)  # written by a kernel: slots, as many as all nodes could release
 
     @property
     def first_emission(self) -> int:
@@ -72,7 +71,6 @@ class NodeTable:
         if num_nodes > len(self.nodes):
             self.nodes, self.slots = _grown(self.nodes, num_nodes), _grown(self.slots, num_nodes)
             self.places = _grown(self.places, num_nodes)
-            self.released = np.zeros(len(self.nodes) * (self.arity + 1), np.int32)
         if num_values > len(self.values):
             self.values = _grown(self.values, num_values)
         if num_requests > size:

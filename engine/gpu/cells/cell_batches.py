@@ -10,8 +10,11 @@ from torch import Tensor
 
 from penstock.engine.cells.contract import CellBatch, CellSpec, Int32Array, StateSpec
 from penstock.engine.cells.kernels.compiled import load_kernels
+from penstock.engine.cells.tables.node_table import NONE
+from penstock.engine.errors import InvalidBatch
 from penstock.engine.types import Float32Array
 
+NO_SIZES: Mapping[str, int] = {}
 _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
 
 
@@ -33,13 +36,18 @@ class DeviceBatch:
 class CellLayout:
     """The sections of the descriptions and results of batches of one cell, number of rows and quantum."""
 
-    def __init__(self, spec: CellSpec, rows: int, quantum: int) -> None:
+    def __init__(self, spec: CellSpec, rows: int, quantum: int, input_sizes: Mapping[str, int] = NO_SIZES) -> None:
+        """input_sizes: see `Quantum.input_sizes`."""
         self.spec = spec
         self.rows = rows
         self.quantum = quantum
         inputs = [quantum * rows] * len(spec.inputs)
         self._described = _sections([rows * spec.arity, rows, rows, rows, *inputs])
         self._begins = np.array([section.start for section in self._described], np.int64)
+        self._inputs = [
+            (name, input_sizes.get(name, NONE), section.start)
+            for name, section in zip(spec.inputs, self._described[4:], strict=True)
+        ]
         self._kernels = load_kernels()
         no_reads, no_inputs = np.empty((0, spec.arity), np.int32), np.empty((0, quantum), np.int32)
         no_rows, by_name = np.empty(0, np.int32), dict.fromkeys(spec.inputs, no_inputs)
@@ -50,14 +58,18 @@ class CellLayout:
         self.has_results = bool(spec.emits or spec.stop)  # otherwise every row runs the steps that it asks for
 
     def describe(self, batch: CellBatch | None, scratch: int, out: Int32Array) -> None:
-        """Write a batch's description [num_described]; None: a batch of spare rows. scratch: the slot they write."""
+        """Write a batch's description [num_described]; None: a batch of spare rows. scratch: the slot they write.
+
+        Raises InvalidBatch for an input outside of the cell's tables.
+        """
         if batch is None:
             batch = self._no_batch
         self._kernels.describe_rows(
             batch.read, batch.write, batch.steps, batch.is_first, scratch, self._begins, self.rows, out
         )
-        for name, section in zip(self.spec.inputs, self._described[4:], strict=True):
-            self._kernels.describe_input(batch.inputs[name], section.start, self.rows, out)
+        for name, size, begin in self._inputs:
+            if not self._kernels.describe_input(batch.inputs[name], batch.steps, size, begin, self.rows, out):
+                raise InvalidBatch(f"a value of input {name!r} of {batch.cell!r} is outside of its table of {size}.")
 
     def views(self, description: Tensor, results: Tensor) -> DeviceBatch:
         """Views of int32 tensors at least as long as the description and the results."""

@@ -1,17 +1,15 @@
 """LSTM chains by fused kernels: a step is one product for input and recurrent weights, and one pointwise launch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.engine.cells.contract import Cell, CellBatch, CellSpec
+from penstock.engine.cells.contract import Cell, CellSpec
 from penstock.engine.cells.models.layers import LstmStack
 from penstock.engine.cells.models.lstm import ReadStep
-from penstock.engine.errors import InvalidBatch
 from penstock.engine.gpu.cells.cell_batches import DeviceBatch
 from penstock.engine.gpu.cells.device_states import DeviceStates
 from penstock.engine.gpu.row_buckets import row_bucket
@@ -142,14 +140,10 @@ class LstmQuantum:
         self._operands = [[like.new_zeros(max_rows, layer.weight.shape[1]) for layer in cell.layers] for _ in range(2)]
         self._gates = like.new_zeros(max_rows, len(like))
 
-    def check(self, batch: CellBatch) -> None:
-        """Raise InvalidBatch for a token outside of the table."""
-        (tokens,) = (batch.inputs[name] for name in self._cell.spec.inputs)
-        if tokens.min() >= 0 and tokens.max() < self._cell.vocabulary:
-            return
-        read = tokens[np.arange(batch.quantum) < batch.steps[:, None]]  # those of the steps that run
-        if read.min() < 0 or read.max() >= self._cell.vocabulary:
-            raise InvalidBatch(f"a token of {batch.cell} is outside of the {self._cell.vocabulary} embeddings")
+    @property
+    def input_sizes(self) -> Mapping[str, int]:
+        """See `Quantum.input_sizes`."""
+        return dict.fromkeys(self._cell.spec.inputs, self._cell.vocabulary)
 
     def launch(self, batch: DeviceBatch) -> None:
         """Queue the steps of a batch. There are no results: no row stops early."""

@@ -28,8 +28,9 @@ from penstock.engine.gpu.row_buckets import quanta, row_bucket, row_buckets
 class Quantum(Protocol):
     """The work of a batch of one cell on the device."""
 
-    def check(self, batch: CellBatch) -> None:
-        """Raise InvalidBatch for inputs outside of the cell's tables."""
+    @property
+    def input_sizes(self) -> Mapping[str, int]:
+        """Inputs that index a table: their values lie in [0, size)."""
         ...
 
     def launch(self, batch: DeviceBatch) -> None:
@@ -43,6 +44,13 @@ class GraphKey(NamedTuple):
     cell: str
     rows: int
     quantum: int
+
+
+class _Form(NamedTuple):
+    """How batches of one key lie in memory, and their work."""
+
+    layout: CellLayout
+    work: Work
 
 
 def quantum_of(cell: Cell | LstmCell, pool: DeviceStates) -> Quantum:
@@ -69,7 +77,7 @@ class GpuStepEngine:
         largest = [CellLayout(spec, row_bucket(spec.max_rows), spec.max_steps) for spec in self._cells.values()]
         self._description = self._int32(max(layout.num_described for layout in largest))
         self._results = self._int32(max(layout.num_results for layout in largest))
-        self._layout = lru_cache(maxsize=4096)(self._make_layout)
+        self._form = lru_cache(maxsize=4096)(self._make_form)
         self._stream: torch.cuda.Stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch
         # The pool was cleared on the current stream; nothing else orders this one after it.
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -88,7 +96,6 @@ class GpuStepEngine:
         """Slots of the pool, NO_SLOT included."""
         return self._pool.num_slots
 
-    @torch.inference_mode()
     def start(self, batch: CellBatch) -> "RunningQuantum":
         """See `StepEngine.start`. Raises DeviceFailed from the device's first failure on.
 
@@ -98,7 +105,6 @@ class GpuStepEngine:
         if batch.cell not in self._cells:
             raise InvalidBatch(f"cell {batch.cell!r} is not one of {sorted(self._cells)}")
         self._check(batch, self._cells[batch.cell])
-        self._quanta[batch.cell].check(batch)
         try:
             torch.cuda.set_stream(self._stream)
             return self._start(batch)
@@ -132,7 +138,7 @@ class GpuStepEngine:
     def capture_next(self) -> bool:
         """Capture one graph that two batches have missed. Returns whether one was. Called with no batch waiting."""
         with torch.cuda.stream(self._stream):
-            return self._graphs.capture_next(self._work)
+            return self._graphs.capture_next(lambda key: self._form(key).work)
 
     @property
     def num_graphs(self) -> int:
@@ -141,11 +147,11 @@ class GpuStepEngine:
 
     def _start(self, batch: CellBatch) -> "RunningQuantum":
         key = GraphKey(batch.cell, row_bucket(len(batch.steps)), batch.quantum)
-        layout, _ = self._layout(key)
-        landing = self._landings.take()
+        layout, work = self._form(key)
         self._upload(layout, batch)
+        landing = self._landings.take()
         landing.started.record(self._stream)  # behind the upload: an idle device waits for the host's description
-        self._graphs.run(key, self._work(key))
+        self._graphs.run(key, work)
         fetched = None
         if layout.has_results:
             fetched = landing.fetch({key: self._results[: layout.num_results].view(torch.float32)})[key]
@@ -158,20 +164,10 @@ class GpuStepEngine:
         layout.describe(batch, self._pool.scratch, values)
         self._uploads.upload(self._description.data_ptr(), layout.num_described)
 
-    def _work(self, key: GraphKey) -> Work:
-        _, views = self._layout(key)
-
-        def work() -> Tensor:
-            self._quanta[key.cell].launch(views)
-            return self._results
-
-        return work
-
     def _prepare(self, key: GraphKey) -> None:
         """Capture a graph, after its kernels have run on spare rows: no module can be loaded during a capture."""
-        layout, _ = self._layout(key)
+        layout, work = self._form(key)
         self._upload(layout, None)
-        work = self._work(key)
         work()
         self._graphs.capture(key, work)
 
@@ -185,15 +181,23 @@ class GpuStepEngine:
         ]
         return sorted(keys, key=attrgetter("quantum"))
 
-    def _make_layout(self, key: GraphKey) -> tuple[CellLayout, DeviceBatch]:
-        layout = CellLayout(self._cells[key.cell], key.rows, key.quantum)
-        return layout, layout.views(self._description, self._results)
+    def _make_form(self, key: GraphKey) -> _Form:
+        quantum = self._quanta[key.cell]
+        layout = CellLayout(self._cells[key.cell], key.rows, key.quantum, quantum.input_sizes)
+        views = layout.views(self._description, self._results)
+
+        @torch.inference_mode()
+        def work() -> Tensor:
+            quantum.launch(views)
+            return self._results
+
+        return _Form(layout, work)
 
     def _int32(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int32, device=self.device)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would cost each batch a microsecond
 class RunningQuantum:
     """A batch of cells that the device works on."""
 

@@ -5,13 +5,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from penstock.engine.cells.contract import Cell, CellBatch
-from penstock.engine.gpu.cells.cell_batches import DeviceBatch
+from penstock.engine.cells.contract import Cell
+from penstock.engine.gpu.cells.cell_batches import NO_SIZES, DeviceBatch
 from penstock.engine.gpu.cells.device_states import DeviceStates
 
 
 class TorchQuantum:
-    """Runs a cell's `step`. Everything it does may be captured in a CUDA graph if the step may."""
+    """Runs a cell's `step`. Everything it does may be captured in a CUDA graph if the step may.
+
+    A cell of torch code does not say which inputs it takes; the caller has checked them.
+    """
+
+    input_sizes = NO_SIZES
 
     def __init__(self, cell: Cell, pool: DeviceStates) -> None:
         """ValueError for a cell of several predecessors that asks for chains of more than one step."""
@@ -19,9 +24,6 @@ class TorchQuantum:
             raise ValueError(f"{cell.spec.name} reads {cell.spec.arity} slots, so its max_steps must be 1.")
         self._cell = cell
         self._pool = pool
-
-    def check(self, batch: CellBatch) -> None:
-        """A cell of torch code does not say which inputs it takes; the caller has checked them."""
 
     def launch(self, batch: DeviceBatch) -> None:
         """Queue the steps of a batch, its writes to the pool, and its results."""

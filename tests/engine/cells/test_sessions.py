@@ -212,20 +212,6 @@ def test_an_id_may_be_used_again_while_its_old_batch_is_underway() -> None:
     assert bench.sums(1) == [[9, 18]]
 
 
-def test_a_batch_that_was_lost_can_run_again() -> None:
-    bench = Bench()
-    bench.open((1, graph_of([1, 2, 3])))
-    bench.sessions.abandon(bench.batch((1, 0, 2)))
-    bench.finish(bench.batch((1, 0, 3)))
-    assert bench.sums(1) == [[1, 3, 6]]
-    bench.open((2, graph_of([1])))
-    batch = bench.batch((2, 0, 1))
-    bench.close(2)
-    bench.sessions.abandon(batch)
-    bench.close(1)
-    bench.sessions.check_integrity()
-
-
 def test_a_failed_row_fails_its_request_and_no_other() -> None:
     loop = RandomLoop(MODEL, num_slots=16, depth=2)
     for id, chains in enumerate([[[1, 2]], [[1, RAISES], [2]], [[3], [4], [RAISES]], [[5], [6]]]):
@@ -243,7 +229,7 @@ def test_a_node_beyond_its_steps_is_a_bug() -> None:
     with pytest.raises(RuntimeError, match="This is a bug"):
         bench.batch((1, 0, 1))
     key = bench.keys[1]
-    bench.sessions.abandon(batch)
+    bench.finish(batch)
     bench.close(1)
     with pytest.raises(RuntimeError, match="This is a bug"):
         bench.sessions.batch(0, np.array([key], np.int32), np.zeros(1, np.int32), np.ones(1, np.int32), 1)

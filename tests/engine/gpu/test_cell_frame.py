@@ -108,7 +108,7 @@ def test_a_tree_cell_reads_two_slots() -> None:
         ({"write": np.array([2, 3], np.int32)}, "another row"),
         ({"read": np.array([[-1], [2]], np.int32)}, "slot"),
         ({"inputs": {}}, "agree"),
-        ({"inputs": {"token": np.array([[0, 40], [0, 0]], np.int32)}}, "embeddings"),
+        ({"inputs": {"token": np.array([[0, 40], [0, 0]], np.int32)}}, "outside of its table"),
         ({"quantum": 5}, "rows of 5 steps"),
     ],
 )

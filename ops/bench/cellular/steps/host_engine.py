@@ -47,8 +47,7 @@ class HostEngine:
         started = time.perf_counter()
         spec, quantum = self.cells[batch.cell], self._quanta[batch.cell]
         self._check(batch, spec)
-        quantum.check(batch)
-        layout = CellLayout(spec, row_bucket(len(batch.steps)), batch.quantum)
+        layout = CellLayout(spec, row_bucket(len(batch.steps)), batch.quantum, quantum.input_sizes)
         described = np.full(layout.num_described, -7, np.int32)  # what is not written is seen
         layout.describe(batch, self._pool.scratch, described)
         results = torch.zeros(layout.num_results, dtype=torch.int32)
