@@ -137,7 +137,9 @@ def test_a_recording_tells_requests_with_the_same_token_apart_by_their_order() -
     """Request 2 has the token of request 0. Each has two first nodes, which may begin with several batches."""
     tape = Tape(lambda: 0.0)
     for begin, tokens in [(1.0, [0, 1]), (2.0, [0, 0]), (3.0, [0, 1])]:
-        tape.batches.append(RecordedBatch(begin, begin + 1, "leaf", 2, 1, 2, np.array(tokens, np.int32)))
+        tape.batches.append(
+            RecordedBatch(begin, begin + 1, "leaf", 1, np.ones(2, np.int32), np.array(tokens, np.int32))
+        )
     begins = tape.begins(4, num_firsts=[2, 2])
     assert begins[:3].tolist() == [1.0, 1.0, 2.0]
     assert math.isnan(begins[3])

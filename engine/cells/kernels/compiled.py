@@ -12,7 +12,7 @@ from penstock.engine.cells.kernels.description_kernel import describe_input, des
 from penstock.engine.cells.kernels.fault_kernel import find_fault
 from penstock.engine.cells.kernels.graph_kernels import measure_shape, plan_slots
 from penstock.engine.cells.kernels.opening_kernels import NO_ROOM, OPENED, open_requests
-from penstock.engine.cells.kernels.result_kernels import collect, measure_results
+from penstock.engine.cells.kernels.result_kernels import collect
 from penstock.engine.cells.kernels.session_kernels import advance, apply, close, store
 from penstock.engine.cells.tables.node_table import NONE, NodeTable
 
@@ -25,7 +25,6 @@ class SessionKernels(NamedTuple):
     store: Any
     apply: Any
     close: Any
-    measure_results: Any
     collect: Any
     find_fault: Any
     describe_rows: Any
@@ -43,7 +42,6 @@ def load_kernels() -> SessionKernels:
         store,
         apply,
         close,
-        measure_results,
         collect,
         find_fault,
         describe_rows,
@@ -96,10 +94,9 @@ def _exercise(kernels: SessionKernels) -> None:
             nodes, slots, values, requests, counts, *pool, rows, one, one, no, no, has_ended, finished
         )
     columns = np.full((1, 1), table.first_emission, np.int32)
-    results.append(kernels.measure_results(nodes, requests, keys, columns, one, offsets))
-    found = np.empty(offsets[1], np.int32)
-    kernels.collect(nodes, places, values, requests, keys, columns, one, one, offsets, found, no)
-    results += [int(no[0]), *found.tolist()]
+    row = np.empty(3, np.int32)
+    results.append(kernels.collect(nodes, places, values, requests, keys, columns, one, one, offsets, row, no))
+    results += [int(no[0]), *row.tolist()]
     results += [kernels.close(nodes, slots, values, requests, counts, *pool, keys), *pool[2].tolist()]
     results.append(kernels.find_fault(read, one, one, 1, np.full(2, NONE, np.int32)))
     described = np.empty(5, np.int32)

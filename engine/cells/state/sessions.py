@@ -17,6 +17,8 @@ from penstock.engine.cells.tables.node_table import CELL, NODE, NONE, NUM_KNOWN,
 from penstock.engine.errors import EngineError
 from penstock.engine.types import Float32Array
 
+BoolArray = npt.NDArray[np.bool_]
+
 
 class SessionBatch(NamedTuple):
     """A batch for the engine, and the rows of the table that it advances."""
@@ -30,7 +32,7 @@ class SessionBatch(NamedTuple):
 class Applied(NamedTuple):
     """Changes of a finished batch for the scheduler and the replies."""
 
-    has_ended: npt.NDArray[np.bool_]  # [R] nodes that ended with this batch
+    has_ended: BoolArray  # [R] nodes that ended with this batch
     finished: Int32Array  # rows whose request's last node ended with them: its emissions are complete
     failed: Mapping[int, EngineError]  # rows that failed: nothing of their requests may run any more
     num_steps: int  # that ran, of all rows
@@ -40,7 +42,7 @@ class Results(NamedTuple):
     """Emissions of requests, as `emissions.split` takes them."""
 
     rows: list[Float32Array]
-    has_nan: npt.NDArray[np.bool_]  # [G] an engine on a GPU does not look
+    has_nan: BoolArray  # [G] an engine on a GPU does not look
 
 
 class Sessions:
@@ -64,6 +66,7 @@ class Sessions:
                 if emission.name in names:
                     self._columns[row, cell] = self._table.first_emission + names.index(emission.name)
         self._widths = np.array([emission.width for emission in emissions], np.int32)
+        self._length = 0  # of each of the last results, if one: others are likely as long
         self._is_float = np.array([emission.dtype == "float32" for emission in emissions], np.int32)
 
     @property
@@ -105,7 +108,7 @@ class Sessions:
         keys, nodes, steps: [R]. A node whose chain is underway may be advanced further before `apply`.
         """
         spec, table, num_rows = self._specs[cell], self._table, len(keys)
-        rows, write = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
+        rows, write = np.empty((2, num_rows), np.int32)
         read, is_first = np.empty((num_rows, spec.arity), np.int32), np.empty(num_rows, np.bool_)
         given = np.empty((len(spec.inputs), num_rows, quantum), np.int32)
         found = self._kernels.advance(
@@ -147,17 +150,27 @@ class Sessions:
 
     def results(self, keys: Int32Array) -> Results:
         """Emissions of requests so far, each as one row: see `emissions.split`."""
-        table, offsets = self._table, np.empty(len(keys) + 1, np.int32)
-        size = self._kernels.measure_results(table.nodes, table.requests, keys, self._columns, self._widths, offsets)
-        found, has_nan = np.empty(offsets[-1], np.int32), np.empty(len(keys), np.bool_)
-        self._kernels.collect(
+        num_keys = len(keys)
+        offsets, has_nan = np.empty(num_keys + 1, np.int32), np.empty(num_keys, np.bool_)
+        found = np.empty(self._length * num_keys, np.int32)
+        length = self._collect(keys, offsets, found, has_nan)
+        num_values = int(offsets[-1])
+        if num_values > len(found):
+            found = np.empty(num_values, np.int32)
+            self._collect(keys, offsets, found, has_nan)
+        self._length = max(length, 0)
+        values = found[:num_values].view(np.float32)
+        if length != NONE:
+            return Results(list(values.reshape(num_keys, length)), has_nan)
+        return Results([values[start:end] for start, end in pairwise(offsets.tolist())], has_nan)
+
+    def _collect(self, keys: Int32Array, offsets: Int32Array, found: Int32Array, has_nan: BoolArray) -> int:
+        table = self._table
+        size: int = self._kernels.collect(
             table.nodes, table.places, table.values, table.requests, keys, self._columns, self._widths, self._is_float,
             offsets, found, has_nan
         )  # fmt: skip
-        values = found.view(np.float32)
-        if size != NONE:
-            return Results(list(values.reshape(len(keys), size)), has_nan)
-        return Results([values[start:end] for start, end in pairwise(offsets.tolist())], has_nan)
+        return size
 
     def emitted(self, key: int) -> list[NodeOutput]:
         """Emissions so far of each node whose cell emits, in the graph's order."""

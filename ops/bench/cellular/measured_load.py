@@ -105,11 +105,14 @@ def _tasks(batches: Sequence[RecordedBatch], begin: float, end: float) -> Figure
     within = [batch for batch in batches if begin <= batch.begin < end]
     count = max(1, len(within))
     device_s = sum(batch.end - batch.begin for batch in within)
+    rows = [len(batch.asked) for batch in within]
+    num_steps = sum(int(batch.asked.sum()) for batch in within)
+    room = sum(count * batch.quantum for count, batch in zip(rows, within, strict=True))
     return {
         "tasks": len(within),
-        "rows": sum(batch.rows for batch in within) / count,
+        "rows": sum(rows) / count,
         "quantum": sum(batch.quantum for batch in within) / count,
-        "fill": sum(batch.steps for batch in within) / max(1, sum(batch.rows * batch.quantum for batch in within)),
+        "fill": num_steps / max(1, room),
         "device_us": 1e6 * device_s / count,
         "interval_us": 1e6 * (end - begin) / count,  # between the begins of two tasks
         "device_busy": device_s / (end - begin),

@@ -23,8 +23,7 @@ class _Underway(NamedTuple):
 
     ids: list[int]
     firsts: Int32Array
-    steps: int
-    longest: int
+    lengths: Int32Array  # descending
     started: float
     ended: torch.cuda.Event | None
 
@@ -56,16 +55,14 @@ class NnLstmRunner:
         if batch.ended is not None:
             batch.ended.synchronize()
         begin, self._free_at = max(batch.started, self._free_at), self._clock()
-        rows = len(batch.ids)
-        self._tape.batches.append(
-            RecordedBatch(begin, self._free_at, "nn.LSTM", rows, batch.longest, batch.steps, batch.firsts)
-        )
+        longest = int(batch.lengths[0])
+        self._tape.batches.append(RecordedBatch(begin, self._free_at, "nn.LSTM", longest, batch.lengths, batch.firsts))
         return StepEvents(finished=[(job_id, _NOTHING) for job_id in batch.ids])
 
     def _start(self) -> _Underway:
         jobs = [self._queue.popleft() for _ in range(min(self._max_rows, len(self._queue)))]
         sentences = sorted((_tokens(job) for job in jobs), key=len, reverse=True)
-        lengths = np.array([len(tokens) for tokens in sentences])
+        lengths = np.array([len(tokens) for tokens in sentences], np.int32)
         grid = np.zeros((len(jobs), lengths[0]), np.int32)
         is_token = np.arange(lengths[0]) < lengths[:, None]
         grid[is_token] = np.concatenate(sentences)
@@ -80,7 +77,7 @@ class NnLstmRunner:
             ended = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
             ended.record()
         ids = [job.id for job in jobs]
-        return _Underway(ids, grid[:, 0], int(lengths.sum()), int(lengths[0]), started, ended)
+        return _Underway(ids, grid[:, 0], lengths, started, ended)
 
 
 def _tokens(job: StepJob) -> Int32Array:

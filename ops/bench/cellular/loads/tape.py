@@ -19,9 +19,8 @@ class RecordedBatch(NamedTuple):
     begin: float  # on the device
     end: float
     cell: str
-    rows: int
     quantum: int
-    steps: int  # of all rows
+    asked: Int32Array  # steps of each row; summed up after the load
     tokens: Int32Array  # the first tokens of requests that began with it
 
 
@@ -85,9 +84,8 @@ class RecordingEngine:
         """Called when a batch has ended, in the order of their starts."""
         batch, begin = run.batch, max(run.started, self._free_at)
         self._free_at = begin + output.device_s
-        rows, steps = len(batch.steps), int(np.add.reduce(batch.steps))
         tape = self._tape.batches
-        tape.append(RecordedBatch(begin, self._free_at, batch.cell, rows, batch.quantum, steps, run.tokens))
+        tape.append(RecordedBatch(begin, self._free_at, batch.cell, batch.quantum, batch.steps, run.tokens))
 
 
 class RecordedRun(NamedTuple):
