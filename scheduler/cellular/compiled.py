@@ -20,6 +20,7 @@ class SchedulerKernels(NamedTuple):
     plan: Any
     settle: Any
     drop: Any
+    fit: Any
 
 
 @cache
@@ -27,11 +28,12 @@ def load_kernels() -> SchedulerKernels:
     """The kernels, compiled and ready to run: at once where an earlier process kept them, else within seconds."""
     from numba import njit  # takes half a second to load
 
+    from penstock.scheduler.cellular.fitting import fit
     from penstock.scheduler.cellular.joining import check, count, join, measure, sum_left
     from penstock.scheduler.cellular.leaving import drop
     from penstock.scheduler.cellular.running import plan, settle
 
-    functions = check, count, measure, sum_left, join, plan, settle, drop
+    functions = check, count, measure, sum_left, join, plan, settle, drop, fit
     try:
         kernels = SchedulerKernels(*[njit(function, cache=True) for function in functions])
         _exercise(kernels)
@@ -62,7 +64,8 @@ def _exercise(kernels: SchedulerKernels) -> None:
         results += [int(ids[0]), int(indices[0])]
         results.append(kernels.settle(*arrays, nodes, steps, steps, is_stopped, 1.0, ids, totals))
     kernels.drop(*arrays, row[:0])
+    results += kernels.fit(columns, 0, True, 0, 0, 1.0, 0.75)
     results += [*left_s.tolist(), *totals.tolist()]
-    expected = [NONE, 0, 1, 0, 0, 2, 1, -2, 2, 1, 1, 1, 7, 0, 0, 1, 1, 0, 7, 1, 1, 0, 2, 2, 2, 2, 1]
+    expected = [NONE, 0, 1, 0, 0, 2, 1, -2, 2, 1, 1, 1, 7, 0, 0, 1, 1, 0, 7, 1, 1, 1, 1, 0, 2, 2, 2, 2, 1]
     if results != expected or arrays.ready.any():
         raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

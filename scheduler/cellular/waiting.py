@@ -1,5 +1,6 @@
 """Jobs that wait for state slots, and which of them join next."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.scheduler.cellular.arrays import BULK, NONE, NUMBER, SLOTS
+from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.new_jobs import JobRows
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int64Array
 
@@ -23,7 +25,14 @@ class _Block:
     """Rows in the order in which they are due; those before `first` have joined or left."""
 
     rows: JobRows
+    has_deadlines: bool
     first: int = 0
+
+    @classmethod
+    def of(cls, rows: JobRows) -> "_Block":
+        """All these rows."""
+        rows = rows._replace(columns=np.ascontiguousarray(rows.columns))  # as the kernel was compiled for
+        return cls(rows, bool(rows.deadlines.min() < math.inf))
 
     def __len__(self) -> int:
         return len(self.rows.due) - self.first
@@ -38,6 +47,7 @@ class WaitingJobs:
     def __init__(self, max_slots: int | None) -> None:
         """max_slots: of a device; None: no limit."""
         self._max_slots = max_slots
+        self._most_slots = math.inf if max_slots is None else float(max_slots)
         self._queues: tuple[deque[_Block], deque[_Block]] = (deque(), deque())  # online and bulk; blocks are in order
         self._gone: set[int] = set()  # numbers of jobs in the queue that have left
 
@@ -65,7 +75,7 @@ class WaitingJobs:
                 kept = [block.rows.after(block.first) for block in queue]
                 found = [(rows, self._are_here(rows)) for rows in kept]
                 queue.clear()
-                queue.extend([_Block(rows.where(are_here)) for rows, are_here in found if np.any(are_here)])
+                queue.extend([_Block.of(rows.where(are_here)) for rows, are_here in found if np.any(are_here)])
             self._gone.clear()
 
     def fit_together(self, slots: tuple[int, int], held: Sequence[tuple[int, int]]) -> bool:
@@ -94,6 +104,11 @@ class WaitingJobs:
         for queue in self._queues:
             while queue:
                 block = queue[0]
+                if len(slots) == 1 and not self._gone and (too_late is None or not block.has_deadlines):
+                    if not self._take_first(block, joining[0], slots[0]):
+                        return joining, late
+                    queue.popleft()
+                    continue
                 rows = block.rows.between(block.first, block.first + _WINDOW)
                 may_join = self._are_here(rows)
                 late_s = None if too_late is None else too_late(rows)
@@ -113,6 +128,18 @@ class WaitingJobs:
                 if not len(block):
                     queue.popleft()
         return joining, late
+
+    def _take_first(self, block: _Block, joining: list[JobRows], slots: list[int]) -> bool:
+        """As `take` on the only device, of jobs that are all here and never late. Whether the whole block joined."""
+        is_bulk = int(block.rows.columns[BULK, 0])
+        num_taken, num_slots = load_kernels().fit(
+            block.rows.columns, block.first, bool(is_bulk), *slots, self._most_slots, _BULK_SHARE * self._most_slots
+        )
+        slots[is_bulk] += num_slots
+        if num_taken:
+            joining.append(block.rows.between(block.first, block.first + num_taken))
+            block.first += num_taken
+        return not len(block)
 
     def _are_here(self, rows: JobRows) -> BoolArray:
         """Which jobs have not left."""
@@ -168,4 +195,4 @@ def _append(queue: deque[_Block], rows: JobRows) -> None:
         last = queue.pop()
         if len(last):
             parts.insert(0, last.rows.after(last.first))
-    queue.append(_Block(parts[0] if len(parts) == 1 else JobRows.joined(parts).in_order()))
+    queue.append(_Block.of(parts[0] if len(parts) == 1 else JobRows.joined(parts).in_order()))

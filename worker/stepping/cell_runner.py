@@ -96,7 +96,7 @@ class CellRunner:
         """See `StepRunner.add`. The work of each is a SequenceWork that one device's slots can hold."""
         if jobs:
             columns = self._jobs.add(jobs)
-            self._reject(self._scheduler.add_columns(columns, max([job.arrival for job in jobs])))
+            self._reject(self._scheduler.add_columns(columns, float(np.maximum.reduce(columns.times[0]))))
 
     def cancel(self, ids: Sequence[int]) -> None:
         """See `StepRunner.cancel`. Slots are free once what is underway has ended."""
