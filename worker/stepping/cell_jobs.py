@@ -51,21 +51,20 @@ class CellJobs:
         num_jobs = len(ids)
         if set(map(type, works)) != {SequenceWork}:
             raise TypeError(f"The cell runner got other work than SequenceWork: {jobs[:3]}. This is a bug.")
-        if len(set(ids)) < num_jobs or not self._handles.keys().isdisjoint(ids):
-            twice = next(job_id for place, job_id in enumerate(ids) if job_id in self._handles or job_id in ids[:place])
-            raise ValueError(f"A job's id is unique among the runner's jobs. Given twice: {twice}. This is a bug.")
         if self._num_free < num_jobs:
             self._grow(num_jobs)
         self._num_free -= num_jobs
         handles = self._free[self._num_free : self._num_free + num_jobs]
+        num_others = len(self._handles)
         self._handles.update(zip(ids, handles.tolist(), strict=True))
-        self.ids[handles], self._given[handles] = (
-            np.fromiter(ids, np.int64, num_jobs),
-            np.fromiter(jobs, object, num_jobs),
-        )
+        if len(self._handles) < num_others + num_jobs:
+            raise ValueError(
+                f"A job's id is unique among the runner's jobs. Some of these are not: {ids}. This is a bug."
+            )
+        self.ids[handles], self._given[handles] = ids, np.fromiter(jobs, object, num_jobs)
         fields, times = np.empty((5, num_jobs), np.int64), np.empty((2, num_jobs))
-        fields[ID], fields[BULK], fields[SIZE] = handles, np.fromiter(bulk, np.bool_, num_jobs), 1
-        fields[SLOTS] = np.fromiter([work.num_slots for work in works], np.int64, num_jobs)
+        fields[ID], fields[BULK], fields[SIZE] = handles, bulk if any(bulk) else 0, 1
+        fields[SLOTS] = [work.num_slots for work in works]
         times[0], times[1] = arrivals, _known(deadlines)
         return JobColumns(fields, times, [work.cell_graph for work in works])
 
@@ -73,8 +72,8 @@ class CellJobs:
         """The sessions of jobs were opened on a device."""
         self.sessions[handles], self.devices[handles] = keys, device
 
-    def remove(self, handles: Int64Array) -> None:
-        """Jobs have ended, and their sessions, if they had any, were closed."""
+    def remove(self, handles: Int64Array) -> list[int]:
+        """Jobs have ended, and their sessions, if they had any, were closed. Returns their ids."""
         ids: list[int] = self.ids[handles].tolist()
         for job_id in ids:
             del self._handles[job_id]
@@ -85,6 +84,7 @@ class CellJobs:
         self._free[self._num_free : self._num_free + len(ids)] = handles
         self._num_free += len(ids)
         self._given[handles], self.sessions[handles] = None, NOT_OPEN
+        return ids
 
     def find(self, ids: Iterable[int]) -> list[int]:
         """Handles of the jobs with these ids. Unknown ids are left out."""

@@ -199,7 +199,7 @@ class CellRunner:
             keys = batch.requests[applied.finished]
             results = sessions.results(keys)
             sessions.close(keys)
-            finished = list(zip(self._jobs.ids[handles].tolist(), results.rows, strict=True))
+            finished = list(zip(self._jobs.remove(handles), results.rows, strict=True))
             if np.count_nonzero(results.has_nan):
                 failed |= {finished[place][0]: _NOT_NUMBERS for place in np.flatnonzero(results.has_nan).tolist()}
                 finished = [result for result in finished if result[0] not in failed]
@@ -208,8 +208,6 @@ class CellRunner:
         ended = self._scheduler.finished(task.id, now, output.steps, output.is_stopped, output.device_s)
         if ended != ending and sorted(ended) != sorted(ending):
             raise RuntimeError(f"The scheduler ended {ended}, and the sessions {ending}. This is a bug.")
-        if ending:
-            self._jobs.remove(handles)
         if faults or again:
             self._restart(again, now)
             self._leave([*faults])
