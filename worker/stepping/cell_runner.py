@@ -96,7 +96,7 @@ class CellRunner:
         """See `StepRunner.add`. The work of each is a SequenceWork that one device's slots can hold."""
         if jobs:
             columns = self._jobs.add(jobs)
-            self._reject(self._scheduler.add_columns(columns, float(np.maximum.reduce(columns.times[0]))))
+            self._reject(self._scheduler.add_columns(columns, max(columns.times[0].tolist())))
 
     def cancel(self, ids: Sequence[int]) -> None:
         """See `StepRunner.cancel`. Slots are free once what is underway has ended."""
@@ -115,10 +115,12 @@ class CellRunner:
         """See `StepRunner.advance`. Raises the error of an engine that fails on any input, such as DeviceFailed."""
         for number in range(len(self._devices)):
             self._start_tasks(number, now)
-        events = StepEvents(self._started, expired=self._rejected)
+        started, rejected = self._started, self._rejected
         self._started, self._rejected = [], []
         if self._underway:
-            events = self._finish(self._underway.popleft(), events, now)
+            events = self._finish(self._underway.popleft(), started, rejected, now)
+        else:
+            events = StepEvents(started, expired=rejected)
         if self.is_idle:
             self._host.rest()
         return events
@@ -174,8 +176,8 @@ class CellRunner:
         self._jobs.open(handles, keys, device)
         self._started += self._jobs.ids[handles].tolist()
 
-    def _finish(self, underway: _Underway, before: StepEvents, now: float) -> StepEvents:
-        """Wait for a task, and end the jobs that end with it. before: what happened before."""
+    def _finish(self, underway: _Underway, started: list[int], rejected: list[RejectedJob], now: float) -> StepEvents:
+        """Wait for a task, and end the jobs that end with it. started, rejected: jobs, since the last task."""
         task, batch, running = underway
         sessions = self._devices[task.device].sessions
         output = self._result(task, batch, running)
@@ -213,7 +215,7 @@ class CellRunner:
             self._leave([*faults])
         name = batch.batch.cell
         stats = StepStats(name, len(task.jobs), applied.num_steps, task.quantum, task.predicted_s, output.device_s)
-        return StepEvents(before.started, finished, failed, before.expired, (), stats, runs_of)
+        return StepEvents(started, finished, failed, rejected, (), stats, runs_of)
 
     def _restart(self, lost: Mapping[int, int], now: float) -> None:
         """Jobs of lost batches, with the rows that these had, begin again: fewer rows run with one of them."""
