@@ -24,7 +24,13 @@ PATH_S, WORK_S, EXPECTED, ASKED, RAN, BEGAN = range(6)
 # Sums over jobs that ended: RAN and ASKED of all; of online jobs PATH_S for the steps that ran, and the time they took.
 TOTAL_RAN, TOTAL_ASKED, PREDICTED_S, TOOK_S = range(4)
 # What may be wrong with a job.
-OF_TIMES, OF_SLOTS, OF_GRAPH = range(3)
+OF_TIMES, OF_SLOTS, OF_GRAPH, OF_ID = range(4)
+# Fields of the index of active jobs. PLACE of one that has joined: its row in its device's table, times the devices,
+# plus its device; of one that waits NONE; of a free row NO_JOB.
+JOB_ID, JOB_NUMBER, PLACE = range(3)
+NO_JOB = -2
+# Seconds of each cell: of a step, and of one of its rows.
+STEP_S, ROW_S = range(2)
 # Fields of `sizes`: the first free row and the number of free rows, of nodes, edges and jobs.
 FREE_NODE, FREE_EDGE, FREE_JOB, NODES_LEFT, EDGES_LEFT, JOBS_LEFT = range(6)
 
@@ -66,8 +72,12 @@ def make_arrays(num_cells: int) -> Arrays:
     )
 
 
-def with_room(arrays: Arrays, num_nodes: int, num_edges: int, num_jobs: int) -> Arrays:
-    """The arrays with so many free rows. Arrays that lack them double at least."""
+def with_room(arrays: Arrays, num_jobs: int, size: int) -> Arrays:
+    """The arrays with free rows for more jobs, with packed graphs of this size. Arrays that lack them double at least.
+
+    A packed graph is 5 numbers, 3 of each node, and 1 of each edge; it has a node.
+    """
+    num_nodes, num_edges = (size - 5 * num_jobs) // 3, size - 8 * num_jobs  # or fewer
     nodes_left, edges_left, jobs_left = arrays.sizes[NODES_LEFT:].tolist()
     if nodes_left < num_nodes:
         more = max(num_nodes, len(arrays.nodes))

@@ -8,9 +8,8 @@ import numpy as np
 
 from penstock.scheduler.cellular.arrays import ASKED, BULK, ID, NONE, NUMBER
 from penstock.scheduler.cellular.choice import choose_quantum
-from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
-from penstock.scheduler.cellular.new_jobs import JobRows, NewJobs, QueuedCellJob
+from penstock.scheduler.cellular.new_jobs import JobRows, NewJobs, Outlook, QueuedCellJob
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.table import Ended, JobTable
 from penstock.scheduler.cellular.types import CellRule, CellTask, Float64Array
@@ -47,28 +46,21 @@ class Backlog:
         self._trial = NONE  # number of the last job that ran though it was predicted to be late
         self._ran_at: dict[tuple[int, int], float] = {}  # when a task of a cell and a bucket of rows has ended
 
-    def estimate(self, new: NewJobs, num_active: int, host_s: float, now: float) -> bool:
-        """Write the predicted times of the jobs of one `add`, while so many are active.
-
-        Returns whether they are in time in any order, if all join at once and no other waits. False if that is not
-        sure.
-        """
+    def outlook(self, num_new: int, num_active: int, host_s: float) -> Outlook:
+        """For so many new jobs, while so many are active."""
         step_s, row_s, cost = [], [], self._cost
         for cell, rule in enumerate(self._rules):
-            num_rows = self._num_rows(rule, num_active + len(new.jobs.graphs) - 1)
+            num_rows = self._num_rows(rule, num_active + num_new - 1)
             quantum = choose_quantum(rule, num_rows, cost.step_s(cell, num_rows), host_s)
             step_s.append(cost.seconds_at_most(cell, num_rows, quantum) / quantum)
             row_s.append(cost.seconds(cell, rule.max_rows, rule.max_steps) / (rule.max_steps * rule.max_rows))
-        columns, _, estimates, graphs = new.joining
-        max_slots, slowdown = float(self._max_slots or math.inf), self._slowdown if num_active else 1.0
-        share, num_devices = self._ran / self._asked, float(len(self._tables))
-        times, steps, rows = new.jobs.times, np.array(step_s), np.array(row_s)
-        earliest, work_s = load_kernels().measure(
-            graphs, columns, times, steps, rows, share, slowdown, max_slots, num_devices, estimates
-        )
-        if earliest == math.inf:
+        return Outlook(np.array((step_s, row_s)), self._ran / self._asked, self._slowdown if num_active else 1.0)
+
+    def surely_in_time(self, new: NewJobs, now: float) -> bool:
+        """Whether the jobs of one `add` are in time in any order, if all join at once and no other waits."""
+        if new.begin_by == math.inf:
             return True
-        return bool(now + sum([float(table.left_s()[-1]) for table in self._tables]) + work_s <= earliest)
+        return bool(now + sum([float(table.left_s()[-1]) for table in self._tables]) + new.work_s <= new.begin_by)
 
     def admit(self, new: NewJobs, now: float, num_active: int) -> list[float]:
         """The jobs of one `add`. 0 for each that is admitted, which then waits; else the seconds by which one is late.

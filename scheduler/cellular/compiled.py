@@ -5,21 +5,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import NO_MAXIMUM, NONE, make_arrays, with_room
+from penstock.scheduler.cellular.arrays import ID, NO_JOB, NO_MAXIMUM, NONE, make_arrays, with_room
 from penstock.scheduler.cellular.types import CellGraph
 
 
 class SchedulerKernels(NamedTuple):
-    """The compiled functions of joining.py, running.py and leaving.py."""
+    """The compiled functions of arriving.py, joining.py, running.py, leaving.py and index.py."""
 
-    check: Any
-    count: Any
-    measure: Any
+    arrive: Any
     sum_left: Any
     join: Any
     plan: Any
     settle: Any
     drop: Any
+    number_of: Any
+    remove_all: Any
+    copy: Any
     fit: Any
 
 
@@ -28,12 +29,14 @@ def load_kernels() -> SchedulerKernels:
     """The kernels, compiled and ready to run: at once where an earlier process kept them, else within seconds."""
     from numba import njit  # takes half a second to load
 
+    from penstock.scheduler.cellular.arriving import arrive, sum_left
     from penstock.scheduler.cellular.fitting import fit
-    from penstock.scheduler.cellular.joining import check, count, join, measure, sum_left
+    from penstock.scheduler.cellular.index import copy, number_of, remove_all
+    from penstock.scheduler.cellular.joining import join
     from penstock.scheduler.cellular.leaving import drop
     from penstock.scheduler.cellular.running import plan, settle
 
-    functions = check, count, measure, sum_left, join, plan, settle, drop, fit
+    functions = arrive, sum_left, join, plan, settle, drop, number_of, remove_all, copy, fit
     try:
         kernels = SchedulerKernels(*[njit(function, cache=True) for function in functions])
         _exercise(kernels)
@@ -49,23 +52,25 @@ def _exercise(kernels: SchedulerKernels) -> None:
     RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.
     """
     graphs = np.frombuffer(bytearray(CellGraph.of_stages((0, 1), (0, 1)).packed), np.int32)
-    arrays = with_room(make_arrays(1), 2, 1, 1)
+    arrays = with_room(make_arrays(1), 1, len(graphs))
+    index, larger = np.full((2, 4, 3), NO_JOB, np.int64)
     columns = np.array([[7], [0], [0], [1], [1]], np.int64)
-    row, ids, is_stopped = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    row, ids, begun, is_stopped = *np.zeros((3, 1), np.int64), np.zeros(1, np.bool_)
     nodes, steps, indices = np.zeros((3, 1), np.int32)
-    begun = np.zeros(1, np.int64)
-    times, estimates, left_s, totals = np.zeros((2, 1)), np.zeros((1, 5)), np.zeros(2), np.zeros(4)
-    results = [*kernels.check(graphs, columns, times, 1, np.inf), *kernels.count(graphs, 1)]
-    results += kernels.measure(graphs, columns, times, np.ones(1), np.ones(1), 1.0, 1.0, np.inf, 1.0, estimates)
-    kernels.join(*arrays, columns, times[0], estimates, graphs, row)
+    times, due, estimates, left_s, totals = np.zeros((2, 1)), np.zeros(1), np.zeros((1, 5)), np.zeros(2), np.zeros(4)
+    prices = np.ones((2, 1))
+    results = [*kernels.arrive(index, graphs, columns, times, prices, 3, 0.0, 1.0, 1.0, 9.0, 1.0, due, estimates)]
+    kernels.join(*arrays, index, columns, due, estimates, graphs, 0, 1)
     kernels.sum_left(arrays.order, arrays.num_jobs, arrays.work, left_s)
+    kernels.copy(index, larger)
+    results += [kernels.number_of(index, 7), kernels.remove_all(larger, columns[ID], row), int(row[0])]
     for _ in range(2):
         results += kernels.plan(*arrays, 0, 1, NO_MAXIMUM, 0.0, nodes, steps, ids, indices, begun)
         results += [int(ids[0]), int(indices[0])]
-        results.append(kernels.settle(*arrays, nodes, steps, steps, is_stopped, 1.0, ids, totals))
+        results.append(kernels.settle(*arrays, index, nodes, steps, steps, is_stopped, 1.0, ids, totals))
     kernels.drop(*arrays, row[:0])
     results += kernels.fit(columns, 0, True, 0, 0, 1.0, 0.75)
-    results += [*left_s.tolist(), *totals.tolist()]
-    expected = [NONE, 0, 1, 0, 0, 2, 1, -2, 2, 1, 1, 1, 7, 0, 0, 1, 1, 0, 7, 1, 1, 1, 1, 0, 2, 2, 2, 2, 1]
+    results += [*left_s.tolist(), *totals.tolist(), kernels.number_of(index, 7)]
+    expected = [NONE, 0, 1, 0, 0, -2, 2, 4, 1, 0, 1, 1, 1, 7, 0, 0, 1, 1, 0, 7, 1, 1, 1, 1, 0, 2, 2, 2, 2, 1, NONE]
     if results != expected or arrays.ready.any():
         raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

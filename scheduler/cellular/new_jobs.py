@@ -1,15 +1,18 @@
 """New jobs as arrays: they are checked, predicted and joined many at once."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, compress
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import ID, NONE, NUMBER, OF_SLOTS, OF_TIMES
+from penstock.scheduler.cellular.active import ActiveJobs
+from penstock.scheduler.cellular.arrays import NONE, NUMBER, OF_ID, OF_SLOTS, OF_TIMES
 from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.deadlines import Deadline
+from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.types import (
     BoolArray,
     CellGraph,
@@ -21,7 +24,7 @@ from penstock.scheduler.cellular.types import (
     JobColumns,
 )
 
-_UNKNOWN = Estimate()
+_PACKED = attrgetter("packed")
 
 
 class QueuedCellJob(NamedTuple):
@@ -31,7 +34,7 @@ class QueuedCellJob(NamedTuple):
     due: float
     number: int  # unique: of two jobs due at once, the one that came first is first
     job: CellJob
-    estimate: Estimate = _UNKNOWN  # without admission: none
+    estimate: Estimate
 
 
 class JobRows(NamedTuple):
@@ -99,39 +102,46 @@ class Joining(NamedTuple):
         return cls(np.ascontiguousarray(np.concatenate(columns, axis=1)), *arrays, _packed(chain.from_iterable(graphs)))
 
 
+class Outlook(NamedTuple):
+    """What jobs are predicted to take."""
+
+    prices: Float64Array  # [2, C] STEP_S and ROW_S of each cell
+    share: float = 1.0  # of the steps of chains that run
+    slowdown: float = 1.0  # time of jobs, from their first task on, over their predicted path
+
+
 class NewJobs(NamedTuple):
-    """The jobs of one `add`, at least one."""
+    """The jobs of one `add`, at least one: active, and on no device yet."""
 
     jobs: JobColumns
     joining: Joining
+    slots: tuple[int, int]  # state slots: of all, and of bulk jobs
+    earliest: float  # deadline; inf: none
+    begin_by: float  # when all online jobs must have begun to be in time
+    work_s: float
 
     @classmethod
-    def of(cls, jobs: JobColumns, patience_s: float, num_before: int) -> "NewJobs":
-        """Jobs that come after so many others. See `CellSettings.patience_s`."""
-        columns, (arrivals, deadlines), graphs = jobs
-        num_jobs = len(graphs)
-        columns[NUMBER] = np.arange(num_before + 1, num_before + 1 + num_jobs)
-        due = np.minimum(arrivals + patience_s, deadlines)
-        return cls(jobs, Joining(columns, due, np.empty((num_jobs, len(_UNKNOWN))), _packed(graphs)))
+    def of(
+        cls, jobs: JobColumns, active: ActiveJobs, num_before: int, settings: CellSettings, outlook: Outlook
+    ) -> "NewJobs":
+        """Jobs that come after so many others.
 
-    def checked(
-        self, active: Mapping[int, object], num_cells: int, max_slots: int | None
-    ) -> tuple[tuple[int, int], float]:
-        """State slots of all jobs and of bulk jobs, and the earliest deadline.
-
-        ValueError: an id in use, no number as a time, an impossible graph, too many slots.
+        ValueError, and none is active: an id in use, no number as a time, an impossible graph, too many slots.
         """
-        columns, _, _, graphs = self.joining
-        ids = set(columns[ID].tolist())
-        if len(ids) < columns.shape[1] or not active.keys().isdisjoint(ids):
-            raise ValueError("Job ids must be unique among active jobs.")
-        most = float(max_slots or math.inf)
-        fault, place, num_slots, num_bulk_slots, earliest = load_kernels().check(
-            graphs, columns, self.jobs.times, num_cells, most
-        )
+        columns, times, graphs = jobs
+        joining = Joining(columns, np.empty(len(graphs)), np.empty((len(graphs), 5)), _packed(graphs))
+        active.make_room(len(graphs))
+        most, num_devices = float(settings.max_slots or math.inf), float(settings.num_devices)
+        fault, place, num_slots, num_bulk_slots, *seconds = load_kernels().arrive(
+            active.index, joining.graphs, columns, times, outlook.prices, num_before, settings.patience_s,
+            outlook.share, outlook.slowdown, most, num_devices, joining.due, joining.estimates,
+        )  # fmt: skip
         if fault == NONE:
-            return (num_slots, num_bulk_slots), earliest
-        job = self.jobs.rows()[place]
+            active.num += len(graphs)
+            return cls(jobs, joining, (num_slots, num_bulk_slots), *seconds)
+        job = jobs.rows()[place]
+        if fault == OF_ID:
+            raise ValueError(f"Job ids must be unique among active jobs. In use: {job.id}")
         if fault == OF_TIMES:
             raise ValueError(f"A job's times must be numbers. Job {job.id}: {job.arrival}, {job.deadline}")
         if fault == OF_SLOTS:
@@ -140,10 +150,6 @@ class NewJobs(NamedTuple):
             f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job {job.id} "
             f"has: {job.graph}"
         )
-
-    def without_estimates(self) -> None:
-        """Nothing is known of the jobs' times."""
-        self.joining.estimates[:] = _UNKNOWN
 
     def deadlines(self) -> list[Deadline]:
         """Of those jobs that have one."""
@@ -164,4 +170,4 @@ class NewJobs(NamedTuple):
 
 
 def _packed(graphs: Iterable[CellGraph]) -> Int32Array:
-    return np.frombuffer(bytearray().join([graph.packed for graph in graphs]), np.int32)
+    return np.frombuffer(bytearray().join(map(_PACKED, graphs)), np.int32)

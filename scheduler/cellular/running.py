@@ -41,6 +41,7 @@ from penstock.scheduler.cellular.arrays import (
     WORK_S,
     Arrays,
 )
+from penstock.scheduler.cellular.index import find, remove
 from penstock.scheduler.cellular.leaving import compact, free
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
 
@@ -99,10 +100,12 @@ def plan(
 def settle(
     nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, work: Float64Array,
     lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
-    rows: Int32Array, asked: Int32Array, ran: Int32Array, is_stopped: BoolArray, now: float, ended: Int64Array,
-    totals: Float64Array,
+    active: Int64Array, rows: Int32Array, asked: Int32Array, ran: Int32Array, is_stopped: BoolArray, now: float,
+    ended: Int64Array, totals: Float64Array,
 ) -> int:  # fmt: skip
     """The task of these rows has ended. Writes the ids of the jobs that ended with it, and returns how many.
+
+    They leave the index of active jobs.
 
     Adds the sums over them to `totals`: TOTAL_RAN, TOTAL_ASKED, PREDICTED_S, TOOK_S.
 
@@ -142,6 +145,7 @@ def settle(
     for place in range(num_ended):
         job = ended[place]
         ended[place] = jobs[job, ID]
+        remove(active, find(active, jobs[job, ID]))
         totals[TOTAL_RAN] += work[job, RAN]
         totals[TOTAL_ASKED] += work[job, ASKED]
         if work[job, WORK_S] > 0:

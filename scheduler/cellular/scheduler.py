@@ -6,13 +6,14 @@ from functools import partial
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import ID, NO_MAXIMUM, NUMBER
+from penstock.scheduler.cellular.active import ActiveJobs
+from penstock.scheduler.cellular.arrays import ID, NO_JOB, NO_MAXIMUM, NONE, NUMBER
 from penstock.scheduler.cellular.backlog import Backlog
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, least_quantum
 from penstock.scheduler.cellular.cost import TaskCost, corrected
 from penstock.scheduler.cellular.deadlines import Deadline, Deadlines
 from penstock.scheduler.cellular.device import Device, Outstanding
-from penstock.scheduler.cellular.new_jobs import Joining, NewJobs
+from penstock.scheduler.cellular.new_jobs import Joining, NewJobs, Outlook
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Int32Array, JobColumns
 from penstock.scheduler.cellular.waiting import WaitingJobs
@@ -47,11 +48,10 @@ class CellScheduler:
         is_admitting = settings.admission == "deadline"
         self._backlog = Backlog(self._rules, settings, self.cost, tables) if is_admitting else None
         self._doomed: list[RejectedJob] = []  # that were about to join; `poll` has not told yet
-        # By job id. Of one that has joined: its row in its device's table, times the devices, plus its device. Of one
-        # that waits: its number, below 0.
-        self._active: dict[int, int] = {}
+        self._outlook = Outlook(np.zeros((2, len(rules))))  # without admission
+        self._active = ActiveJobs()
         self._waiting = WaitingJobs(settings.max_slots)
-        self._deadlines = Deadlines(self._is_active)
+        self._deadlines = Deadlines(self._active.number)
         self._num_added = self._num_planned = 0
         self.num_joined = 0  # jobs on a device
         self._latest = -math.inf
@@ -59,7 +59,7 @@ class CellScheduler:
     @property
     def num_waiting(self) -> int:
         """Jobs that wait for state slots."""
-        return len(self._active) - self.num_joined
+        return self._active.num - self.num_joined
 
     def add(self, jobs: Sequence[CellJob], now: float) -> list[RejectedJob]:
         """Add jobs. Returns those rejected: they came after their deadline, or admission predicts that they end so.
@@ -72,45 +72,45 @@ class CellScheduler:
     def add_columns(self, jobs: JobColumns, now: float) -> list[RejectedJob]:
         """As `add`: what costs least for many jobs."""
         now = self._steady(now)
-        new = NewJobs.of(jobs, self._settings.patience_s, self._num_added)
-        slots, earliest = new.checked(self._active, len(self._rules), self._settings.max_slots)
-        rejected: list[RejectedJob] = []
-        if earliest <= now:
-            late_s = dict(zip(jobs.fields[ID].tolist(), (now - jobs.times[1]).tolist(), strict=True))
-            rejected = [RejectedJob(job_id, Cause.ARRIVED_LATE, by_s) for job_id, by_s in late_s.items() if by_s >= 0]
-            if len(rejected) == len(late_s):
-                return rejected
-            jobs = JobColumns.of([job for job in jobs.rows() if late_s[job.id] < 0])
-            new = NewJobs.of(jobs, self._settings.patience_s, self._num_added)
-        self._num_added += len(jobs.graphs)
-        if self._backlog is None:
-            new.without_estimates()
-            are_in_time = True
-        else:
-            are_in_time = self._backlog.estimate(new, len(self._active), self._host_s, now)
-        if are_in_time and self._waiting.fit_together(slots, self._held()):
-            if earliest < math.inf:
+        num_active, num_new, outlook = self._active.num, len(jobs.graphs), self._outlook
+        if self._backlog is not None:
+            outlook = self._backlog.outlook(num_new, num_active, self._host_s)
+        new = NewJobs.of(jobs, self._active, self._num_added, self._settings, outlook)
+        if new.earliest <= now:
+            return self._add_in_time(jobs, now)
+        self._num_added += num_new
+        are_in_time = self._backlog is None or self._backlog.surely_in_time(new, now)
+        if are_in_time and self._waiting.fit_together(new.slots, self._held()):
+            if new.earliest < math.inf:
                 self._deadlines.push(new.deadlines())
             self._enter(0, new.joining)
-            return rejected
-        return rejected + self._queue(new, now)
+            return []
+        return self._queue(new, num_active, now)
 
-    def _queue(self, new: NewJobs, now: float) -> list[RejectedJob]:
-        """Admit jobs, which then wait. Returns those rejected."""
+    def _add_in_time(self, jobs: JobColumns, now: float) -> list[RejectedJob]:
+        """Add active jobs anew, but for those that came after their deadline. Returns those rejected."""
+        self._active.remove(jobs.fields[ID])
+        late_s = now - jobs.times[1]
+        found = zip(jobs.fields[ID].tolist(), late_s.tolist(), strict=True)
+        rejected = [RejectedJob(job_id, Cause.ARRIVED_LATE, by_s) for job_id, by_s in found if by_s >= 0]
+        in_time = [job for job, by_s in zip(jobs.rows(), late_s.tolist(), strict=True) if by_s < 0]
+        return rejected + self.add(in_time, now)
+
+    def _queue(self, new: NewJobs, num_active: int, now: float) -> list[RejectedJob]:
+        """Admit jobs, which then wait beside so many active ones. Returns those rejected."""
         rows, rejected = new.rows(), list[RejectedJob]()
         if self._backlog is not None:
-            late_s = np.array(self._backlog.admit(new, now, len(self._active)))
+            late_s = np.array(self._backlog.admit(new, now, num_active))
             if np.any(late_s > 0):
                 found = zip(rows.columns[ID].tolist(), late_s.tolist(), strict=True)
                 rejected = [RejectedJob(job_id, Cause.OVERLOADED, by_s) for job_id, by_s in found if by_s > 0]
+                self._active.remove(rows.columns[ID, late_s > 0])
                 if len(rejected) == len(late_s):
                     return rejected
                 rows = rows.where(late_s <= 0)
-        ids, numbers = rows.columns[[ID, NUMBER]].tolist()
         if np.any(rows.deadlines < math.inf):
-            dated = zip(rows.deadlines.tolist(), numbers, ids, strict=True)
+            dated = zip(rows.deadlines.tolist(), *rows.columns[[NUMBER, ID]].tolist(), strict=True)
             self._deadlines.push([Deadline(at, number, job_id) for at, number, job_id in dated if at < math.inf])
-        self._active.update(zip(ids, [-number for number in numbers], strict=True))
         self._waiting.push(rows)
         self._join()
         return rejected
@@ -134,7 +134,7 @@ class CellScheduler:
                     is_passed = other != cell and online[other] + bulk[other]
                     place.num_passes[other] = passes + 1 if is_passed else 0
                 return self._plan(device, cell, online, bulk, rejected)
-        return Wait(self._deadlines.next(len(self._active)), rejected)
+        return Wait(self._deadlines.next(self._active.num), rejected)
 
     def finished(
         self, task_id: int, now: float, steps: Int32Array, is_stopped: BoolArray, measured_s: float
@@ -153,12 +153,11 @@ class CellScheduler:
             raise ValueError(f"Task {task_id} is not the first outstanding one of a device.")
         task, rows = place.tasks[0]
         ran, has_stopped = np.asarray(steps, np.int32), np.asarray(is_stopped, np.bool_)
-        ended = place.table.settle(rows, ran, has_stopped, self._latest)
+        ended = place.table.settle(self._active.index, rows, ran, has_stopped, self._latest)
         place.tasks.popleft()
         place.num_running[task.cell] -= 1
         self.cost.observe(task.cell, len(task.jobs), task.quantum, measured_s)
-        for job_id in ended.ids:
-            del self._active[job_id]
+        self._active.num -= len(ended.ids)
         if self._backlog is not None:
             self._backlog.end(task, ended, self._latest)
         self.num_joined -= len(ended.ids)
@@ -176,19 +175,19 @@ class CellScheduler:
         Their rows in outstanding tasks run, and are ignored when those end; only then are their slots free.
         """
         gone = list(ids)
-        active = [place for place in [self._active.pop(job_id, None) for job_id in gone] if place is not None]
+        numbers = [self._active.number(job_id) for job_id in gone]
+        places = self._active.remove(gone)
         if self._backlog is not None:
             self._backlog.stop_waiting(gone)
             self._doomed = [one for one in self._doomed if one.id not in gone]
-        self._waiting.leave([-place for place in active if place < 0])
+        self._waiting.leave([number for number, place in zip(numbers, places.tolist(), strict=True) if place == NONE])
+        rows, devices = np.divmod(places[places >= 0], len(self._devices))
         for number, device in enumerate(self._devices):
-            joined = [divmod(place, len(self._devices)) for place in active if place >= 0]
-            rows = [row for row, on in joined if on == number]
-            if rows:
-                device.table.drop(rows)
-                self.num_joined -= len(rows)
+            if len(dropped := rows[devices == number]):
+                device.table.drop(dropped)
+                self.num_joined -= len(dropped)
         self._join()
-        return len(active)
+        return int(np.count_nonzero(places != NO_JOB))
 
     def _steady(self, now: float) -> float:
         """A clock that steps back counts as no time elapsed."""
@@ -219,9 +218,8 @@ class CellScheduler:
 
     def _enter(self, device: int, joining: Joining) -> None:
         """Jobs join a device, which has room for them."""
-        places = self._devices[device].table.join(joining) * len(self._devices) + device
-        self._active.update(zip(joining.columns[ID].tolist(), places.tolist(), strict=True))
-        self.num_joined += len(places)
+        self._devices[device].table.join(joining, self._active.index, device, len(self._devices))
+        self.num_joined += len(joining.due)
 
     def _plan(
         self, device: int, cell: int, online: Sequence[int], bulk: Sequence[int], rejected: tuple[RejectedJob, ...]
@@ -255,15 +253,7 @@ class CellScheduler:
 
     def _doom(self, ids: Sequence[int], late_s: Sequence[float]) -> None:
         """Jobs that waited leave, as they cannot be in time any more."""
-        for job_id in ids:
-            del self._active[job_id]
+        self._active.remove(ids)
         if self._backlog is not None:
             self._backlog.stop_waiting(ids)
         self._doomed += [RejectedJob(job, Cause.QUEUED, by_s) for job, by_s in zip(ids, late_s, strict=True)]
-
-    def _is_active(self, job_id: int, number: int) -> bool:
-        place = self._active.get(job_id)
-        if place is None or place < 0:
-            return place == -number
-        row, device = divmod(place, len(self._devices))
-        return self._devices[device].table.number(row) == number

@@ -1,11 +1,10 @@
 """The jobs that have joined a device."""
 
-from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import NO_MAXIMUM, NONE, NUMBER, make_arrays, with_room
+from penstock.scheduler.cellular.arrays import NO_MAXIMUM, NONE, make_arrays, with_room
 from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.new_jobs import Joining
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
@@ -67,18 +66,11 @@ class JobTable:
         self._kernels.sum_left(arrays.order, arrays.num_jobs, arrays.work, left_s)
         return left_s
 
-    def number(self, row: int) -> int:
-        """The number of a job."""
-        return int(self._arrays.jobs[row, NUMBER])
-
-    def join(self, joining: Joining) -> Int64Array:
-        """Add jobs. Returns the row of each."""
+    def join(self, joining: Joining, index: Int64Array, device: int, num_devices: int) -> None:
+        """Add active jobs: this is the table of a device."""
         columns, due, estimates, graphs = joining
-        num_nodes, num_edges = self._kernels.count(graphs, len(due))
-        self._arrays = with_room(self._arrays, num_nodes, num_edges, len(due))
-        rows = np.empty(len(due), np.int64)
-        self._kernels.join(*self._arrays, columns, due, estimates, graphs, rows)
-        return rows
+        self._arrays = with_room(self._arrays, len(due), len(graphs))
+        self._kernels.join(*self._arrays, index, columns, due, estimates, graphs, device, num_devices)
 
     def plan(self, cell: int, num_rows: int, quantum: int, max_size: int, now: float) -> PlannedRows:
         """Take `num_rows` ready nodes of a cell into a task, or as many as `max_size` allows, by due order."""
@@ -93,11 +85,13 @@ class JobTable:
             nodes, steps, ids, indices = nodes[:count], steps[:count], ids[:count], indices[:count]
         return PlannedRows(nodes, steps, ids, indices, longest, begun[:num_begun])
 
-    def settle(self, planned: PlannedRows, ran: Int32Array, is_stopped: BoolArray, now: float) -> Ended:
-        """The rows' task has ended. ValueError: impossible steps."""
+    def settle(
+        self, index: Int64Array, planned: PlannedRows, ran: Int32Array, is_stopped: BoolArray, now: float
+    ) -> Ended:
+        """The rows' task has ended. The jobs that end with it leave the index. ValueError: impossible steps."""
         ended, totals = np.empty(len(ran), np.int64), np.zeros(4)
         num_ended = self._kernels.settle(
-            *self._arrays, planned.nodes, planned.steps, ran, is_stopped, now, ended, totals
+            *self._arrays, index, planned.nodes, planned.steps, ran, is_stopped, now, ended, totals
         )
         if num_ended == NONE:
             raise ValueError("A row runs as many steps as its task says, or fewer where it stops.")
@@ -105,9 +99,9 @@ class JobTable:
             return _NONE
         return Ended(cast(list[int], ended[:num_ended].tolist()), *totals.tolist())
 
-    def drop(self, rows: Sequence[int]) -> None:
+    def drop(self, rows: Int64Array) -> None:
         """Remove jobs by their rows."""
-        self._kernels.drop(*self._arrays, np.array(rows, np.int64))
+        self._kernels.drop(*self._arrays, rows)
 
 
 _NONE = Ended([])
