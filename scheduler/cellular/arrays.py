@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
+from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
 
 NONE = -1
 NO_MAXIMUM = 2**62  # of the sizes of a task's rows
@@ -16,11 +16,14 @@ NO_MAXIMUM = 2**62  # of the sizes of a task's rows
 CELL, JOB, INDEX, LEFT, BLOCKED, ROWS, EDGE, NEXT, SIBLING, ENDED = range(10)
 # Fields of an edge, which is in the list of the node that its child waits for.
 CHILD, NEXT_EDGE = range(2)
-# Fields of a job. OPEN: nodes that have not ended. OUTSTANDING: rows of outstanding tasks. NODE: its first node; of a
-# free row, the next free one.
+# Fields of a job. OPEN: nodes that have not ended; 0: it has ended or left, and its row is free once no row is
+# outstanding. OUTSTANDING: rows of outstanding tasks. NODE: its first node; of a free row, the next free one.
 ID, NUMBER, BULK, SLOTS, SIZE, OPEN, OUTSTANDING, NODE = range(8)
 # Fields of a job's work; the first four are those of `Estimate`. RAN: steps. BEGAN: when its first task was planned.
-PATH_S, WORK_S, EXPECTED, ASKED, RAN, BEGAN = range(6)
+PATH_S, WORK_S, EXPECTED, ASKED, RAN, BEGAN, DUE = range(7)
+# Counts of a class: jobs in `order`, state slots of jobs until their rows are free, and from READY on ready nodes by
+# cell.
+NUM_JOBS, NUM_SLOTS, READY = range(3)
 # Sums over jobs that ended: RAN and ASKED of all; of online jobs PATH_S for the steps that ran, and the time they took.
 TOTAL_RAN, TOTAL_ASKED, PREDICTED_S, TOOK_S = range(4)
 # What may be wrong with a job.
@@ -41,14 +44,10 @@ class Arrays(NamedTuple):
     nodes: Int32Array  # [N, 10]
     edges: Int32Array  # [E, 2]
     jobs: Int64Array  # [J, 8]
-    is_gone: BoolArray  # [J] it has ended or left; its row is free once no row is outstanding
-    due: Float64Array  # [J]
-    work: Float64Array  # [J, 6]
+    work: Float64Array  # [J, 7]
     lists: Int32Array  # [J, C, 2] first and last ready node of each job, by cell
-    ready: Int64Array  # [2, C] ready nodes by class and cell
     order: Int32Array  # [2, J] rows of jobs by class, in the order in which they are due
-    num_jobs: Int64Array  # [2] jobs in `order`, by class
-    slots: Int64Array  # [2] state slots of the jobs, by class, until their rows are free
+    counts: Int64Array  # [2, 2 + C] by class
     sizes: Int64Array  # [6]
 
 
@@ -60,14 +59,10 @@ def make_arrays(num_cells: int) -> Arrays:
         nodes=np.empty((0, 10), int32),
         edges=np.empty((0, 2), int32),
         jobs=np.empty((0, 8), int64),
-        is_gone=np.empty(0, np.bool_),
-        due=np.empty(0),
-        work=np.empty((0, 6)),
+        work=np.empty((0, 7)),
         lists=np.empty((0, num_cells, 2), int32),
-        ready=np.zeros((2, num_cells), int64),
         order=np.empty((2, 0), int32),
-        num_jobs=np.zeros(2, int64),
-        slots=np.zeros(2, int64),
+        counts=np.zeros((2, READY + num_cells), int64),
         sizes=sizes,
     )
 
@@ -89,7 +84,7 @@ def with_room(arrays: Arrays, num_jobs: int, size: int) -> Arrays:
         _link(arrays.edges[:, NEXT_EDGE], more, arrays.sizes, FREE_EDGE)
     if jobs_left < num_jobs:
         more = max(num_jobs, len(arrays.jobs))
-        grown = {name: _grown(getattr(arrays, name), more) for name in ("jobs", "is_gone", "due", "work", "lists")}
+        grown = {name: _grown(getattr(arrays, name), more) for name in ("jobs", "work", "lists")}
         arrays = arrays._replace(order=_grown(arrays.order.T, more).T.copy(), **grown)
         _link(arrays.jobs[:, NODE], more, arrays.sizes, FREE_JOB)
     return arrays

@@ -4,11 +4,7 @@ Packed graphs lie end to end. `columns` [5, J]: ID, NUMBER, BULK, SLOTS, SIZE of
 and its deadline.
 """
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
 import numpy as np
-from numba.extending import register_jitable
 
 from penstock.scheduler.cellular.arrays import (
     ASKED,
@@ -19,6 +15,7 @@ from penstock.scheduler.cellular.arrays import (
     JOB_NUMBER,
     NO_JOB,
     NONE,
+    NUM_JOBS,
     NUMBER,
     OF_GRAPH,
     OF_ID,
@@ -33,12 +30,11 @@ from penstock.scheduler.cellular.arrays import (
     WORK_S,
 )
 from penstock.scheduler.cellular.index import find, remove
+from penstock.scheduler.cellular.inlining import inlined
 from penstock.scheduler.cellular.joining import parts
 from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
 
 _LEAST_LEFT = 0.05  # of the work of a job that runs more steps than were expected
-_Function = TypeVar("_Function", bound=Callable[..., object])
-_inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
 
 
 def arrive(
@@ -90,16 +86,16 @@ def arrive(
     return NONE, 0, num_slots, num_bulk_slots, earliest, begin_by, total_s
 
 
-def sum_left(order: Int32Array, num_jobs: Int64Array, work: Float64Array, left_s: Float64Array) -> None:
+def sum_left(order: Int32Array, counts: Int64Array, work: Float64Array, left_s: Float64Array) -> None:
     """Write the work that is left before each online job, in the order in which they are due, and of all [J + 1]."""
     total = left_s[0] = 0.0
-    for place in range(num_jobs[0]):
+    for place in range(counts[0, NUM_JOBS]):
         job = order[0, place]
         total += work[job, WORK_S] * max(1.0 - work[job, RAN] / work[job, EXPECTED], _LEAST_LEFT)
         left_s[place + 1] = total
 
 
-@_inlined
+@inlined
 def _register(active: Int64Array, columns: Int64Array) -> int:
     """Add jobs that wait to the index. NONE; or, and nothing added: a job of which the id is in use."""
     for job in range(columns.shape[1]):
@@ -112,7 +108,7 @@ def _register(active: Int64Array, columns: Int64Array) -> int:
     return NONE
 
 
-@_inlined
+@inlined
 def _predict(graphs: Int32Array, prices: Float64Array, share: float, estimates: Float64Array) -> None:
     """Write the path and the steps of graphs, and the time for which their rows keep a device busy."""
     at = 0
@@ -136,7 +132,7 @@ def _predict(graphs: Int32Array, prices: Float64Array, share: float, estimates: 
         at = dependencies + graphs[at + 3]
 
 
-@_inlined
+@inlined
 def _end_of_valid(graphs: Int32Array, at: int, num_cells: int) -> int:
     """Where the packed graph after this one begins; NONE: this one breaks the contract of CellGraph."""
     nodes, edges = graphs[at], graphs[at + 3]

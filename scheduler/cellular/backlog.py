@@ -6,7 +6,7 @@ from itertools import repeat
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import ASKED, BULK, ID, NONE, NUMBER
+from penstock.scheduler.cellular.arrays import ASKED, BULK, ID, NONE, NUMBER, ROW_S, STEP_S
 from penstock.scheduler.cellular.choice import choose_quantum
 from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
 from penstock.scheduler.cellular.new_jobs import JobRows, NewJobs, Outlook, QueuedCellJob
@@ -48,13 +48,14 @@ class Backlog:
 
     def outlook(self, num_new: int, num_active: int, host_s: float) -> Outlook:
         """For so many new jobs, while so many are active."""
-        step_s, row_s, cost = [], [], self._cost
+        prices, cost = np.empty((2, len(self._rules))), self._cost
         for cell, rule in enumerate(self._rules):
             num_rows = self._num_rows(rule, num_active + num_new - 1)
             quantum = choose_quantum(rule, num_rows, cost.step_s(cell, num_rows), host_s)
-            step_s.append(cost.seconds_at_most(cell, num_rows, quantum) / quantum)
-            row_s.append(cost.seconds(cell, rule.max_rows, rule.max_steps) / (rule.max_steps * rule.max_rows))
-        return Outlook(np.array((step_s, row_s)), self._ran / self._asked, self._slowdown if num_active else 1.0)
+            prices[STEP_S, cell] = cost.seconds_at_most(cell, num_rows, quantum) / quantum
+            full_s = cost.seconds(cell, rule.max_rows, rule.max_steps)
+            prices[ROW_S, cell] = full_s / (rule.max_steps * rule.max_rows)
+        return Outlook(prices, self._ran / self._asked, self._slowdown if num_active else 1.0)
 
     def surely_in_time(self, new: NewJobs, now: float) -> bool:
         """Whether the jobs of one `add` are in time in any order, if all join at once and no other waits."""

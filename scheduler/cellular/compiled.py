@@ -61,7 +61,7 @@ def _exercise(kernels: SchedulerKernels) -> None:
     prices = np.ones((2, 1))
     results = [*kernels.arrive(index, graphs, columns, times, prices, 3, 0.0, 1.0, 1.0, 9.0, 1.0, due, estimates)]
     kernels.join(*arrays, index, columns, due, estimates, graphs, 0, 1)
-    kernels.sum_left(arrays.order, arrays.num_jobs, arrays.work, left_s)
+    kernels.sum_left(arrays.order, arrays.counts, arrays.work, left_s)
     kernels.copy(index, larger)
     results += [kernels.number_of(index, 7), kernels.remove_all(larger, columns[ID], row), int(row[0])]
     for _ in range(2):
@@ -72,5 +72,5 @@ def _exercise(kernels: SchedulerKernels) -> None:
     results += kernels.fit(columns, 0, True, 0, 0, 1.0, 0.75)
     results += [*left_s.tolist(), *totals.tolist(), kernels.number_of(index, 7)]
     expected = [NONE, 0, 1, 0, 0, -2, 2, 4, 1, 0, 1, 1, 1, 7, 0, 0, 1, 1, 0, 7, 1, 1, 1, 1, 0, 2, 2, 2, 2, 1, NONE]
-    if results != expected or arrays.ready.any():
+    if results != expected or arrays.counts.any():
         raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

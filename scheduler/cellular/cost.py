@@ -63,7 +63,11 @@ class TaskCost:
         if mean_s is None:
             self._estimated.clear()
         measured[quantum] = corrected(mean_s, measured_s)
-        self._least_step_s[cell][bucket] = min([mean_s / steps for steps, mean_s in measured.items()])
+        least = self._least_step_s[cell]
+        if (step_s := measured[quantum] / quantum) <= least.get(bucket, math.inf):
+            least[bucket] = step_s
+        else:
+            least[bucket] = min([mean_s / steps for steps, mean_s in measured.items()])
 
     def _estimate(self, cell: int, bucket: int, quantum: int) -> float:
         """In proportion to the quantum. Rows matter less: the next measured bucket counts as it is."""

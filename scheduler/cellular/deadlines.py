@@ -1,18 +1,15 @@
 """The deadlines of active jobs, earliest first."""
 
 import heapq
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+import math
+from collections.abc import Callable
+
+from penstock.scheduler.cellular.arrays import ID, NUMBER
+from penstock.scheduler.cellular.types import Float64Array, Int64Array
 
 _FEW = 1000  # entries of jobs that have left, which are not worth a removal
 
-
-class Deadline(NamedTuple):
-    """When a job expires. Its number tells it from a later job of the same id."""
-
-    at: float
-    number: int
-    job_id: int
+Deadline = tuple[float, int, int]  # of a job: when, its number, which tells it from a later job of the same id, its id
 
 
 class Deadlines:
@@ -23,25 +20,31 @@ class Deadlines:
         self._heap: list[Deadline] = []
         self._number_of = number_of
 
-    def push(self, deadlines: Iterable[Deadline]) -> None:
-        """Add deadlines of jobs."""
-        for deadline in deadlines:
-            heapq.heappush(self._heap, deadline)
+    def push(self, deadlines: Float64Array, columns: Int64Array) -> None:
+        """Add the deadlines of jobs; inf: none. columns: as in JobRows."""
+        ids, numbers = columns[ID].tolist(), columns[NUMBER].tolist()
+        for deadline in zip(deadlines.tolist(), numbers, ids, strict=True):
+            if deadline[0] < math.inf:
+                heapq.heappush(self._heap, deadline)
 
     def pop(self, now: float) -> list[Deadline]:
         """Remove those that have passed. Returns those of active jobs."""
         passed = []
-        while self._heap and self._heap[0].at <= now:
+        while self._heap and self._heap[0][0] <= now:
             deadline = heapq.heappop(self._heap)
-            if self._number_of(deadline.job_id) == deadline.number:
+            if self._is_active(deadline):
                 passed.append(deadline)
         return passed
 
     def next(self, num_active: int) -> float | None:
         """The earliest deadline of an active job; None: there is none. num_active: active jobs."""
         if len(self._heap) > 2 * num_active + _FEW:
-            self._heap = [entry for entry in self._heap if self._number_of(entry.job_id) == entry.number]
+            self._heap = list(filter(self._is_active, self._heap))
             heapq.heapify(self._heap)
-        while self._heap and self._number_of(self._heap[0].job_id) != self._heap[0].number:
+        while self._heap and not self._is_active(self._heap[0]):
             heapq.heappop(self._heap)
-        return self._heap[0].at if self._heap else None
+        return self._heap[0][0] if self._heap else None
+
+    def _is_active(self, deadline: Deadline) -> bool:
+        _, number, job_id = deadline
+        return self._number_of(job_id) == number

@@ -1,16 +1,10 @@
 """Compiled: the active jobs by id, a hash table in an array [C, 3] that other kernels fill too. C is a power of two."""
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
-from numba.extending import register_jitable
-
 from penstock.scheduler.cellular.arrays import JOB_ID, JOB_NUMBER, NO_JOB, NONE, PLACE
+from penstock.scheduler.cellular.inlining import inlined
 from penstock.scheduler.cellular.types import Int64Array
 
 _SPREAD = -7046029254386353131  # 2^64 / the golden ratio, as int64: products of ids in a row lie far apart
-_Function = TypeVar("_Function", bound=Callable[..., object])
-_inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
 
 
 def number_of(active: Int64Array, job_id: int) -> int:
@@ -38,7 +32,7 @@ def copy(active: Int64Array, larger: Int64Array) -> None:
             larger[find(larger, active[row, JOB_ID])] = active[row]
 
 
-@_inlined
+@inlined
 def find(active: Int64Array, job_id: int) -> int:
     """The row of a job, or the free one that would be its."""
     last = len(active) - 1
@@ -48,7 +42,7 @@ def find(active: Int64Array, job_id: int) -> int:
     return row
 
 
-@_inlined
+@inlined
 def remove(active: Int64Array, row: int) -> None:
     """Free a row. Jobs behind it move up, so that no search for one ends at a free row before it."""
     last = len(active) - 1

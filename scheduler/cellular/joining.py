@@ -1,10 +1,6 @@
 """Compiled: jobs join `Arrays`. Imported on first use, since numba takes half a second to load."""
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
 import numpy as np
-from numba.extending import register_jitable
 
 from penstock.scheduler.cellular.arrays import (
     BEGAN,
@@ -12,6 +8,7 @@ from penstock.scheduler.cellular.arrays import (
     BULK,
     CELL,
     CHILD,
+    DUE,
     EDGE,
     EDGES_LEFT,
     ENDED,
@@ -28,12 +25,15 @@ from penstock.scheduler.cellular.arrays import (
     NODE,
     NODES_LEFT,
     NONE,
+    NUM_JOBS,
+    NUM_SLOTS,
     NUMBER,
     OPEN,
     OUTSTANDING,
     PATH_S,
     PLACE,
     RAN,
+    READY,
     ROWS,
     SIBLING,
     SIZE,
@@ -41,26 +41,24 @@ from penstock.scheduler.cellular.arrays import (
     Arrays,
 )
 from penstock.scheduler.cellular.index import find
-from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
-
-_Function = TypeVar("_Function", bound=Callable[..., object])
-_inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
+from penstock.scheduler.cellular.inlining import inlined
+from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
 
 
 def join(
-    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, work: Float64Array,
-    lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
-    active: Int64Array, columns: Int64Array, due_at: Float64Array, estimates: Float64Array, graphs: Int32Array,
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, work: Float64Array, lists: Int32Array, order: Int32Array,
+    counts: Int64Array, sizes: Int64Array,
+    active: Int64Array, columns: Int64Array, due: Float64Array, estimates: Float64Array, graphs: Int32Array,
     device: int, num_devices: int,
 ) -> None:  # fmt: skip
     """Add active jobs with valid graphs, end to end, for which there is room, to the arrays of a device.
 
     `columns` [5, J]: ID, NUMBER, BULK, SLOTS, SIZE of each. `estimates` [J, 5]: fields of Estimate.
     """
-    arrays = Arrays(nodes, edges, jobs, is_gone, due, work, lists, ready, order, num_jobs, slots, sizes)
+    arrays = Arrays(nodes, edges, jobs, work, lists, order, counts, sizes)
     at = 0
     node_rows = np.empty(len(graphs), np.int32)
-    rows = np.empty(len(due_at), np.int64)
+    rows = np.empty(len(due), np.int64)
     for number in range(len(rows)):
         num_nodes = graphs[at]
         cells, steps, offsets, dependencies = parts(graphs, at)
@@ -74,14 +72,12 @@ def join(
         jobs[job, OPEN] = num_nodes
         jobs[job, OUTSTANDING] = 0
         jobs[job, NODE] = NONE
-        is_gone[job] = False
-        due[job] = due_at[number]
         for field in range(PATH_S, RAN):
             work[job, field] = estimates[number, field]
-        work[job, RAN], work[job, BEGAN] = 0.0, np.inf
+        work[job, RAN], work[job, BEGAN], work[job, DUE] = 0.0, np.inf, due[number]
         for listed in range(lists.shape[1]):
             lists[job, listed, 0] = lists[job, listed, 1] = NONE
-        slots[jobs[job, BULK]] += jobs[job, SLOTS]
+        counts[jobs[job, BULK], NUM_SLOTS] += jobs[job, SLOTS]
         for index in range(num_nodes):
             node = sizes[FREE_NODE]
             sizes[FREE_NODE] = nodes[node, NEXT]
@@ -111,12 +107,12 @@ def join(
                 lists[job, cell, 0] = node
                 if lists[job, cell, 1] == NONE:
                     lists[job, cell, 1] = node
-                ready[jobs[job, BULK], cell] += 1
+                counts[jobs[job, BULK], READY + cell] += 1
         at = dependencies + graphs[at + 3]
     _insert(arrays, rows)
 
 
-@_inlined
+@inlined
 def parts(graphs: Int32Array, at: int) -> tuple[int, int, int, int]:
     """Where the cells, steps, offsets and dependencies of a packed graph begin."""
     cells = at + 4
@@ -125,18 +121,19 @@ def parts(graphs: Int32Array, at: int) -> tuple[int, int, int, int]:
     return cells, steps, offsets, offsets + graphs[at + 2]
 
 
-@_inlined
+@inlined
 def _insert(arrays: Arrays, rows: Int64Array) -> None:
     """Put jobs at their places in the order. Most are due last."""
-    jobs, due, order, num_jobs = arrays.jobs, arrays.due, arrays.order, arrays.num_jobs
+    jobs, work, order, counts = arrays.jobs, arrays.work, arrays.order, arrays.counts
     for job in rows:
         group = jobs[job, BULK]
-        place = num_jobs[group]
+        place = counts[group, NUM_JOBS]
         while place > 0:
             other = order[group, place - 1]
-            if due[other] < due[job] or (due[other] == due[job] and jobs[other, NUMBER] < jobs[job, NUMBER]):
+            later = work[job, DUE] - work[other, DUE]
+            if later > 0 or (later == 0 and jobs[other, NUMBER] < jobs[job, NUMBER]):
                 break
             order[group, place] = other
             place -= 1
         order[group, place] = job
-        num_jobs[group] += 1
+        counts[group, NUM_JOBS] += 1

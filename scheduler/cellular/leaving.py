@@ -1,10 +1,6 @@
 """Compiled: jobs leave `Arrays`. Imported on first use, as joining.py."""
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
 import numpy as np
-from numba.extending import register_jitable
 
 from penstock.scheduler.cellular.arrays import (
     BLOCKED,
@@ -22,32 +18,34 @@ from penstock.scheduler.cellular.arrays import (
     NODE,
     NODES_LEFT,
     NONE,
+    NUM_JOBS,
+    NUM_SLOTS,
+    OPEN,
     OUTSTANDING,
+    READY,
     SIBLING,
     SLOTS,
     Arrays,
 )
-from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
-
-_Function = TypeVar("_Function", bound=Callable[..., object])
-_inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
+from penstock.scheduler.cellular.inlining import inlined
+from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
 
 
 def drop(
-    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, work: Float64Array,
-    lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, work: Float64Array, lists: Int32Array, order: Int32Array,
+    counts: Int64Array, sizes: Int64Array,
     rows: Int64Array,
 ) -> None:  # fmt: skip
     """Remove jobs. The row of one with outstanding rows becomes free when those have ended."""
-    arrays = Arrays(nodes, edges, jobs, is_gone, due, work, lists, ready, order, num_jobs, slots, sizes)
+    arrays = Arrays(nodes, edges, jobs, work, lists, order, counts, sizes)
     free_jobs, num_free = np.empty(len(rows), np.int64), 0
     for job in rows:
         node = jobs[job, NODE]
         while node != NONE:
             if nodes[node, LEFT] > 0 and nodes[node, BLOCKED] == 0:
-                ready[jobs[job, BULK], nodes[node, CELL]] -= 1
+                counts[jobs[job, BULK], READY + nodes[node, CELL]] -= 1
             node = nodes[node, SIBLING]
-        is_gone[job] = True
+        jobs[job, OPEN] = 0
         if jobs[job, OUTSTANDING] == 0:
             free_jobs[num_free] = job
             num_free += 1
@@ -55,27 +53,27 @@ def drop(
     compact(arrays, len(rows))
 
 
-@_inlined
+@inlined
 def compact(arrays: Arrays, num_gone: int) -> None:
     """Remove so many jobs, which are gone, from the order. Those behind the last of them are not looked at."""
     for group in range(2):
         kept = 0
-        for place in range(arrays.num_jobs[group]):
+        for place in range(arrays.counts[group, NUM_JOBS]):
             job = arrays.order[group, place]
-            if num_gone and arrays.is_gone[job]:
+            if num_gone and arrays.jobs[job, OPEN] == 0:
                 num_gone -= 1
             else:
                 arrays.order[group, kept] = job
                 kept += 1
-        arrays.num_jobs[group] = kept
+        arrays.counts[group, NUM_JOBS] = kept
 
 
-@_inlined
+@inlined
 def free(arrays: Arrays, rows: Int64Array) -> None:
     """Give back the rows of jobs, their nodes and their edges."""
     nodes, edges, jobs, sizes = arrays.nodes, arrays.edges, arrays.jobs, arrays.sizes
     for job in rows:
-        arrays.slots[jobs[job, BULK]] -= jobs[job, SLOTS]
+        arrays.counts[jobs[job, BULK], NUM_SLOTS] -= jobs[job, SLOTS]
         node = jobs[job, NODE]
         while node != NONE:
             edge = nodes[node, EDGE]

@@ -11,7 +11,6 @@ import numpy as np
 from penstock.scheduler.cellular.active import ActiveJobs
 from penstock.scheduler.cellular.arrays import NONE, NUMBER, OF_ID, OF_SLOTS, OF_TIMES
 from penstock.scheduler.cellular.compiled import load_kernels
-from penstock.scheduler.cellular.deadlines import Deadline
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.types import (
     BoolArray,
@@ -150,12 +149,6 @@ class NewJobs(NamedTuple):
             f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job {job.id} "
             f"has: {job.graph}"
         )
-
-    def deadlines(self) -> list[Deadline]:
-        """Of those jobs that have one."""
-        ids, numbers, *_ = self.jobs.fields.tolist()
-        rows = zip(self.jobs.times[1].tolist(), numbers, ids, strict=True)
-        return [Deadline(at, number, job_id) for at, number, job_id in rows if at < math.inf]
 
     def rows(self) -> JobRows:
         """The jobs as they wait."""

@@ -5,11 +5,7 @@ microseconds to unpack a tuple of them. A helper's call with all arrays costs as
 numba counts references; so most helpers take many rows.
 """
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
 import numpy as np
-from numba.extending import register_jitable
 
 from penstock.scheduler.cellular.arrays import (
     ASKED,
@@ -28,11 +24,13 @@ from penstock.scheduler.cellular.arrays import (
     NEXT,
     NEXT_EDGE,
     NONE,
+    NUM_JOBS,
     OPEN,
     OUTSTANDING,
     PATH_S,
     PREDICTED_S,
     RAN,
+    READY,
     ROWS,
     SIZE,
     TOOK_S,
@@ -42,16 +40,14 @@ from penstock.scheduler.cellular.arrays import (
     Arrays,
 )
 from penstock.scheduler.cellular.index import find, remove
+from penstock.scheduler.cellular.inlining import inlined
 from penstock.scheduler.cellular.leaving import compact, free
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
 
-_Function = TypeVar("_Function", bound=Callable[..., object])
-_inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
-
 
 def plan(
-    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, work: Float64Array,
-    lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, work: Float64Array, lists: Int32Array, order: Int32Array,
+    counts: Int64Array, sizes: Int64Array,
     cell: int, quantum: int, max_size: int, now: float, rows: Int32Array, steps: Int32Array, ids: Int64Array,
     indices: Int32Array, begun: Int64Array,
 ) -> tuple[int, int, int]:  # fmt: skip
@@ -60,10 +56,10 @@ def plan(
     Returns how many rows were filled, the most steps of one, and the number of these jobs. All are filled where as many
     nodes are ready and the sum of their jobs' sizes is `max_size` at most. A first node that is larger is taken alone.
     """
-    arrays = Arrays(nodes, edges, jobs, is_gone, due, work, lists, ready, order, num_jobs, slots, sizes)
+    arrays = Arrays(nodes, edges, jobs, work, lists, order, counts, sizes)
     count = size = longest = num_begun = 0
     for group in range(2):
-        for place in range(num_jobs[group]):
+        for place in range(counts[group, NUM_JOBS]):
             if count == len(rows):
                 break
             job = order[group, place]
@@ -85,7 +81,7 @@ def plan(
                 if nodes[node, LEFT] > 0:
                     before = node
                 else:
-                    ready[group, cell] -= 1
+                    counts[group, READY + cell] -= 1
                     if before == NONE:
                         lists[job, cell, 0] = following
                     else:
@@ -98,8 +94,8 @@ def plan(
 
 
 def settle(
-    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, work: Float64Array,
-    lists: Int32Array, ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, work: Float64Array, lists: Int32Array, order: Int32Array,
+    counts: Int64Array, sizes: Int64Array,
     active: Int64Array, rows: Int32Array, asked: Int32Array, ran: Int32Array, is_stopped: BoolArray, now: float,
     ended: Int64Array, totals: Float64Array,
 ) -> int:  # fmt: skip
@@ -111,10 +107,10 @@ def settle(
 
     NONE, and nothing changed: a row ran more steps than asked, or fewer and did not stop.
     """
-    arrays = Arrays(nodes, edges, jobs, is_gone, due, work, lists, ready, order, num_jobs, slots, sizes)
+    arrays = Arrays(nodes, edges, jobs, work, lists, order, counts, sizes)
     for row in range(len(rows)):
         node = rows[row]
-        may_be_short = is_stopped[row] or nodes[node, ENDED] or is_gone[nodes[node, JOB]]
+        may_be_short = is_stopped[row] or nodes[node, ENDED] or jobs[nodes[node, JOB], OPEN] == 0
         if not (ran[row] == asked[row] or (may_be_short and 0 <= ran[row] < asked[row])):
             return NONE
     stopped, free_jobs = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
@@ -126,20 +122,19 @@ def settle(
         jobs[job, OUTSTANDING] -= 1
         work[job, RAN] += ran[row]
         is_done = is_stopped[row] or (nodes[node, LEFT] == 0 and nodes[node, ROWS] == 0)
-        if is_done and not nodes[node, ENDED] and not is_gone[job]:
+        if is_done and not nodes[node, ENDED] and jobs[job, OPEN] > 0:
             if nodes[node, LEFT] > 0:
                 _withdraw(nodes, lists, node)
-                ready[jobs[job, BULK], nodes[node, CELL]] -= 1
+                counts[jobs[job, BULK], READY + nodes[node, CELL]] -= 1
                 nodes[node, LEFT] = 0
                 stopped[num_stopped] = node
                 num_stopped += 1
             nodes[node, ENDED] = 1
             jobs[job, OPEN] -= 1
             if jobs[job, OPEN] == 0:
-                is_gone[job] = True
                 ended[num_ended] = job
                 num_ended += 1
-        if is_gone[job] and jobs[job, OUTSTANDING] == 0:
+        if jobs[job, OPEN] == 0 and jobs[job, OUTSTANDING] == 0:
             free_jobs[num_free] = job
             num_free += 1
     for place in range(num_ended):
@@ -158,7 +153,7 @@ def settle(
     return num_ended
 
 
-@_inlined
+@inlined
 def _release(arrays: Arrays, rows: Int32Array) -> None:
     """All steps of these nodes have run or are in tasks, so that their dependents may be in later tasks.
 
@@ -179,10 +174,10 @@ def _release(arrays: Arrays, rows: Int32Array) -> None:
         _append(arrays, first)
 
 
-@_inlined
+@inlined
 def _append(arrays: Arrays, first: int) -> None:
     """Make nodes ready, which are linked by NEXT: each becomes the last of its job's."""
-    nodes, lists, jobs, ready = arrays.nodes, arrays.lists, arrays.jobs, arrays.ready
+    nodes, lists, jobs, counts = arrays.nodes, arrays.lists, arrays.jobs, arrays.counts
     node = first
     while node != NONE:
         following = nodes[node, NEXT]
@@ -194,11 +189,11 @@ def _append(arrays: Arrays, first: int) -> None:
         else:
             nodes[last, NEXT] = node
         lists[job, cell, 1] = node
-        ready[jobs[job, BULK], cell] += 1
+        counts[jobs[job, BULK], READY + cell] += 1
         node = following
 
 
-@_inlined
+@inlined
 def _withdraw(nodes: Int32Array, lists: Int32Array, node: int) -> None:
     """Take a node out of its job's ready ones. The caller counts."""
     cell, job = nodes[node, CELL], nodes[node, JOB]

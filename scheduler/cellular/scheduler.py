@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 
 from penstock.scheduler.cellular.active import ActiveJobs
-from penstock.scheduler.cellular.arrays import ID, NO_JOB, NO_MAXIMUM, NONE, NUMBER
+from penstock.scheduler.cellular.arrays import ID, NO_JOB, NO_MAXIMUM, NONE
 from penstock.scheduler.cellular.backlog import Backlog
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, least_quantum
 from penstock.scheduler.cellular.cost import TaskCost, corrected
-from penstock.scheduler.cellular.deadlines import Deadline, Deadlines
+from penstock.scheduler.cellular.deadlines import Deadlines
 from penstock.scheduler.cellular.device import Device, Outstanding
 from penstock.scheduler.cellular.new_jobs import Joining, NewJobs, Outlook
 from penstock.scheduler.cellular.settings import CellSettings
@@ -82,7 +82,7 @@ class CellScheduler:
         are_in_time = self._backlog is None or self._backlog.surely_in_time(new, now)
         if are_in_time and self._waiting.fit_together(new.slots, self._held()):
             if new.earliest < math.inf:
-                self._deadlines.push(new.deadlines())
+                self._deadlines.push(jobs.times[1], jobs.fields)
             self._enter(0, new.joining)
             return []
         return self._queue(new, num_active, now)
@@ -108,9 +108,7 @@ class CellScheduler:
                 if len(rejected) == len(late_s):
                     return rejected
                 rows = rows.where(late_s <= 0)
-        if np.any(rows.deadlines < math.inf):
-            dated = zip(rows.deadlines.tolist(), *rows.columns[[NUMBER, ID]].tolist(), strict=True)
-            self._deadlines.push([Deadline(at, number, job_id) for at, number, job_id in dated if at < math.inf])
+        self._deadlines.push(rows.deadlines, rows.columns)
         self._waiting.push(rows)
         self._join()
         return rejected
@@ -191,9 +189,10 @@ class CellScheduler:
 
     def _steady(self, now: float) -> float:
         """A clock that steps back counts as no time elapsed."""
-        if not -math.inf < now < math.inf:
+        if not math.isfinite(now):
             raise ValueError(f"now must be a finite number of seconds. Given: {now}")
-        self._latest = max(self._latest, float(now))
+        if now > self._latest:
+            self._latest = float(now)
         return self._latest
 
     def _held(self) -> list[tuple[int, int]]:
@@ -202,7 +201,7 @@ class CellScheduler:
 
     def _join(self) -> None:
         """Pin waiting jobs to devices that have slots for them."""
-        if self.num_waiting == 0:
+        if self._active.num == self.num_joined:  # none waits
             self._waiting.clear()
             return
         too_late = None if self._backlog is None else partial(self._backlog.too_late_s, now=self._latest)
@@ -245,11 +244,11 @@ class CellScheduler:
         """Remove the jobs whose deadline has passed, also those that have begun."""
         passed = self._deadlines.pop(now)
         if passed:
-            self.cancel([one.job_id for one in passed])
+            self.cancel([job_id for _, _, job_id in passed])
         if not passed and not self._doomed:
             return ()
         doomed, self._doomed = self._doomed, []
-        return (*[RejectedJob(one.job_id, Cause.QUEUED, now - one.at) for one in passed], *doomed)
+        return (*[RejectedJob(job_id, Cause.QUEUED, now - at) for at, _, job_id in passed], *doomed)
 
     def _doom(self, ids: Sequence[int], late_s: Sequence[float]) -> None:
         """Jobs that waited leave, as they cannot be in time any more."""

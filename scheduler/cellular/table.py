@@ -1,10 +1,10 @@
 """The jobs that have joined a device."""
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import NO_MAXIMUM, NONE, make_arrays, with_room
+from penstock.scheduler.cellular.arrays import DUE, NO_MAXIMUM, NONE, NUM_JOBS, NUM_SLOTS, READY, make_arrays, with_room
 from penstock.scheduler.cellular.compiled import load_kernels
 from penstock.scheduler.cellular.new_jobs import Joining
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
@@ -44,26 +44,26 @@ class JobTable:
     @property
     def num_ready(self) -> tuple[list[int], list[int]]:
         """Ready nodes by cell: of online jobs, and of bulk jobs."""
-        online, bulk = self._arrays.ready.tolist()
-        return online, bulk
+        online, bulk = self._arrays.counts.tolist()
+        return online[READY:], bulk[READY:]
 
     @property
     def slots(self) -> tuple[int, int]:
         """State slots that are held: by online jobs, and by bulk jobs."""
-        online, bulk = self._arrays.slots.tolist()
-        return online, bulk
+        online, bulk = self._arrays.counts.tolist()
+        return online[NUM_SLOTS], bulk[NUM_SLOTS]
 
     def due(self) -> Float64Array:
         """When the online jobs are due, ascending."""
         arrays = self._arrays
-        due: Float64Array = arrays.due[arrays.order[0, : arrays.num_jobs[0]]]
+        due: Float64Array = arrays.work[arrays.order[0, : arrays.counts[0, NUM_JOBS]], DUE]
         return due
 
     def left_s(self) -> Float64Array:
         """Predicted seconds of work that is left before each online job, as they are due, and of all [jobs + 1]."""
         arrays = self._arrays
-        left_s = np.empty(int(arrays.num_jobs[0]) + 1)
-        self._kernels.sum_left(arrays.order, arrays.num_jobs, arrays.work, left_s)
+        left_s = np.empty(int(arrays.counts[0, NUM_JOBS]) + 1)
+        self._kernels.sum_left(arrays.order, arrays.counts, arrays.work, left_s)
         return left_s
 
     def join(self, joining: Joining, index: Int64Array, device: int, num_devices: int) -> None:
@@ -74,8 +74,9 @@ class JobTable:
 
     def plan(self, cell: int, num_rows: int, quantum: int, max_size: int, now: float) -> PlannedRows:
         """Take `num_rows` ready nodes of a cell into a task, or as many as `max_size` allows, by due order."""
-        nodes, steps, indices = np.empty((3, num_rows), np.int32)
-        ids, begun = np.empty((2, num_rows), np.int64)
+        int32, int64 = np.int32, np.int64
+        nodes, steps, indices = np.empty(num_rows, int32), np.empty(num_rows, int32), np.empty(num_rows, int32)
+        ids, begun = np.empty(num_rows, int64), np.empty(num_rows, int64)  # each alone: numpy splits slowly
         count, longest, num_begun = self._kernels.plan(
             *self._arrays, cell, quantum, max_size, now, nodes, steps, ids, indices, begun
         )
@@ -97,7 +98,8 @@ class JobTable:
             raise ValueError("A row runs as many steps as its task says, or fewer where it stops.")
         if num_ended == 0:
             return _NONE
-        return Ended(cast(list[int], ended[:num_ended].tolist()), *totals.tolist())
+        ids: list[int] = ended[:num_ended].tolist()
+        return Ended(ids, *totals.tolist())
 
     def drop(self, rows: Int64Array) -> None:
         """Remove jobs by their rows."""

@@ -1,6 +1,7 @@
 """Inputs and outputs of the cellular scheduler. Nothing here knows of tensors, tokens or a clock."""
 
 import math
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ Float64Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 MAX_PASSES = 8
+_SIZES = struct.Struct("=4i")
 _NO_JOBS = np.zeros(0, np.int64)
 
 
@@ -51,8 +53,8 @@ class CellGraph:
     def packed(self) -> bytes:
         """The sizes of the four arrays, and the arrays, as int32: those of many jobs end to end are a kernel's."""
         parts = self.cells, self.steps, self.dependency_offsets, self.dependencies
-        sizes = [len(part) for part in parts]
-        return np.concatenate([sizes, *parts], dtype=np.int32, casting="same_kind").tobytes()
+        numbers = np.concatenate(parts, dtype=np.int32, casting="same_kind")
+        return _SIZES.pack(*map(len, parts)) + numbers.tobytes()
 
 
 class CellJob(NamedTuple):

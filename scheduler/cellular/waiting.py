@@ -56,9 +56,10 @@ class WaitingJobs:
 
     def clear(self) -> None:
         """Forget the jobs: all have left."""
-        for queue in self._queues:
-            queue.clear()
-        self._gone.clear()
+        if any(self._queues):
+            for queue in self._queues:
+                queue.clear()
+            self._gone.clear()
 
     def push(self, rows: JobRows) -> None:
         """Add jobs."""
