@@ -31,10 +31,11 @@ class ActiveJobs:
         return number
 
     def remove(self, ids: Sequence[int] | Int64Array) -> Int64Array:
-        """Jobs leave. Returns the place of each, NO_JOB of those that were not active."""
-        places = np.empty(len(ids), np.int64)
-        self.num -= self._kernels.remove_all(self.index, np.array(ids, np.int64), places)
-        return places
+        """Jobs leave. Returns the rows of the index of those that were active."""
+        removed = np.empty((len(ids), 3), np.int64)
+        num_removed = self._kernels.remove_all(self.index, np.array(ids, np.int64), removed)
+        self.num -= num_removed
+        return removed[:num_removed]
 
 
 def _empty(num_rows: int) -> Int64Array:

@@ -24,8 +24,6 @@ PATH_S, WORK_S, EXPECTED, ASKED, RAN, BEGAN, DUE = range(7)
 # Counts of a class: jobs in `order`, state slots of jobs until their rows are free, and from READY on ready nodes by
 # cell.
 NUM_JOBS, NUM_SLOTS, READY = range(3)
-# Sums over jobs that ended: RAN and ASKED of all; of online jobs PATH_S for the steps that ran, and the time they took.
-TOTAL_RAN, TOTAL_ASKED, PREDICTED_S, TOOK_S = range(4)
 # What may be wrong with a job.
 OF_TIMES, OF_SLOTS, OF_GRAPH, OF_ID = range(4)
 # Fields of the index of active jobs. PLACE of one that has joined: its row in its device's table, times the devices,

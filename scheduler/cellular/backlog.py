@@ -49,8 +49,9 @@ class Backlog:
     def outlook(self, num_new: int, num_active: int, host_s: float) -> Outlook:
         """For so many new jobs, while so many are active."""
         prices, cost = np.empty((2, len(self._rules))), self._cost
+        most_rows = (num_active + num_new - 1) // len(self._tables) + 1
         for cell, rule in enumerate(self._rules):
-            num_rows = self._num_rows(rule, num_active + num_new - 1)
+            num_rows = min(rule.max_rows, most_rows)
             quantum = choose_quantum(rule, num_rows, cost.step_s(cell, num_rows), host_s)
             prices[STEP_S, cell] = cost.seconds_at_most(cell, num_rows, quantum) / quantum
             full_s = cost.seconds(cell, rule.max_rows, rule.max_steps)

@@ -55,22 +55,23 @@ def _exercise(kernels: SchedulerKernels) -> None:
     arrays = with_room(make_arrays(1), 1, len(graphs))
     index, larger = np.full((2, 4, 3), NO_JOB, np.int64)
     columns = np.array([[7], [0], [0], [1], [1]], np.int64)
-    row, ids, begun, is_stopped = *np.zeros((3, 1), np.int64), np.zeros(1, np.bool_)
+    ids, begun, is_stopped, removed = *np.zeros((2, 1), np.int64), np.zeros(1, np.bool_), np.zeros((1, 3), np.int64)
     nodes, steps, indices = np.zeros((3, 1), np.int32)
-    times, due, estimates, left_s, totals = np.zeros((2, 1)), np.zeros(1), np.zeros((1, 5)), np.zeros(2), np.zeros(4)
+    times, due, estimates, left_s = np.zeros((2, 1)), np.zeros(1), np.zeros((1, 5)), np.zeros(2)
     prices = np.ones((2, 1))
     results = [*kernels.arrive(index, graphs, columns, times, prices, 3, 0.0, 1.0, 1.0, 9.0, 1.0, due, estimates)]
     kernels.join(*arrays, index, columns, due, estimates, graphs, 0, 1)
     kernels.sum_left(arrays.order, arrays.counts, arrays.work, left_s)
     kernels.copy(index, larger)
-    results += [kernels.number_of(index, 7), kernels.remove_all(larger, columns[ID], row), int(row[0])]
+    results += [kernels.number_of(index, 7), kernels.remove_all(larger, columns[ID], removed), *removed[0].tolist()]
     for _ in range(2):
         results += kernels.plan(*arrays, 0, 1, NO_MAXIMUM, 0.0, nodes, steps, ids, indices, begun)
         results += [int(ids[0]), int(indices[0])]
-        results.append(kernels.settle(*arrays, index, nodes, steps, steps, is_stopped, 1.0, ids, totals))
-    kernels.drop(*arrays, row[:0])
+        results += kernels.settle(*arrays, index, nodes, steps, steps, is_stopped, 1.0, ids)
+    kernels.drop(*arrays, ids[:0])
     results += kernels.fit(columns, 0, True, 0, 0, 1.0, 0.75)
-    results += [*left_s.tolist(), *totals.tolist(), kernels.number_of(index, 7)]
-    expected = [NONE, 0, 1, 0, 0, -2, 2, 4, 1, 0, 1, 1, 1, 7, 0, 0, 1, 1, 0, 7, 1, 1, 1, 1, 0, 2, 2, 2, 2, 1, NONE]
+    results += [*left_s.tolist(), kernels.number_of(index, 7)]
+    planned = [1, 1, 1, 7, 0, 0, 0, 0, 0, 0, 1, 1, 0, 7, 1, 1, 2, 2, 2, 1]
+    expected = [NONE, 0, 1, 0, 0, -2, 2, 4, 1, 7, 4, 0, *planned, 1, 1, 0, 2, NONE]
     if results != expected or arrays.counts.any():
         raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

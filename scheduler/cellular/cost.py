@@ -11,7 +11,9 @@ def corrected(mean_s: float | None, measured_s: float) -> float:
     """A mean of recent times after one more, above 0. None: of no time yet."""
     if not mean_s:
         return measured_s
-    return mean_s + _WEIGHT * (min(max(measured_s, mean_s / _FAR), mean_s * _FAR) - mean_s)
+    if not mean_s / _FAR <= measured_s <= mean_s * _FAR:
+        measured_s = min(max(measured_s, mean_s / _FAR), mean_s * _FAR)
+    return mean_s + _WEIGHT * (measured_s - mean_s)
 
 
 def bucket_of(num_rows: int) -> int:

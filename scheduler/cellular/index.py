@@ -13,13 +13,13 @@ def number_of(active: Int64Array, job_id: int) -> int:
     return NONE if active[row, PLACE] == NO_JOB else int(active[row, JOB_NUMBER])
 
 
-def remove_all(active: Int64Array, ids: Int64Array, places: Int64Array) -> int:
-    """Remove jobs; returns how many were active. Writes the place of each, NO_JOB of those that were not."""
+def remove_all(active: Int64Array, ids: Int64Array, removed: Int64Array) -> int:
+    """Remove jobs; returns how many were active. Writes the rows of those to `removed`, one after another."""
     num_removed = 0
-    for number in range(len(ids)):
-        row = find(active, ids[number])
-        places[number] = active[row, PLACE]
-        if places[number] != NO_JOB:
+    for job_id in ids:
+        row = find(active, job_id)
+        if active[row, PLACE] != NO_JOB:
+            removed[num_removed] = active[row]
             remove(active, row)
             num_removed += 1
     return num_removed

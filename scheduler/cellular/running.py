@@ -28,14 +28,10 @@ from penstock.scheduler.cellular.arrays import (
     OPEN,
     OUTSTANDING,
     PATH_S,
-    PREDICTED_S,
     RAN,
     READY,
     ROWS,
     SIZE,
-    TOOK_S,
-    TOTAL_ASKED,
-    TOTAL_RAN,
     WORK_S,
     Arrays,
 )
@@ -97,13 +93,11 @@ def settle(
     nodes: Int32Array, edges: Int32Array, jobs: Int64Array, work: Float64Array, lists: Int32Array, order: Int32Array,
     counts: Int64Array, sizes: Int64Array,
     active: Int64Array, rows: Int32Array, asked: Int32Array, ran: Int32Array, is_stopped: BoolArray, now: float,
-    ended: Int64Array, totals: Float64Array,
-) -> int:  # fmt: skip
-    """The task of these rows has ended. Writes the ids of the jobs that ended with it, and returns how many.
+    ended: Int64Array,
+) -> tuple[int, float, float, float, float]:  # fmt: skip
+    """The task of these rows has ended. Writes the ids of the jobs that ended with it, which leave `active`.
 
-    They leave the index of active jobs.
-
-    Adds the sums over them to `totals`: TOTAL_RAN, TOTAL_ASKED, PREDICTED_S, TOOK_S.
+    Returns how many they are, and sums over them: fields of Ended.
 
     NONE, and nothing changed: a row ran more steps than asked, or fewer and did not stop.
     """
@@ -112,9 +106,10 @@ def settle(
         node = rows[row]
         may_be_short = is_stopped[row] or nodes[node, ENDED] or jobs[nodes[node, JOB], OPEN] == 0
         if not (ran[row] == asked[row] or (may_be_short and 0 <= ran[row] < asked[row])):
-            return NONE
+            return NONE, 0.0, 0.0, 0.0, 0.0
     stopped, free_jobs = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
     num_stopped = num_free = num_ended = 0
+    total_ran = total_asked = predicted_s = took_s = 0.0
     for row in range(len(rows)):
         node = rows[row]
         job = nodes[node, JOB]
@@ -141,16 +136,16 @@ def settle(
         job = ended[place]
         ended[place] = jobs[job, ID]
         remove(active, find(active, jobs[job, ID]))
-        totals[TOTAL_RAN] += work[job, RAN]
-        totals[TOTAL_ASKED] += work[job, ASKED]
+        total_ran += work[job, RAN]
+        total_asked += work[job, ASKED]
         if work[job, WORK_S] > 0:
-            totals[PREDICTED_S] += work[job, PATH_S] * work[job, RAN] / work[job, EXPECTED]
-            totals[TOOK_S] += now - work[job, BEGAN]
+            predicted_s += work[job, PATH_S] * work[job, RAN] / work[job, EXPECTED]
+            took_s += now - work[job, BEGAN]
     _release(arrays, stopped[:num_stopped])
     free(arrays, free_jobs[:num_free])
     if num_ended:
         compact(arrays, num_ended)
-    return num_ended
+    return num_ended, total_ran, total_asked, predicted_s, took_s
 
 
 @inlined

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from penstock.scheduler.cellular.active import ActiveJobs
-from penstock.scheduler.cellular.arrays import ID, NO_JOB, NO_MAXIMUM, NONE
+from penstock.scheduler.cellular.arrays import ID, NO_MAXIMUM, NONE
 from penstock.scheduler.cellular.backlog import Backlog
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, least_quantum
 from penstock.scheduler.cellular.cost import TaskCost, corrected
@@ -128,9 +128,10 @@ class CellScheduler:
             online, bulk = place.table.num_ready
             cell = choose_cell(self._rules, online, bulk, place.num_running, place.num_passes)
             if cell is not None:
-                for other, passes in enumerate(place.num_passes):
-                    is_passed = other != cell and online[other] + bulk[other]
-                    place.num_passes[other] = passes + 1 if is_passed else 0
+                if len(self._rules) > 1:
+                    for other, passes in enumerate(place.num_passes):
+                        is_passed = other != cell and online[other] + bulk[other]
+                        place.num_passes[other] = passes + 1 if is_passed else 0
                 return self._plan(device, cell, online, bulk, rejected)
         return Wait(self._deadlines.next(self._active.num), rejected)
 
@@ -173,19 +174,18 @@ class CellScheduler:
         Their rows in outstanding tasks run, and are ignored when those end; only then are their slots free.
         """
         gone = list(ids)
-        numbers = [self._active.number(job_id) for job_id in gone]
-        places = self._active.remove(gone)
+        _, numbers, places = self._active.remove(gone).T
         if self._backlog is not None:
             self._backlog.stop_waiting(gone)
             self._doomed = [one for one in self._doomed if one.id not in gone]
-        self._waiting.leave([number for number, place in zip(numbers, places.tolist(), strict=True) if place == NONE])
+        self._waiting.leave(numbers[places == NONE].tolist())
         rows, devices = np.divmod(places[places >= 0], len(self._devices))
         for number, device in enumerate(self._devices):
             if len(dropped := rows[devices == number]):
                 device.table.drop(dropped)
                 self.num_joined -= len(dropped)
         self._join()
-        return int(np.count_nonzero(places != NO_JOB))
+        return len(places)
 
     def _steady(self, now: float) -> float:
         """A clock that steps back counts as no time elapsed."""

@@ -90,16 +90,16 @@ class JobTable:
         self, index: Int64Array, planned: PlannedRows, ran: Int32Array, is_stopped: BoolArray, now: float
     ) -> Ended:
         """The rows' task has ended. The jobs that end with it leave the index. ValueError: impossible steps."""
-        ended, totals = np.empty(len(ran), np.int64), np.zeros(4)
-        num_ended = self._kernels.settle(
-            *self._arrays, index, planned.nodes, planned.steps, ran, is_stopped, now, ended, totals
+        ended = np.empty(len(ran), np.int64)
+        num_ended, *sums = self._kernels.settle(
+            *self._arrays, index, planned.nodes, planned.steps, ran, is_stopped, now, ended
         )
         if num_ended == NONE:
             raise ValueError("A row runs as many steps as its task says, or fewer where it stops.")
         if num_ended == 0:
             return _NONE
         ids: list[int] = ended[:num_ended].tolist()
-        return Ended(ids, *totals.tolist())
+        return Ended(ids, *sums)
 
     def drop(self, rows: Int64Array) -> None:
         """Remove jobs by their rows."""
