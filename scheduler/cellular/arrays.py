@@ -71,7 +71,7 @@ def with_room(arrays: Arrays, num_jobs: int, size: int) -> Arrays:
     A packed graph is 5 numbers, 3 of each node, and 1 of each edge; it has a node.
     """
     num_nodes, num_edges = (size - 5 * num_jobs) // 3, size - 8 * num_jobs  # or fewer
-    nodes_left, edges_left, jobs_left = arrays.sizes[NODES_LEFT:].tolist()
+    _, _, _, nodes_left, edges_left, jobs_left = arrays.sizes.tolist()
     if nodes_left < num_nodes:
         more = max(num_nodes, len(arrays.nodes))
         arrays = arrays._replace(nodes=_grown(arrays.nodes, more))

@@ -62,7 +62,7 @@ class Backlog:
         """Whether the jobs of one `add` are in time in any order, if all join at once and no other waits."""
         if new.begin_by == math.inf:
             return True
-        return bool(now + sum([float(table.left_s()[-1]) for table in self._tables]) + new.work_s <= new.begin_by)
+        return now + sum([table.left_s().item(-1) for table in self._tables]) + new.work_s <= new.begin_by
 
     def admit(self, new: NewJobs, now: float, num_active: int) -> list[float]:
         """The jobs of one `add`. 0 for each that is admitted, which then waits; else the seconds by which one is late.

@@ -45,10 +45,11 @@ class TaskCost:
 
         So one slow task does not reject the jobs without which its entry is never corrected.
         """
-        bucket = bucket_of(num_rows)
-        larger = [step_s for other, step_s in self._least_step_s[cell].items() if other > bucket]
-        seconds = self.seconds(cell, num_rows, quantum)
-        return min(seconds, quantum * min(larger)) if larger else seconds
+        bucket, seconds = bucket_of(num_rows), self.seconds(cell, num_rows, quantum)
+        for other, step_s in self._least_step_s[cell].items():
+            if other > bucket and quantum * step_s < seconds:
+                seconds = quantum * step_s
+        return seconds
 
     def step_s(self, cell: int, num_rows: int) -> float:
         """Of a step in the quantum in which it takes least; 0 where nothing was measured."""

@@ -130,9 +130,10 @@ class NewJobs(NamedTuple):
         columns, times, graphs = jobs
         joining = Joining(columns, np.empty(len(graphs)), np.empty((len(graphs), 5)), _packed(graphs))
         active.make_room(len(graphs))
-        most, num_devices = float(settings.max_slots or math.inf), float(settings.num_devices)
+        patience_s, num_devices = float(settings.patience_s), float(settings.num_devices)
+        most = float(settings.max_slots or math.inf)
         fault, place, num_slots, num_bulk_slots, *seconds = load_kernels().arrive(
-            active.index, joining.graphs, columns, times, outlook.prices, num_before, settings.patience_s,
+            active.index, joining.graphs, columns, times, outlook.prices, num_before, patience_s,
             outlook.share, outlook.slowdown, most, num_devices, joining.due, joining.estimates,
         )  # fmt: skip
         if fault == NONE:

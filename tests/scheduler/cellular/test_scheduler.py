@@ -386,9 +386,9 @@ def test_a_bad_setting_is_named(field: str, value: float) -> None:
 
 def test_the_kernels_were_compiled_once() -> None:
     """Other types of arrays or numbers would be compiled for anew, for seconds, when a task waits for it."""
-    model = Model(SEQ2SEQ)
+    model = Model(SEQ2SEQ, CellSettings(patience_s=2))
     for steps in (1, 5):
-        model.add(CellGraph.of_stages((0, steps), (1, steps)), bulk=steps == 5)
+        model.add(CellGraph.of_stages((0, steps), (1, steps)), bulk=steps == 5, deadline=9)
     model.cancel(0)
     model.drain()
     assert [len(kernel.signatures) for kernel in load_kernels()] == [1] * 10
