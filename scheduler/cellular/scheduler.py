@@ -79,8 +79,8 @@ class CellScheduler:
         if new.earliest <= now:
             return self._add_in_time(jobs, now)
         self._num_added += num_new
-        are_in_time = self._backlog is None or self._backlog.surely_in_time(new, now)
-        if are_in_time and self._waiting.fit_together(new.slots, self._held()):
+        is_sure = len(self._devices) == 1 and (self._backlog is None or self._backlog.surely_in_time(new, now))
+        if is_sure and self._waiting.fit_together(new.slots, self._devices[0].table.slots):
             if new.earliest < math.inf:
                 self._deadlines.push(jobs.times[1], jobs.fields)
             self._enter(0, new.joining)
@@ -195,17 +195,13 @@ class CellScheduler:
             self._latest = float(now)
         return self._latest
 
-    def _held(self) -> list[tuple[int, int]]:
-        """State slots of each device that online jobs hold, and bulk jobs."""
-        return [device.table.slots for device in self._devices]
-
     def _join(self) -> None:
         """Pin waiting jobs to devices that have slots for them."""
         if self._active.num == self.num_joined:  # none waits
             self._waiting.clear()
             return
         too_late = None if self._backlog is None else partial(self._backlog.too_late_s, now=self._latest)
-        joining, late = self._waiting.take(self._held(), too_late)
+        joining, late = self._waiting.take([device.table.slots for device in self._devices], too_late)
         for jobs, by_s in late:
             self._doom(jobs.columns[ID].tolist(), by_s.tolist())
         for number, parts in enumerate(joining):

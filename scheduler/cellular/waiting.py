@@ -79,16 +79,16 @@ class WaitingJobs:
                 queue.extend([_Block.of(rows.where(are_here)) for rows, are_here in found if np.any(are_here)])
             self._gone.clear()
 
-    def fit_together(self, slots: tuple[int, int], held: Sequence[tuple[int, int]]) -> bool:
-        """Whether none waits, and there is one device, with room for new jobs in any order.
+    def fit_together(self, slots: tuple[int, int], held: tuple[int, int]) -> bool:
+        """Whether none waits, and the only device has room for new jobs in any order.
 
-        slots: that all of them need, and the bulk jobs. held: of each device, by online jobs, and by bulk jobs.
+        slots: that all of them need, and the bulk jobs. held: by online jobs, and by bulk jobs.
         """
-        if any(self._queues) or len(held) > 1:
+        if any(self._queues):
             return False
         if self._max_slots is None:
             return True
-        (online, bulk), (more, more_bulk) = held[0], slots
+        (online, bulk), (more, more_bulk) = held, slots
         fits = online + bulk + more <= self._max_slots
         return fits and (not more_bulk or bulk + more_bulk <= _BULK_SHARE * self._max_slots)
 
@@ -97,7 +97,7 @@ class WaitingJobs:
     ) -> tuple[list[list[JobRows]], list[tuple[JobRows, Float64Array]]]:
         """Jobs that join now, by device: in the order in which they are due, until the first finds no slots.
 
-        held: as in `fit_together`. Jobs that are too late leave instead: the second list, with the seconds.
+        held: as in `fit_together`, of each device. Jobs that are too late leave instead: the second list, with seconds.
         """
         joining: list[list[JobRows]] = [[] for _ in held]
         late: list[tuple[JobRows, Float64Array]] = []
