@@ -9,7 +9,7 @@ import numpy as np
 from penstock.scheduler.cellular.arrays import ASKED, BULK, ID, NONE, NUMBER, ROW_S, STEP_S
 from penstock.scheduler.cellular.choice import choose_quantum
 from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
-from penstock.scheduler.cellular.new_jobs import JobRows, NewJobs, Outlook, QueuedCellJob
+from penstock.scheduler.cellular.new_jobs import Forecast, JobRows, NewJobs, QueuedCellJob
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.table import Ended, JobTable
 from penstock.scheduler.cellular.types import CellRule, CellTask, Float64Array
@@ -46,7 +46,7 @@ class Backlog:
         self._trial = NONE  # number of the last job that ran though it was predicted to be late
         self._ran_at: dict[tuple[int, int], float] = {}  # when a task of a cell and a bucket of rows has ended
 
-    def outlook(self, num_new: int, num_active: int, host_s: float) -> Outlook:
+    def forecast(self, num_new: int, num_active: int, host_s: float) -> Forecast:
         """For so many new jobs, while so many are active."""
         prices, cost = np.empty((2, len(self._rules))), self._cost
         most_rows = (num_active + num_new - 1) // len(self._tables) + 1
@@ -56,7 +56,7 @@ class Backlog:
             prices[STEP_S, cell] = cost.seconds_at_most(cell, num_rows, quantum) / quantum
             full_s = cost.seconds(cell, rule.max_rows, rule.max_steps)
             prices[ROW_S, cell] = full_s / (rule.max_steps * rule.max_rows)
-        return Outlook(prices, self._ran / self._asked, self._slowdown if num_active else 1.0)
+        return Forecast(prices, self._ran / self._asked, self._slowdown if num_active else 1.0)
 
     def surely_in_time(self, new: NewJobs, now: float) -> bool:
         """Whether the jobs of one `add` are in time in any order, if all join at once and no other waits."""

@@ -101,7 +101,7 @@ class Joining(NamedTuple):
         return cls(np.ascontiguousarray(np.concatenate(columns, axis=1)), *arrays, _packed(chain.from_iterable(graphs)))
 
 
-class Outlook(NamedTuple):
+class Forecast(NamedTuple):
     """What jobs are predicted to take."""
 
     prices: Float64Array  # [2, C] STEP_S and ROW_S of each cell
@@ -121,7 +121,7 @@ class NewJobs(NamedTuple):
 
     @classmethod
     def of(
-        cls, jobs: JobColumns, active: ActiveJobs, num_before: int, settings: CellSettings, outlook: Outlook
+        cls, jobs: JobColumns, active: ActiveJobs, num_before: int, settings: CellSettings, forecast: Forecast
     ) -> "NewJobs":
         """Jobs that come after so many others.
 
@@ -133,8 +133,8 @@ class NewJobs(NamedTuple):
         patience_s, num_devices = float(settings.patience_s), float(settings.num_devices)
         most = float(settings.max_slots or math.inf)
         fault, place, num_slots, num_bulk_slots, *seconds = load_kernels().arrive(
-            active.index, joining.graphs, columns, times, outlook.prices, num_before, patience_s,
-            outlook.share, outlook.slowdown, most, num_devices, joining.due, joining.estimates,
+            active.index, joining.graphs, columns, times, forecast.prices, num_before, patience_s,
+            forecast.share, forecast.slowdown, most, num_devices, joining.due, joining.estimates,
         )  # fmt: skip
         if fault == NONE:
             active.num += len(graphs)

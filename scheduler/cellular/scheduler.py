@@ -13,7 +13,7 @@ from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, leas
 from penstock.scheduler.cellular.cost import TaskCost, corrected
 from penstock.scheduler.cellular.deadlines import Deadlines
 from penstock.scheduler.cellular.device import Device, Outstanding
-from penstock.scheduler.cellular.new_jobs import Joining, NewJobs, Outlook
+from penstock.scheduler.cellular.new_jobs import Forecast, Joining, NewJobs
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Int32Array, JobColumns
 from penstock.scheduler.cellular.waiting import WaitingJobs
@@ -48,7 +48,7 @@ class CellScheduler:
         is_admitting = settings.admission == "deadline"
         self._backlog = Backlog(self._rules, settings, self.cost, tables) if is_admitting else None
         self._doomed: list[RejectedJob] = []  # that were about to join; `poll` has not told yet
-        self._outlook = Outlook(np.zeros((2, len(rules))))  # without admission
+        self._forecast = Forecast(np.zeros((2, len(rules))))  # without admission
         self._active = ActiveJobs()
         self._waiting = WaitingJobs(settings.max_slots)
         self._deadlines = Deadlines(self._active.number)
@@ -72,10 +72,10 @@ class CellScheduler:
     def add_columns(self, jobs: JobColumns, now: float) -> list[RejectedJob]:
         """As `add`: what costs least for many jobs."""
         now = self._steady(now)
-        num_active, num_new, outlook = self._active.num, len(jobs.graphs), self._outlook
+        num_active, num_new, forecast = self._active.num, len(jobs.graphs), self._forecast
         if self._backlog is not None:
-            outlook = self._backlog.outlook(num_new, num_active, self._host_s)
-        new = NewJobs.of(jobs, self._active, self._num_added, self._settings, outlook)
+            forecast = self._backlog.forecast(num_new, num_active, self._host_s)
+        new = NewJobs.of(jobs, self._active, self._num_added, self._settings, forecast)
         if new.earliest <= now:
             return self._add_in_time(jobs, now)
         self._num_added += num_new
