@@ -70,7 +70,8 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
     ),
     "cellular.backlog._MOST": ("times", "the same"),
     "cellular.backlog._TRIAL_EVERY_S": ("s", "guarantee: predictions far too high are corrected (test_admission)"),
-    "cellular.joining._LEAST_LEFT": ("of the work", "not measured: a chain longer than expected is nearly done"),
+    "cellular.arriving._LEAST_LEFT": ("of the work", "not measured: a chain longer than expected is nearly done"),
+    "cellular.index._SPREAD": ("", "2^64 over the golden ratio (Knuth, TAOCP volume 3, section 6.4)"),
 }
 
 
