@@ -40,7 +40,7 @@ class _Member:
 
 
 class Fleet:
-    """All members of all addresses. One that disappears stays, as gone."""
+    """All members of all addresses. One that disappears stays, as gone, until another serves in its place."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Fleet:
         """`addresses` are normalized. `scrape` raises NoAnswer. `clock`: steady seconds. Rates are of `window_s`."""
         self.silent: dict[str, str] = {}  # address -> why it does not answer
         self.states: dict[str, int] = {}  # of the supervisors' members
+        self._complete: set[str] = set()  # addresses whose supervisors miss no member that serves
         self.rates: deque[float] = deque(maxlen=_MAX_RATES)  # requests a second after each look
         self._addresses = list(dict.fromkeys(addresses))
         self._scrape = scrape
@@ -65,6 +66,7 @@ class Fleet:
         with ThreadPoolExecutor(min(32, len(self._addresses)), thread_name_prefix="scrape") as threads:
             found = list(threads.map(self._answer, self._addresses))
         self.silent, self.states = {}, {}
+        self._complete.clear()
         for member in self._members.values():
             member.is_up = False
         for address, (time_s, answer) in zip(self._addresses, found, strict=True):
@@ -76,14 +78,17 @@ class Fleet:
                 self.states[state] = self.states.get(state, 0) + count
             for worker, values in answer.workers.items():
                 self._add(address, worker, time_s, values)
+            if self._is_complete(address, answer.states):
+                self._complete.add(address)
         if not self._members:
             raise NoAnswer(". ".join([*self.silent.values(), "A worker serves metrics with --metrics-port."]))
         if (rate := self.total().requests_s) is not None:
             self.rates.append(rate)
 
     def rows(self) -> list[MemberRow]:
-        """The members, in the order in which they appeared."""
-        return [self._row(member) for member in self._members.values()]
+        """The members, in the order in which they appeared. One that stood by has another number than it replaces."""
+        shown = [member for (at, _), member in self._members.items() if member.is_up or at not in self._complete]
+        return [self._row(member) for member in shown]
 
     def total(self) -> Figures:
         """All members that answer together; restarts are of all."""
@@ -110,6 +115,11 @@ class Fleet:
             return
         member.is_up, member.seen_s, member.values, member.model = True, time_s, values, builds[0].label("model")
         member.window.add(time_s, values)
+
+    def _is_complete(self, address: str, states: Mapping[str, int]) -> bool:
+        num_up = sum(member.is_up for (at, _), member in self._members.items() if at == address)
+        missing = sum(states.values()) - states.get("serving", 0) - states.get("standby", 0)
+        return bool(states) and not missing and num_up >= states.get("serving", 0)
 
     def _row(self, member: _Member) -> MemberRow:
         if member.is_up:

@@ -94,6 +94,19 @@ def test_a_member_that_disappears_is_gone_and_comes_back_with_counters_from_zero
     assert row.figures.requests_s == pytest.approx(30 / 10)
 
 
+def test_a_member_that_another_has_replaced_is_not_shown(fleet: Fleet, view: View, clock: Clock) -> None:
+    fleet.members[1].answer(1000)
+    looked(view, clock)
+    fleet.remove(1)
+    fleet.collector.count_restart(1, "signal")
+    fleet.add(2, Member())  # it stood by
+    looked(view, clock)
+    assert [(row.name, row.state) for row in view.rows()] == [("0", "up"), ("2", "up")]
+    assert view.total().restarts == 1.0
+    fleet.remove(0)
+    assert [(row.name, row.state) for row in looked(view, clock).rows()] == [("0", "gone"), ("1", "gone"), ("2", "up")]
+
+
 def test_a_member_that_was_never_seen_is_down(fleet: Fleet, clock: Clock) -> None:
     fleet.remove(1)
     view = looked(View([fleet.port.address], scrape, clock), clock)
