@@ -27,18 +27,15 @@ class TaskCost:
     def __init__(self) -> None:
         # By cell, bucket and quantum.
         self._measured: defaultdict[int, defaultdict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-        self._estimated: dict[tuple[int, int, int], float] = {}  # kept until another entry is measured
+        # The measured bucket and quantum from which another entry is estimated; kept until one more is measured.
+        self._nearest: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._least_step_s: defaultdict[int, dict[int, float]] = defaultdict(dict)  # by cell and bucket: of all quanta
 
     def seconds(self, cell: int, num_rows: int, quantum: int) -> float:
         """The mean, or an estimate from the nearest measured entry of the cell; 0 where there is none."""
         bucket = bucket_of(num_rows)
         known = self._measured[cell][bucket].get(quantum)
-        if known is None:
-            known = self._estimated.get((cell, bucket, quantum))
-        if known is None:
-            known = self._estimated[cell, bucket, quantum] = self._estimate(cell, bucket, quantum)
-        return known
+        return self._estimate(cell, bucket, quantum) if known is None else known
 
     def seconds_at_most(self, cell: int, num_rows: int, quantum: int) -> float:
         """As `seconds`, but no more than a task of more rows takes, in proportion to the quantum.
@@ -64,7 +61,7 @@ class TaskCost:
         measured = self._measured[cell][bucket]
         mean_s = measured.get(quantum)
         if mean_s is None:
-            self._estimated.clear()
+            self._nearest.clear()
         measured[quantum] = corrected(mean_s, measured_s)
         least = self._least_step_s[cell]
         if (step_s := measured[quantum] / quantum) <= least.get(bucket, math.inf):
@@ -74,8 +71,11 @@ class TaskCost:
 
     def _estimate(self, cell: int, bucket: int, quantum: int) -> float:
         """In proportion to the quantum. Rows matter less: the next measured bucket counts as it is."""
-        measured = [(other, steps) for other, by_steps in self._measured[cell].items() for steps in by_steps]
-        if not measured:
-            return 0.0
-        near, steps = min(measured, key=lambda key: (abs(key[0] - bucket), abs(math.log(key[1] / quantum))))
-        return self._measured[cell][near][steps] * quantum / steps
+        measured, key = self._measured[cell], (cell, bucket, quantum)
+        if key not in self._nearest:
+            found = [(other, steps) for other, by_steps in measured.items() for steps in by_steps]
+            if not found:
+                return 0.0
+            self._nearest[key] = min(found, key=lambda one: (abs(one[0] - bucket), abs(math.log(one[1] / quantum))))
+        near, steps = self._nearest[key]
+        return measured[near][steps] * quantum / steps

@@ -72,6 +72,15 @@ def test_what_was_not_measured_is_estimated_from_the_nearest_of_the_cell() -> No
     assert cost.seconds(0, 512, 8) == pytest.approx(8e-4)
 
 
+def test_an_estimate_follows_the_times_from_which_it_was_made() -> None:
+    cost = TaskCost()
+    cost.observe(0, 1, 1, 1.0)  # the first task was cold
+    assert cost.seconds(0, 512, 8) == 8.0
+    for _ in range(60):
+        cost.observe(0, 1, 1, 1e-3)
+    assert cost.seconds(0, 512, 8) == pytest.approx(8e-3, rel=0.01)
+
+
 def test_an_outlier_changes_little_and_no_time_changes_nothing() -> None:
     cost = TaskCost()
     cost.observe(0, 64, 1, 1e-3)
