@@ -107,18 +107,23 @@ class CellJobs:
         return min([self.most_rows[handle] for handle in handles.tolist() if handle in self.most_rows], default=None)
 
     def blame(
-        self, handles: Int64Array, sessions: Int32Array, failed: Mapping[int, EngineError], runs: Mapping[int, int]
+        self,
+        handles: Int64Array,
+        sessions: Int32Array,
+        device: int,
+        failed: Mapping[int, EngineError],
+        runs: Mapping[int, int],
     ) -> tuple[dict[int, EngineError], dict[int, int]]:
         """The jobs that fail with a task, and those that begin again, with the rows of the batches that were lost.
 
-        handles, sessions: of the task's rows. failed, runs: by row; failed runs are counted.
+        handles, sessions: of the task's rows. device: of the task. failed, runs: by row; failed runs are counted.
         """
         faults = {int(handles[row]): error for row, error in failed.items()}
         again = {handle: error.num_rows for handle, error in faults.items() if isinstance(error, LostRow)}
         by_job: dict[int, int] = dict.fromkeys(again, 1)
         for row, count in runs.items():
             handle = int(handles[row])
-            if self.sessions[handle] == sessions[row]:  # else the job has left
+            if self.devices[handle] == device and self.sessions[handle] == sessions[row]:  # else the job has left
                 by_job[handle] = max(by_job.get(handle, 0), count)
         for handle, count in by_job.items():
             self.num_runs[int(self.ids[handle])] += count

@@ -191,7 +191,7 @@ class CellRunner:
             self._isolating.discard(task.device)
         if is_isolated or applied.failed:
             runs = self._isolation.take_runs()
-            faults, again = self._jobs.blame(task.jobs, batch.requests, applied.failed, runs)
+            faults, again = self._jobs.blame(task.jobs, batch.requests, task.device, applied.failed, runs)
             failed = {int(self._jobs.ids[handle]): error for handle, error in faults.items()}
             runs_of = {job_id: self._jobs.num_runs.get(job_id, 1) for job_id in failed}
         finished: list[tuple[int, Float32Array]] = []

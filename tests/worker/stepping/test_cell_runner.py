@@ -145,6 +145,22 @@ def test_jobs_of_a_lost_batch_begin_again_until_those_at_fault_are_alone(num_bad
     assert set(bench.runs.values()) <= {2, 3}  # with four rows, with two where these were even, and alone
 
 
+def test_a_job_is_not_blamed_for_one_that_had_left_another_device() -> None:
+    """The cancelled job's row fails on device 1, when its handle and its session's key are a new job's on device 0."""
+    bench = Bench(num_devices=2, num_slots=20, clock=lambda: 0.0)
+    for device in bench.devices:
+        device.start_error = holds(BREAKS)
+    bench.add([11] * 40, [11] * 40)
+    _, cancelled = bench.add([11], [12, 13, BREAKS])
+    for _ in range(2):
+        bench.advance()
+    bench.runner.cancel([cancelled])
+    (bad,) = bench.add([11] * 7 + [BREAKS])
+    bench.drain()
+    assert list(bench.failed) == [bad]
+    assert bench.runs == {bad: 2}  # with the other row of its device, and alone
+
+
 def test_a_failure_that_passes_is_retried_after_growing_pauses_and_nothing_fails() -> None:
     bench = Bench()
     errors: list[Exception] = [OSError("no route to the device")] * 3
