@@ -158,8 +158,10 @@ class Sessions:
         if num_values > len(found):
             found = np.empty(num_values, np.int32)
             self._collect(keys, offsets, found, has_nan)
+        elif num_values < len(found):
+            found = found[:num_values].copy()  # each row would keep all of it
         self._length = max(length, 0)
-        values = found[:num_values].view(np.float32)
+        values = found.view(np.float32)
         if length != NONE:
             return Results(list(values.reshape(num_keys, length)), has_nan)
         return Results([values[start:end] for start, end in pairwise(offsets.tolist())], has_nan)

@@ -1,5 +1,6 @@
 """Requests between their batches: full pools, partial results, cancellation, lost batches."""
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -278,6 +279,22 @@ def test_results_of_one_length_are_a_row_for_each_request() -> None:
     bench.finish(bench.batch((0, 0, 1), (1, 0, 1)))
     rows, _ = bench.sessions.results(np.array([bench.keys[1], bench.keys[0]], np.int32))
     assert [split(row, EMISSIONS)["sum"].ravel().tolist() for row in rows] == [[7], [5]]
+
+
+def test_short_results_after_long_ones_keep_no_more_memory_than_their_own() -> None:
+    bench = Bench()
+    bench.open((0, graph_of([11] * 400)))
+    for _ in range(100):
+        bench.finish(bench.batch((0, 0, 4)))
+    bench.sums(0)
+    bench.open((1, graph_of([11])), (2, graph_of([11])))
+    bench.finish(bench.batch((1, 0, 1), (2, 0, 1)))
+    tracemalloc.start()
+    rows, _ = bench.sessions.results(np.array([bench.keys[1], bench.keys[2]], np.int32))
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [len(row) for row in rows] == [4, 4]
+    assert num_bytes < 2000
 
 
 def test_an_engine_that_runs_more_steps_than_asked_is_at_fault() -> None:
