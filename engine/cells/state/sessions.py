@@ -17,6 +17,8 @@ from penstock.engine.cells.tables.node_table import CELL, NODE, NONE, NUM_KNOWN,
 from penstock.engine.errors import EngineError
 from penstock.engine.types import Float32Array
 
+_SHORT = 1024  # values of a result; longer ones are measured before memory is taken for them
+
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -66,7 +68,7 @@ class Sessions:
                 if emission.name in names:
                     self._columns[row, cell] = self._table.first_emission + names.index(emission.name)
         self._widths = np.array([emission.width for emission in emissions], np.int32)
-        self._length = 0  # of each of the last results, if one: others are likely as long
+        self._length = 0  # of each of the last results, if one: the next are likely as long
         self._is_float = np.array([emission.dtype == "float32" for emission in emissions], np.int32)
 
     @property
@@ -160,7 +162,7 @@ class Sessions:
             self._collect(keys, offsets, found, has_nan)
         elif num_values < len(found):
             found = found[:num_values].copy()  # each row would keep all of it
-        self._length = max(length, 0)
+        self._length = length if 0 < length <= _SHORT else 0
         values = found.view(np.float32)
         if length != NONE:
             return Results(list(values.reshape(num_keys, length)), has_nan)
