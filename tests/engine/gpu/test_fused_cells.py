@@ -143,7 +143,7 @@ def test_a_served_model_is_fused_and_its_graphs_are_captured(tmp_path: Path, mon
         "read": "LstmQuantum",
         "classify": "TorchQuantum",
     }
-    assert engine.num_graphs == 6 + 1  # of one bucket of rows: quanta of 1, 2, 4, 8, 16 and 32, and of `classify` 1
+    assert engine.num_graphs == 10 + 1  # of one bucket of rows: quanta of 1, 2, 4, 8, 12 to 32, and of `classify` 1
     requests = [{"tokens": [*range(1, length)]} for length in (3, 9, 26)]
     exact = run_all(load_cells(tmp_path).model, requests)
     for ours, theirs in zip(run_all(served.model, requests, num_slots=12, engine=engine), exact, strict=True):
