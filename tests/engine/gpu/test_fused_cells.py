@@ -136,6 +136,7 @@ def test_a_served_model_is_fused_and_its_graphs_are_captured(tmp_path: Path, mon
     monkeypatch.setattr(loading_module, "device_name", lambda: "Some GPU")
     monkeypatch.setattr(step_engine, "GpuStepEngine", partial(GpuStepEngine, device="cpu"))
     monkeypatch.setattr(nn.Module, "to", lambda self, device: self)
+    monkeypatch.setattr(step_engine, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # of a budget that never ends
     served = load_served_cells(str(tmp_path), max_rows=8, num_slots=11)
     assert (served.info.device, served.info.dtype) == ("Some GPU", "float16")
     engine: Any = served.engine()
