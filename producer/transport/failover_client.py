@@ -19,7 +19,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.errors import KafkaConnectionError, KafkaError, RequestTimedOutError
+from aiokafka.errors import CoordinatorNotAvailableError, KafkaConnectionError, KafkaError, RequestTimedOutError
 from aiokafka.protocol.metadata import MetadataRequest
 
 _SILENT_S = 3.0  # since a request was sent
@@ -75,6 +75,13 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
             if isinstance(error.__cause__, BrokerReplaced):
                 raise RequestTimedOutError from error
             raise
+
+    async def coordinator_lookup(self, coordinator_type: Any, coordinator_key: str) -> Any:
+        """As aiokafka's. A producer that is told of a lost connection here would end its sender, and a traceback."""
+        try:
+            return await super().coordinator_lookup(coordinator_type, coordinator_key)
+        except KafkaConnectionError as error:
+            raise CoordinatorNotAvailableError from error
 
     async def look(self) -> None:
         """Leave the brokers that have not answered for `_SILENT_S` and are no longer part of the cluster."""

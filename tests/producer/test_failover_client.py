@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiokafka.client import AIOKafkaClient, ConnectionGroup
+from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.conn import AIOKafkaConnection
-from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
+from aiokafka.errors import CoordinatorNotAvailableError, KafkaConnectionError, RequestTimedOutError
 from aiokafka.protocol.metadata import MetadataRequest
 from structlog.testing import capture_logs
 
@@ -199,3 +199,17 @@ async def test_a_look_that_fails_is_logged_and_followed_by_others(
         await asyncio.wait_for(looked_again.wait(), 60)
         watching.cancel()
     assert [one["event"] for one in logs] == ["broker_watch_failed"]
+
+
+async def test_a_coordinator_whose_broker_goes_while_it_is_asked_is_looked_for_again(brokers: Cluster) -> None:
+    """aiokafka's producer asks again after this error, and ends its sender after that of a connection."""
+    for number in brokers.members:
+        await brokers.client.ready(number)
+    brokers.hanging = brokers.members
+    asking = asyncio.create_task(brokers.client.coordinator_lookup(CoordinationType.GROUP, "group"))
+    await asyncio.sleep(0)
+    assert brokers.asked
+    for connection in brokers.client._conns.values():
+        connection.close()
+    with pytest.raises(CoordinatorNotAvailableError):
+        await asking
