@@ -42,8 +42,8 @@ def body():
         say("ready")
         if len(sys.argv) > 2:
             os.kill(os.getpid(), signal.SIGHUP)
-        else:
-            time.sleep(600)
+        while len(sys.argv) == 2:
+            time.sleep(0.01)  # again and again: Python sees a signal that came just before a long sleep after it only
         return 0
     finally:
         say("cleaning up")
