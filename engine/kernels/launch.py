@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
+_COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION = 2, 6  # CUlaunchAttributeID
 _FIRST_CAPABILITY = (9, 0)
 
 
@@ -35,6 +35,7 @@ class _Config(ctypes.Structure):
 
 
 _EARLY = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
+_TOGETHER = _Attribute(_COOPERATIVE, 0, (1,))
 
 
 def launch(
@@ -45,11 +46,15 @@ def launch(
     shared_bytes: int,
     stream: int,
     capability: tuple[int, int],
+    *,
+    are_together: bool = False,
 ) -> None:
     """Queue a kernel on a stream. `function` is a CUfunction whose kernel begins with `wait_for_previous`.
 
     args: pointers and long long as int, 0 for null; int as numpy.int32, float as numpy.float32, a struct as bytes.
-    capability: the device's. Raises RuntimeError with the driver's name for the error.
+    capability: the device's. are_together: the device runs all blocks at the same time, so that they may wait for one
+    another; such a kernel starts after the one before it has ended. Raises RuntimeError with the driver's name for the
+    error.
     """
     values = [_as_c(argument) for argument in args]
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
@@ -58,8 +63,8 @@ def launch(
         block=(*block, *(1,) * (3 - len(block))),
         shared_bytes=shared_bytes,
         stream=stream,
-        attributes=ctypes.pointer(_EARLY),
-        num_attributes=1 if capability >= _FIRST_CAPABILITY else 0,
+        attributes=ctypes.pointer(_TOGETHER if are_together else _EARLY),
+        num_attributes=int(are_together or capability >= _FIRST_CAPABILITY),
     )
     code = driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
     check(code, f"a launch of {grid} blocks of {block} threads")

@@ -52,19 +52,26 @@ class Kernel:
             self._free_bytes = _FREE_SHARED_BYTES - entry.shared_size_bytes  # less the kernel's own arrays
 
     def __call__(
-        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_bytes: int = 0
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: tuple[Any, ...],
+        shared_bytes: int = 0,
+        *,
+        are_together: bool = False,
     ) -> None:
         """Launch on torch's current stream of the device, without waiting for anything. Arguments as in `launch`.
 
-        shared_bytes: dynamic shared memory of a block.
+        shared_bytes: dynamic shared memory of a block. are_together: see `launch`.
         """
         if torch.cuda.current_device() != self._device:
             with torch.cuda.device(self._device):
-                self(grid, block, args, shared_bytes)
+                self(grid, block, args, shared_bytes, are_together=are_together)
             return
         if shared_bytes > self._free_bytes:
             self._entry.max_dynamic_shared_size_bytes = self._free_bytes = shared_bytes
-        launch(self._function, grid, block, args, shared_bytes, _raw_stream(self._device), self._capability)
+        stream, more = _raw_stream(self._device), {"are_together": True} if are_together else {}
+        launch(self._function, grid, block, args, shared_bytes, stream, self._capability, **more)
 
 
 def copy_to_device(target: int, source: int, num_bytes: int, device: torch.device) -> None:

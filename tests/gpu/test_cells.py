@@ -7,7 +7,7 @@ import torch
 from penstock.engine.cells.contract import Cell
 from penstock.engine.gpu.cells.lstm import LstmCell
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
-from penstock.engine.kernels import lstm
+from penstock.engine.kernels import chain_lstm, lstm
 from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
 from penstock.ops.bench.cellular.steps.closed_loop import Sentences
 from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
@@ -19,17 +19,27 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("is_prepared", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "layers", "max_short_rows"),
-    [("folded", 1, 0), ("folded", 2, 0), ("folded", 2, 64), ("unfolded", 2, 0), ("unfolded", 2, 64), ("torch", 1, 0)],
+    ("kind", "layers", "max_short_rows", "max_chain_rows"),
+    [
+        ("folded", 1, 0, 0),
+        ("folded", 1, 0, 16),
+        ("folded", 1, 0, 64),
+        ("folded", 2, 0, 64),
+        ("folded", 2, 64, 0),
+        ("unfolded", 2, 0, 0),
+        ("unfolded", 2, 64, 0),
+        ("torch", 1, 0, 0),
+    ],
 )
 def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(
-    kind: str, layers: int, max_short_rows: int, is_prepared: bool
+    kind: str, layers: int, max_short_rows: int, max_chain_rows: int, is_prepared: bool
 ) -> None:
+    most = {"max_short_rows": max_short_rows, "max_chain_rows": max_chain_rows}
     model = LstmModel.random(500, 256, layers, torch.device("cuda"), seed=1)
     cell: Cell | LstmCell = (
         model.torch_cell("lstm", 40, 4)
         if kind == "torch"
-        else model.fused_cell("lstm", 40, 4, folded=kind == "folded", max_short_rows=max_short_rows)
+        else model.fused_cell("lstm", 40, 4, folded=kind == "folded", **most)
     )
     engine = GpuStepEngine([cell, model.reader(40)], num_slots=300)
     if is_prepared:
@@ -88,3 +98,61 @@ def test_kernels_against_torch(
     for ours, theirs in zip(*made, strict=True):
         error = (ours.float() - theirs.float()).abs().max().item()
         assert error <= 2 * torch.finfo(dtype if ours.dtype is dtype else torch.float16).eps, error
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("hidden", chain_lstm.HIDDEN_SIZES)
+@pytest.mark.parametrize("rows", [1, 13, 16, 32, 50, 64])
+@pytest.mark.parametrize("quantum", [2, 3, 9])
+def test_all_steps_in_one_launch_against_torch(quantum: int, rows: int, hidden: int, dtype: torch.dtype) -> None:
+    """Twice, as the arrivals go on from launch to launch. The second goes on where the first has ended."""
+    slots, vocabulary = 200, 50
+    rng = np.random.default_rng(quantum)
+    fresh, own = rng.permutation(100)[:rows], 100 + rng.permutation(100)[:rows]
+    tokens = rng.integers(0, vocabulary, (2, quantum, rows))
+    steps = rng.integers(0, quantum + 1, (2, rows))
+    for batch, row in np.argwhere(steps < quantum):
+        tokens[batch, steps[batch, row] :, row] = 1 << 30  # undefined: it must not be looked up
+    addend = randn(vocabulary, 4 * hidden, dtype=dtype, seed=2)
+    weight = lstm.short_order(randn(4 * hidden, hidden, dtype=dtype, seed=7, scale=hidden**-0.5))
+    exchange = chain_lstm.new_exchange(weight, rows)
+    made = []
+    for run in (chain_lstm.chain_lstm, lstm_reference.chain_lstm):
+        states = randn(slots, hidden, dtype=dtype, seed=4)
+        cells = randn(slots, hidden, dtype=torch.float32, seed=5)
+        for batch, read in enumerate((fresh, np.where(steps[0] > 0, own, fresh))):
+            read_, write, count, ids = (
+                torch.tensor(values, dtype=torch.int32, device="cuda")
+                for values in (read, own, steps[batch], tokens[batch])
+            )
+            run(weight, lstm.Embedding(ids, addend), cells, states, lstm.Chains(read_, write, count), exchange)
+        made.append((states, cells))
+    for ours, theirs in zip(*made, strict=True):
+        error = (ours.float() - theirs.float()).abs().max().item()
+        assert error <= 8 * torch.finfo(dtype).eps, error
+
+
+def test_launches_of_two_engines_that_wait_for_their_blocks_do_not_block_one_another() -> None:
+    """Each takes nearly all multiprocessors, and ends only if all of its blocks run at the same time."""
+    hidden, rows, quantum = 1024, 32, 32
+    addend = randn(50, 4 * hidden, dtype=torch.float16, seed=2)
+    weight = lstm.short_order(randn(4 * hidden, hidden, dtype=torch.float16, seed=7, scale=hidden**-0.5))
+    ids = torch.zeros(quantum, rows, dtype=torch.int32, device="cuda")
+    slots = torch.arange(rows, dtype=torch.int32, device="cuda")
+    chains = lstm.Chains(slots, slots, torch.full_like(slots, quantum))
+    made = []
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(3)]  # type: ignore[no-untyped-call]  # torch
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            states, cells = torch.zeros(rows, hidden, device="cuda").half(), torch.zeros(rows, hidden, device="cuda")
+            made.append((states, cells, chain_lstm.new_exchange(weight, rows)))
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for stream, (states, cells, exchange) in zip(streams, made, strict=True):
+            with torch.cuda.stream(stream):
+                chain_lstm.chain_lstm(weight, lstm.Embedding(ids, addend), cells, states, chains, exchange)
+    torch.cuda.synchronize()
+    first, *others = made
+    assert first[0].abs().max() > 0
+    assert all(torch.equal(first[0], other[0]) and torch.equal(first[1], other[1]) for other in others)

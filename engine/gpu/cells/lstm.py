@@ -13,12 +13,16 @@ from penstock.engine.cells.models.lstm import ReadStep
 from penstock.engine.gpu.cells.cell_batches import DeviceBatch
 from penstock.engine.gpu.cells.device_states import DeviceStates
 from penstock.engine.gpu.row_buckets import row_bucket
+from penstock.engine.kernels.chain_lstm import TILES, chain_lstm, new_exchange, supports_chains
 from penstock.engine.kernels.library import VECTOR
 from penstock.engine.kernels.lstm import Chains, Embedding, lstm_begin, lstm_step, short_lstm_step, short_order
 
 # Batches of so few rows run each step in one launch. It reads the operand anew for every 32 columns, so the product of
 # cuBLAS and a launch behind it are faster for more.
 MAX_SHORT_ROWS = 32
+# Batches of so few rows of one folded layer run all steps in one launch, if there are several. One alone is no faster
+# so: of 64 rows it takes 11 us, and a product and a launch 9 (H200, h = 1024).
+MAX_CHAIN_ROWS = TILES[-1]
 _MOST_FOLDED_BYTES = 512 << 20  # of a table with a token's input product
 
 
@@ -43,6 +47,7 @@ class LstmCell:
     spec: CellSpec
     layers: tuple[LstmLayer, ...]
     max_short_rows: int  # of a batch whose steps are one launch each
+    max_chain_rows: int  # of a batch whose steps are one launch in all, if there is but one layer and it is folded
 
     @property
     def vocabulary(self) -> int:
@@ -52,7 +57,13 @@ class LstmCell:
 
 
 def lstm_cell(
-    spec: CellSpec, module: nn.LSTM, words: Tensor, *, folded: bool = True, max_short_rows: int = MAX_SHORT_ROWS
+    spec: CellSpec,
+    module: nn.LSTM,
+    words: Tensor,
+    *,
+    folded: bool = True,
+    max_short_rows: int = MAX_SHORT_ROWS,
+    max_chain_rows: int = MAX_CHAIN_ROWS,
 ) -> LstmCell:
     """The cell of an `nn.LSTM` over an embedding table [V, I], on its device, with weights in the type of the states h.
 
@@ -64,7 +75,7 @@ def lstm_cell(
     if not _is_supported(spec, module.num_layers, module.hidden_size):
         raise ValueError(f"{spec.name} has not the states, inputs and emissions of an LSTM cell.")
     layers = [_module_layer(module, index) for index in range(module.num_layers)]
-    return _cell(spec, layers, words, folded, max_short_rows)
+    return _cell(spec, layers, words, folded, (max_short_rows, max_chain_rows))
 
 
 def fused(cell: Cell) -> Cell | LstmCell:
@@ -79,7 +90,7 @@ def fused(cell: Cell) -> Cell | LstmCell:
     folded = len(words) * 4 * step.stack.width * words.itemsize <= _MOST_FOLDED_BYTES
     if step.stack.width % VECTOR or (not folded and words.shape[1] % VECTOR):
         return cell
-    return _cell(cell.spec, layers, words, folded, MAX_SHORT_ROWS)
+    return _cell(cell.spec, layers, words, folded, (MAX_SHORT_ROWS, MAX_CHAIN_ROWS))
 
 
 class _Weights(NamedTuple):
@@ -114,7 +125,9 @@ def _stack_layer(stack: LstmStack, index: int) -> _Weights:
 
 
 @torch.no_grad()
-def _cell(spec: CellSpec, layers: Sequence[_Weights], words: Tensor, folded: bool, max_short_rows: int) -> LstmCell:
+def _cell(
+    spec: CellSpec, layers: Sequence[_Weights], words: Tensor, folded: bool, most_rows: tuple[int, int]
+) -> LstmCell:
     dtype = spec.states[0].dtype
     made = []
     for index, (of_input, of_state, bias) in enumerate(layers):
@@ -125,11 +138,14 @@ def _cell(spec: CellSpec, layers: Sequence[_Weights], words: Tensor, folded: boo
             weight = torch.cat((of_input, of_state), 1).to(words.device, dtype)
             added, own = bias[None].to(words.device), words.to(dtype) if index == 0 else None
         made.append(LstmLayer(weight, short_order(weight), added.to(dtype), own))
-    return LstmCell(spec, tuple(made), max_short_rows)
+    return LstmCell(spec, tuple(made), *most_rows)
 
 
 class LstmQuantum:
-    """Runs batches of an LSTM cell: a launch that gathers; then two launches a layer and step, or one for few rows."""
+    """Runs batches of an LSTM cell: a launch that gathers; then two launches a layer and step, or one for few rows.
+
+    Several steps of few rows of a single folded layer are one launch in all.
+    """
 
     def __init__(self, cell: LstmCell, pool: DeviceStates) -> None:
         self._cell = cell
@@ -139,6 +155,10 @@ class LstmQuantum:
         # Of the even steps, and of the odd: while a step reads one, it writes the other.
         self._operands = [[like.new_zeros(max_rows, layer.weight.shape[1]) for layer in cell.layers] for _ in range(2)]
         self._gates = like.new_zeros(max_rows, len(like))
+        is_folded = len(cell.layers) == 1 and cell.layers[0].words is None
+        is_chain = is_folded and supports_chains(like.shape[1], like.device)
+        self._max_chain_rows = min(cell.max_chain_rows, max_rows) if is_chain else 0
+        self._exchange = new_exchange(like, self._max_chain_rows)
 
     @property
     def input_sizes(self) -> Mapping[str, int]:
@@ -150,6 +170,10 @@ class LstmQuantum:
         rows = len(batch.steps)
         chains = Chains(batch.read.view(rows), batch.write, batch.steps)
         (tokens,) = batch.inputs.values()
+        if rows <= self._max_chain_rows and batch.quantum > 1:
+            (layer,), ((states, cells),) = self._cell.layers, self._states
+            chain_lstm(layer.short_weight, Embedding(tokens, layer.added), cells, states, chains, self._exchange)
+            return
         operands = [[operand[:rows] for operand in of_turn] for of_turn in self._operands]
         for layer, operand, (states, _) in zip(self._cell.layers, operands[0], self._states, strict=True):
             lstm_begin(operand, states, chains, _embedding(tokens[0], layer.words))

@@ -23,8 +23,8 @@ _SHAPE = Shape(8, 30_000, 8192, 512, 16_384, torch.float32, torch.device("cpu"))
 _ROWS, _QUANTUM, _IN_FLIGHT = 512, 32, 8192
 _RATES = {"lstm": (10_000, 53_759, 107_517, 150_000), "tree": (4_000, 7_962, 16_000), "seq2seq": (5_468, 20_000)}
 # Of kept runs on an H200: a step of folded LSTM chains; a batch of tree cells; and the host's part of a start.
-_STEP_ROWS, _STEP_US = (1, 8, 64, 128, 256, 512), (6.17, 6.25, 6.71, 7.37, 9.19, 13.60)
-_BATCH_US, _TREE_US, _TREE_ROW_US = 20.0, 68.0, 0.08
+_STEP_ROWS, _STEP_US = (8, 16, 32, 64, 65, 128, 256, 512), (2.88, 3.07, 3.83, 5.27, 6.71, 7.37, 9.19, 13.60)
+_BATCH_US, _TREE_US, _TREE_ROW_US = 12.0, 68.0, 0.08
 _LAUNCH_S = 60e-6
 _SEED = 2026
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from penstock.engine.kernels.chain_lstm import ChainExchange
 from penstock.engine.kernels.lstm import Chains, Embedding
 
 
@@ -65,3 +66,17 @@ def short_lstm_step(
     in_order = weight.view(width // 32, 4, 8, depth).transpose(0, 1).reshape(width, depth)
     gates = operand.float() @ in_order.float().t()
     lstm_step(gates, added, cells, states, chains, step, following, above, next_inputs)
+
+
+def chain_lstm(
+    weight: Tensor, added: Embedding, cells: Tensor, states: Tensor, chains: Chains, exchange: ChainExchange
+) -> None:
+    """See `penstock.engine.kernels.chain_lstm.chain_lstm`."""
+    rows, hidden = len(chains.steps), states.shape[1]
+    assert len(exchange.states) >= 2 * rows
+    operand, following = states.new_zeros(rows, hidden), states.new_zeros(rows, hidden)
+    lstm_begin(operand, states, chains, None)
+    for step, tokens in enumerate(added.tokens):
+        of_step = Embedding(tokens, added.words)
+        short_lstm_step(operand, weight, of_step, cells, states, chains, step, following, None, None)
+        operand, following = following, operand

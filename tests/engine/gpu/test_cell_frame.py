@@ -27,8 +27,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kernel in ("lstm_begin", "lstm_step", "short_lstm_step"):
+    for kernel in ("lstm_begin", "lstm_step", "short_lstm_step", "chain_lstm"):
         monkeypatch.setattr(fused, kernel, getattr(lstm_reference, kernel))
+    monkeypatch.setattr(fused, "supports_chains", lambda hidden, device: True)
 
 
 def sentences(count: int, vocabulary: int, seed: int = 3) -> Sentences:
@@ -43,15 +44,27 @@ def batch(cell: str, slots: list[int], steps: list[int], quantum: int) -> CellBa
 
 
 @pytest.mark.parametrize(
-    ("kind", "layers", "max_short_rows"),
-    [("folded", 1, 0), ("folded", 2, 8), ("unfolded", 1, 8), ("unfolded", 2, 0), ("unfolded", 3, 99), ("torch", 1, 0)],
+    ("kind", "layers", "max_short_rows", "max_chain_rows"),
+    [
+        ("folded", 1, 0, 0),
+        ("folded", 1, 0, 8),
+        ("folded", 1, 0, 99),
+        ("folded", 2, 8, 99),
+        ("unfolded", 1, 8, 99),
+        ("unfolded", 2, 0, 0),
+        ("unfolded", 3, 99, 0),
+        ("torch", 1, 0, 0),
+    ],
 )
-def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(kind: str, layers: int, max_short_rows: int) -> None:
+def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(
+    kind: str, layers: int, max_short_rows: int, max_chain_rows: int
+) -> None:
+    most = {"max_short_rows": max_short_rows, "max_chain_rows": max_chain_rows}
     model = LstmModel.random(40, 16, layers, CPU, seed=1)
     cell: Cell | fused.LstmCell = (
         model.torch_cell("lstm", 9, 4)
         if kind == "torch"
-        else model.fused_cell("lstm", 9, 4, folded=kind == "folded", max_short_rows=max_short_rows)
+        else model.fused_cell("lstm", 9, 4, folded=kind == "folded", **most)
     )
     engine = HostEngine([cell, model.reader(9)], num_slots=64)
     found = check_lstm(engine, "lstm", model, sentences(20, 40), max_rows=9, max_quantum=4, seed=2)

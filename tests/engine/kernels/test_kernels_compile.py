@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels import activation, candidates, lstm, paged_attention, pool, short_product
+from penstock.engine.kernels import activation, candidates, chain_lstm, lstm, paged_attention, pool, short_product
 from penstock.engine.kernels.library import OPTIONS, kernel, row_geometry, source_text
 from tests.engine.kernels.nvrtc import compile_entries, compile_ptx
 
@@ -30,6 +30,7 @@ READ_WEIGHTS_FIRST = (
     "split_norm",
     "short_product",
     "short_lstm",
+    "chain_lstm",
 )  # entries that may read before they wait: no kernel writes weights
 HIDDEN_SIZES = (8, 72, 264, 768, 1000, 1024, 1032, 2048, 4096, 6144, 8192)
 
@@ -62,6 +63,7 @@ def test_compiles_without_spills(
         ("greedy_step", {"greedy_step"}),
         ("lstm", {"lstm_begin", "lstm_step"}),
         ("short_lstm", {f"short_lstm_{rows}" for rows in lstm.SHORT_TILES}),
+        ("chain_lstm", {f"chain_lstm_{t}_{h}" for t in chain_lstm.TILES for h in chain_lstm.HIDDEN_SIZES}),
         ("paged_attention", {f"paged_attention_{size}" for size in (32, 64, 128) if paged_attention.supports(size)}),
         ("candidates", {f"candidates_{size}" for size in candidates.SIZES}),
     ],

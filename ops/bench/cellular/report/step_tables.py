@@ -9,7 +9,12 @@ from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.verdicts import Spread
 
-_PARTS = ("products", "steps_unfolded", "steps_folded", "loop_folded", "loop_unfolded", "loop_torch", "nn_lstm_sorted")
+_STEPS = {  # each at the largest quantum of the run
+    "steps_unfolded": "one step, µs",
+    "steps_folded": "one step, folded, µs",
+    "steps_chain": "one step, folded, of 32 in one launch, µs",
+}
+_PARTS = ("products", *_STEPS, "loop_folded", "loop_unfolded", "loop_torch", "nn_lstm_sorted")
 _LOOPS = {
     "loop_folded": "embedding folded into the weights",
     "loop_unfolded": "not folded",
@@ -40,9 +45,8 @@ def _step_table(runs: Sequence[Run]) -> str:
     """A row for each number of rows, at the largest quantum."""
     found = spreads(runs, lambda record: _times(record["parts"]))
     numbers = dict.fromkeys(name.split()[1] for name in found)
-    kinds = ("products", "steps_unfolded", "steps_folded")
-    rows = [[number, *(str(found.get(f"{kind} {number}", "")) for kind in kinds)] for number in numbers]
-    return table(["rows", "matrix product of [x; h] alone, µs", "one step, µs", "one step, folded, µs"], rows)
+    rows = [[number, *(str(found.get(f"{kind} {number}", "")) for kind in ("products", *_STEPS))] for number in numbers]
+    return table(["rows", "matrix product of [x; h] alone, µs", *_STEPS.values()], rows)
 
 
 def _loop_table(runs: Sequence[Run]) -> str:
@@ -61,7 +65,7 @@ def _loop_table(runs: Sequence[Run]) -> str:
 def _times(parts: Mapping[str, Any]) -> Measures:
     """Microseconds by part and rows: "steps_folded 64"."""
     times = {f"products {rows}": us for rows, us in _result(parts, "products").get("unfolded", {}).items()}
-    for part in ("steps_unfolded", "steps_folded"):
+    for part in _STEPS:
         for rows, by_quantum in _result(parts, part).items():
             times[f"{part} {rows}"] = list(by_quantum.values())[-1]
     return times

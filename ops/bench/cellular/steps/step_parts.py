@@ -11,7 +11,7 @@ import torch
 from penstock.engine.cells.contract import NO_SLOT, Cell, CellBatch, StepEngine
 from penstock.engine.gpu.cells.cell_batches import CellLayout
 from penstock.engine.gpu.cells.device_states import DeviceStates
-from penstock.engine.gpu.cells.lstm import LstmCell
+from penstock.engine.gpu.cells.lstm import MAX_CHAIN_ROWS, LstmCell
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine, quantum_of
 from penstock.engine.gpu.products import MAX_ROWS
 from penstock.engine.gpu.row_buckets import row_bucket
@@ -50,6 +50,8 @@ def parts_of(probe: Probe) -> dict[str, tuple[float, Callable[[], Any]]]:
         "check_short": (15, lambda: _check(probe, layers=2, kind="short")),
         "steps_short": (10, steps("short", sizes.quanta[-1:])),
         "steps_short_unfolded": (10, steps("short_unfolded", sizes.quanta[-1:])),
+        "check_chain": (15, lambda: _check(probe, layers=1, kind="chain")),
+        "steps_chain": (10, steps("chain", (*sizes.quanta[1:], 32))),
         "loop_unfolded": (15, loops("unfolded", sizes.quanta[-2:])),
         "steps_torch": (10, steps("torch", sizes.quanta[-1:])),
         "loop_torch": (10, loops("torch", sizes.quanta[-1:])),
@@ -63,11 +65,16 @@ def _describe(sentences: Sentences) -> dict[str, Any]:
 
 
 def _cell(model: LstmModel, kind: str, max_rows: int, max_steps: int) -> Cell | LstmCell:
-    """kind: two launches a step, "folded" or "unfolded"; one, "short" or "short_unfolded"; or "torch"."""
+    """kind: two launches a step, "folded" or "unfolded"; one, "short" or "short_unfolded"; one in all, "chain".
+
+    "torch": of torch operations.
+    """
     if kind == "torch":
         return model.torch_cell(kind, max_rows, max_steps)
     max_short_rows = MAX_ROWS if "short" in kind else 0
-    return model.fused_cell(kind, max_rows, max_steps, folded="unfolded" not in kind, max_short_rows=max_short_rows)
+    max_chain_rows = MAX_CHAIN_ROWS if kind == "chain" else 0
+    most = {"max_short_rows": max_short_rows, "max_chain_rows": max_chain_rows}
+    return model.fused_cell(kind, max_rows, max_steps, folded="unfolded" not in kind, **most)
 
 
 def _check(probe: Probe, *, layers: int, kind: str) -> dict[str, Any]:
@@ -123,7 +130,8 @@ def _steps(probe: Probe, cell: Cell | LstmCell, quanta: Sequence[int]) -> dict[s
     pool = DeviceStates([spec], sizes.rows[-1] + 1, probe.device)
     launched = quantum_of(cell, pool)
     figures: dict[str, dict[str, float]] = {}
-    for rows in (rows for rows in sizes.rows if "short" not in spec.name or rows <= MAX_ROWS):
+    most = MAX_CHAIN_ROWS if spec.name == "chain" else MAX_ROWS if "short" in spec.name else sizes.rows[-1]
+    for rows in (rows for rows in sizes.rows if rows <= most):
         for quantum in quanta:
             layout = CellLayout(spec, row_bucket(rows), quantum)
             described = np.zeros(layout.num_described, np.int32)

@@ -24,8 +24,8 @@ def show_summary(probe: Probe) -> int:
 def _show_steps(records: Mapping[str, Any]) -> None:
     products = (records.get("products") or {}).get("result") or {}
     print("\nMicroseconds of a step by quantum, the product alone, and the ratio at the largest quantum")
-    for kind in ("unfolded", "folded", "short_unfolded", "short", "torch"):
-        alone = products.get("folded" if kind in ("folded", "short") else "unfolded", {})
+    for kind in ("unfolded", "folded", "short_unfolded", "short", "chain", "torch"):
+        alone = products.get("folded" if kind in ("folded", "short", "chain") else "unfolded", {})
         for rows, by_quantum in (records[f"steps_{kind}"]["result"] or {}).items():
             times = " ".join(f"{quantum}:{us:7.2f}" for quantum, us in by_quantum.items())
             product = alone.get(rows, float("nan"))

@@ -25,11 +25,19 @@ class LstmModel:
         return cls(module.half().to(device), torch.randn(vocabulary, hidden).half().to(device))
 
     def fused_cell(
-        self, name: str, max_rows: int, max_steps: int, *, folded: bool, max_short_rows: int = 0
+        self,
+        name: str,
+        max_rows: int,
+        max_steps: int,
+        *,
+        folded: bool,
+        max_short_rows: int = 0,
+        max_chain_rows: int = 0,
     ) -> LstmCell:
-        """The cell of fused kernels. max_short_rows: of batches whose steps are one launch each."""
+        """The cell of fused kernels. The last two: of batches whose steps, or all of which, are one launch."""
         spec = self._spec(name, max_rows, max_steps)
-        return lstm_cell(spec, self.module, self.words, folded=folded, max_short_rows=max_short_rows)
+        most = {"max_short_rows": max_short_rows, "max_chain_rows": max_chain_rows}
+        return lstm_cell(spec, self.module, self.words, folded=folded, **most)
 
     def torch_cell(self, name: str, max_rows: int, max_steps: int) -> Cell:
         """The same cell of plain torch operations. One layer."""
