@@ -13,7 +13,7 @@ from penstock.engine.cells.contract import CellBatch
 from penstock.engine.gpu.cells import lstm as fused
 from penstock.ops.bench.cellular.contestants.contestants import Contestant, Tried, contestants
 from penstock.ops.bench.cellular.evaluation import SHARES, Effort, Evaluation
-from penstock.ops.bench.cellular.loads.load import Driver, MonotonicClock, Offered
+from penstock.ops.bench.cellular.loads.load import MAX_IN_FLIGHT, Driver, MonotonicClock, Offered
 from penstock.ops.bench.cellular.loads.null_engine import NullEngine
 from penstock.ops.bench.cellular.loads.tape import RecordedBatch, RecordingEngine, Tape
 from penstock.ops.bench.cellular.measured_load import latencies, measure_peak, throughput
@@ -90,6 +90,22 @@ def test_an_idle_driver_waits_for_the_next_arrival() -> None:
     offered = Driver(OneByOne(clock, 0.5), ["a"], clock).offer(np.array([0.0, 10.0, 20.0]))
     assert offered.ends - offered.arrivals == pytest.approx([0.5, 0.5, 0.5])
     assert offered.ended == 120.5
+
+
+def test_an_overloaded_runner_is_given_as_many_requests_as_a_worker_takes_in() -> None:
+    clock, most = VirtualClock(), 0
+
+    class Counted(OneByOne):
+        def add(self, jobs: Sequence[StepJob]) -> None:
+            nonlocal most
+            super().add(jobs)
+            most = max(most, len(self.jobs))
+
+    runner = Counted(clock, 0.1)
+    offered = Driver(runner, ["a"], clock).offer(np.zeros(MAX_IN_FLIGHT + 50))
+    assert most == MAX_IN_FLIGHT
+    assert [job.id for job in runner.added] == list(range(MAX_IN_FLIGHT + 50))
+    assert offered.ends - offered.arrivals == pytest.approx(0.1 * np.arange(1, MAX_IN_FLIGHT + 51))
 
 
 def test_a_closed_loop_keeps_as_many_requests_in_flight_and_ends_all() -> None:

@@ -18,6 +18,7 @@ Floats = npt.NDArray[np.float64]
 # StepJob's own `__new__` takes three times as long, and the driver is a part of every contestant's host.
 _new_job: Callable[[Iterable[object]], StepJob] = partial(tuple.__new__, StepJob)
 _LONG_S = 2e-3  # a wait that is slept through, up to its last millisecond
+MAX_IN_FLIGHT = 8192  # the worker's default: it takes in no more before some have ended
 
 
 class OfferedRunner(Protocol):
@@ -93,13 +94,14 @@ class Driver:
     def offer(self, arrivals: Floats) -> Offered:
         """An open loop of requests that are due at these seconds from now, ascending. Returns when all have ended.
 
-        A request counts from the time at which it was due, however late it is given.
+        A request counts from the time at which it was due, however late it is given. Beyond `MAX_IN_FLIGHT` requests
+        are held back, as a worker leaves them in Kafka: in overload, taking them in would leave no time for steps.
         """
         began = self._clock.now()
         due = (began + arrivals).tolist()
         while len(self._arrivals) < len(due) or self._num_open:
             now, given = self._clock.now(), len(self._arrivals)
-            ready = bisect_right(due, now, lo=given)
+            ready = min(bisect_right(due, now, lo=given), given + MAX_IN_FLIGHT - self._num_open)
             if ready > given:
                 self._give(due[given:ready])
             if self._num_open:
