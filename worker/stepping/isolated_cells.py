@@ -79,14 +79,13 @@ def lost_output(spec: CellSpec, batch: CellBatch, error: Exception) -> CellOutpu
 
 
 def _probe(engine: StepEngine, batch: CellBatch) -> None:
-    """Run a step of zeros in place of a batch of one row."""
+    """Run a step of zeros in place of a batch of one row, by what runs a quantum of this length."""
     probe = replace(
         batch,
         read=np.full_like(batch.read, NO_SLOT),
-        inputs={name: np.zeros((1, 1), np.int32) for name in batch.inputs},
+        inputs={name: np.zeros_like(values) for name, values in batch.inputs.items()},
         steps=np.ones(1, np.int32),
         is_first=np.ones(1, np.bool_),
-        quantum=1,
     )
     engine.start(probe).result()
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import structlog
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,8 @@ from penstock.engine.gpu.row_buckets import row_bucket
 from penstock.engine.kernels.chain_lstm import TILES, chain_lstm, new_exchange, supports_chains
 from penstock.engine.kernels.library import VECTOR
 from penstock.engine.kernels.lstm import Chains, Embedding, lstm_begin, lstm_step, short_lstm_step, short_order
+
+log = structlog.get_logger("penstock.engine")
 
 # Batches of so few rows run each step in one launch. It reads the operand anew for every 32 columns, so the product of
 # cuBLAS and a launch behind it are faster for more.
@@ -157,8 +160,10 @@ class LstmQuantum:
         self._gates = like.new_zeros(max_rows, len(like))
         is_folded = len(cell.layers) == 1 and cell.layers[0].words is None
         is_chain = is_folded and supports_chains(like.shape[1], like.device)
-        self._max_chain_rows = min(cell.max_chain_rows, max_rows) if is_chain else 0
+        self._max_chain_rows = min(cell.max_chain_rows, max_rows, TILES[-1]) if is_chain else 0
         self._exchange = new_exchange(like, self._max_chain_rows)
+        if self._max_chain_rows and not self._runs_chains():
+            self._max_chain_rows = 0
 
     @property
     def input_sizes(self) -> Mapping[str, int]:
@@ -171,14 +176,30 @@ class LstmQuantum:
         chains = Chains(batch.read.view(rows), batch.write, batch.steps)
         (tokens,) = batch.inputs.values()
         if rows <= self._max_chain_rows and batch.quantum > 1:
-            (layer,), ((states, cells),) = self._cell.layers, self._states
-            chain_lstm(layer.short_weight, Embedding(tokens, layer.added), cells, states, chains, self._exchange)
+            self._chain(tokens, chains)
             return
         operands = [[operand[:rows] for operand in of_turn] for of_turn in self._operands]
         for layer, operand, (states, _) in zip(self._cell.layers, operands[0], self._states, strict=True):
             lstm_begin(operand, states, chains, _embedding(tokens[0], layer.words))
         for step in range(batch.quantum):
             self._step(step, tokens, chains, operands[step % 2], operands[1 - step % 2])
+
+    def _chain(self, tokens: Tensor, chains: Chains) -> None:
+        (layer,), ((states, cells),) = self._cell.layers, self._states
+        chain_lstm(layer.short_weight, Embedding(tokens, layer.added), cells, states, chains, self._exchange)
+
+    def _runs_chains(self) -> bool:
+        """Whether the driver takes the largest launch: a client of MPS may have fewer multiprocessors than are named.
+
+        It runs no step, so it changes no state.
+        """
+        nothing = torch.zeros(2, self._max_chain_rows, dtype=torch.int32, device=self._gates.device)
+        try:
+            self._chain(nothing, Chains(nothing[0], nothing[0], nothing[0]))
+        except RuntimeError as error:
+            log.warning("chain_lstm_off", error=str(error).partition("\n")[0])
+            return False
+        return True
 
     def _step(
         self, step: int, tokens: Tensor, chains: Chains, operands: Sequence[Tensor], following: Sequence[Tensor]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from penstock.engine.cells.contract import Cell, CellBatch, CellSpec, StateSpec
 from penstock.engine.errors import InvalidBatch
@@ -69,6 +70,22 @@ def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(
     engine = HostEngine([cell, model.reader(9)], num_slots=64)
     found = check_lstm(engine, "lstm", model, sentences(20, 40), max_rows=9, max_quantum=4, seed=2)
     assert found["passed"], found
+
+
+def test_where_the_driver_refuses_chains_steps_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def refused(*arguments: object) -> None:
+        calls.append(arguments)
+        raise RuntimeError("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE at a launch of (128,) blocks")
+
+    monkeypatch.setattr(fused, "chain_lstm", refused)
+    model = LstmModel.random(40, 16, 1, CPU, seed=1)
+    with capture_logs() as logs:
+        engine = HostEngine([model.fused_cell("lstm", 9, 4, folded=True, max_chain_rows=64), model.reader(9)], 64)
+    assert [event["event"] for event in logs] == ["chain_lstm_off"]
+    assert check_lstm(engine, "lstm", model, sentences(20, 40), max_rows=9, max_quantum=4, seed=2)["passed"]
+    assert len(calls) == 1
 
 
 def test_a_decoder_feeds_back_its_tokens_and_does_nothing_once_it_has_stopped() -> None:

@@ -244,6 +244,16 @@ def test_an_engine_that_fails_on_clean_input_is_at_fault() -> None:
     assert bench.failed == {}
 
 
+def test_an_engine_that_fails_on_long_quanta_is_at_fault() -> None:
+    """Of other kernels, such as those of one step, a probe would prove nothing."""
+    bench = Bench(num_slots=20)
+    bench.devices[0].start_error = lambda batch: RuntimeError("launch refused") if batch.quantum > 1 else None
+    bench.add(*[[11, 12, 13, 14, 15]] * 4)
+    with pytest.raises(RuntimeError, match="launch refused"):
+        bench.drain()
+    assert bench.failed == {}
+
+
 @pytest.mark.parametrize("place", ["start_error", "result_error"])
 def test_a_failed_device_is_not_blamed_on_jobs(place: str) -> None:
     bench = Bench()
