@@ -388,8 +388,13 @@ async def test_a_rebalance_waits_for_batches_that_have_begun_and_not_for_request
 
     async def revoked() -> Fetched:
         await asyncio.to_thread(engine.began.wait, 60)
-        asyncio.get_running_loop().call_later(0.3, engine.may_run.set)
-        await asyncio.wait_for(kafka.rebalance({A}), 60)  # far below the drain
+        before = held(owner)
+        rebalancing = asyncio.create_task(kafka.rebalance({A}))
+        async with asyncio.timeout(60):  # far below the drain
+            while held(owner) == before:  # noqa: ASYNC110 -- until those that wait for a batch are given up
+                await asyncio.sleep(0.001)
+            engine.may_run.set()
+            await rebalancing
         assert held(owner) == 0
         return {}
 

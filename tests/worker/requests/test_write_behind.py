@@ -16,7 +16,7 @@ from penstock.worker.requests.write_behind import WriteBehindCache
 
 async def test_the_queue_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_behind, "_MAX_QUEUED_BYTES", 1000)
-    async with await ResponseCache(":memory:", max_bytes=1 << 20, ttl_s=60).open() as cache:
+    async with await ResponseCache(":memory:", max_bytes=1 << 20, ttl_s=60, look_up_s=30.0).open() as cache:
         writer = WriteBehindCache(cache)
         for key in (b"first", b"second", b"too many"):  # all before a write can begin
             writer.put({key: bytes(600)})
@@ -30,7 +30,7 @@ async def test_the_queue_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) ->
 async def test_the_bound_counts_what_an_entry_takes_beside_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_behind, "_MAX_QUEUED_BYTES", 1000)
     keys = [b"%032d" % number for number in range(20)]
-    async with await ResponseCache(":memory:", max_bytes=1 << 20, ttl_s=60).open() as cache:
+    async with await ResponseCache(":memory:", max_bytes=1 << 20, ttl_s=60, look_up_s=30.0).open() as cache:
         writer = WriteBehindCache(cache)
         for key in keys:  # all before a write can begin
             writer.put({key: b"."})

@@ -142,8 +142,16 @@ async def served(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> tuple[Step
     return model, runner, results
 
 
+async def rested(model: StepModel, num_turns: int) -> None:
+    """Until so many turns have ended, the last of them idle work."""
+    async with asyncio.timeout(60):
+        while model._thread.num_turns < num_turns or model._thread.is_running:  # noqa: ASYNC110 -- it sends no event
+            await asyncio.sleep(0)
+
+
 async def test_a_probe_runs_on_an_idle_runner_and_is_no_result(served: tuple[StepModel, Gate, list[Any]]) -> None:
     model, runner, results = served
+    await rested(model, 1)
     assert await asyncio.to_thread(model.fault) == ""
     assert (runner.batches, results) == ([[-1]], [])
     assert await model.close(60.0)
@@ -157,8 +165,7 @@ async def test_a_turn_that_takes_long_is_no_idle_engine_that_hangs(
     monkeypatch.setattr(step_model, "PROBE_S", 0.05)
     runner.may_run.clear()
     model._thread.add([StepJob(5, [1, 7], 0.0, None, False)])
-    while not model._thread.is_running:  # noqa: ASYNC110 -- a thread sends no event
-        await asyncio.sleep(0)
+    assert await asyncio.to_thread(runner.began.wait, 60)
     assert await asyncio.to_thread(model.fault) == ""
     runner.may_run.set()
     assert await model.close(60.0)
@@ -168,8 +175,10 @@ async def test_a_probe_tells_a_runner_that_fails_and_one_that_hangs(
     served: tuple[StepModel, Gate, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, runner, _ = served
+    await rested(model, 1)
     model._probe = [0]
     assert "the idle engine fails on one step" in await asyncio.to_thread(model.fault)
+    await rested(model, 4)  # idle work, the job added, its step, idle work
     model._probe = [1]
     monkeypatch.setattr(step_model, "PROBE_S", 0.05)
     runner.may_run.clear()
@@ -182,7 +191,7 @@ async def test_the_watchdog_sees_a_runner_that_hangs_while_it_takes_jobs() -> No
     class Stuck(Gate):
         def add(self, jobs: Sequence[StepJob]) -> None:
             self.began.set()
-            assert self.may_run.wait(10)
+            assert self.may_run.wait(60)
             super().add(jobs)
 
     runner = Stuck()
@@ -190,7 +199,7 @@ async def test_the_watchdog_sees_a_runner_that_hangs_while_it_takes_jobs() -> No
     thread = StepThread(runner)
     thread.start(lambda events: None, lambda error: pytest.fail(repr(error)))
     thread.add([job(0, 1)])
-    assert await asyncio.to_thread(runner.began.wait, 10)
+    assert await asyncio.to_thread(runner.began.wait, 60)
     assert thread.is_running
     num_turns = thread.num_turns
     runner.may_run.set()

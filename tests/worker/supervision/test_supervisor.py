@@ -36,6 +36,8 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> FakeProcesses:
     """Members without processes, started again without a pause."""
     fakes = FakeProcesses()
     monkeypatch.setattr(member_starter, "MemberProcess", fakes)
+    monkeypatch.setattr(member_starter, "free_host_bytes", lambda: None)  # not this machine's
+    monkeypatch.setattr("penstock.worker.supervision.machine.resident_bytes", lambda pid: 0)  # the pids are made up
     monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(standbys_module, "_LOOK_EVERY_S", 0.0)
     return fakes

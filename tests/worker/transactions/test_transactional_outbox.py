@@ -128,6 +128,7 @@ async def broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
     def make_producer(_cluster: object, _carrier: object, transactional_id: str, _timeout_s: float) -> Producer:
         return Producer(made, transactional_id)
 
+    monkeypatch.setattr(outbox_module, "LAST_COMMIT_S", 60.0)
     monkeypatch.setattr(outbox_module, "connect", connect)
     monkeypatch.setattr(outbox_module, "TransactionalProducer", make_producer)
     monkeypatch.setattr(
