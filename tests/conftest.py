@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from penstock.ops.kafka import BrokerError, kafka_missing
+from penstock.ops.kafka import BrokerError, kafka_missing, ports
 from penstock.ops.kafka.jars import fetch_jars
 from tests.examples import QUICK, QUICK_EXAMPLES
 from tests.log_events import listed_fields, unlisted
@@ -25,6 +25,13 @@ settings.register_profile(QUICK, settings.get_profile("default"), max_examples=Q
 _NO_KAFKA = pytest.StashKey[str]()
 _LISTED_EVENTS = listed_fields()
 _ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
+
+
+def pytest_configure() -> None:
+    """Each pytest process has ports of its own, for a broker binds one seconds after it was chosen."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        first = ports._PORTS.start + int(worker[2:]) % 6 * 2000
+        ports._PORTS = range(first, first + 2000)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

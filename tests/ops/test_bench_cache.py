@@ -8,11 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.cache import ResponseCache
 from penstock.ops.bench.cache.cache_measures import CACHES, measures
 from penstock.ops.bench.cache.in_process import Pass, in_process_worker, open_cache, random_ids, request_values
 from penstock.ops.bench.cache.part_zipf import ideal_hits, run_zipf
 from penstock.ops.bench.common.runs import finite
 from penstock.ops.bench.common.setup import Setup
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look-up is late, however long the machine stands still."""
+    defaults = ResponseCache.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "look_up_s", 60.0)
 
 
 @given(st.lists(st.integers(0, 6), max_size=40), st.integers(1, 4))

@@ -180,7 +180,9 @@ def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(fleet_bench, "KILL_SECONDS", 3.0)
     parts = ["idle", "closed", "open", "overload", "kill", "drain"]
     lines: list[str] = []
-    assert run_pipeline_benchmark(plan(tmp_path, parts, commands=2, rates_per_s=(100,)), lines.append) == 0, lines
+    assert (
+        run_pipeline_benchmark(plan(tmp_path, parts, commands=2, rates_per_s=(100,), seconds=2.0), lines.append) == 0
+    ), lines
     found = kept(tmp_path)["parts"]
     assert found["fleet"]["members"] == 2
     assert all(load["requests_per_s"] > 0 for load in found["closed"]["loads"].values())

@@ -22,12 +22,18 @@ class CommitWatch:
         self._consumer = Consumer({"bootstrap.servers": servers, "group.id": group, **_OPTIONS})
 
     async def num_behind(self) -> float:
-        """Requests, or rather their offsets, that are not committed. Infinite where the brokers do not answer."""
+        """Requests, or rather their offsets, that are not committed.
+
+        Infinite where the brokers do not answer, or not of all topics, or an end is below what is committed: a broker
+        that has just started may not know better.
+        """
         try:
             committed, ends = await asyncio.to_thread(self.committed_and_ends)
         except KafkaException:
             return math.inf
-        return sum(end - committed.get(source, 0) for source, end in ends.items())
+        behind = [end - committed.get(source, 0) for source, end in ends.items()]
+        is_whole = {topic for topic, _ in ends} == {*self._sources} and min(behind) >= 0
+        return sum(behind) if is_whole else math.inf
 
     async def keeps_up(self, topic: str, seconds: float) -> bool:
         """Whether all that a topic has at this moment is committed so much later. False if no broker answers."""

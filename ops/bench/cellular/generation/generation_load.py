@@ -75,7 +75,8 @@ class Load:
         """
         self._drive(_for(warm_up_s), lambda: self._max_requests, Spent())
         spent, started, before = Spent(), time.perf_counter(), dict(self._phases.seconds)
-        self._drive(_for(seconds), lambda: self._max_requests, spent)
+        is_over = _for(seconds)  # and until one has ended, however slow the machine is
+        self._drive(lambda: bool(spent.ended) and is_over(), lambda: self._max_requests, spent)
         elapsed = time.perf_counter() - started
         self._empty()
         return {
