@@ -59,11 +59,15 @@ class MemberProcess:
         """Start a member that loads its model and then waits for `join`. `stop_s`: the longest that it may stop.
 
         `processes`: how many members share its GPU, or the CPU. `is_beside`: it loads after the fleet's start, while
-        others serve from its GPU. Raises OSError if no process can be started.
+        others serve from its GPU, with one of its cores until it is moved to all. Threads that libraries start would
+        hold up the members that serve on these cores: OpenBLAS has one for each, which spins for its first 0.1 s.
+
+        Raises OSError if no process can be started.
         """
         connection, far_end = control_sockets()
         connection.setblocking(False)
-        cpus = ",".join(map(str, placement.cpus))  # the member sets its own: this process keeps its cores meanwhile
+        own = placement.cpus[-1:] if is_beside else placement.cpus
+        cpus = ",".join(map(str, own))  # the member sets its own: this process keeps its cores meanwhile
         try:
             with far_end:
                 process = await asyncio.create_subprocess_exec(

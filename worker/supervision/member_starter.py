@@ -90,6 +90,7 @@ class MemberStarter:
         started(member)
         log.info("member_started", **member.names, cores=len(placement.cpus))
         if await member.loaded(self._load_s):
+            member.move(placement.cpus)
             self._prepared.add(placement.gpu)
             self._loaded.add(placement.worker)
             log.info("member_loaded", **member.names, seconds=member.uptime_s)

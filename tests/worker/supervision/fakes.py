@@ -28,6 +28,7 @@ class FakeMember:
         self.drains = False
         self.environment: Mapping[str, str] = {}
         self.is_beside = False
+        self.cpus = placement.cpus  # on which its threads run
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.has_joined = asyncio.Event()  # or ended
         self.may_load = asyncio.Event()
@@ -55,6 +56,7 @@ class FakeMember:
 
     def move(self, cpus: tuple[int, ...]) -> None:
         self.placement = replace(self.placement, cpus=cpus)
+        self.cpus = cpus
 
     def tick(self) -> int:
         self._ticks_since_ping += 1
@@ -91,6 +93,7 @@ class FakeProcesses:
     ) -> FakeMember:
         member = FakeMember(placement, 100 + len(self.members))
         member.is_beside = is_beside
+        member.cpus = placement.cpus[-1:] if is_beside else placement.cpus
         member.environment = environment
         self.script(member)
         self.members.append(member)

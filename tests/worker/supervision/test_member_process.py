@@ -17,8 +17,8 @@ VALUES = {"model": "null", "bootstrap_servers": "127.0.0.1:1"}
 SETTINGS = {"values": VALUES, "origins": dict.fromkeys(VALUES, "given")}
 
 
-async def start(placement: Placement) -> MemberProcess:
-    return await MemberProcess.start(placement, SETTINGS, {}, 1.0, 2)
+async def start(placement: Placement, *, is_beside: bool = False) -> MemberProcess:
+    return await MemberProcess.start(placement, SETTINGS, {}, 1.0, 2, is_beside=is_beside)
 
 
 @pytest.mark.slow
@@ -35,6 +35,18 @@ async def test_members_that_start_together_get_their_cores_and_the_supervisor_ke
         for member in members:
             member.kill()
             await member.ended()
+
+
+@pytest.mark.slow
+async def test_a_member_that_loads_beside_others_has_one_core() -> None:
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    member = await start(Placement(0, None, None, cpus), is_beside=True)
+    try:
+        assert await member.loaded(60)
+        assert os.sched_getaffinity(member.pid) == {cpus[-1]}
+    finally:
+        member.kill()
+        await member.ended()
 
 
 async def test_a_thread_that_ends_meanwhile_does_not_keep_the_others_on_their_cores(

@@ -421,6 +421,7 @@ async def test_a_member_that_waits_takes_the_place_of_one_that_dies(processes: F
         assert running.not_ready() == ""
         first, _, waiting = processes.members
         assert (waiting.joined_at, waiting.is_beside) == (None, True)
+        assert waiting.cpus == waiting.placement.cpus  # one of them while it loaded
         first.end(-9, served_s=30.0)
         await running.event("standby_ready", 2)
         assert waiting.joined_at is not None
