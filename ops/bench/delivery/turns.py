@@ -11,8 +11,10 @@ from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.common.setup import ROUNDS, Setup
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
 from penstock.ops.bench.pipeline.fleet_bench import READY_TIMEOUT_S, Bench, FleetBench
+from penstock.ops.bench.pipeline.late_causes import LateCauses
 from penstock.ops.bench.pipeline.loads import Load
 from penstock.ops.bench.pipeline.run_clock import RunClock
+from penstock.ops.bench.pipeline.stall_watch import StallWatch
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import KafkaBroker
 
@@ -43,9 +45,10 @@ def open_side(
     with (
         WorkerFleet(spec, name, servers, folder) as workers,
         ClientFleet(bench.num_clients, servers, name, model, folder / "clients", isolation_level) as clients,
+        StallWatch(servers) as watch,
     ):
         workers.wait_until_ready(READY_TIMEOUT_S)
-        yield FleetBench(bench, broker, workers, clients)
+        yield FleetBench(bench, broker, workers, clients, LateCauses(broker.log_path, watch))
 
 
 def in_turns(sides: Mapping[str, FleetBench], loads: Sequence[Load], rounds: int = ROUNDS) -> Turns:

@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from penstock.ops.bench.common.processes import ProcessFailed
-from penstock.ops.bench.pipeline.broker_pauses import LOG_PAUSES, broker_pauses
+from penstock.ops.bench.pipeline.broker_log import LOG_PAUSES
 from penstock.ops.bench.pipeline.call_times import figures, recovery_s, timeline
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
+from penstock.ops.bench.pipeline.late_causes import LateCauses
 from penstock.ops.bench.pipeline.load_line import busiest_cores, load_line
 from penstock.ops.bench.pipeline.loads import ROWS, SHORT, Load
 from penstock.ops.bench.pipeline.member_events import member_events
 from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
 from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
 from penstock.ops.bench.pipeline.run_clock import RunClock
+from penstock.ops.bench.pipeline.stall_watch import StallWatch
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import FULL_SPEED, KafkaBroker
 
@@ -57,11 +59,14 @@ class Bench:
 class FleetBench:
     """Measures one fleet. Made by `open_fleet`."""
 
-    def __init__(self, bench: Bench, broker: KafkaBroker, workers: WorkerFleet, clients: ClientFleet) -> None:
+    def __init__(
+        self, bench: Bench, broker: KafkaBroker, workers: WorkerFleet, clients: ClientFleet, causes: LateCauses
+    ) -> None:
         self._bench = bench
         self._broker = broker
         self._workers = workers
         self._clients = clients
+        self._causes = causes
         self._loads: list[tuple[str, float, float]] = []  # name, and Unix times of the measured seconds
 
     @property
@@ -85,7 +90,7 @@ class FleetBench:
             **figures(load, offered.calls),
             "failures": offered.failures,
             "lag_p99_ms": offered.lag_p99_ms,
-            "broker_pauses": broker_pauses(self._broker.log_path, begun, time.time()),
+            **self._causes.between(start + load.warm_s, load.seconds),
             "cores": cores,
         }
         self._bench.clock.say(load_line(load, record))
@@ -154,8 +159,7 @@ class FleetBench:
             record["restart_s"] = time.perf_counter() - start - killed_at  # at most; seen after the load
         begun = time.time() - (time.perf_counter() - start)
         record["events"] = member_events(self._workers.events, begun)
-        record["broker_pauses"] = broker_pauses(self._broker.log_path, begun, begun + load.span_s)
-        return record
+        return record | self._causes.between(start, load.span_s)
 
     def idle(self) -> Record:
         """Cores that the fleet uses without any load."""
@@ -235,7 +239,8 @@ def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> 
             "environment": dict(spec.environment),
         }
         bench.clock.say(f"{name}: {found['members']} members ready after {ready_s:.1f} s")
-        yield FleetBench(bench, broker, workers, clients), found
+        causes = LateCauses(broker.log_path, stack.enter_context(StallWatch(servers)))
+        yield FleetBench(bench, broker, workers, clients, causes), found
 
 
 def _ended(batches: Iterable[Record], since: float, until: float) -> list[Record]:
