@@ -1,6 +1,6 @@
 """The plots of a run of cells, as PNG. Needs matplotlib: pip install 'penstock[bench]'."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,18 @@ from matplotlib.figure import Figure
 
 from penstock.ops.bench.cellular.report.cellular_measures import PARTS, SUITE
 from penstock.ops.bench.common.machine import title
-from penstock.ops.bench.common.runs import current_runs, machines
+from penstock.ops.bench.common.runs import Run, current_runs, machines
 
 
 def draw_newest() -> list[Path]:
-    """The plots of each machine's newest run, in its folder of kept runs."""
-    newest = [current_runs(SUITE, machine, parts=PARTS)[-1] for machine in machines(SUITE)]  # a probe has no plots
+    """The plots of each machine's newest run without skipped loads, if it has any, in its folder of kept runs."""
+    newest = [_newest(current_runs(SUITE, machine, parts=PARTS)) for machine in machines(SUITE)]  # a probe has no plots
     return [path for run in newest for path in draw(run.record, run.path.parent)]
+
+
+def _newest(runs: Sequence[Run]) -> Run:
+    whole = [run for run in runs if not any(part.get("skipped") for part in run.record["parts"].values())]
+    return (whole or runs)[-1]
 
 
 def draw(record: Mapping[str, Any], folder: Path) -> list[Path]:
