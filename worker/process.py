@@ -41,8 +41,9 @@ _NULL_BUDGET_S = 1.0  # time to measure an engine that does no work
 _SHARE_BESIDE = 0.25  # of the device, for warming up while other members answer requests with it
 _SWITCH_INTERVAL_S = 0.0001  # engine lanes and the event loop take turns at each tensor call, batch and result
 
-_CLOSE_S = 2.0  # for the running batch, and as much for the interpreter's end
-EXIT_S = LEAVE_S + 2 * _CLOSE_S + 6.0  # after the drain: a process that was asked to stop has ended, whatever hangs
+_CLOSE_S = 2.0  # for the running batch
+_END_S = 10.0  # for it and the interpreter's end, which the process may spend part of standing still
+EXIT_S = LEAVE_S + _END_S  # after the drain: a process that was asked to stop has ended, whatever hangs
 
 log = structlog.get_logger("penstock.worker")
 
@@ -149,7 +150,7 @@ async def _run(
     try:
         code = await _run_worker(settings, served, supervisor)
     finally:
-        _end_within(2 * _CLOSE_S)
+        _end_within(_END_S)
         if not await served.close(_CLOSE_S):
             log.error("lane_hung", consequence="the process ends without waiting for its batch")
             sys.stdout.flush()

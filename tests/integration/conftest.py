@@ -127,8 +127,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaBroker]:
-    """The shared broker. A test that stops or kills a broker starts its own `KafkaBroker` instead."""
-    with KafkaBroker(num_partitions=4) as broker:
+    """The shared broker. A test that stops or kills a broker starts its own `KafkaBroker` instead.
+
+    A machine that stands still for less than its session costs it no leader and no coordinator.
+    """
+    with KafkaBroker(num_partitions=4, config={"broker.session.timeout.ms": "60000"}) as broker:
         yield broker
 
 

@@ -136,4 +136,4 @@ async def test_a_client_skips_bombs_on_its_reply_partition(
             answer = await client.request(Request(model, "embed", join_tokens([[7, 8]])))
         assert answer.vectors is not None
         assert answer.vectors[0].tolist() == [2, 7, 8, 15]
-    assert [log["event"] for log in logs] == ["batch_unreadable"] * COPIES * len(BOMBS)
+    assert [log["event"] for log in logs].count("batch_unreadable") == COPIES * len(BOMBS)

@@ -21,7 +21,7 @@ from penstock.producer.wire.topics import dead_letter_topic, request_topic
 @pytest.fixture(scope="module")
 def broker() -> Iterator[KafkaBroker]:
     """A broker that creates no topic on first use."""
-    with KafkaBroker(config={"auto.create.topics.enable": "false"}) as own:
+    with KafkaBroker(config={"auto.create.topics.enable": "false", "broker.session.timeout.ms": "60000"}) as own:
         yield own
 
 

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from typer.testing import CliRunner
 
+from penstock.ops.cli.jobs import fleet_probe
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import KafkaBroker
 from tests.integration.conftest import StartWorker
@@ -31,8 +33,13 @@ async def topics(kafka: KafkaBroker) -> list[str]:
 
 
 async def test_a_job_needs_a_worker_unless_it_is_to_wait(
-    kafka: KafkaBroker, start_worker: StartWorker, unique: Callable[[str], str], tmp_path: Path
+    kafka: KafkaBroker,
+    start_worker: StartWorker,
+    unique: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(fleet_probe, "_ANSWER_S", 60.0)  # however long the machine stands still
     model = unique("m")
     code, said = await embed(kafka, model, tmp_path)
     assert code == 2

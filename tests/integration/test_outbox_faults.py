@@ -19,6 +19,7 @@ from penstock.producer.transport.outbox import Outbox, OutRecord
 ACLS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
+    "broker.session.timeout.ms": "60000",  # as of the shared broker
 }
 TOPIC, LITERAL, WRITE, DENY = 2, 3, 4, 2  # numbers of Kafka's protocol
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgpack
+import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
@@ -16,6 +17,7 @@ MAX_DEATHS = 3
 PARTITION = 2  # of the record that kills; the others have good requests alone
 
 
+@pytest.mark.timeout(240)
 async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_are_answered(
     kafka: KafkaBroker,
     unique: Callable[[str], str],

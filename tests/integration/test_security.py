@@ -128,6 +128,7 @@ def secured(keys: Keys) -> Iterator[KafkaBroker]:
         "listener.name.clear.plain.sasl.jaas.config": plain,
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
+        "broker.session.timeout.ms": "60000",  # as of the shared broker
     }
     with KafkaBroker(num_partitions=4, config=config, listeners=LISTENERS) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})

@@ -134,13 +134,17 @@ async def until_ready(port: int) -> None:
             await asyncio.sleep(0.1)
 
 
+def a_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 async def test_a_killed_member_is_started_again_and_no_request_is_lost(
     kafka: KafkaBroker, unique: Unique, start: Start
 ) -> None:
     model = unique("killed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = a_free_port()
     worker = start(served_name=model, processes=3, metrics_port=port)
     pids = await members(worker, 3)
     async with calls(kafka, model) as more:
@@ -205,10 +209,12 @@ async def test_a_member_whose_event_loop_stands_still_is_replaced(unique: Unique
 
 async def test_a_roll_replaces_every_member_and_loses_nothing(kafka: KafkaBroker, unique: Unique, start: Start) -> None:
     model = unique("rolled")
-    worker = start(served_name=model, processes=2)
+    port = a_free_port()
+    worker = start(served_name=model, processes=2, metrics_port=port)
     old = await members(worker, 2)
     async with calls(kafka, model) as more:
         await more(50)
+        await until_ready(port)  # a member that does not serve yet is left out
         worker.process.send_signal(signal.SIGHUP)
         await worker.event("roll_finished", 90)
         await more(50)

@@ -18,6 +18,7 @@ from penstock.ops.kafka import KafkaBroker
 ACLS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
+    "broker.session.timeout.ms": "60000",  # as of the shared broker
 }
 TOPIC, TRANSACTIONAL_ID, LITERAL, PREFIXED, WRITE, DENY = 2, 5, 3, 4, 4, 2  # numbers of Kafka's protocol
 

@@ -63,6 +63,19 @@ async def test_sigterm_in_mid_run_ends_the_worker_within_the_bound(
     ]
 
 
+async def test_a_machine_that_stands_still_while_a_worker_ends_is_no_failure(
+    kafka: KafkaBroker, start_worker: Callable[..., Any], unique: Callable[[str], str]
+) -> None:
+    worker = start_worker(kafka, model="null", served_name=unique("m"))
+    await worker.ready()
+    worker.process.terminate()
+    await worker.event("stopped")
+    worker.process.send_signal(signal.SIGSTOP)  # a part of a second before its end
+    await asyncio.sleep(4.5)
+    worker.process.send_signal(signal.SIGCONT)
+    assert await worker.exit_code() == 0
+
+
 async def test_a_worker_is_ready_from_its_join_to_its_drain(
     broker: KafkaBroker, start_worker: Callable[..., Any]
 ) -> None:
