@@ -16,12 +16,12 @@ from penstock.ops.kafka.errors import BrokerFailed
 from penstock.ops.kafka.guard import StartGate
 from penstock.ops.kafka.jars import fetch_jars, java_path
 from penstock.ops.kafka.owned_folder import OwnedFolder
-from penstock.ops.kafka.ports import answers, free_ports
+from penstock.ops.kafka.ports import ReservedPorts, answers
 from penstock.ops.kafka.server_properties import ONE_NODE, listener_properties
+from penstock.ops.kafka.startup_failure import startup_failure
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
-LOG_TAIL_BYTES = 3000
 # For a short life, as in tests and demos: start-up time matters more than peak throughput.
 FAST_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m")
 # For benchmarks: with the flags above the broker limits a fast worker.
@@ -60,9 +60,11 @@ class KafkaBroker:
         self._jvm_flags = tuple(jvm_flags)
         self._node_id = node_id
         self._cluster_id = cluster_id or new_cluster_id()
-        self._port, self._controller_port, *ports = free_ports(2 + len(listeners))
+        self._ports = ReservedPorts(2 + len(listeners))
+        self._port, self._controller_port, *ports = self._ports.numbers
         self._listeners = dict(listeners)
         self._listener_ports = dict(zip(listeners, ports, strict=True))
+        self._log_start = 0  # bytes of the log before the last start
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -111,6 +113,7 @@ class KafkaBroker:
         if self.pid is not None:
             return
         self._reap()
+        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         classpath = f"{fetch_jars()}/*"
         properties = self._write_properties()
         if not (self._data_dir / "data" / "meta.properties").exists():
@@ -148,13 +151,14 @@ class KafkaBroker:
         self._config.update(config)
 
     def close(self) -> None:
-        """Stop the broker for good and remove temporary data. May be called twice."""
+        """Stop the broker for good, give its ports back and remove temporary data. May be called twice."""
         atexit.unregister(self.close)
         if self._own_data is None:
             self.stop()
         else:
             self._reap()  # the data is not read again: a clean shutdown would only cost time
             self._own_data.remove()
+        self._ports.release()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -190,7 +194,7 @@ class KafkaBroker:
         with self.log_path.open("ab") as log:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=START_TIMEOUT_S)
         if done.returncode != 0:
-            raise BrokerFailed(f"Kafka could not format {self._data_dir}:\n{self._log_tail()}")
+            raise BrokerFailed(f"Kafka could not format {self._data_dir}:\n{self._failure()}")
 
     def _launch(self, classpath: str, properties: Path) -> None:
         """Start the broker, and a guard process that kills the broker if this process dies.
@@ -211,9 +215,9 @@ class KafkaBroker:
                 raise BrokerFailed("The broker was not launched. This is a bug.")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(0.05)
-                raise BrokerFailed(f"Kafka ended with exit code {code} while starting:\n{self._log_tail()}")
+                raise BrokerFailed(f"Kafka ended with exit code {code} while starting:\n{self._failure()}")
             if time.monotonic() > deadline:
-                raise BrokerFailed(f"Kafka was not ready after {START_TIMEOUT_S:.0f} s:\n{self._log_tail()}")
+                raise BrokerFailed(f"Kafka was not ready after {START_TIMEOUT_S:.0f} s:\n{self._failure()}")
 
     def _reap(self) -> None:
         """Kill and reap both processes. The guard first: it could kill another process that reuses the broker's pid."""
@@ -225,8 +229,8 @@ class KafkaBroker:
                     process.stdin.close()
         self._guard = self._process = None
 
-    def _log_tail(self) -> str:
-        return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+    def _failure(self) -> str:
+        return startup_failure(self.log_path, self._log_start)
 
 
 def new_cluster_id() -> str:

@@ -133,6 +133,16 @@ def test_a_broker_that_cannot_start_says_why_and_leaves_no_process() -> None:
     assert not broker.log_path.parent.exists()
 
 
+def test_a_broker_whose_port_is_taken_says_so() -> None:
+    broker = KafkaBroker()
+    with (
+        socket.create_server(_address(broker)),
+        pytest.raises(BrokerFailed, match=r"failed to bind to .*: Address already in use"),
+        broker,
+    ):
+        pass
+
+
 def _address(broker: KafkaBroker) -> tuple[str, int]:
     host, port = broker.bootstrap_servers.split(":")
     return host, int(port)
