@@ -78,6 +78,11 @@ class KafkaBroker:
         return f"127.0.0.1:{self._listener_ports[listener]}"
 
     @property
+    def nodes(self) -> list["KafkaBroker"]:
+        """This broker, as a `BrokerCluster` of one."""
+        return [self]
+
+    @property
     def voter(self) -> str:
         """This node in `controller.quorum.voters`."""
         return f"{self._node_id}@127.0.0.1:{self._controller_port}"

@@ -188,7 +188,7 @@ def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: py
     assert all(load["requests_per_s"] > 0 for load in found["closed"]["loads"].values())
     assert found["fleet"]["batches"]["prediction_errors"]["ids 2-100"]["batches"] > 0
     used = found["closed"]["loads"]["ids 2-100"]["cores"]
-    assert {"broker", "member 0", "member 1", "client 0"} <= used.keys()
+    assert {"broker 0", "member 0", "member 1", "client 0"} <= used.keys()
     assert found["open"]["loads"]["100/s"]["answered_share"] > 0
     assert found["overload"]["offered_per_s"] > 0
     assert (found["kill"]["lost"], found["kill"]["members_after"]) == (0, 1)
@@ -196,10 +196,23 @@ def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: py
     assert {"ids 2-100, req/s", "idle member, cores", "drain, s"} <= measures(kept(tmp_path)).keys()
 
 
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.timeout(240)
+def test_three_brokers_share_the_work(tmp_path: Path) -> None:
+    lines: list[str] = []
+    assert run_pipeline_benchmark(plan(tmp_path, ["open"], brokers=3, rates_per_s=(200,)), lines.append) == 0, lines
+    found = kept(tmp_path)["parts"]
+    assert found["fleet"]["brokers"] == 3
+    load = found["open"]["loads"]["200/s"]
+    assert load["answered_share"] == 1.0
+    assert all(load["cores"][f"broker {number}"] > 0 for number in range(3))
+
+
 def plan(output: Path, parts: list[str], **changed: Any) -> PipelinePlan:
     """A short run of the null engine."""
     values: dict[str, Any] = {"model": "null", "worker_arguments": (), "null_arguments": (), "commands": 1}
-    values |= {"members": None, "null_members": (1,), "gpus": (), "clients": 1, "rates_per_s": ()}
+    values |= {"members": None, "null_members": (1,), "gpus": (), "brokers": 1, "clients": 1, "rates_per_s": ()}
     values |= {"warm_s": 0.5, "seconds": 0.5, "time_limit_s": 200.0, "commit": "abcdef0", "output": output}
     return PipelinePlan(parts=parts, **{**values, **changed})
 

@@ -28,7 +28,9 @@ Turns = dict[str, dict[str, list[Record]]]  # load -> side -> its rounds
 
 def make_bench(setup: Setup, name: str, seconds: float) -> Bench:
     """One client process, on two cores."""
-    return Bench(RunClock(_LIMIT_S, print), setup.logs / name, 1, 0.0, seconds)
+    return Bench(
+        RunClock(_LIMIT_S, print), setup.logs / name, num_brokers=1, num_clients=1, warm_s=0.0, seconds=seconds
+    )
 
 
 @contextmanager
@@ -48,7 +50,7 @@ def open_side(
         StallWatch(servers) as watch,
     ):
         workers.wait_until_ready(READY_TIMEOUT_S)
-        yield FleetBench(bench, broker, workers, clients, LateCauses(broker.log_path, watch))
+        yield FleetBench(bench, broker, workers, clients, LateCauses([broker.log_path], watch))
 
 
 def in_turns(sides: Mapping[str, FleetBench], loads: Sequence[Load], rounds: int = ROUNDS) -> Turns:

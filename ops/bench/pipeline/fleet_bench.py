@@ -1,4 +1,4 @@
-"""One fleet behind one broker, and the measurements of it. The parts of a run are its methods."""
+"""One fleet behind its brokers, and the measurements of it. The parts of a run are its methods."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
 from penstock.ops.bench.pipeline.run_clock import RunClock
 from penstock.ops.bench.pipeline.stall_watch import StallWatch
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
-from penstock.ops.kafka import FULL_SPEED, KafkaBroker
+from penstock.ops.kafka import FULL_SPEED, BrokerCluster, KafkaBroker
 
 Record = dict[str, Any]
 
@@ -38,6 +38,7 @@ BROKER_CONFIG = {
     "log.retention.check.interval.ms": "5000",
     "log.segment.delete.delay.ms": "1000",
 }
+_ONE_COPY = {"default.replication.factor": "1", "min.insync.replicas": "1"}
 READY_TIMEOUT_S, RESTART_TIMEOUT_S = 240.0, 60.0
 KILL_AFTER_S, KILL_SECONDS = 3.0, 22.0  # a GPU member has been replaced, and the one that waits too
 KILL_LOAD, DRAIN_LOAD, OVERLOAD = 0.6, 0.3, 2.0  # of saturation
@@ -51,6 +52,7 @@ class Bench:
 
     clock: RunClock
     folder: Path  # of logs
+    num_brokers: int  # 1, or 3 that share the partitions
     num_clients: int
     warm_s: float
     seconds: float
@@ -60,10 +62,15 @@ class FleetBench:
     """Measures one fleet. Made by `open_fleet`."""
 
     def __init__(
-        self, bench: Bench, broker: KafkaBroker, workers: WorkerFleet, clients: ClientFleet, causes: LateCauses
+        self,
+        bench: Bench,
+        brokers: KafkaBroker | BrokerCluster,
+        workers: WorkerFleet,
+        clients: ClientFleet,
+        causes: LateCauses,
     ) -> None:
         self._bench = bench
-        self._broker = broker
+        self._brokers = brokers
         self._workers = workers
         self._clients = clients
         self._causes = causes
@@ -213,20 +220,19 @@ class FleetBench:
         )
 
     def _watched(self) -> dict[str, int]:
-        if self._broker.pid is None:
-            raise ProcessFailed("The broker ended.")
-        return {"broker": self._broker.pid, **self._workers.watched(), **self._clients.watched()}
+        brokers = {f"broker {number}": node.pid for number, node in enumerate(self._brokers.nodes)}
+        alive = {label: pid for label, pid in brokers.items() if pid is not None}
+        if len(alive) < len(brokers):
+            raise ProcessFailed("A broker ended.")
+        return {**alive, **self._workers.watched(), **self._clients.watched()}
 
 
 @contextmanager
 def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> Iterator[tuple[FleetBench, Record]]:
-    """A broker, the worker's commands and the clients; yields the bench, and how the fleet came up."""
+    """Brokers, the worker's commands and the clients; yields the bench, and how the fleet came up."""
     folder = bench.folder / name
-    with ExitStack() as stack:
-        broker = stack.enter_context(
-            KafkaBroker(num_partitions=8, config=BROKER_CONFIG, jvm_flags=(*FULL_SPEED, LOG_PAUSES))
-        )
-        servers = broker.bootstrap_servers
+    with _brokers(bench.num_brokers) as brokers, ExitStack() as stack:
+        servers = brokers.bootstrap_servers
         workers = stack.enter_context(WorkerFleet(spec, "bench", servers, folder))
         clients = stack.enter_context(ClientFleet(bench.num_clients, servers, "bench", model, folder / "clients"))
         ready_s = workers.wait_until_ready(min(READY_TIMEOUT_S, bench.clock.left_s))
@@ -234,13 +240,23 @@ def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> 
             "command": workers.command,
             "commands": spec.commands,
             "members": len(workers.members()),
+            "brokers": bench.num_brokers,
             "ready_s": ready_s,
             "clients": bench.num_clients,
             "environment": dict(spec.environment),
         }
         bench.clock.say(f"{name}: {found['members']} members ready after {ready_s:.1f} s")
-        causes = LateCauses(broker.log_path, stack.enter_context(StallWatch(servers)))
-        yield FleetBench(bench, broker, workers, clients, causes), found
+        logs = [node.log_path for node in brokers.nodes]
+        causes = LateCauses(logs, stack.enter_context(StallWatch(servers)))
+        yield FleetBench(bench, brokers, workers, clients, causes), found
+
+
+def _brokers(count: int) -> KafkaBroker | BrokerCluster:
+    """One, or three: each record is kept once, so that three differ from one only in that they share the work."""
+    flags = (*FULL_SPEED, LOG_PAUSES)
+    if count == 1:
+        return KafkaBroker(num_partitions=8, config=BROKER_CONFIG, jvm_flags=flags)
+    return BrokerCluster(num_partitions=8, config=BROKER_CONFIG | _ONE_COPY, jvm_flags=flags)
 
 
 def _ended(batches: Iterable[Record], since: float, until: float) -> list[Record]:

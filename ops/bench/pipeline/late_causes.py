@@ -1,6 +1,7 @@
-"""What explains late answers of a load, beside the work of its members: stalls of the machine and of the broker."""
+"""What explains late answers of a load, beside the work of its members: stalls of the machine and of the brokers."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,18 @@ from penstock.ops.bench.pipeline.stall_watch import StallWatch
 
 
 class LateCauses:
-    """Reads the broker's log, and what was watched while the load ran."""
+    """Reads the brokers' logs, and what was watched while the load ran."""
 
-    def __init__(self, broker_log: Path, watch: StallWatch) -> None:
-        self._broker_log = broker_log
+    def __init__(self, broker_logs: Sequence[Path], watch: StallWatch) -> None:
+        self._broker_logs = broker_logs
         self._watch = watch
 
     def between(self, start: float, seconds: float) -> dict[str, Any]:
         """For the load's record, each with its second since the start, which is of perf_counter."""
         since = time.time() - (time.perf_counter() - start)
+        until = since + seconds
         return {
-            "broker_pauses": broker_pauses(self._broker_log, since, since + seconds),
-            "segment_changes": segment_changes(self._broker_log, since, since + seconds),
+            "broker_pauses": [pause for log in self._broker_logs for pause in broker_pauses(log, since, until)],
+            "segment_changes": [change for log in self._broker_logs for change in segment_changes(log, since, until)],
             **self._watch.stalls_between(start, start + seconds),
         }

@@ -26,6 +26,7 @@ class PipelinePlan:
     members: int | None  # that the model's fleet has; None: as many as come up
     null_members: Sequence[int]  # commands of each fleet of the null engine
     gpus: Sequence[int]  # fleet sizes of part `scale`
+    brokers: int  # of each fleet
     clients: int | None
     rates_per_s: Sequence[float]
     warm_s: float

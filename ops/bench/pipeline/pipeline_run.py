@@ -67,7 +67,7 @@ class PipelineRun:
         self._scale: Scale = SCALES[NULL if self._model is None else self._device]
         cores = len(os.sched_getaffinity(0))
         num_clients = plan.clients or min(_MAX_CLIENTS, max(1, cores // 2))
-        self._bench = Bench(clock, folder, num_clients, plan.warm_s, plan.seconds)
+        self._bench = Bench(clock, folder, plan.brokers, num_clients, plan.warm_s, plan.seconds)
         clock.say(f"{title(self._header['machine'])}, {cores} cores; {num_clients} clients; logs in {folder}")
 
     @property
