@@ -177,6 +177,8 @@ class Supervisor:
 
     async def _fit(self, first: MemberProcess) -> None:
         """Drop the members that memory does not hold. Called when the first has loaded, before any other starts."""
+        if self._failure or self._stop_signal:  # meanwhile: all are dropped
+            return
         if first.report.device == "cpu" and first.placement.gpu is not None and self._settings.gpus == "all":
             log.warning("members_moved_to_cpu", reason="the model does not run on a GPU here")
             for slot in self._slots.values():

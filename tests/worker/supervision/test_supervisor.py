@@ -89,11 +89,11 @@ class Running:
 
 @asynccontextmanager
 async def supervisor(
-    count: int, gpus: Sequence[int] = (), *, with_standbys: bool = False, **more: Any
+    count: int, gpus: Sequence[int] = (), *, with_standbys: bool = False, is_all: bool = False, **more: Any
 ) -> AsyncIterator[Running]:
-    settings = WorkerSettings.model_validate(
-        {"model": "null", "processes": count, "gpus": ",".join(map(str, gpus)) or "all", **more}
-    )
+    """`is_all`: the GPUs are those of `--gpus all`."""
+    named = "all" if is_all or not gpus else ",".join(map(str, gpus))
+    settings = WorkerSettings.model_validate({"model": "null", "processes": count, "gpus": named, **more})
     made = Supervisor(settings, MACHINE, MemberTimeouts())
     with capture_logs() as events:
         placements = place(MACHINE, gpus, count)
@@ -162,6 +162,28 @@ def authorities(tmp_path: Path) -> Path:
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(tmp_path / "key")]
     subprocess.run(["openssl", "req", "-x509", *kind, "-subj", "/CN=ca", "-out", file], check=True, capture_output=True)
     return file
+
+
+async def test_a_stop_while_members_are_about_to_move_to_the_cpu_ends_all(
+    processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`nvidia-smi`, which is asked before, may take seconds."""
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def free_bytes(placement: Placement) -> None:
+        if processes.members:  # one has loaded
+            asked.set()
+            await answered.wait()
+
+    monkeypatch.setattr(member_starter, "free_bytes", free_bytes)
+    async with supervisor(1, (0, 1), is_all=True) as running:
+        await asyncio.wait_for(asked.wait(), 60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running.event("supervisor_stopping")
+        answered.set()
+        assert await running.exit_code() == 0
+        assert running.named("members_moved_to_cpu") == []
+    assert len(processes.members) == 1
 
 
 async def test_a_member_that_dies_while_a_certificate_is_renewed_is_replaced(
