@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
@@ -80,7 +79,7 @@ class Supervisor:
         self._is_killed = False  # by a second signal
         self._failure = ""  # why no member can start
         self._exit_code = 0
-        self._had_terminal = sys.stderr.isatty()
+        self._terminals = _terminals()
 
     async def run(self, placements: Sequence[Placement], standbys: Sequence[Placement] = ()) -> int:
         """Fill the slots until none is left to fill. Returns the exit code."""
@@ -225,7 +224,7 @@ class Supervisor:
 
     def _on_hangup(self) -> None:
         """Roll on SIGHUP. A terminal that is closed sends it too: then stop."""
-        if self._had_terminal and not sys.stderr.isatty():
+        if not all(map(os.isatty, self._terminals)):
             self._stop(signal.SIGHUP)
         else:
             self._standbys.discard()  # they have loaded what the roll replaces
@@ -248,3 +247,10 @@ class Supervisor:
         if self._failure or self._stop_signal is not None:
             return self._failure or "draining"
         return not_serving(self._all_slots(), self._given_up)
+
+
+def _terminals() -> list[int]:
+    """The standard files that are a terminal with which the command ends; none under nohup."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return []
+    return [file for file in (0, 1, 2) if os.isatty(file)]
