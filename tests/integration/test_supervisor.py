@@ -251,6 +251,20 @@ async def test_members_are_added_and_removed_by_signals(unique: Unique, start: S
     assert await worker.exit_code() == 0
 
 
+async def test_a_signal_to_resize_before_any_member_starts_suspends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unique: Unique, start: Start
+) -> None:
+    """While the machine's GPUs are listed, which may take seconds."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nkill -TTIN $PPID\nkill -TTOU $PPID\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    worker = start(served_name=unique("early"), processes=2)
+    await members(worker, 2)
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_at_once(unique: Unique, start: Start, number: signal.Signals) -> None:
     worker = start(served_name=unique("hurried"), processes=2)
