@@ -120,8 +120,14 @@ class Supervisor:
         return task
 
     def _fill(self, placement: Placement) -> None:
-        once = self._settings.once
-        slot = MemberSlot(placement, self._starter, once=once, ended=self._on_restart, take_standby=self._take_standby)
+        slot = MemberSlot(
+            placement,
+            self._starter,
+            once=self._settings.once,
+            died=self._on_death,
+            ended=self._on_restart,
+            take_standby=self._take_standby,
+        )
         self._metrics.add_worker(slot.placement.worker)
         keeping = asyncio.create_task(slot.keep())
         keeping.add_done_callback(self._ended.put_nowait)
@@ -133,13 +139,16 @@ class Supervisor:
             self._metrics.add_worker(member.placement.worker)
         return member
 
+    def _on_death(self, member: MemberProcess) -> None:
+        """Tell the group, which the member has not left, unless all end."""
+        if member.report.member_id and self._stop_signal is None:
+            self._run(evict(self._cluster, member.report.group_id, member.report.member_id))
+
     def _on_restart(self, member: MemberProcess, reason: str) -> None:
-        """Count a member that is started again. One that died has not left its group."""
+        """Count a member that is started again."""
         self._metrics.count_restart(member.placement.worker, reason)
         if reason != "rolled":
             self._starter.mps.on_death(member.placement.device, time.monotonic())
-        if reason != "rolled" and member.report.member_id:
-            self._run(evict(self._cluster, member.report.group_id, member.report.member_id))
 
     def _on_end(self, slot: MemberSlot, end: MemberSlotEnd) -> None:
         """Account for a slot that stays empty. A failure ends the members that would share it."""
