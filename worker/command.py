@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from penstock.worker.model_settings import NULL_MODEL
+from penstock.worker.process_signals import ignore_resize_signals
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision.machine import this_machine
 from penstock.worker.supervision.placement import CannotPlace, Machine, Placement, most_on_a_gpu, place, standbys
@@ -16,6 +17,7 @@ def run_members(settings: WorkerSettings) -> int:
 
     Raises CannotPlace, and what `process.run_worker` and `supervisor.supervise` raise.
     """
+    ignore_resize_signals()  # until there is a supervisor that follows them
     configure_logs(settings.log_format, settings.log_level, settings.log_file)  # `this_machine` may warn
     machine = this_machine()
     placements = placements_for(settings, machine)

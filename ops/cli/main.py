@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail
+from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail, hold_standard_files
 
 EPILOG = "Each setting is also an environment variable: --max-wait-ms is PENSTOCK_MAX_WAIT_MS."
 
@@ -98,4 +98,5 @@ def penstock(
 
 def main() -> None:
     """The console script."""
+    hold_standard_files()
     raise SystemExit(exit_code_of(lambda: app(prog_name="penstock")))

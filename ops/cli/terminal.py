@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import signal
+import sys
 import termios
 import threading
 import traceback
@@ -24,6 +25,19 @@ _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG})  #
 
 class BadUsage(Exception):
     """Options that are wrong or do not fit together. `exit_code_of` makes it exit code 2."""
+
+
+def hold_standard_files() -> None:
+    """Open those of the standard files that the command was started without on the null device.
+
+    Python has None for them, and the first sockets and files would take their numbers: those of a child process are
+    others, and what a library prints to stderr would go into them.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)  # at the lowest free number, which is its own
+            os.set_inheritable(opened, True)
+            setattr(sys, name, open(opened, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def stderr() -> Console:

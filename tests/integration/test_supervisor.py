@@ -4,12 +4,15 @@ import asyncio
 import itertools
 import json
 import os
+import pty
 import signal
 import socket
+import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -248,6 +251,20 @@ async def test_members_are_added_and_removed_by_signals(unique: Unique, start: S
     assert await worker.exit_code() == 0
 
 
+async def test_a_signal_to_resize_before_any_member_starts_suspends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unique: Unique, start: Start
+) -> None:
+    """While the machine's GPUs are listed, which may take seconds."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nkill -TTIN $PPID\nkill -TTOU $PPID\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    worker = start(served_name=unique("early"), processes=2)
+    await members(worker, 2)
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_at_once(unique: Unique, start: Start, number: signal.Signals) -> None:
     worker = start(served_name=unique("hurried"), processes=2)
@@ -327,6 +344,49 @@ async def test_members_wait_for_a_broker_that_is_down_and_end_on_a_signal(unique
     await worker.event("kafka_unreachable", worker=1)
     worker.process.terminate()
     assert await worker.exit_code() == 0
+
+
+@contextmanager
+def in_a_terminal(log: Path, *, ignores_hangups: bool) -> Iterator[tuple[int, int]]:
+    """The command in a terminal of its own, with its log in a file: its process id, and the terminal."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        if ignores_hangups:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY), 2)
+        options = ["--model", "null", "--processes", "2", "--bootstrap-servers", "127.0.0.1:1"]
+        os.execv(sys.executable, [sys.executable, *PENSTOCK, *options])
+    try:
+        yield pid, terminal
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def until_logged(log: Path, event: str) -> None:
+    deadline = time.monotonic() + 60
+    while not log.exists() or f'"event": "{event}"' not in log.read_text():
+        assert time.monotonic() < deadline, f"no {event}"
+        time.sleep(0.05)
+
+
+def test_members_end_with_their_terminal_wherever_they_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with in_a_terminal(log, ignores_hangups=False) as (pid, terminal):
+        until_logged(log, "member_started")
+        os.close(terminal)  # the kernel sends SIGHUP
+        until_logged(log, "supervisor_stopping")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_under_nohup_members_outlive_their_terminal(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with in_a_terminal(log, ignores_hangups=True) as (pid, terminal):
+        until_logged(log, "member_started")
+        os.close(terminal)
+        until_logged(log, "roll_started")
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.fixture

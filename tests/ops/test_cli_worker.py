@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,18 @@ def test_the_log_says_each_value_in_force_and_its_reason() -> None:
     assert reasons["default for cuda"] == ["max_batch_sequences", "max_batch_tokens"]
     assert "partition" in reasons["default"]
     assert set(WorkerSettings.model_fields) <= settings.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&-"])
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_without_standard_files_runs_and_logs(tmp_path: Path, closed: str, processes: str) -> None:
+    """As a daemon may be started. Otherwise the first sockets and files take the numbers of the standard ones."""
+    log = tmp_path / "log"
+    with MockBroker() as broker:
+        command = [sys.executable, "-c", COMMAND, "cpu", "packed", "worker", "--model", "null", "--once"]
+        command += ["--processes", processes, "--log-file", str(log), "--log-format", "json"]
+        command += ["--bootstrap-servers", broker.bootstrap_servers]
+        ran = subprocess.run(["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *command], timeout=100, check=False)
+    assert ran.returncode == 0, log.read_text()
+    assert log.read_text().count('"event": "stopped"') == int(processes)

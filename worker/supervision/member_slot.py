@@ -19,6 +19,7 @@ RESTART_REASONS = ("exit", "signal", "not_started", "unresponsive", "rolled")
 
 log = structlog.get_logger("penstock.supervisor")
 
+Died = Callable[[MemberProcess], None]  # a member that did not end in order
 Ended = Callable[[MemberProcess, str], None]  # the member, and why another takes its place
 Take = Callable[[Placement], MemberProcess | None]  # a member that has loaded, and waits for such a place
 
@@ -36,12 +37,13 @@ class MemberSlot:
     """Called on the supervisor's event loop."""
 
     def __init__(
-        self, placement: Placement, starter: MemberStarter, *, once: bool, ended: Ended, take_standby: Take
+        self, placement: Placement, starter: MemberStarter, *, once: bool, died: Died, ended: Ended, take_standby: Take
     ) -> None:
         self.placement = placement
         self.member: MemberProcess | None = None
         self._starter = starter
         self._once = once
+        self._died = died
         self._ended = ended
         self._take_standby = take_standby
         self._policy = RestartPolicy()
@@ -138,6 +140,8 @@ class MemberSlot:
     def _end(self, member: MemberProcess, code: int) -> MemberSlotEnd | None:
         """Log how a member ended. None if another follows it."""
         event: dict[str, Any] = {**member.names, **exit_fields(code), "uptime_s": member.uptime_s}
+        if code:
+            self._died(member)
         served_s, failure = member.served_s, member.report.failure
         is_done = self._once and code in (0, 1) and served_s is not None and not member.is_stopping
         if self.is_dropped or is_done:

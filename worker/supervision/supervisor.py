@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
@@ -80,7 +79,7 @@ class Supervisor:
         self._is_killed = False  # by a second signal
         self._failure = ""  # why no member can start
         self._exit_code = 0
-        self._had_terminal = sys.stderr.isatty()
+        self._terminals = _terminals()
 
     async def run(self, placements: Sequence[Placement], standbys: Sequence[Placement] = ()) -> int:
         """Fill the slots until none is left to fill. Returns the exit code."""
@@ -121,8 +120,14 @@ class Supervisor:
         return task
 
     def _fill(self, placement: Placement) -> None:
-        once = self._settings.once
-        slot = MemberSlot(placement, self._starter, once=once, ended=self._on_restart, take_standby=self._take_standby)
+        slot = MemberSlot(
+            placement,
+            self._starter,
+            once=self._settings.once,
+            died=self._on_death,
+            ended=self._on_restart,
+            take_standby=self._take_standby,
+        )
         self._metrics.add_worker(slot.placement.worker)
         keeping = asyncio.create_task(slot.keep())
         keeping.add_done_callback(self._ended.put_nowait)
@@ -134,13 +139,16 @@ class Supervisor:
             self._metrics.add_worker(member.placement.worker)
         return member
 
+    def _on_death(self, member: MemberProcess) -> None:
+        """Tell the group, which the member has not left, unless all end."""
+        if member.report.member_id and self._stop_signal is None:
+            self._run(evict(self._cluster, member.report.group_id, member.report.member_id))
+
     def _on_restart(self, member: MemberProcess, reason: str) -> None:
-        """Count a member that is started again. One that died has not left its group."""
+        """Count a member that is started again."""
         self._metrics.count_restart(member.placement.worker, reason)
         if reason != "rolled":
             self._starter.mps.on_death(member.placement.device, time.monotonic())
-        if reason != "rolled" and member.report.member_id:
-            self._run(evict(self._cluster, member.report.group_id, member.report.member_id))
 
     def _on_end(self, slot: MemberSlot, end: MemberSlotEnd) -> None:
         """Account for a slot that stays empty. A failure ends the members that would share it."""
@@ -177,6 +185,8 @@ class Supervisor:
 
     async def _fit(self, first: MemberProcess) -> None:
         """Drop the members that memory does not hold. Called when the first has loaded, before any other starts."""
+        if self._failure or self._stop_signal:  # meanwhile: all are dropped
+            return
         if first.report.device == "cpu" and first.placement.gpu is not None and self._settings.gpus == "all":
             log.warning("members_moved_to_cpu", reason="the model does not run on a GPU here")
             for slot in self._slots.values():
@@ -223,7 +233,7 @@ class Supervisor:
 
     def _on_hangup(self) -> None:
         """Roll on SIGHUP. A terminal that is closed sends it too: then stop."""
-        if self._had_terminal and not sys.stderr.isatty():
+        if not all(map(os.isatty, self._terminals)):
             self._stop(signal.SIGHUP)
         else:
             self._standbys.discard()  # they have loaded what the roll replaces
@@ -246,3 +256,10 @@ class Supervisor:
         if self._failure or self._stop_signal is not None:
             return self._failure or "draining"
         return not_serving(self._all_slots(), self._given_up)
+
+
+def _terminals() -> list[int]:
+    """The standard files that are a terminal with which the command ends; none under nohup."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return []
+    return [file for file in (0, 1, 2) if os.isatty(file)]

@@ -89,11 +89,11 @@ class Running:
 
 @asynccontextmanager
 async def supervisor(
-    count: int, gpus: Sequence[int] = (), *, with_standbys: bool = False, **more: Any
+    count: int, gpus: Sequence[int] = (), *, with_standbys: bool = False, is_all: bool = False, **more: Any
 ) -> AsyncIterator[Running]:
-    settings = WorkerSettings.model_validate(
-        {"model": "null", "processes": count, "gpus": ",".join(map(str, gpus)) or "all", **more}
-    )
+    """`is_all`: the GPUs are those of `--gpus all`."""
+    named = "all" if is_all or not gpus else ",".join(map(str, gpus))
+    settings = WorkerSettings.model_validate({"model": "null", "processes": count, "gpus": named, **more})
     made = Supervisor(settings, MACHINE, MemberTimeouts())
     with capture_logs() as events:
         placements = place(MACHINE, gpus, count)
@@ -164,16 +164,44 @@ def authorities(tmp_path: Path) -> Path:
     return file
 
 
-async def test_a_member_that_dies_while_a_certificate_is_renewed_is_replaced(
-    processes: FakeProcesses, authorities: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_stop_while_members_are_about_to_move_to_the_cpu_ends_all(
+    processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The supervisor tells the group of its death, with the certificates that it has read before."""
-    evicted: list[str] = []
+    """`nvidia-smi`, which is asked before, may take seconds."""
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def free_bytes(placement: Placement) -> None:
+        if processes.members:  # one has loaded
+            asked.set()
+            await answered.wait()
+
+    monkeypatch.setattr(member_starter, "free_bytes", free_bytes)
+    async with supervisor(1, (0, 1), is_all=True) as running:
+        await asyncio.wait_for(asked.wait(), 60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running.event("supervisor_stopping")
+        answered.set()
+        assert await running.exit_code() == 0
+        assert running.named("members_moved_to_cpu") == []
+    assert len(processes.members) == 1
+
+
+@pytest.fixture
+def evicted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Members of whose death the group was told."""
+    found: list[str] = []
 
     async def evict(cluster: KafkaCluster, group_id: str, member_id: str) -> None:
-        evicted.append(member_id)
+        found.append(member_id)
 
     monkeypatch.setattr(supervisor_module, "evict", evict)
+    return found
+
+
+async def test_a_member_that_dies_while_a_certificate_is_renewed_is_replaced(
+    processes: FakeProcesses, authorities: Path, evicted: list[str]
+) -> None:
+    """The supervisor tells the group of its death, with the certificates that it has read before."""
     async with supervisor(1, security_protocol="SSL", ssl_ca_location=authorities) as running:
         (member,) = await processes.until(1)
         os.truncate(authorities, 0)
@@ -182,6 +210,27 @@ async def test_a_member_that_dies_while_a_certificate_is_renewed_is_replaced(
         await processes.until(2)
         await running.serving(1)
     assert evicted == ["m"]
+
+
+@pytest.mark.parametrize(("asked", "code"), [("SIGHUP", -9), ("SIGTTOU", -9), ("SIGHUP", 0), ("SIGTTOU", 0)])
+async def test_the_group_is_told_of_a_member_that_dies_while_it_drains(
+    processes: FakeProcesses, evicted: list[str], asked: str, code: int
+) -> None:
+    """One that ends in order has left the group itself."""
+    async with supervisor(2) as running:
+        members = (await processes.until(2))[:]
+        for number, member in enumerate(members):
+            member.report = Report(phase="joined", group_id="g", member_id=f"m{number}")
+            member.drains = number == (asked == "SIGTTOU")
+        (draining,) = [member for member in members if member.drains]
+        os.kill(os.getpid(), signal.Signals[asked])
+        async with asyncio.timeout(60):
+            while not draining.is_stopping:  # noqa: ASYNC110 — there is no event to wait for
+                await asyncio.sleep(0)
+        draining.end(code, served_s=100.0)
+        await running.event("member_exited")
+        await asyncio.sleep(0.01)
+        assert evicted == ([] if code == 0 else [draining.report.member_id])
 
 
 async def test_it_is_ready_while_all_members_serve(processes: FakeProcesses) -> None:
