@@ -41,8 +41,8 @@ _Done = Callable[[Sequence[_Reply], KafkaError | None], None]
 class Delivery:
     """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it.
 
-    `replied` is called with the seconds from a reply's making to its acknowledgement, and `count` with the outcome of
-    replies and their number: `ok` once the broker has them, or the code of the error that took their place.
+    `replied` is called with the seconds from a reply's making to its acknowledgement. `count` is called with an outcome
+    and a number of replies: `ok` once the broker has them, or the code of the error that took their place.
     """
 
     def __init__(

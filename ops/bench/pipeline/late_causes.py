@@ -1,4 +1,4 @@
-"""What explains late answers of a load, beside the work of its members: stalls of the machine and of the broker."""
+"""Causes of late answers beside the work of the members: stalls of the machine and of the broker."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Dead letters on a terminal. Anybody may have written one: nothing of it reaches the terminal as it is."""
+"""Dead letters on a terminal. Any client may have written one: no control character of it is printed."""
 
 import json
 from collections.abc import Iterable, Mapping
