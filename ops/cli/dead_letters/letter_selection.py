@@ -79,6 +79,5 @@ async def read_letters(cluster: KafkaCluster, topic: str, selection: Selection) 
         for bulk, letters, partition, first, last in chosen:
             async with aclosing(reader.records(letters, partition, first, last)) as records:
                 async for record in records:
-                    letter = DeadLetter.of(record, bulk=bulk)
-                    if selection.holds(letter):
+                    if selection.holds(letter := DeadLetter.of(record, bulk=bulk)):
                         yield letter
