@@ -207,7 +207,7 @@ def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[ReplyDestinatio
     found: dict[ReplyDestination, list[_Reply]] = {}
     for answer in answers:
         address = answer.address
-        found.setdefault((address.topic, address.partition, answer.origin.bulk_topic), []).append(answer)
+        found.setdefault((address.topic, address.partition, answer.origin.from_bulk_topic), []).append(answer)
     return found.items()
 
 

@@ -52,7 +52,7 @@ class LongSlices:
 
     async def __call__(self, records: Slice) -> None:
         """Process a slice. Returns at once for a long one."""
-        if not records or records[0].bulk_topic or records[0].num_bytes <= _LONG_BYTES:
+        if not records or records[0].from_bulk_topic or records[0].num_bytes <= _LONG_BYTES:
             await self._process(records)
             return
         waiting = _QueuedSlice(self._num_bytes + _num_bytes(records), next(self._numbers), records)
