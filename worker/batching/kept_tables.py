@@ -32,7 +32,7 @@ class CostSettings(FileSettings):
 class KeptTables:
     """The kept tables of one model."""
 
-    name: str  # the model, for a person
+    name: str  # the model, as it is printed
     costs: Mapping[CostKey, MeasuredCosts]  # the newest for each device, revision, dtype and engine; the oldest first
     note: str  # a sentence: why there are none, or of which revisions they are; else empty
 
