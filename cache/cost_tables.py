@@ -7,7 +7,7 @@ import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
@@ -54,10 +54,9 @@ class CostTables:
     No method raises for an error of the file or the disk: `cost_tables_unusable` is logged once, and no table is found.
     """
 
-    def __init__(self, path: Path | str, *, clock: Callable[[], float] = time.time) -> None:
-        """The first `put` creates `path` and its directory. `clock`: Unix time in seconds."""
+    def __init__(self, path: Path | str) -> None:
+        """The first `put` creates `path` and its directory."""
         self._path = Path(path)
-        self._clock = clock
         self._warned = False
 
     async def get(self, key: CostKey) -> dict[str, Any] | None:
@@ -74,7 +73,7 @@ class CostTables:
 
     async def put(self, key: CostKey, table: dict[str, Any]) -> bool:
         """Store a table, plain JSON data, under this key; returns True if it was stored."""
-        row = (*astuple(key), self._clock(), json.dumps(table, allow_nan=False))
+        row = (*astuple(key), time.time(), json.dumps(table, allow_nan=False))
         try:
             await asyncio.to_thread(self._path.parent.mkdir, parents=True, exist_ok=True)
             async with self._open() as db:

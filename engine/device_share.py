@@ -1,4 +1,4 @@
-"""The part of the time for which an engine that warms up may keep a device from those who serve from it."""
+"""The share of the time for which an engine that warms up may use a device from which other members serve."""
 
 import time
 from collections.abc import Iterator

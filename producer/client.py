@@ -162,10 +162,10 @@ class Client(Caller):
     ) -> AsyncGenerator[Generation, None]:
         """`generate` for one text, or one sequence of token ids: `async for so_far in client.stream(…)`.
 
-        Each item has all that was generated so far, and begins with the tokens of the one before it; its `finish` is
-        "partial", and not so of the last one, which alone is certain to come. If the request is run again, because
-        its worker has ended or refused it, the next item is the first to have more tokens. Sampling may then differ
-        from the tokens shown: the last item is the answer.
+        Each item has all tokens so far, and begins with those of the item before it. The last item is the answer, and
+        the only one that is certain to come; `finish` of all others is "partial". If the request is run again, because
+        its worker ended or rejected it, the next item comes once there are more tokens. With sampling the tokens of
+        the answer may then differ from those shown.
         """
         options = recheck_options(
             Options(truncate=truncate, generation=read_generation(generation), stream=True), "generate", is_text=True

@@ -23,7 +23,7 @@ class PenstockError(Exception):
     """Root of the tree; `code` is the class on the wire.
 
     A record fails as a whole. `rows` maps the index of each sequence at fault to its error, so that the others can be
-    sent again; it is empty when no sequence in particular is at fault.
+    sent again. It is empty when no sequence in particular is at fault.
     """
 
     code: ClassVar[str] = "backend"

@@ -32,8 +32,8 @@ class KnownWords:
     def of(cls, plain: Any) -> Self | None:
         """The words of a `tokenizers.Tokenizer` without truncation. None where a text is more than its words.
 
-        BERT's normalizer and pre-tokenizer do the same to a word in a text and alone: neither a composed character, nor
-        an added token without a space in it, crosses a space.
+        BERT's normalizer and pre-tokenizer treat a word in a text as they treat it alone. No composed character crosses
+        a space, and no added token without a space in it does.
         """
         splits_at_spaces = (
             isinstance(plain.normalizer, normalizers.BertNormalizer)

@@ -88,7 +88,7 @@ class KafkaSettings(FileSettings):
     sasl_mechanism: Annotated[
         Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM"] | None,
         BeforeValidator(_upper),
-    ] = Field(None, description="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER or AWS_MSK_IAM (extra msk).")
+    ] = Field(None, description="How the connection authenticates. AWS_MSK_IAM needs the extra msk.")
     sasl_username: str | None = Field(None, description="User, for PLAIN and SCRAM.")
     sasl_password: SecretStr | None = Field(
         None, description="Password, for PLAIN and SCRAM. Use the environment variable: other users see arguments."
@@ -123,7 +123,8 @@ class KafkaSettings(FileSettings):
         500,
         ge=1,
         le=60_000,
-        description="Longest time a broker delays an empty fetch. librdkafka's mock delays each: 5 there.",
+        description="Longest time for which a broker holds an empty fetch. librdkafka's mock holds every fetch: use 5 "
+        "there.",
     )
 
     @property

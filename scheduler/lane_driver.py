@@ -78,8 +78,8 @@ class LaneDriver:
     def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[RejectedJob]:
         """Queue jobs; returns those rejected at once. With `together`, one rejected job keeps the others out too.
 
-        When nothing else is queued or running, one job (or all, with `together`) that would be late is tried every
-        `_TRIAL_EVERY_S`, without a deadline: predictions that are far too high learn only from batches that run.
+        When nothing else is queued or running, one job that would be late (all jobs, with `together`) is admitted every
+        `_TRIAL_EVERY_S`, without a deadline. Predictions that are far too high are corrected only by batches that run.
         """
         rejected = self.scheduler.add(jobs, now, busy_s=self.busy_s(now))
         if rejected and together:

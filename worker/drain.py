@@ -33,7 +33,7 @@ class Drain:
     ) -> None:
         """`in_order`: an answer is acknowledged after those of all earlier records of its partition.
 
-        Then answers behind a record that is given up wait in vain: a rebalance does not wait for acknowledgements.
+        Then answers behind a record that is given up are never acknowledged, so a rebalance does not wait for them.
         """
         self._fetched = fetched
         self._long_slices = long_slices

@@ -14,7 +14,7 @@ from penstock.worker.resolved_settings import ResolvedSettings
 
 
 class FetchStage(NamedTuple):
-    """What brings records into the worker, and knows which of them are finished."""
+    """The objects that bring records into the worker and track which are finished."""
 
     backpressure: Backpressure
     offsets: OffsetTracker

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from penstock.producer.settings import KafkaSettings, RequestTopic
 from penstock.producer.settings_sources import FileSettings
 from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC_PATTERN
+from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
 from penstock.worker.model_settings import ModelSettings
 
 _MAX_DIGITS = 6  # of the number of a GPU
@@ -120,7 +121,7 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
         "successor. Until then readers with read_committed wait. At most the broker's transaction.max.timeout.ms.",
     )
 
-    trigger: Literal["lazy", "hungry"] = Field(
+    trigger: TriggerName = Field(
         "lazy",
         description="When to run a batch. lazy: after max-wait-ms, when a batch is full, or when half the time to the "
         "deadline is spent. hungry: as soon as the engine is idle.",
@@ -132,18 +133,18 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
         description="Longest wait of a lazy trigger for a fuller batch. More: larger batches. Less: lower latency. "
         "Default: 2 on a CPU; 0 on a GPU, where batches grow while the last one runs.",
     )
-    partition: Literal["auto", "dp", "fifo", "sorted", "naive", "none"] = Field(
+    partition: PartitionName = Field(
         "auto",
         description="How the queue is cut into batches. fifo: filled in order. dp: cheapest by the cost model. auto: "
         "dp where it is predicted to save at least 1 % of fifo's time, else fifo. sorted, naive, none (one request per "
         "batch): for comparison.",
     )
-    order: Literal["edf", "cost-first", "arrival"] = Field(
+    order: OrderName = Field(
         "edf",
         description="Which requests run first. edf: earliest deadline. cost-first: most sequences per second, least "
         "mean latency. arrival: oldest.",
     )
-    admission: Literal["deadline", "accept"] = Field(
+    admission: AdmissionName = Field(
         "deadline",
         description="What happens to requests that would miss their deadline. deadline: rejected at once as "
         "`overloaded`, except one a second while the worker is idle, which tests the prediction. accept: queued, and "

@@ -15,7 +15,7 @@ from penstock.engine.generation.paged_attention import KeyGroup, attend_pages, g
 from penstock.engine.generation.pages import Int64Array
 from penstock.engine.model.layout import Layout, rounded, sort_by_length
 from penstock.engine.model.seq2seq import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
-from penstock.engine.model.weights import Attention, DistanceAttention, Norm, PlainAttention
+from penstock.engine.model.weights import Attention, Norm, cached_bias
 from penstock.engine.types import Int32Array
 
 
@@ -113,7 +113,9 @@ class _TargetOps(RowOps):
     def attend_cached(self, qkv: Tensor, layer: int, attention: Attention) -> Tensor:
         width = qkv.shape[1] // 3
         self._key_values[layer].flatten(0, 1)[self._slots] = qkv[: len(self._slots), width:]
-        return attend_pages(qkv[:, :width], self._key_values[layer], self._past, self._num_heads, _bias_of(attention))
+        return attend_pages(
+            qkv[:, :width], self._key_values[layer], self._past, self._num_heads, cached_bias(attention)
+        )
 
     def attend_cross(self, query: Tensor, layer: int) -> Tensor:
         return attend_pages(query, self._key_values[layer], self._sources, self._num_heads, None)
@@ -125,16 +127,6 @@ class _TargetOps(RowOps):
 def _look_up(embeddings: TokenEmbeddings, tokens: Tensor, positions: Tensor) -> Tensor:
     words = F.embedding(tokens, embeddings.words)
     return words if embeddings.positions is None else words + F.embedding(positions, embeddings.positions)
-
-
-def _bias_of(attention: Attention) -> Tensor | None:
-    match attention:
-        case PlainAttention():
-            return None
-        case DistanceAttention():
-            return attention.bias
-        case _:
-            raise RuntimeError(f"no cached attention for {type(attention).__name__}. This is a bug.")
 
 
 def _source_groups(rows: DecoderRows, page_size: int) -> list[KeyGroup]:

@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 from torch import Tensor
 
 from penstock.engine.gpu.choice import AttentionKernel, plan_capacity, plan_items
+from penstock.engine.gpu.uploads import sections_of
 from penstock.engine.types import Int32Array, PackedBatch
-
-_SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +133,7 @@ def _fill_bounds(bounds: Int32Array, own: Int32Array, shape: Shape) -> None:
 def _sections(shape: Shape) -> tuple[slice, ...]:
     """The token ids, positions, cu_seqlens, token types and plan among the values."""
     sizes = shape.rows, shape.rows, shape.sequences + 1, shape.rows if shape.has_types else 0, 2 * shape.plan_items
-    starts = [0, *accumulate(-(-size // _SECTION) * _SECTION for size in sizes)]
-    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=False))
+    return sections_of(sizes)
 
 
 @lru_cache(maxsize=1024)

@@ -36,8 +36,6 @@ class Arena(Generic[B]):
         self._buffers: list[B] = []
         self._most_bytes = 0  # that a plan used since the last `trim`
         self.chunk_bytes: tuple[int, ...] = ()  # hand it to MemoryPlanner.plan
-        self.num_allocations = 0
-        self.num_frees = 0
 
     @property
     def held_bytes(self) -> int:
@@ -80,11 +78,9 @@ class Arena(Generic[B]):
         self.chunk_bytes = ()
         while self._buffers:
             self._free(self._buffers.pop())
-            self.num_frees += 1
 
     def _grow(self, num_bytes: int) -> None:
         buffer = self._allocate(num_bytes)
-        self.num_allocations += 1
         if buffer.data_ptr() % ALIGNMENT:
             self._free(buffer)
             raise RuntimeError(f"The allocator's address is no multiple of {ALIGNMENT}. This is a bug.")

@@ -22,13 +22,12 @@ class Lifetime:
     first: int
     last: int
     bytes_per_row: int
-    fixed_bytes: int = 0  # on top of the rows: workspaces, tables
     rows: Rows = "tokens"
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last:
             raise ValueError(f"Buffer {self.name!r} lives from step {self.first} to {self.last}. This is a bug.")
-        if self.bytes_per_row < 0 or self.fixed_bytes < 0 or self.bytes_per_row + self.fixed_bytes == 0:
+        if self.bytes_per_row <= 0:
             raise ValueError(f"Buffer {self.name!r} has no size. This is a bug.")
         if self.rows not in ("tokens", "sequences"):
             raise ValueError(f"Buffer {self.name!r} scales with {self.rows!r}. This is a bug.")
@@ -36,7 +35,7 @@ class Lifetime:
     def num_bytes(self, tokens: int, sequences: int) -> int:
         """Size in a batch of `sequences` sequences with `tokens` tokens in all: a multiple of ALIGNMENT."""
         num_rows = tokens if self.rows == "tokens" else sequences
-        return aligned(self.bytes_per_row * num_rows + self.fixed_bytes)
+        return aligned(self.bytes_per_row * num_rows)
 
     def meets(self, other: "Lifetime") -> bool:
         """Whether both are alive at some step and must not share memory."""
@@ -55,9 +54,9 @@ class Tape:
         self._lifetimes: list[Lifetime] = []
         self._now = 0
 
-    def allocate(self, bytes_per_row: int, rows: Rows, name: str, *, fixed_bytes: int = 0) -> BufferId:
+    def allocate(self, bytes_per_row: int, rows: Rows, name: str) -> BufferId:
         """A new buffer of `bytes_per_row` for each token or each sequence, alive from the current step."""
-        self._lifetimes.append(Lifetime(name, self._now, self._now, bytes_per_row, fixed_bytes, rows))
+        self._lifetimes.append(Lifetime(name, self._now, self._now, bytes_per_row, rows))
         return BufferId(len(self._lifetimes) - 1)
 
     def use(self, buffer_id: BufferId) -> None:

@@ -13,7 +13,7 @@ K_SCALE = 1.2  # a further chunk has this much spare room, so that growth stays 
 # Buffers that share memory in this batch's plan share a region. Any batch would be correct; this one is typical.
 _REFERENCE_TOKENS, _REFERENCE_SEQUENCES = 4096, 64
 
-_Formula = tuple[int, int, int]  # bytes per token, bytes per sequence, bytes
+_Formula = tuple[int, int]  # bytes per token, bytes per sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class _Problem:
     def solve(self, tokens: int, sequences: int, chunks: tuple[int, ...]) -> MemoryPlan:
         if not 1 <= sequences <= tokens:
             raise ValueError(f"A batch of {sequences} sequences with {tokens} tokens. This is a bug.")
-        formula_bytes = [aligned(a * tokens + b * sequences + c) for a, b, c in self._formulas]
+        formula_bytes = [aligned(a * tokens + b * sequences) for a, b in self._formulas]
         region_bytes = [formula_bytes[formula] for formula in self._formula_of_region]
         placement = place_greedily(region_bytes, self._conflicts, chunks)
         plan = MemoryPlan(
@@ -101,7 +101,7 @@ class _Problem:
 
 def _formula(lifetime: Lifetime) -> _Formula:
     per_token = lifetime.bytes_per_row if lifetime.rows == "tokens" else 0
-    return per_token, lifetime.bytes_per_row - per_token, lifetime.fixed_bytes
+    return per_token, lifetime.bytes_per_row - per_token
 
 
 def _shared_regions(lifetimes: Sequence[Lifetime]) -> tuple[int, ...]:

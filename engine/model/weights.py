@@ -93,6 +93,18 @@ class RotaryAttention:
 
 Attention = PlainAttention | BiasedAttention | DistanceAttention | DisentangledAttention | RotaryAttention
 
+
+def cached_bias(attention: Attention) -> Tensor | None:
+    """[num_heads, 2D + 1]: the bias by which a decoder attends to cached keys; None: plain attention."""
+    match attention:
+        case PlainAttention():
+            return None
+        case DistanceAttention():
+            return attention.bias
+        case _:
+            raise RuntimeError(f"no cached attention for {type(attention).__name__}. This is a bug.")
+
+
 D = TypeVar("D")
 E = TypeVar("E")
 

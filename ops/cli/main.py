@@ -71,7 +71,7 @@ def _load(name: str) -> Any:
     if isinstance(function, typer.Typer):  # several commands
         return typer.main.get_command(function)
     single = typer.Typer(add_completion=False)
-    single.command(name, epilog=EPILOG)(function)
+    single.command(name, epilog=EPILOG if hasattr(function, "settings") else None)(function)  # set by `takes`
     return typer.main.get_command(single)
 
 

@@ -82,13 +82,14 @@ def _parameters(settings: type[Settings]) -> Iterator[inspect.Parameter]:
 def _help(name: str, field: FieldInfo) -> str:
     """Description, choices, environment variable and default, as rich markup."""
     notes = f"[env var: {env_name(name)}]{_default(field)}"
-    return f"{escape((field.description or '') + _choices(field.annotation))} [dim]{escape(notes)}[/dim]"
+    shown = f" ({', '.join(choices(field))})" if choices(field) else ""
+    return f"{escape((field.description or '') + shown)} [dim]{escape(notes)}[/dim]"
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return " [required]"
-    if field.default is None or field.default is False:
+    if field.default is None or field.default is False or field.default == "":
         return ""
     if field.default is True:
         return " [default: on]"
@@ -113,8 +114,10 @@ def _kind(annotation: Any) -> str:
     return _KINDS[annotation]
 
 
-def _choices(annotation: Any) -> str:
-    return f" ({', '.join(get_args(annotation))})" if get_origin(annotation) is Literal else ""
+def choices(field: FieldInfo) -> tuple[str, ...]:
+    """The values that it may have; empty if they are not listed."""
+    kinds = (field.annotation, *get_args(field.annotation))  # of a setting that may be open, the second has them
+    return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
 
 
 def _sentences(

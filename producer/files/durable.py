@@ -13,7 +13,7 @@ def sync(file: IO[bytes]) -> None:
 
 
 def give_up(file: IO[bytes]) -> None:
-    """Close a file whose content nobody needs: on a full disk the rest of it cannot be written."""
+    """Close a file whose content is not needed, without an error if its rest cannot be written, as on a full disk."""
     with contextlib.suppress(OSError):
         file.close()
 

@@ -110,8 +110,8 @@ class PartDirectory:
     def remove(self) -> None:
         """Remove the job's files, and the directory if it holds no other.
 
-        The manifest is the first of them, so that none lists a part that is gone; but the last once the output has its
-        name, which only the manifest tells apart from a file of others.
+        The manifest is removed first, so that no manifest lists a part that is gone. Once the output has its name, the
+        manifest is removed last: without it the output cannot be told from another file of that name.
         """
         parts = [*sorted(self.path.glob("part-*")), self.unfinished, self.joined, self.path / f"{_MANIFEST}.new"]
         for path in [*parts, self._manifest_path] if self.is_published else [self._manifest_path, *parts]:

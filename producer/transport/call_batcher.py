@@ -3,10 +3,10 @@
 Calls of one turn of the event loop share records. A record is a list of rows, each one sequence of one call. Rows at
 fault are removed and the others sent again, so sharing a record is invisible to callers.
 
-Overload and expiry concern a whole record, even where a reply names rows: its parts share one deadline and one count of
-attempts (see `Exchange`), and when these are spent, no part is sent again. A call of n sequences that fill r records
-therefore sends at most 4 r records under overload and expiry. A further one is sent only after a reply that settled at
-least one row, or that made the client halve a record which was too large.
+Overload and expiry concern a whole record, even where a reply names rows. The parts of a record share one deadline and
+one count of attempts (see `Exchange`); when these are spent, no part is sent again. A call of n sequences that fill r
+records therefore sends at most 4 r records under overload and expiry. A further one is sent only after a reply that
+settled at least one row, or that made the client halve a record which was too large.
 """
 
 import asyncio

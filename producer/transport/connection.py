@@ -83,7 +83,7 @@ async def watch(consumer: AIOKafkaConsumer) -> None:
     is_lost = False
     while True:
         await asyncio.sleep(_WATCH_EVERY_S)
-        # The ends of a topic that is denied are asked for in vain, until the time-out.
+        # The ends of a topic that is denied are asked for until the time-out, without an answer.
         sources = [one for one in consumer.assignment() if consumer.partitions_for_topic(one.topic)][:1]
         try:
             async with asyncio.timeout(_ANSWER_S):

@@ -42,9 +42,9 @@ _DONE = attrgetter("done")
 class OutRecord:
     """One record to send.
 
-    `done` is called on the event loop, once for each record: with the records, of those that share the callable, that
-    ended together, and with None after their acknowledgement, one of REFUSED, or a KafkaError that says "This is a
-    bug.". Only `Outbox.stop` drops a record without calling it.
+    `done` is called on the event loop, once for each record. Its arguments are the records that share this callable and
+    ended together, and their outcome: None if they are acknowledged, else one of REFUSED, or a KafkaError that says
+    "This is a bug.". Only `Outbox.stop` drops a record without calling it.
     """
 
     key: bytes

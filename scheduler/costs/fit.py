@@ -20,9 +20,9 @@ _MAX_S = 3600.0  # no batch takes an hour
 def fit_cost_table(samples: Iterable[tuple[Sequence[int], float]], *, padded: bool) -> CostTable:
     """The table that explains timings, each (lengths of the batch, measured seconds).
 
-    First the law max(floor, alpha + beta * tokens + gamma * squares) by least squares on relative errors, so that a
-    1 ms batch counts as much as a 100 ms one; no coefficient is negative. One timing gives seconds a token only, two or
-    three also alpha, four or more also gamma and the floor. Then factors for what the law leaves over.
+    First the law max(floor, alpha + beta * tokens + gamma * squares) is fitted, without negative coefficients, by least
+    squares on relative errors: a 1 ms batch counts as much as a 100 ms one. One timing gives beta only, two or three
+    also alpha, four or more also gamma and the floor. Then factors correct the errors of the law.
 
     Timings that cannot be true are left out: NaN, infinity, 0 or less, an hour, or 8 times off the others.
     ValueError when none is left, or when a batch is empty or holds a length below 1.

@@ -32,7 +32,7 @@ def cheapest_cuts(
     with `cost` as the whole batch's seconds.) The compiled recurrence reads the cost's table: TypeError if it has none.
 
     Contiguity loses nothing when the cost depends on (longest, count) alone and never falls with the longest, as in an
-    engine that pads: deal the longest sequences to the batch with the largest maximum, the next to the next, and no
+    engine that pads. Deal the longest sequences to the batch with the largest maximum, the next to the next: no
     batch's maximum, cost, or use of a cap grows. Under a packed cost the optimum may not be contiguous.
     """
     scale, table = (cost.scale, cost.table) if isinstance(cost, LearnedCost) else (1.0, cost)
@@ -85,8 +85,8 @@ def _recurrence(
 ) -> None:
     """The recurrence in O(nB). `low` [n]: for each stop - 1 the first start that keeps the caps on count and tokens.
 
-    `best` [n + 1] comes as zeros and leaves as least totals, `starts` [n + 1] as the start of the last batch of each,
-    of equal totals the first, which is the largest batch. One sequence is always allowed.
+    Fills `best` [n + 1], given as zeros, with the least totals, and `starts` [n + 1] with the start of the last batch
+    of each: of equal totals the first, so the largest batch. One sequence is always allowed.
     """
     ascending, tokens_before, work_before = queue
     law, padded, sizes, lengths, cells = table

@@ -265,6 +265,7 @@ def test_every_violation_of_the_judge_is_among_the_broken_promises_and_on_the_pa
     assert [kind for kind in reported if f"`{kind}`" not in page] == []
 
 
+@pytest.mark.slow
 def test_a_million_requests_fit_into_memory() -> None:
     """The bound is 2 GB, of which the libraries and what is being read need a third."""
     num_requests = 4_000

@@ -25,12 +25,13 @@ from typer.testing import CliRunner
 from penstock.ops.cli import terminal
 from penstock.ops.cli.checks import kafka_probe
 from penstock.ops.cli.checks.finding import CheckSettings
+from penstock.ops.cli.command_settings import settings_by_command
 from penstock.ops.cli.development.broker import BrokerSettings
 from penstock.ops.cli.jobs import embed as embed_module
 from penstock.ops.cli.jobs.classify import ClassifySettings
 from penstock.ops.cli.jobs.embed import EmbedSettings
 from penstock.ops.cli.jobs.generate import GenerateSettings
-from penstock.ops.cli.main import COMMANDS, app
+from penstock.ops.cli.main import COMMANDS, EPILOG, app
 from penstock.ops.cli.setting_options import option_name
 from penstock.ops.kafka import MockBroker
 from penstock.producer.errors import Overloaded
@@ -91,6 +92,18 @@ class TestHelp:
             assert f" {option_name(name)} " in text
             assert f"[env var: {env_name(name)}]" in text
             assert " ".join(field.description.split()) in text
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_variables_are_promised_where_there_are_settings(self, command: str) -> None:
+        assert (EPILOG in penstock(command, "--help")[1]) == (command in settings_by_command())
+
+    def test_choices_of_a_setting_without_a_default_are_listed(self) -> None:
+        text = penstock("embed", "--help")[1]
+        assert "standard input and output. (csv, jsonl) [env var: PENSTOCK_FORMAT]" in text
+        assert "(cls, mean, max, last) [env var: PENSTOCK_POOLING]" in text
+
+    def test_an_empty_default_is_not_printed(self) -> None:
+        assert "[default: ]" not in penstock("bench", "pipeline", "--help")[1]
 
     def test_the_demo_says_where_its_model_comes_from(self) -> None:
         assert "the model comes with the `demo` extra" in penstock("demo", "--help")[1]

@@ -186,6 +186,7 @@ def test_an_open_quote_is_given_up_in_bounded_memory(
     assert texts[1:] == [str(number) for number in range(2, 50_000)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extension", ["csv", "jsonl"])
 def test_a_cell_of_50_mb_costs_no_other_column(tmp_path: Path, extension: str) -> None:
     source, target = tmp_path / f"in.{extension}", tmp_path / f"out.{extension}"

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import get_args
 
 import pytest
 from hypothesis import example, given, settings
@@ -40,7 +41,7 @@ def late_or_rejected(outcome: Outcome, cause: Cause) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trigger", ["lazy", "hungry"])
+@pytest.mark.parametrize("trigger", get_args(TriggerName))
 @pytest.mark.parametrize("num_lanes", [1, 2])
 def test_at_nine_tenths_of_saturation_all_but_a_thousandth_are_in_time(trigger: TriggerName, num_lanes: int) -> None:
     chosen = limits(trigger, num_lanes)

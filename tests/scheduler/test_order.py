@@ -1,6 +1,7 @@
 """Order: Smith's rule has the least mean completion time; EDF meets all deadlines where any order does."""
 
 import itertools
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +32,7 @@ def test_smiths_order_has_the_least_mean_completion_time(shapes: list[tuple[int,
     assert sum_of_completions(smith) == min(map(sum_of_completions, itertools.permutations(drafts)))
 
 
-@pytest.mark.parametrize("order", ["edf", "arrival", "cost-first"])
+@pytest.mark.parametrize("order", get_args(OrderName))
 def test_among_equals_the_oldest_is_first(order: OrderName) -> None:
     drafts = [draft(first, 2, 1.0) for first in (6, 2, 4, 0)]
     assert [made.jobs[0].id for made in sorted(drafts, key=ORDERS[order].rank)] == [0, 2, 4, 6]

@@ -266,9 +266,9 @@ def test_a_time_that_is_no_number_is_rejected(now: float) -> None:
         ({"window": 0}, "window must be at least 1. Given: 0"),
         ({"bulk_slice_s": 0.0}, "bulk_slice_s must be"),
         ({"bulk_quiet_s": math.nan}, "bulk_quiet_s must be"),
-        ({"trigger": "eager"}, "trigger must be one of lazy, hungry. Given: 'eager'"),
+        ({"trigger": "eager"}, f"trigger must be one of {', '.join(get_args(TriggerName))}. Given: 'eager'"),
         ({"partition": "lifo"}, f"partition must be one of {', '.join(POLICIES)}. Given: 'lifo'"),
-        ({"order": "fifo"}, "order must be one of edf, cost-first, arrival. Given: 'fifo'"),
+        ({"order": "fifo"}, f"order must be one of {', '.join(get_args(OrderName))}. Given: 'fifo'"),
         ({"admission": "all"}, "admission must be one of accept, deadline. Given: 'all'"),
     ],
 )

@@ -71,7 +71,7 @@ def make_sequences() -> MakeSequences:
         record: PendingRecord | None = None,
     ) -> list[PendingSequence]:
         message = Request("tiny", task, tokens=join_tokens(sequences), options=options or Options())
-        record = record or PendingRecord(FakeRecord(offset=next(offsets)), (REQUEST_TOPIC, 0), bulk_topic=False)
+        record = record or PendingRecord(FakeRecord(offset=next(offsets)), (REQUEST_TOPIC, 0), from_bulk_topic=False)
         address = ReplyAddress("penstock.replies", 0, b"id", None)
         request = PendingRequest(record, address, message, deadline, bulk, SliceTimes(0.0, 0.0))
         arrays = [np.array(ids, np.int32) for ids in sequences]

@@ -30,6 +30,7 @@ def num_faults(heap: str) -> int:
     return int(subprocess.run([sys.executable, "-c", COPIES, heap], capture_output=True, check=True).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the option is glibc's")
 def test_copies_of_a_batch_after_the_first_take_no_memory_from_the_kernel() -> None:
     pages = BATCHES * BATCH_BYTES / 4096

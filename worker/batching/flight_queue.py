@@ -84,7 +84,7 @@ class FlightQueue:
             candidates = self._reject_leaders(rejected)
 
     def _offer(self, offered: Mapping[int, PendingSequence]) -> list[RejectedJob]:
-        """Offer jobs to the scheduler. It admits the jobs of one request together: a part would be computed in vain."""
+        """Offer jobs to the scheduler. It admits all jobs of one request or none: a part of them answers nothing."""
         now = self._clock()
         groups: dict[PendingRequest | None, list[Job]] = {}  # None: requests of one sequence
         for job_id, sequence in offered.items():

@@ -32,7 +32,7 @@ class CostSettings(FileSettings):
 class KeptTables:
     """The kept tables of one model."""
 
-    name: str  # the model, for a person
+    name: str  # the model, as it is printed
     costs: Mapping[CostKey, MeasuredCosts]  # the newest for each device, revision, dtype and engine; the oldest first
     note: str  # a sentence: why there are none, or of which revisions they are; else empty
 
@@ -54,8 +54,8 @@ async def tables_of(model: str, path: Path | None = None, config: Path | None = 
     """The tables of a model.
 
     Args:
-        model: the directory of a checkpoint, which selects the tables of its revision; or a served name or a Hugging
-            Face id, which select the tables of all checkpoints that were served or measured under the name.
+        model: the directory of a checkpoint selects the tables of its revision. A served name or a Hugging Face id
+            selects those of all checkpoints that were served or measured under the name.
         path: their file; else that of this machine's workers, by the environment and by the configuration file.
 
     Raises CheckpointError if the checkpoint cannot be read.

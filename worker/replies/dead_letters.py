@@ -101,8 +101,8 @@ class DeadLetters:
 
         A letter that is too large is written again with less in it: without the value, at last with the position
         alone. If the topic is missing or not allowed, the letter is sent again for a minute, and then logged and given
-        up. From then on that topic's letters have one attempt each, until it takes one: otherwise each record at fault
-        would hold up the commits of its partition, and all that is finished behind it in memory.
+        up. From then on that topic's letters have one attempt each, until it takes one. Otherwise each record at fault
+        would hold up the commits of its partition, and keep what is finished behind it in memory.
         """
         letters = _letters(record.original, [*_reasons(record, fault), *self._reader])
         self._put(record, next(letters), letters, ended)

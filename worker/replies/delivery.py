@@ -41,8 +41,8 @@ _Done = Callable[[Sequence[_Reply], KafkaError | None], None]
 class Delivery:
     """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it.
 
-    `replied` is called with the seconds from a reply's making to its acknowledgement, and `count` with the outcome of
-    replies and their number: `ok` once the broker has them, or the code of the error that took their place.
+    `replied` is called with the seconds from a reply's making to its acknowledgement. `count` is called with an outcome
+    and a number of replies: `ok` once the broker has them, or the code of the error that took their place.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[ReplyDestinatio
     found: dict[ReplyDestination, list[_Reply]] = {}
     for answer in answers:
         address = answer.address
-        found.setdefault((address.topic, address.partition, answer.origin.bulk_topic), []).append(answer)
+        found.setdefault((address.topic, address.partition, answer.origin.from_bulk_topic), []).append(answer)
     return found.items()
 
 

@@ -41,7 +41,7 @@ class FetchBuffer:
     def put(self, originals: Sequence[KafkaRecord]) -> None:
         """Add fetched records of one partition, in their order."""
         records = self._ledger.receive(originals)
-        self._records[records[0].bulk_topic].extend(records)
+        self._records[records[0].from_bulk_topic].extend(records)
 
     async def fill(self, consumer: Consumer) -> None:
         """Pause or resume each topic by back-pressure, then poll once: the consumer calls `put` with what it has."""

@@ -15,7 +15,7 @@ from penstock.worker.kafka.progress.offsets import OffsetTracker, Source
 from penstock.worker.requests.record import PendingRecord, RecordState
 from penstock.worker.requests.request import PendingRequest
 
-_IS_BULK = attrgetter("bulk_topic")
+_IS_BULK = attrgetter("from_bulk_topic")
 _RECEIVED = (RecordState.RECEIVED,)
 _ADMITTED = (RecordState.ADMITTED,)
 _UNANSWERED = (RecordState.ADMITTED, RecordState.QUEUED)
@@ -52,9 +52,9 @@ class RecordLedger:
     def receive(self, originals: Sequence[KafkaRecord]) -> list[PendingRecord]:
         """Records of one partition were polled."""
         first = originals[0]
-        source, bulk_topic = (first.topic, first.partition), first.topic == self._bulk_topic
-        records = [PendingRecord(original, source, bulk_topic) for original in originals]
-        self._backpressure.add_records(len(records), _held_bytes(records), bulk=bulk_topic)
+        source, is_bulk = (first.topic, first.partition), first.topic == self._bulk_topic
+        records = [PendingRecord(original, source, is_bulk) for original in originals]
+        self._backpressure.add_records(len(records), _held_bytes(records), bulk=is_bulk)
         return records
 
     def release(self, records: Collection[PendingRecord]) -> None:

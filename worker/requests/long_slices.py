@@ -29,9 +29,9 @@ class _QueuedSlice(NamedTuple):
 class LongSlices:
     """Called with one online slice after another, and with bulk slices from a task of their own.
 
-    Long online slices are processed one at a time, so that however many wait, the slices that come after them meet one
-    of them in the tokenizer at most, for the 10 ms of a part. Small ones come first, but each lets others overtake it
-    with no more bytes than its own.
+    Long online slices are processed one at a time. So a slice that comes after them waits for the tokenizer for one
+    part of one of them, 10 ms, however many wait. Small ones come first, but each lets others overtake it with no more
+    bytes than its own.
 
     A slice that is predicted to wait beyond its deadline is rejected when it comes.
     """
@@ -52,7 +52,7 @@ class LongSlices:
 
     async def __call__(self, records: Slice) -> None:
         """Process a slice. Returns at once for a long one."""
-        if not records or records[0].bulk_topic or records[0].num_bytes <= _LONG_BYTES:
+        if not records or records[0].from_bulk_topic or records[0].num_bytes <= _LONG_BYTES:
             await self._process(records)
             return
         waiting = _QueuedSlice(self._num_bytes + _num_bytes(records), next(self._numbers), records)

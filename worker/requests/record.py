@@ -29,7 +29,7 @@ class PendingRecord:
 
     original: KafkaRecord  # as it was read: a dead letter carries it
     source: Source  # its topic and partition
-    bulk_topic: bool  # whether it was read from the bulk topic
+    from_bulk_topic: bool
     state: RecordState = RecordState.RECEIVED
     reading: int = 0  # of its partition, in which it was admitted; see `OffsetTracker.reading`
     num_sequences: int = 0  # queued; 0 before

@@ -70,7 +70,7 @@ class RequestValidator:
             try:
                 address = self._address(headers)
                 _check_names(headers)
-                bulk = parse_is_bulk(headers) or record.bulk_topic
+                bulk = parse_is_bulk(headers) or record.from_bulk_topic
                 deadline = self._deadline(headers, bulk, times)
                 if deadline is not None and deadline < now:
                     rejections.append(Rejection(record, address, deadline_error(Cause.ARRIVED_LATE, now - deadline)))

@@ -29,8 +29,8 @@ class GenerationRunner:
     A sequence holds pages from its first step to its last: those that it needs, or those that its share of the rows
     stands for. They are the scheduler's slots. So a sequence that joins finds pages and rows free, and the others wait.
 
-    Batches of the encoder and quanta of the decoder take turns while there are both. So a sequence that finds pages
-    free joins after the task underway and one quantum at most, and those that are decoded wait for one batch of
+    Batches of the encoder and quanta of the decoder take turns while there are both. A sequence for which pages are
+    free joins after the task underway and one quantum at most. Sequences that are decoded wait for one batch of
     `max_encode_tokens` between two quanta.
     """
 

@@ -35,14 +35,9 @@ class StepIsolation:
     the other steps need too.
     """
 
-    def __init__(
-        self,
-        most_tokens: int,
-        clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, most_tokens: int, pause: Callable[[float], None] = time.sleep) -> None:
         """`most_tokens`: of a task: rows of a step count as tokens."""
-        self._budget = TokenBudget(most_tokens, clock)
+        self._budget = TokenBudget(most_tokens, time.monotonic)
         self._pause = pause
         self._num_runs: Counter[int] = Counter()  # failed ones of each member
 

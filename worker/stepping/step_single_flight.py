@@ -51,9 +51,9 @@ class Joined(NamedTuple):
 class StepSingleFlight:
     """Bookkeeping of flights by job and by key. Used on the event loop; the counts are read from other threads.
 
-    The most urgent member leads a flight, as in `SingleFlight`: while its job is queued, a more urgent sequence that
-    joins takes the lead, and a job of its class and deadline replaces the former one. A job that has begun goes on. An
-    online sequence does not join a bulk job that has begun, which runs behind online ones: it gets its own.
+    The most urgent member leads a flight, as in `SingleFlight`. While its job is queued, a more urgent sequence that
+    joins becomes the leader, and a job of its class and deadline replaces the former one. A job that has begun goes on.
+    An online sequence does not join a bulk job that has begun, which runs behind online ones: it gets its own.
     """
 
     def __init__(self) -> None:

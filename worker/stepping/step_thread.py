@@ -32,9 +32,8 @@ class StepThread:
     Callbacks are set by `start`, once. Until then no job is added.
     """
 
-    def __init__(self, runner: StepRunner, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
-        self._clock = clock
         self._orders: SimpleQueue[_Order] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-steps", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -42,7 +41,7 @@ class StepThread:
         # Read by the watchdog. A turn is a piece of the runner's work: a step, jobs that come or leave, or idle work.
         self.num_turns = 0  # that have ended
         self.is_running = False  # whether one is under way
-        self.idle_since = clock()
+        self.idle_since = time.monotonic()
 
     def start(self, events: Callable[[StepEvents], None], failed: Callable[[BaseException], None]) -> None:
         """Begin. Both callbacks run on the event loop of the caller.
@@ -85,8 +84,8 @@ class StepThread:
         try:
             while self._take_orders() and not self._stopped:
                 with self._turn():
-                    events = self._runner.advance(self._clock())
-                self.idle_since = self._clock()
+                    events = self._runner.advance(time.monotonic())
+                self.idle_since = time.monotonic()
                 self._tell(self._events, events)
         except BaseException as error:
             self._tell(self._failed, error)

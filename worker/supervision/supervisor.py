@@ -42,7 +42,6 @@ def supervise(
     machine: Machine,
     placements: Sequence[Placement],
     standbys: Sequence[Placement] = (),
-    timeouts: MemberTimeouts | None = None,
 ) -> int:
     """Run members until SIGTERM, SIGINT or, with `once`, the end of the topics. Blocks; returns the exit code.
 
@@ -51,7 +50,7 @@ def supervise(
     Raises OSError if the metrics port is taken, and MpsUnavailable, before any member starts.
     """
     configure_logs(settings.log_format, settings.log_level, settings.log_file, pid=os.getpid())
-    return asyncio.run(Supervisor(settings, machine, timeouts or MemberTimeouts()).run(placements, standbys))
+    return asyncio.run(Supervisor(settings, machine, MemberTimeouts()).run(placements, standbys))
 
 
 class Supervisor:

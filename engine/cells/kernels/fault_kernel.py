@@ -8,7 +8,7 @@ OF_STEPS, OF_POOL, OF_READS, OF_WRITERS = range(4)
 
 
 def find_fault(read: Int32Array, write: Int32Array, steps: Int32Array, quantum: int, writer: Int32Array) -> int:
-    """What is wrong with the rows of a batch, or NONE. read [R, arity], write [R], steps [R].
+    """The fault of a batch, one of OF_…, or NONE. read [R, arity], write [R], steps [R].
 
     writer [slots]: NONE of each, before and after.
     """

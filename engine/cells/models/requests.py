@@ -10,11 +10,11 @@ from penstock.engine.cells.graphs.graph import are_integers
 from penstock.engine.cells.models.model import RequestFields
 
 
-def take_tokens(request: RequestFields, name: str = "tokens") -> Int32Array:
-    """A list of at least one token. Whether each is in the vocabulary is checked with the graph."""
-    tokens = take_integers(request, name)
+def take_tokens(request: RequestFields) -> Int32Array:
+    """The field `tokens`, at least one. Whether each is in the vocabulary is checked with the graph."""
+    tokens = take_integers(request, "tokens")
     if len(tokens) == 0:
-        raise EmptySequence(f"{name!r} is empty; a sequence has at least one token.")
+        raise EmptySequence("'tokens' is empty; a sequence has at least one token.")
     return tokens
 
 

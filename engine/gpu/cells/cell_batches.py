@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -12,10 +11,10 @@ from penstock.engine.cells.contract import CellBatch, CellSpec, Int32Array, Stat
 from penstock.engine.cells.kernels.compiled import load_kernels
 from penstock.engine.cells.tables.node_table import NONE
 from penstock.engine.errors import InvalidBatch
+from penstock.engine.gpu.uploads import sections_of
 from penstock.engine.types import Float32Array
 
 NO_SIZES: Mapping[str, int] = {}
-_SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class CellLayout:
         self.rows = rows
         self.quantum = quantum
         inputs = [quantum * rows] * len(spec.inputs)
-        self._described = _sections([rows * spec.arity, rows, rows, rows, *inputs])
+        self._described = sections_of([rows * spec.arity, rows, rows, rows, *inputs])
         self._begins = np.array([section.start for section in self._described], np.int64)
         self._inputs = [
             (name, input_sizes.get(name, NONE), section.start)
@@ -52,7 +51,7 @@ class CellLayout:
         no_reads, no_inputs = np.empty((0, spec.arity), np.int32), np.empty((0, quantum), np.int32)
         no_rows, by_name = np.empty(0, np.int32), dict.fromkeys(spec.inputs, no_inputs)
         self._no_batch = CellBatch(spec.name, no_reads, no_rows, by_name, no_rows, np.empty(0, np.bool_), quantum)
-        self._resulting = _sections([rows, rows, *(rows * quantum * emission.width for emission in spec.emits)])
+        self._resulting = sections_of([rows, rows, *(rows * quantum * emission.width for emission in spec.emits)])
         self.num_described = self._described[-1].stop  # int32 values
         self.num_results = self._resulting[-1].stop
         self.has_results = bool(spec.emits or spec.stop)  # otherwise every row runs the steps that it asks for
@@ -106,8 +105,3 @@ class CellLayout:
 def is_integer(emission: StateSpec) -> bool:
     """Whether an emission is int32 on the host; others are float32."""
     return not emission.dtype.is_floating_point
-
-
-def _sections(sizes: list[int]) -> tuple[slice, ...]:
-    starts = [0, *accumulate(-(-size // _SECTION) * _SECTION for size in sizes)]
-    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=False))

@@ -99,7 +99,7 @@ class Seats:
         self._rows[:, self._columns["status"]] = FINISHED
 
     def first_row(self, options: GenerationOptions, bans: int) -> Int32Array:
-        """What a request with these options begins with, up to its pages. bans: row of the table of bans."""
+        """The row of a request with these options at its start, up to its pages. bans: row of the table of bans."""
         columns, row = self._columns, np.zeros(self._columns["source_pages"].start, np.int32)
         values: dict[str, Any] = {
             "length_penalty": np.array([options.length_penalty], np.float64).view(np.int32),

@@ -15,7 +15,7 @@ from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.dense import activate, require_activation
 from penstock.engine.model.seq2seq import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
-from penstock.engine.model.weights import Attention, Dense, DistanceAttention, Norm, PlainAttention
+from penstock.engine.model.weights import Attention, Dense, Norm, PlainAttention, cached_bias
 
 _FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-2 takes
 _HEAD_STEP = 64  # logits of a row are a multiple: products with rows of odd lengths are slow
@@ -116,7 +116,7 @@ class DeviceSourceOps(_StackOps):
         query, key, value = qkv.view(len(qkv), 3, self._num_heads, -1).unbind(1)
         head_dim = query.shape[-1]
         if not uses_flash(qkv, attention, head_dim):
-            return self._attend_padded(qkv, _bias_of(attention))
+            return self._attend_padded(qkv, cached_bias(attention))
         context: Tensor = torch.ops.aten._flash_attention_forward(
             query,
             key,
@@ -173,7 +173,7 @@ class DeviceTargetOps(_StackOps):
         self._logits = logits[: len(rows.tokens)]
 
     def attend_cached(self, qkv: Tensor, layer: int, attention: Attention) -> Tensor:
-        return self._attend(qkv, layer, self._rows.past, _bias_of(attention))
+        return self._attend(qkv, layer, self._rows.past, cached_bias(attention))
 
     def attend_cross(self, query: Tensor, layer: int) -> Tensor:
         return self._attend(query, layer, self._rows.sources, None)
@@ -209,13 +209,3 @@ def _has_norm_kernel(x: Tensor, dense: GpuDense, norm: Norm) -> bool:
 
 def _product(x: Tensor, dense: GpuDense) -> Tensor:
     return torch.mm(x, dense.weight_t) if dense.bias is None else torch.addmm(dense.bias, x, dense.weight_t)
-
-
-def _bias_of(attention: Attention) -> Tensor | None:
-    match attention:
-        case PlainAttention():
-            return None
-        case DistanceAttention():
-            return attention.bias
-        case _:
-            raise RuntimeError(f"no cached attention for {type(attention).__name__}. This is a bug.")

@@ -4,7 +4,6 @@ import contextlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from penstock.engine.generation.pages import Int64Array
 from penstock.engine.gpu.generation.seq2seq_ops import DeviceSourceOps, SourceRows, uses_flash
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.ops import GpuDense
+from penstock.engine.gpu.uploads import sections_of
 from penstock.engine.model.seq2seq import Seq2Seq
 from penstock.engine.types import Int32Array
 
@@ -23,7 +23,6 @@ from penstock.engine.types import Int32Array
 _TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384)
 _MIN_SOURCES, _MIN_LONGEST, _MIN_FLASH_LONGEST = 8, 32, 128
 _TOKENS_A_SOURCE = 16, 4, 1  # of batches of usual, short and shortest sources
-_SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
 
 
 class SourceShape(NamedTuple):
@@ -34,11 +33,9 @@ class SourceShape(NamedTuple):
     longest: int  # of a source, at most
 
     @property
-    def sections(self) -> list[slice]:
+    def sections(self) -> tuple[slice, ...]:
         """Of a description: the arrays of `SourceRows`, in their order."""
-        sizes = [*[self.tokens] * 4, self.sources + 1, self.sources]
-        starts = accumulate((-(-size // _SECTION) * _SECTION for size in sizes), initial=0)
-        return [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+        return sections_of([*[self.tokens] * 4, self.sources + 1, self.sources])
 
 
 def source_shape(lengths: Int64Array, most_tokens: int, *, is_padded: bool) -> SourceShape:

@@ -1,4 +1,4 @@
-"""What a broker's log tells of a load: pauses of its garbage collector, and ends of log segments.
+"""Stalls of a broker during a load, from its log: pauses of its garbage collector, and ends of log segments.
 
 A pause delays every request alike. Segments are flushed when they are full, and removed when there are too many; those
 of evenly loaded partitions are so at one time.

@@ -1,4 +1,4 @@
-"""What explains late answers of a load, beside the work of its members: stalls of the machine and of the brokers."""
+"""Causes of late answers beside the work of the members: stalls of the machine and of the brokers."""
 
 import time
 from collections.abc import Sequence

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from difflib import get_close_matches
 from inspect import get_annotations
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic.fields import FieldInfo
 
 from penstock.ops.cli.command_settings import settings_by_command
-from penstock.ops.cli.setting_options import is_secret, metavar, option_name, takes
+from penstock.ops.cli.setting_options import choices, is_secret, metavar, option_name, takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail
 from penstock.producer.secret_url import SecretUrl
 from penstock.producer.settings import ClientSettings
@@ -161,17 +161,13 @@ def _explanation(settings: type[Settings], name: str) -> Iterator[str]:
 
 
 def _type(field: FieldInfo) -> str:
-    literals = [kind for kind in (field.annotation, *get_args(field.annotation)) if get_origin(kind) is Literal]
     bounds = [
         form.format(getattr(rule, bound))
         for bound, form in _BOUNDS.items()
         for rule in field.metadata
         if hasattr(rule, bound)
     ]
-    if literals:
-        shown = " or ".join(get_args(literals[0]))
-    else:
-        shown = "flag" if field.annotation is bool else metavar(field).lower()
+    shown = " or ".join(choices(field)) or ("flag" if field.annotation is bool else metavar(field).lower())
     return ", ".join([shown, *bounds])
 
 

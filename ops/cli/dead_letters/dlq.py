@@ -54,7 +54,7 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most letters.
 
 
 class DlqSettings(KafkaSettings):
-    """Which letters' topics, and where."""
+    """Settings of the commands that read letters."""
 
     model: Annotated[str | None, AfterValidator(lambda name: check_served_name(name and served_name_of(name)))] = Field(
         None, description="The model's served name, or its checkpoint's path or id, whose last part is the name."
@@ -63,7 +63,7 @@ class DlqSettings(KafkaSettings):
 
 
 class AnswerSettings(ModelSettings, RequestSettings, KafkaSettings):
-    """Whose letters, where, and how they are answered."""
+    """Settings of `penstock dlq answer`."""
 
     topic: RequestTopic = Field(None, description="Request topic. Default: penstock.requests.<served name>.")
 
@@ -216,15 +216,15 @@ async def _replay(
     settings: DlqSettings, topic: str, selection: Selection, options: ReplayOptions, execute: bool
 ) -> int:
     cluster = KafkaCluster.of(settings)
-    async with open_sender(cluster, execute=execute) as sender:
+    letters = aclosing(read_letters(cluster, topic, selection))
+    async with open_sender(cluster, execute=execute) as sender, letters as found:
         replayer = Replayer(options, sender)
-        async with aclosing(read_letters(cluster, topic, selection)) as found:
-            async for letter in found:
-                source = letter.position
-                if letter.obstacle or source is None:
-                    replayer.skip((letter.record.topic, letter.record.partition, letter.record.offset), letter.obstacle)
-                else:
-                    await replayer.offer(source, letter.record, letter.original_headers, source[0])
+        async for letter in found:
+            source = letter.position
+            if letter.obstacle or source is None:
+                replayer.skip((letter.record.topic, letter.record.partition, letter.record.offset), letter.obstacle)
+            else:
+                await replayer.offer(source, letter.record, letter.original_headers, source[0])
         return await replayer.finish()
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from penstock.ops.cli.dead_letters.answerer import Answerer
 from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
-from penstock.ops.cli.dead_letters.letter_table import printable
 from penstock.ops.cli.dead_letters.record_sender import RecordSender
 from penstock.ops.cli.dead_letters.replayer import (
     DRY_RUN,
@@ -19,6 +18,7 @@ from penstock.ops.cli.dead_letters.replayer import (
     say_refused,
 )
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, say
+from penstock.ops.logs.lines.event import printable
 from penstock.producer.errors import PenstockError
 from penstock.producer.wire.headers import Headers
 

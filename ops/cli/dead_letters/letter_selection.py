@@ -15,7 +15,9 @@ from penstock.producer.transport.cluster import KafkaCluster
 
 Reason = Annotated[str | None, typer.Option("--reason", help="Only letters with these error codes, by commas.")]
 Ids = Annotated[str | None, typer.Option("--id", help="Only letters with these ids, by commas.")]
-Letters = Annotated[Literal["all", "online", "bulk"], typer.Option("--letters", help="Of which request topic.")]
+Letters = Annotated[
+    Literal["all", "online", "bulk"], typer.Option("--letters", help="Letters of the online topic, of bulk, or all.")
+]
 Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition of the letters' topic.")]
 First = Annotated[int, typer.Option("--from", min=0, help="First offset in the letters' topic.")]
 Last = Annotated[int | None, typer.Option("--to", min=0, help="Last offset in the letters' topic. Default: its end.")]
@@ -77,6 +79,5 @@ async def read_letters(cluster: KafkaCluster, topic: str, selection: Selection) 
         for bulk, letters, partition, first, last in chosen:
             async with aclosing(reader.records(letters, partition, first, last)) as records:
                 async for record in records:
-                    letter = DeadLetter.of(record, bulk=bulk)
-                    if selection.holds(letter):
+                    if selection.holds(letter := DeadLetter.of(record, bulk=bulk)):
                         yield letter

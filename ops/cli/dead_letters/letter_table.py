@@ -1,4 +1,4 @@
-"""Dead letters on a terminal. Anybody may have written one: nothing of it reaches the terminal as it is."""
+"""Dead letters on a terminal. Any client may have written one: no control character of it is printed."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from penstock.ops.logs.lines.event import printable
 
 _SHOWN_CHARS = 80
 
@@ -27,13 +29,8 @@ def as_json(letter: Mapping[str, Any]) -> str:
 
 
 def written_utc(timestamp_ms: int) -> str:
-    """A producer may have written any number."""
+    """UTC date and time; `?` for a number that is no time, as a producer may write any."""
     try:
         return datetime.fromtimestamp(timestamp_ms / 1e3, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return "?"
-
-
-def printable(text: str) -> str:
-    """Text of unknown origin without characters that control the terminal."""
-    return "".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text])

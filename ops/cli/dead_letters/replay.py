@@ -85,9 +85,9 @@ async def _replay(
             raise BadUsage(f"There is no topic {source[0]}. Check --topic.")
         if source[1] >= num_partitions:
             raise BadUsage(f"{source[0]} has {num_partitions} partitions. Given: {source[1]}")
-        async with open_sender(cluster, execute=execute) as sender:
+        found = aclosing(reader.records(*source, first, last))
+        async with open_sender(cluster, execute=execute) as sender, found as records:
             replayer = Replayer(options, sender)
-            async with aclosing(reader.records(*source, first, last)) as records:
-                async for record in records:
-                    await replayer.offer((*source, record.offset), record, record.headers, target)
+            async for record in records:
+                await replayer.offer((*source, record.offset), record, record.headers, target)
             return await replayer.finish()

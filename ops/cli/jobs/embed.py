@@ -14,7 +14,7 @@ class EmbedSettings(JobSettings):
     """Settings of `penstock embed`."""
 
     pooling: Literal["cls", "mean", "max", "last"] | None = Field(
-        None, description="How token vectors become one vector: cls, mean, max or last. Default: the checkpoint's."
+        None, description="How token vectors become one vector. Default: the checkpoint's."
     )
     prompt_name: str | None = Field(
         None, description="Name of the checkpoint's prompt to prepend to each text. Default: the checkpoint's default."

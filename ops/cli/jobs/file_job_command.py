@@ -4,8 +4,8 @@ import asyncio
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 
 import uvloop
@@ -123,26 +123,33 @@ async def _all_rows(
         say(f"Continuing after {resumed.rows:,} finished rows.")
     async with local_worker(settings) as while_alive:
         begun = time.monotonic()
-        async with Client(bulk=True, on_reply=writer.tally.add, **client_settings(settings)) as client:
-            with JobScreen(total, _stalled(settings)) as screen:
-                ticking = asyncio.create_task(_tick(screen))
-                job = run_bulk(
-                    client,
-                    task,
-                    reader,
-                    writer,
-                    options=options,
-                    timeout_s=settings.timeout_s,
-                    resumed=resumed,
-                    max_errors=settings.most_errors,
-                    on_progress=lambda done: screen.show(done, writer.tally.tokens, reader.estimated_rows),
-                )
-                try:
-                    return begun, await while_alive(job)
-                finally:
-                    ticking.cancel()
-                    if STANDARD in reader.paths:
-                        end_input()
+        connected = Client(bulk=True, on_reply=writer.tally.add, **client_settings(settings))
+        async with connected as client, _job_screen(settings, reader, total) as screen:
+            job = run_bulk(
+                client,
+                task,
+                reader,
+                writer,
+                options=options,
+                timeout_s=settings.timeout_s,
+                resumed=resumed,
+                max_errors=settings.most_errors,
+                on_progress=lambda done: screen.show(done, writer.tally.tokens, reader.estimated_rows),
+            )
+            return begun, await while_alive(job)
+
+
+@asynccontextmanager
+async def _job_screen(settings: FileJobSettings, reader: Reader, total: int | None) -> AsyncIterator[JobScreen]:
+    """The progress of a job while it runs. At its end nothing more is read from standard input."""
+    with JobScreen(total, _stalled(settings)) as screen:
+        ticking = asyncio.create_task(_tick(screen))
+        try:
+            yield screen
+        finally:
+            ticking.cancel()
+            if STANDARD in reader.paths:
+                end_input()
 
 
 def _stalled(settings: FileJobSettings) -> str:

@@ -24,8 +24,8 @@ Addresses = Annotated[
         help=f"Metrics ports: a port, HOST:PORT or a URL. Default: {DEFAULT_ADDRESS}.",
     ),
 ]
-Interval = Annotated[float, typer.Option("--interval", "-d", min=0.2, max=60.0, help="Seconds between two looks.")]
-Once = Annotated[bool, typer.Option("--once", help="Look twice, print one screen and end.")]
+Interval = Annotated[float, typer.Option("--interval", "-d", min=0.2, max=60.0, help="Seconds between two readings.")]
+Once = Annotated[bool, typer.Option("--once", help="Read the metrics twice, print one screen and exit.")]
 
 
 def top(addresses: Addresses = None, interval: Interval = 1.0, once: Once = False) -> None:

@@ -99,5 +99,5 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Text of a log for a terminal: anybody may have written it, so nothing of it controls the screen."""
+    """Text of a log for a terminal. Any client may have written it, so control characters are replaced."""
     return "".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text])

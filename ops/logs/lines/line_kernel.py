@@ -363,9 +363,9 @@ def scan(
 
     `first_fields` [layouts + 1] and `first_words` [layouts]: where each layout begins among the fields and the words.
     `keys`, `key_masks`: the bytes before each value, in words, of which the last has a mask; `key_sizes` [fields] in
-    bytes; `kinds` [fields]. `columns` [fields, lines] gets numbers, seconds and numbers of texts. `texts`
-    [MAX_TEXTS, 2] gets where each text first was, `places` [layouts, lines, 2] where each row is, `num_rows` [layouts]
-    how many there are, and `others` [lines, 2] where lines are that are laid out otherwise. Empty lines are in neither.
+    bytes; `kinds` [fields]. Results: `columns` [fields, lines] numbers, seconds and numbers of texts;
+    `texts` [MAX_TEXTS, 2] the place at which each text came first; `places` [layouts, lines, 2] the place of each row;
+    `num_rows` [layouts] their number; `others` [lines, 2] the places of lines of no layout. Empty lines are left out.
     """
     num_others, num_layouts = 0, len(first_words)
     state = np.array([0, -1, 0])

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,6 +106,7 @@ def expected(request: Mapping[str, Any]) -> list[dict[str, np.ndarray[Any, Any]]
     return results
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(
     st.lists(REQUESTS, min_size=1, max_size=8),

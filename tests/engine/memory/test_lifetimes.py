@@ -11,7 +11,7 @@ def test_a_buffer_lives_from_the_step_that_made_it_to_the_last_that_used_it() ->
     tape = Tape()
     x = tape.allocate(8, "tokens", "x")
     tape.step()
-    y = tape.allocate(16, "sequences", "y", fixed_bytes=4)
+    y = tape.allocate(16, "sequences", "y")
     tape.use(x)
     tape.step()
     tape.use(y)
@@ -19,7 +19,7 @@ def test_a_buffer_lives_from_the_step_that_made_it_to_the_last_that_used_it() ->
     tape.use(y)
     assert tape.lifetimes() == (
         Lifetime("x", first=0, last=1, bytes_per_row=8),
-        Lifetime("y", first=1, last=3, bytes_per_row=16, fixed_bytes=4, rows="sequences"),
+        Lifetime("y", first=1, last=3, bytes_per_row=16, rows="sequences"),
     )
     assert (x, y) == (0, 1)
 
@@ -42,7 +42,6 @@ def test_an_output_meets_its_inputs_and_nothing_later() -> None:
 def test_sizes_follow_the_batch_in_steps_of_256_bytes() -> None:
     assert Lifetime("x", 0, 0, bytes_per_row=4).num_bytes(tokens=65, sequences=1) == 512
     assert Lifetime("x", 0, 0, bytes_per_row=4, rows="sequences").num_bytes(tokens=65, sequences=64) == 256
-    assert Lifetime("x", 0, 0, bytes_per_row=0, fixed_bytes=257).num_bytes(tokens=65, sequences=1) == 512
 
 
 def test_a_buffer_of_another_tape_is_a_bug() -> None:

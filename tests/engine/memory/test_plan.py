@@ -31,7 +31,6 @@ def lifetimes(draw: st.DrawFn, max_buffers: int = 12) -> tuple[Lifetime, ...]:
             first=(first := draw(st.integers(0, 12))),
             last=first + draw(st.integers(0, 6)),
             bytes_per_row=draw(sizes),
-            fixed_bytes=draw(st.sampled_from([0, 0, 0, 100, 4096])),
             rows=draw(st.sampled_from(["tokens", "tokens", "sequences"])),
         )
         for index in range(draw(st.integers(1, max_buffers)))

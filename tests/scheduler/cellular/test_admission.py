@@ -67,6 +67,7 @@ def goodput(load: float, *, max_slots: int | None, deadline_s: float = 4.0, stop
     return server.in_time / seconds / (rows / (steps * STEP_S * stop_share))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_slots", [4, None], ids=["slots are few", "rows are few"])
 @pytest.mark.parametrize("stop_share", [1.0, 0.3], ids=["all steps", "chains stop early"])
 @pytest.mark.parametrize(("deadline_s", "least"), [(4.0, 0.8), (2.6, 0.6)])  # some take 1.5 times the mean of 2 s

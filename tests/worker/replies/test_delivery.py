@@ -87,7 +87,7 @@ def answer(desk: Desk, info: ModelInfo, sequence: PendingSequence) -> None:
 
 
 def reject(desk: Desk, record: Any, address: ReplyAddress | None, error: PenstockError) -> None:
-    pending = PendingRecord(record, (record.topic, record.partition), bulk_topic=False)
+    pending = PendingRecord(record, (record.topic, record.partition), from_bulk_topic=False)
     desk.delivery.reject([Rejection(pending, address, error)])
 
 

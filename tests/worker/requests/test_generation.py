@@ -53,7 +53,7 @@ class Bench:
         """The sequences of one request. Raises its rejection."""
         asked = Options(generation=read_generation(options))
         value = encode_request(Request(self.info.name, "generate", join_tokens(ids), options=asked))
-        record = PendingRecord(FakeRecord(value, offset=offset), ("t", 0), bulk_topic=False)
+        record = PendingRecord(FakeRecord(value, offset=offset), ("t", 0), from_bulk_topic=False)
         requests, rejections = self._validator.validate([record], 1.0, 1.0)
         prepared, more = await self._preparer.prepare(requests)
         for rejection in (*rejections, *more):

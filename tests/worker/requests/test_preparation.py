@@ -60,7 +60,7 @@ class FakeOriginal:
 
 
 def request_of(message: Request) -> PendingRequest:
-    record = PendingRecord(FakeOriginal(), ("requests", 0), bulk_topic=False)  # type: ignore[arg-type]  # a part of it
+    record = PendingRecord(FakeOriginal(), ("requests", 0), from_bulk_topic=False)  # type: ignore[arg-type]  # a part of it
     address = ReplyAddress("replies", 0, None, None)
     return PendingRequest(record, address, message, None, False, SliceTimes(0.0, 0.0))
 

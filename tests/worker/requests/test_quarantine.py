@@ -213,6 +213,7 @@ async def test_an_owner_whose_batch_outlasts_the_drain_takes_its_marks_back(
         await owner.committer.commit_last()
 
 
+@pytest.mark.slow
 async def test_a_killer_far_behind_a_slow_record_is_run_three_times(broker: Broker, make_record: MakeRecord) -> None:
     """What is finished behind the slow one is no longer in memory, so an owner reads on and on."""
     far = 9000

@@ -18,7 +18,7 @@ def header(version: str = "00", trace_id: str = TRACE_ID, span_id: str = SPAN_ID
 
 
 def pending(original: Any) -> PendingRecord:
-    return PendingRecord(original, (original.topic, original.partition), bulk_topic=False)
+    return PendingRecord(original, (original.topic, original.partition), from_bulk_topic=False)
 
 
 def test_a_record_is_named_by_its_position_and_its_trace(make_record: Callable[..., Any]) -> None:

@@ -40,7 +40,7 @@ class Stages:
 
     def requests(self, message: Request) -> list[PendingRequest]:
         """The valid request of a record. Raises its rejection."""
-        record = PendingRecord(FakeRecord(encode_request(message)), ("t", 0), bulk_topic=False)
+        record = PendingRecord(FakeRecord(encode_request(message)), ("t", 0), from_bulk_topic=False)
         requests, rejections = self._validator.validate([record], 1.0, 1.0)
         for rejection in rejections:
             raise rejection.error

@@ -112,6 +112,7 @@ WAYS: Sequence[dict[str, Any]] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("searches", [False, True])
 def test_tokens_are_those_of_the_generator_alone_whenever_a_sequence_joins(searches: bool) -> None:
     bench = Bench(replace(SMALL, max_rows=8, num_pages=60), searches=searches, max_quantum=8 if searches else 4)

@@ -211,6 +211,7 @@ for number in range(60):
 """
 
 
+@pytest.mark.slow
 def test_members_share_a_log_file(tmp_path: Path) -> None:
     path = tmp_path / "worker.log"
     members = [subprocess.Popen([sys.executable, "-c", MEMBER, str(path), str(worker)]) for worker in range(3)]

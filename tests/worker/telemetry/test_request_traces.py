@@ -202,7 +202,7 @@ def test_a_record_that_is_rejected_before_it_is_prepared_is_a_failed_span(make_r
     with spans.tracer.start_as_current_span("send") as sender:
         pass
     headers = [*request_headers(b"id", "penstock.replies", 0, None), (TRACEPARENT, traceparent(sender))]
-    record = PendingRecord(make_record(headers=headers), (TOPIC, 0), bulk_topic=False)
+    record = PendingRecord(make_record(headers=headers), (TOPIC, 0), from_bulk_topic=False)
     error = InvalidRequest("`task` must be a string. Given: a secret")
     worker.traces.rejected([Rejection(record, None, error)])
     record.note_error(error)  # as the delivery stage does

@@ -26,7 +26,7 @@ def client_id(worker: int) -> str:
     """A member's client id. Kafka's member ids begin with it, and partitions are dealt in the order of member ids.
 
     Members with the same number on different machines come after one another, so each machine and each GPU gets its
-    share; a member that is started again gets the partitions that it had.
+    share. A member that is started again gets the partitions that it had.
     """
     return f"penstock-worker-{worker:03}-{socket.gethostname()}"
 

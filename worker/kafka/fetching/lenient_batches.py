@@ -1,9 +1,9 @@
-"""Reads record batches on which aiokafka fails, and with them on the whole fetch, again and again.
+"""Reads record batches on which aiokafka raises. It would raise on the whole fetch, and on each fetch after it.
 
 - Header names that are not UTF-8: the protocol demands UTF-8 but brokers do not check it. Such a batch is read again by
   aiokafka's Python parser, with `UNREADABLE` in place of the name.
-- Batches with a wrong checksum, of an old format, or with records that do not parse: one record stands for the batch,
-  with the header `UNREADABLE_BATCH`, the batch's bytes as its value and the batch's last offset.
+- Batches with a wrong checksum, of an old format, or with records that do not parse: one record stands for the batch.
+  It has the header `UNREADABLE_BATCH`, the batch's bytes as its value and the batch's last offset.
 
 Others are read as usual. Compressed batches come uncompressed (see `bounded_fetch`).
 """

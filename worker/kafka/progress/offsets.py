@@ -66,7 +66,7 @@ class _Partition:
         return len(self.started) - len(self.finished) - self.num_given_up
 
     def finished_from(self, offset: int) -> frozenset[int]:
-        """What is finished from an offset on, as far as a commit of it can say."""
+        """Finished offsets from `offset` on, as far as a commit of it can name them."""
         known = {one for one in self.finished | self.restored if offset <= one < offset + _MOST_NAMED}
         if self.forgotten >= offset:
             known.update(range(offset, min(self.forgotten + 1, offset + _MOST_NAMED)))

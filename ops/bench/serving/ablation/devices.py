@@ -50,7 +50,7 @@ class Device(Protocol):
 
     @property
     def table(self) -> CostTable:
-        """What the scheduler is told of the engine; it learns the rest."""
+        """The cost table with which the scheduler starts; it learns the rest."""
 
     def drifted(self, drift: float) -> Self:
         """The device where every batch takes `drift` times what the table says."""
