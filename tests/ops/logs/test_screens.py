@@ -264,3 +264,13 @@ def test_logs_that_are_rotated_by_date_are_read_oldest_first(dates: tuple[str, s
     (tmp_path / f"worker.log-{dates[0]}").write_text(line("worker_ready", model="intents") + batch(0))
     (tmp_path / f"worker.log-{dates[1]}").write_text(batch(10))
     assert "Batches 3," in logs("batches", tmp_path, "model=intents")
+
+
+@pytest.mark.parametrize("command", ["summary", "slow", "batches", "costs", "diff"])
+@pytest.mark.parametrize("columns", ["50", "80"])
+def test_a_narrow_screen_has_the_same_figures(command: str, columns: str) -> None:
+    """80 columns are also those of a pipe or a file. `445 ms` was shown as `445 m`, and some columns not at all."""
+    given = (HOST_A, HOST_B) if command == "diff" else (FLEET,)
+    wide, narrow = (penstock("logs", command, *map(str, given), env={"COLUMNS": one})[1] for one in ("200", columns))
+    no_bars = str.maketrans("", "", " ▏▎▍▌▋▊▉█")
+    assert sorted(narrow.translate(no_bars)) == sorted(wide.translate(no_bars))
