@@ -208,6 +208,22 @@ class TestErrors:
         assert fault in said
         assert not (tmp_path / "out.csv").exists()
 
+    @pytest.mark.parametrize("more", [(), ("--dry-run",)])
+    @pytest.mark.parametrize("report", ["in.csv", "data/in.csv", "out.csv", "link.csv"])
+    def test_a_report_over_the_input_or_the_output_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: str, more: tuple[str, ...]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for source in ("in.csv", "data/in.csv"):
+            write_rows(tmp_path / source, "card")
+        (tmp_path / "link.csv").symlink_to("in.csv")
+        before = (tmp_path / "in.csv").read_bytes()
+        code, said, _ = penstock("classify", "in.csv", "data", "out.csv", "--report", report, *more)
+        assert code == 2
+        assert f"--report {report} is a file of the job; name another." in said
+        assert (tmp_path / "in.csv").read_bytes() == (tmp_path / "data" / "in.csv").read_bytes() == before
+        assert not (tmp_path / "out.csv").exists()
+
 
 class TestInputs:
     @pytest.fixture

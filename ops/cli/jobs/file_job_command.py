@@ -46,12 +46,10 @@ def run_file_job(
     target: Path,
 ) -> int:
     """Read, send, write. Invalid files are found before any connection to Kafka. Returns the exit code."""
-    if report_fault := check_report(settings):
-        fail(report_fault)
-        return EXIT_USAGE
     writer: _Writer | None = None
     try:
         paths = input_paths(sources, target)
+        check_report(settings, [*paths, target])
         with (
             open_reader(paths, columns, standard_format=settings.standard_format) as reader,
             _opened(task, settings, options, reader, target) as writer,
