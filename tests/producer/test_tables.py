@@ -551,6 +551,19 @@ def test_an_output_that_exists_is_refused_unless_asked_for(tmp_path: Path) -> No
     assert csv_rows(tmp_path / "out.csv") == csv_rows(tmp_path / "in.csv")
 
 
+def test_an_output_that_is_a_directory_is_refused_before_the_first_row(tmp_path: Path) -> None:
+    """With `overwrite` all rows were computed, and then their file could not get its name."""
+    (tmp_path / "in.csv").write_text("text\none\n")
+    (tmp_path / "out.csv").mkdir()
+    for overwrite in (False, True):
+        with (
+            open_reader(tmp_path / "in.csv", "text") as reader,
+            pytest.raises(TableError, match=r"out\.csv is a directory\. Name the file to write\."),
+        ):
+            open_writer(tmp_path / "out.csv", reader, "embed", overwrite=overwrite)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
 def test_an_output_made_by_another_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("text\none\n")
     with (
