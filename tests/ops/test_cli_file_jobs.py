@@ -208,6 +208,13 @@ class TestErrors:
         assert fault in said
         assert not (tmp_path / "out.csv").exists()
 
+    def test_a_report_that_does_not_fit_on_its_disk_is_named(self, tmp_path: Path) -> None:
+        source = write_rows(tmp_path / "in.csv", "card")
+        code, said, _ = penstock("classify", source, tmp_path / "out.csv", "--report", "/dev/full")
+        assert code == 1
+        assert said.endswith("Error: --report /dev/full cannot be written: No space left on device.\n")
+        assert (tmp_path / "out.csv").exists()
+
     @pytest.mark.parametrize("more", [(), ("--dry-run",)])
     @pytest.mark.parametrize("report", ["in.csv", "data/in.csv", "out.csv", "link.csv"])
     def test_a_report_over_the_input_or_the_output_is_refused(

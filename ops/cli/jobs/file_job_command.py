@@ -76,7 +76,11 @@ def run_file_job(
     done = dataclasses.replace(done, seconds=time.monotonic() - begun)  # with the end of the output
     print_summary(done, writer.report, writer.tally, _name(target))
     if settings.report is not None:
-        write_synced(settings.report, summary_json(done, writer.report, writer.tally))
+        try:
+            write_synced(settings.report, summary_json(done, writer.report, writer.tally))
+        except OSError as error:
+            fail(f"--report {settings.report} cannot be written: {error.strerror or error}.")
+            return EXIT_PROBLEM
     return EXIT_PROBLEM if done.failed else EXIT_OK
 
 
