@@ -30,6 +30,7 @@ from penstock.producer.files import (
 from penstock.producer.files.durable import write_synced
 from penstock.producer.files.file_job import FLEET_ERRORS, BulkResult, TooManyErrors, run_bulk
 from penstock.producer.files.input_paths import input_paths
+from penstock.producer.files.reply_tally import ReplyTally
 from penstock.producer.files.standard_streams import STANDARD, end_input
 from penstock.producer.files.table_reader import format_of
 from penstock.producer.wire.messages import Options
@@ -127,7 +128,7 @@ async def _all_rows(
         begun = time.monotonic()
         async with Client(bulk=True, on_reply=writer.tally.add, **client_settings(settings)) as client:
             with JobScreen(total, _stalled(settings)) as screen:
-                ticking = asyncio.create_task(_tick(screen))
+                ticking = asyncio.create_task(_tick(screen, writer.tally))
                 job = run_bulk(
                     client,
                     task,
@@ -156,7 +157,7 @@ def _stalled(settings: FileJobSettings) -> str:
     )
 
 
-async def _tick(screen: JobScreen) -> None:
+async def _tick(screen: JobScreen, tally: ReplyTally) -> None:
     while True:
         await asyncio.sleep(1.0)
-        screen.tick()
+        screen.tick(tally.rows)
