@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.ops.cli.terminal import EXIT_PROBLEM, EXIT_USAGE
+from penstock.ops.logs.lines import source
 from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, SAMPLES, batch, line, lines
 from tests.ops.test_cli import no_settings_from_outside, penstock
 
@@ -189,6 +190,13 @@ def test_two_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest
         path.write_text(HOST_A.read_text())
     head = logs("diff", *logs_of)
     assert head.index("v1/worker.log") < head.index("v2/worker.log")
+
+
+def test_the_tail_of_standard_input_without_following(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lines were shown, whatever their number."""
+    monkeypatch.setattr(source, "open_input", lambda path: FLEET.open("rb"))
+    shown = logs("tail", "-", "--no-follow", "-n", "2", "level=warning")
+    assert shown == logs("tail", FLEET, "--no-follow", "-n", "2", "level=warning")
 
 
 def test_the_tail_of_a_log_without_following() -> None:
