@@ -321,6 +321,21 @@ class TestStandardStreams:
         assert [json.loads(line)["label"] for line in out.splitlines()] == ["card", None]
         assert "2 rows, 1 failed" in said
 
+    @pytest.mark.parametrize(
+        ("form", "given", "says"),
+        [
+            ("csv", "", "Standard input is empty: a line of column names was expected."),
+            ("csv", "\xff\n", "Standard input does not begin with column names in UTF-8."),
+            ("csv", "a,b\n", "Standard input has no column 'text'. Its columns: a, b."),
+            ("csv", "text,text\n", "Standard input has more than one column 'text'."),
+            ("jsonl", "\n", "Standard input has no rows."),
+        ],
+    )
+    def test_a_fault_of_standard_input_names_it(self, form: str, given: str, says: str) -> None:
+        code, said, _ = penstock("classify", "-", "-", "--format", form, given=given.encode("latin-1"))
+        assert code == 2
+        assert f"Error: {says}" in said
+
     def test_an_interrupted_job_from_standard_input_keeps_nothing(
         self, tmp_path: Path, instant: type[InstantClient]
     ) -> None:
