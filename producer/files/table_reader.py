@@ -105,6 +105,11 @@ def open_reader(
     (extension,) = formats
     if STANDARD in paths and (len(paths) > 1 or extension == ".parquet"):
         raise TableError("Standard input is read alone, as csv or jsonl.")
+    for path in paths:
+        if path != STANDARD and path.exists() and not path.is_file() and not path.is_dir():
+            raise TableError(
+                f"{path} is no file that can be read twice. Pipe csv or jsonl to standard input (-, with --format)."
+            )
     try:
         return Reader(paths, texts, _content(paths, texts, _FORMATS[extension].read))
     except OSError as error:
