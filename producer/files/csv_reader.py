@@ -10,7 +10,7 @@ from typing import IO
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.files.csv_records import BrokenLine, csv_records
 from penstock.producer.files.row_blocks import Content, Object, TableError, check_columns, in_blocks, text_of
-from penstock.producer.files.standard_streams import open_input
+from penstock.producer.files.standard_streams import input_shown, open_input
 from penstock.producer.wire.messages import Text, utf8_fault
 
 
@@ -20,9 +20,9 @@ def read_csv(path: Path, columns: Sequence[str]) -> Content:
         records = csv_records(file)
         _, header = next(records, (0, None))
         if header is None:
-            raise TableError(f"{path} is empty: a line of column names was expected.")
+            raise TableError(f"{input_shown(path)} is empty: a line of column names was expected.")
         if isinstance(header, BrokenLine) or utf8_fault("".join(header)):
-            raise TableError(f"{path} does not begin with column names in UTF-8. Save it as CSV in UTF-8.")
+            raise TableError(f"{input_shown(path)} does not begin with column names in UTF-8. Save it as CSV in UTF-8.")
         check_columns(path, header, columns)
         yield header, None
         rows = ((*_csv_row(line, fields, header, columns), line) for line, fields in records)

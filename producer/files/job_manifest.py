@@ -4,12 +4,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from penstock.producer.files.durable import publish, write_synced
 from penstock.producer.files.job_report import JobReport
 from penstock.producer.files.row_blocks import TableError
 from penstock.producer.files.standard_streams import STANDARD
+
+T = TypeVar("T")
 
 _VERSION = 1  # of the manifest, and of the rows and bounds of a part
 
@@ -75,9 +77,17 @@ class Manifest:
         """Read the file. Raises TableError if it is no manifest, and FileNotFoundError."""
         try:
             data = json.loads(path.read_bytes())
-            report = JobReport.from_dict(data["report"])
-            return cls(data["job"], data["revision"], list(data["parts"]), report, data["output"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            manifest = cls(
+                _checked(data["job"], dict),
+                None if data["revision"] is None else _checked(data["revision"], str),
+                [_checked(size, int) for size in _checked(data["parts"], list)],
+                JobReport.from_dict(data["report"]),
+                None if data["output"] is None else _checked(data["output"], list),
+            )
+            for stamp in manifest.job["inputs"]:
+                _checked(_checked(stamp, list)[0], str)
+            return manifest
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise TableError(f"{path} is not the manifest of a bulk job. To begin anew give --restart.") from error
 
     def is_of(self, target: Path) -> bool:
@@ -105,6 +115,13 @@ class Manifest:
                 f"workers now answer with revision {min(others)!r}. Run workers of the first revision, or discard the "
                 "finished rows with --restart."
             )
+
+
+def _checked(value: Any, kind: type[T]) -> T:
+    """The value. Raises TypeError for one of another type."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{kind.__name__} expected")
+    return value
 
 
 def _difference(name: str, before: Any, now: Any) -> str:

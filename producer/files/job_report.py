@@ -56,7 +56,8 @@ class JobReport:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The report that `to_dict` gave. Raises KeyError, TypeError, AttributeError or ValueError for other data."""
+        """The report that `to_dict` gave. Raises KeyError, TypeError, AttributeError, ValueError or OverflowError."""
         lengths = Counter({int(chars): int(count) for chars, count in data["lengths"].items()})
-        errors, labels = Counter[str](data["errors"]), Counter[str](data["labels"])
-        return cls(int(data["rows"]), int(data["failed"]), errors, labels, lengths, set(data["vector_lengths"]))
+        vectors = {int(length) for length in data["vector_lengths"]}
+        errors, labels = ({name: int(count) for name, count in data[part].items()} for part in ("errors", "labels"))
+        return cls(int(data["rows"]), int(data["failed"]), Counter(errors), Counter(labels), lengths, vectors)

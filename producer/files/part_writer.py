@@ -113,6 +113,8 @@ class PartWriter:
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
-    """Raise TableError if the output exists and is not to be replaced."""
+    """Raise TableError if the output exists and is not to be replaced. A directory never is."""
+    if path.is_dir():
+        raise TableError(f"{path} is a directory. Name the file to write.")
     if path.exists() and not overwrite:
         raise TableError(f"{path} exists already. Choose another name, or replace it with --overwrite.")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 from penstock.producer.errors import PenstockError
-from penstock.producer.files.standard_streams import name_of
+from penstock.producer.files.standard_streams import input_shown, name_of
 from penstock.producer.wire.messages import Text
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> 
     """Check that a file has the wanted columns, and none twice. Raises TableError."""
     for column in wanted:
         if column not in columns:
-            raise TableError(f"{path} has no column {column!r}. Its columns: {', '.join(columns)}.")
+            raise TableError(f"{input_shown(path)} has no column {column!r}. Its columns: {', '.join(columns)}.")
     if len(set(columns)) < len(columns):
         twice = next(name for name in columns if columns.count(name) > 1)
-        raise TableError(f"{path} has more than one column {twice!r}. Rename one.")
+        raise TableError(f"{input_shown(path)} has more than one column {twice!r}. Rename one.")

@@ -29,6 +29,11 @@ def name_of(source: Path) -> str:
     return "standard input" if source == STANDARD else source.name
 
 
+def input_shown(source: Path) -> str:
+    """An input with its path, for the beginning of a sentence."""
+    return "Standard input" if source == STANDARD else str(source)
+
+
 def open_input(path: Path) -> IO[bytes]:
     """Open a file, or standard input, to read bytes."""
     if path != STANDARD:

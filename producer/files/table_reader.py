@@ -11,7 +11,7 @@ from penstock.producer.files.csv_reader import count_csv, read_csv
 from penstock.producer.files.jsonl_reader import count_jsonl, read_jsonl
 from penstock.producer.files.parquet_reader import count_parquet, read_parquet
 from penstock.producer.files.row_blocks import Block, Content, Header, TableError
-from penstock.producer.files.standard_streams import STANDARD
+from penstock.producer.files.standard_streams import STANDARD, input_shown
 
 _COUNT_LIMIT_BYTES = 1 << 30  # larger text files are not counted before they are read
 
@@ -37,7 +37,7 @@ class Reader:
         header: Header = next(content)
         first = next(content, None)
         if first is None and header[0] is None:
-            raise TableError(f"{paths[0] if len(paths) == 1 else 'The input'} has no rows.")
+            raise TableError(f"{input_shown(paths[0]) if len(paths) == 1 else 'The input'} has no rows.")
         self.paths = paths
         self.texts = texts  # the columns of the texts
         self.columns, self.schema = header
@@ -105,6 +105,11 @@ def open_reader(
     (extension,) = formats
     if STANDARD in paths and (len(paths) > 1 or extension == ".parquet"):
         raise TableError("Standard input is read alone, as csv or jsonl.")
+    for path in paths:
+        if path != STANDARD and path.exists() and not path.is_file() and not path.is_dir():
+            raise TableError(
+                f"{path} is no file that can be read twice. Pipe csv or jsonl to standard input (-, with --format)."
+            )
     try:
         return Reader(paths, texts, _content(paths, texts, _FORMATS[extension].read))
     except OSError as error:

@@ -1,6 +1,7 @@
 """`penstock config`: what is in force and why; its output is a configuration file."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from penstock.ops.cli.jobs.classify import ClassifySettings
 from penstock.ops.cli.jobs.generate import GenerateSettings
 from penstock.ops.cli.main import app
 from penstock.ops.cli.planning.capacity import CapacitySettings
+from penstock.ops.cli.terminal import EXIT_USAGE
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import Settings
 from penstock.worker.settings import WorkerSettings
@@ -234,3 +236,16 @@ def test_the_query_of_a_url_is_not_printed(form: str) -> None:
 def test_a_url_without_secrets_is_printed_as_it_is() -> None:
     env = {**OAUTH, "PENSTOCK_SASL_OAUTHBEARER_TOKEN_ENDPOINT_URL": "https://idp/token"}
     assert tomllib.loads(output("worker", "--model", "m", env=env))["kafka"][TOKEN_URL] == "https://idp/token"
+
+
+def test_the_page_has_the_errors_of_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that was added since had become nearer to the page's misspelled key than the one that is meant."""
+    page = (Path(__file__).parents[2] / "ops" / "docs" / "configuration.md").read_text(encoding="utf-8")
+    file = page.partition("```toml\n")[2].partition("```")[0]
+    errors = re.findall(r"^Error: (.*)$", page, re.MULTILINE)
+    (key,) = re.findall(r"(\w+) is no setting of", errors[0])
+    monkeypatch.chdir(tmp_path)
+    Path("penstock.toml").write_text(file.replace("cache_path", key))
+    assert penstock("worker", "--config", "penstock.toml") == (EXIT_USAGE, f"Error: {errors[0]}")
+    monkeypatch.setenv("PENSTOCK_MAX_WAIT_MSS", "2")
+    assert penstock("worker", "--model", "m") == (EXIT_USAGE, f"Error: {errors[1]}")

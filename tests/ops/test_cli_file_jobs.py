@@ -208,6 +208,29 @@ class TestErrors:
         assert fault in said
         assert not (tmp_path / "out.csv").exists()
 
+    def test_a_report_that_does_not_fit_on_its_disk_is_named(self, tmp_path: Path) -> None:
+        source = write_rows(tmp_path / "in.csv", "card")
+        code, said, _ = penstock("classify", source, tmp_path / "out.csv", "--report", "/dev/full")
+        assert code == 1
+        assert said.endswith("Error: --report /dev/full cannot be written: No space left on device.\n")
+        assert (tmp_path / "out.csv").exists()
+
+    @pytest.mark.parametrize("more", [(), ("--dry-run",)])
+    @pytest.mark.parametrize("report", ["in.csv", "data/in.csv", "out.csv", "link.csv"])
+    def test_a_report_over_the_input_or_the_output_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: str, more: tuple[str, ...]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for source in ("in.csv", "data/in.csv"):
+            write_rows(tmp_path / source, "card")
+        (tmp_path / "link.csv").symlink_to("in.csv")
+        before = (tmp_path / "in.csv").read_bytes()
+        code, said, _ = penstock("classify", "in.csv", "data", "out.csv", "--report", report, *more)
+        assert code == 2
+        assert f"--report {report} is a file of the job; name another." in said
+        assert (tmp_path / "in.csv").read_bytes() == (tmp_path / "data" / "in.csv").read_bytes() == before
+        assert not (tmp_path / "out.csv").exists()
+
 
 class TestInputs:
     @pytest.fixture
@@ -297,6 +320,21 @@ class TestStandardStreams:
         assert code == 1
         assert [json.loads(line)["label"] for line in out.splitlines()] == ["card", None]
         assert "2 rows, 1 failed" in said
+
+    @pytest.mark.parametrize(
+        ("form", "given", "says"),
+        [
+            ("csv", "", "Standard input is empty: a line of column names was expected."),
+            ("csv", "\xff\n", "Standard input does not begin with column names in UTF-8."),
+            ("csv", "a,b\n", "Standard input has no column 'text'. Its columns: a, b."),
+            ("csv", "text,text\n", "Standard input has more than one column 'text'."),
+            ("jsonl", "\n", "Standard input has no rows."),
+        ],
+    )
+    def test_a_fault_of_standard_input_names_it(self, form: str, given: str, says: str) -> None:
+        code, said, _ = penstock("classify", "-", "-", "--format", form, given=given.encode("latin-1"))
+        assert code == 2
+        assert f"Error: {says}" in said
 
     def test_an_interrupted_job_from_standard_input_keeps_nothing(
         self, tmp_path: Path, instant: type[InstantClient]

@@ -53,6 +53,19 @@ def test_says_once_that_nothing_moves(capsys: pytest.CaptureFixture[str]) -> Non
     ]
 
 
+def test_a_slow_job_whose_answers_come_is_not_stalled(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows are written in blocks of 512, which take a minute of a slow model."""
+    clock = Clock()
+    with JobScreen(None, "No answer for a while.", clock) as screen:
+        for second in range(60):
+            clock.now = float(second)
+            screen.tick(answered=8 * second)
+        assert capsys.readouterr().err == ""
+        clock.now = 69.0
+        screen.tick(answered=8 * 59)
+    assert capsys.readouterr().err.splitlines() == ["No answer for a while."]
+
+
 def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")

@@ -233,6 +233,30 @@ class TestRefusals:
             run(source, tmp_path / "out.csv")
         assert run(source, tmp_path / "out.csv", restart=True) == NUM_ROWS
 
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("job", 5),
+            ("job", {"inputs": [5]}),
+            ("revision", 7),
+            ("parts", "ab"),
+            ("parts", ["a", "b"]),
+            ("output", "out.csv"),
+            ("report", {"rows": float("inf")}),
+            ("report", {"errors": {"empty": "many"}}),
+            ("report", {"vector_lengths": 3}),
+        ],
+    )
+    def test_a_manifest_of_other_types(self, tmp_path: Path, source: Path, key: str, value: Any) -> None:
+        interrupt(source, tmp_path / "out.csv")
+        manifest = tmp_path / "out.csv.parts" / "manifest.json"
+        data = json.loads(manifest.read_text())
+        data[key] = {**data[key], **value} if isinstance(value, dict) else value
+        manifest.write_text(json.dumps(data))
+        with pytest.raises(TableError, match=r"is not the manifest of a bulk job. To begin anew give --restart."):
+            run(source, tmp_path / "out.csv")
+        assert run(source, tmp_path / "out.csv", restart=True) == NUM_ROWS
+
     def test_a_part_that_was_removed(self, tmp_path: Path, source: Path) -> None:
         interrupt(source, tmp_path / "out.csv")
         (tmp_path / "out.csv.parts" / "part-000001").unlink()

@@ -3,6 +3,7 @@
 import csv
 import datetime
 import json
+import os
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -550,6 +551,28 @@ def test_an_output_that_exists_is_refused_unless_asked_for(tmp_path: Path) -> No
     run(tmp_path / "in.csv", tmp_path / "out.csv", overwrite=True)
     run(tmp_path / "in.csv", tmp_path / "in.csv", overwrite=True)
     assert csv_rows(tmp_path / "out.csv") == csv_rows(tmp_path / "in.csv")
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl", "in.parquet"])
+def test_a_named_pipe_is_refused(tmp_path: Path, name: str) -> None:
+    """An input is read twice, to count its rows. Each reader of a pipe took lines that the other one lacked."""
+    os.mkfifo(tmp_path / name)
+    says = rf"{name} is no file that can be read twice. Pipe csv or jsonl to standard input \(-, with --format\)."
+    with pytest.raises(TableError, match=says):
+        open_reader(tmp_path / name, "text")
+
+
+def test_an_output_that_is_a_directory_is_refused_before_the_first_row(tmp_path: Path) -> None:
+    """With `overwrite` all rows were computed, and then their file could not get its name."""
+    (tmp_path / "in.csv").write_text("text\none\n")
+    (tmp_path / "out.csv").mkdir()
+    for overwrite in (False, True):
+        with (
+            open_reader(tmp_path / "in.csv", "text") as reader,
+            pytest.raises(TableError, match=r"out\.csv is a directory\. Name the file to write\."),
+        ):
+            open_writer(tmp_path / "out.csv", reader, "embed", overwrite=overwrite)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
 def test_an_output_made_by_another_meanwhile_is_not_overwritten(tmp_path: Path) -> None:

@@ -58,9 +58,16 @@ class MemberSlot:
         """For the metrics."""
         if self._dropped.is_set():
             return "stopping"
-        if self.member is None or not self.member.is_running:
+        if self.member is None:
+            return "starting"  # once others have loaded
+        if not self.member.is_running:
             return "restarting"
         return "starting" if self.member.joined_at is None else "serving"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no member runs here; one will, unless the slot is dropped."""
+        return self.member is None or not self.member.is_running
 
     @property
     def is_loading(self) -> bool:

@@ -44,7 +44,7 @@ class Resizing:
                 self._fill(placement)  # which takes it
                 return
             here = [slot for slot in slots if slot.placement.device == placement.device]
-            loading = sum(slot.state == "restarting" or slot.is_loading for slot in here)
+            loading = sum((slot.is_empty and not slot.is_dropped) or slot.is_loading for slot in here)
             count = 1 + loading + self._standbys.num_loading(placement.device)  # memory is free for these
             member_bytes = self._starter.member_bytes
             fits, arithmetic = num_fitting(count, await free_bytes(placement), member_bytes or 0)

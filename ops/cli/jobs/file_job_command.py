@@ -30,6 +30,7 @@ from penstock.producer.files import (
 from penstock.producer.files.durable import write_synced
 from penstock.producer.files.file_job import FLEET_ERRORS, BulkResult, TooManyErrors, run_bulk
 from penstock.producer.files.input_paths import input_paths
+from penstock.producer.files.reply_tally import ReplyTally
 from penstock.producer.files.standard_streams import STANDARD, end_input
 from penstock.producer.files.table_reader import format_of
 from penstock.producer.wire.messages import Options
@@ -46,12 +47,10 @@ def run_file_job(
     target: Path,
 ) -> int:
     """Read, send, write. Invalid files are found before any connection to Kafka. Returns the exit code."""
-    if report_fault := check_report(settings):
-        fail(report_fault)
-        return EXIT_USAGE
     writer: _Writer | None = None
     try:
         paths = input_paths(sources, target)
+        check_report(settings, [*paths, target])
         with (
             open_reader(paths, columns, standard_format=settings.standard_format) as reader,
             _opened(task, settings, options, reader, target) as writer,
@@ -78,7 +77,11 @@ def run_file_job(
     done = dataclasses.replace(done, seconds=time.monotonic() - begun)  # with the end of the output
     print_summary(done, writer.report, writer.tally, _name(target))
     if settings.report is not None:
-        write_synced(settings.report, summary_json(done, writer.report, writer.tally))
+        try:
+            write_synced(settings.report, summary_json(done, writer.report, writer.tally))
+        except OSError as error:
+            fail(f"--report {settings.report} cannot be written: {error.strerror or error}.")
+            return EXIT_PROBLEM
     return EXIT_PROBLEM if done.failed else EXIT_OK
 
 
@@ -124,7 +127,7 @@ async def _all_rows(
     async with local_worker(settings) as while_alive:
         begun = time.monotonic()
         connected = Client(bulk=True, on_reply=writer.tally.add, **client_settings(settings))
-        async with connected as client, _job_screen(settings, reader, total) as screen:
+        async with connected as client, _job_screen(settings, reader, total, writer.tally) as screen:
             job = run_bulk(
                 client,
                 task,
@@ -140,10 +143,12 @@ async def _all_rows(
 
 
 @asynccontextmanager
-async def _job_screen(settings: FileJobSettings, reader: Reader, total: int | None) -> AsyncIterator[JobScreen]:
+async def _job_screen(
+    settings: FileJobSettings, reader: Reader, total: int | None, tally: ReplyTally
+) -> AsyncIterator[JobScreen]:
     """The progress of a job while it runs. At its end nothing more is read from standard input."""
     with JobScreen(total, _stalled(settings)) as screen:
-        ticking = asyncio.create_task(_tick(screen))
+        ticking = asyncio.create_task(_tick(screen, tally))
         try:
             yield screen
         finally:
@@ -161,7 +166,7 @@ def _stalled(settings: FileJobSettings) -> str:
     )
 
 
-async def _tick(screen: JobScreen) -> None:
+async def _tick(screen: JobScreen, tally: ReplyTally) -> None:
     while True:
         await asyncio.sleep(1.0)
-        screen.tick()
+        screen.tick(tally.rows)

@@ -32,11 +32,10 @@ def estimate_job(
     target: Path,
 ) -> int:
     """Check the job as a run would, read the whole input and print what the job would do. Returns the exit code."""
-    if report_fault := check_report(settings):
-        fail(report_fault)
-        return EXIT_USAGE
     try:
-        with open_reader(input_paths(sources, target), columns, standard_format=settings.standard_format) as reader:
+        paths = input_paths(sources, target)
+        check_report(settings, [*paths, target])
+        with open_reader(paths, columns, standard_format=settings.standard_format) as reader:
             kept = check_writer(
                 target,
                 reader,

@@ -1,11 +1,13 @@
 """Settings and arguments of `penstock embed`, `classify`, `generate` and `rerank`."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from pydantic import AfterValidator, Field
 
+from penstock.ops.cli.terminal import BadUsage
 from penstock.producer.settings import ClientSettings
 from penstock.producer.wire.topics import check_served_name, served_name_of
 
@@ -70,14 +72,18 @@ class FileJobSettings(ClientSettings):
         return 0 if self.fail_fast else self.max_errors
 
 
-def check_report(settings: FileJobSettings) -> str:
-    """The fault of `report`; empty if the file can be made."""
-    if settings.report is None:
-        return ""
-    if settings.report.is_dir():
-        return f"--report {settings.report} is a directory; a file was expected."
-    folder = settings.report.absolute().parent
-    return "" if folder.is_dir() else f"--report {settings.report}: there is no directory {folder}."
+def check_report(settings: FileJobSettings, files: Iterable[Path]) -> None:
+    """Raise BadUsage if the file of `report` cannot be made, or is one of the job's own `files`."""
+    report = settings.report
+    if report is None:
+        return
+    if report.is_dir():
+        raise BadUsage(f"--report {report} is a directory; a file was expected.")
+    folder = report.absolute().parent
+    if not folder.is_dir():
+        raise BadUsage(f"--report {report}: there is no directory {folder}.")
+    if any(path.resolve() == report.resolve() for path in files):
+        raise BadUsage(f"--report {report} is a file of the job; name another.")
 
 
 class JobSettings(FileJobSettings):

@@ -21,12 +21,13 @@ class JobScreen:
     """A context manager. The job calls `show` after each step, and `tick` once per second in any case."""
 
     def __init__(self, total: int | None, stalled: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`total`: rows, None if not counted. `stalled`: message for a job that moves no row for STALLED_AFTER_S."""
+        """`total`: rows, None if not counted. `stalled`: message for a job without an answer for STALLED_AFTER_S."""
         self._total = total
         self._stalled = stalled
         self._clock = clock
         self._moved_at = self._line_at = clock()
         self._is_stalled = False
+        self._answered = 0
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
@@ -72,8 +73,14 @@ class JobScreen:
             of = f" of {about}{total:,}" if total is not None else ""
             say(f"{done.rows:,}{of} rows, {done.failed:,} failed, {rates(done, tokens)}{_left(done, total)}")
 
-    def tick(self) -> None:
-        """Print the stall message once, if no row was written for STALLED_AFTER_S."""
+    def tick(self, answered: int = 0) -> None:
+        """Print the stall message once, if no row was answered or written for STALLED_AFTER_S.
+
+        Args:
+            answered: rows of this run, written or not. Of a slow model, a block takes longer.
+        """
+        if answered != self._answered:
+            self._answered, self._moved_at, self._is_stalled = answered, self._clock(), False
         if not self._is_stalled and self._clock() - self._moved_at >= STALLED_AFTER_S:
             self._is_stalled = True
             if self._bar is not None:

@@ -133,11 +133,11 @@ def tail(
         files, filters = _arguments(given)
         console = make_console()
         with closing(Tail(files, filters)) as end:
-            last = end.last(count)
+            last = end.last(count, of_stdin=not follow)
             end.check_filters()
             for event in last:
                 console.print(event_line(event, end.sources), soft_wrap=True)
-            for events in end.follow(lambda: time.sleep(_POLL_S)) if follow or files == [STDIN] else ():
+            for events in end.follow(lambda: time.sleep(_POLL_S)) if follow else ():
                 for event in events:
                     console.print(event_line(event, end.sources), soft_wrap=True)
         return EXIT_OK

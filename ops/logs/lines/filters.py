@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
+from functools import cache
 from operator import ge, gt, le, lt
 from typing import Any
 
@@ -40,7 +40,7 @@ class Term:
         if self.order in _ORDERS:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             return is_number and bool(_ORDERS[self.order](value, self.limit))
-        is_equal = value is not None and any(fnmatchcase(str(value), pattern) for pattern in self.values)
+        is_equal = value is not None and _pattern(self.values).fullmatch(str(value)) is not None
         return is_equal == (self.order == "=")
 
     def expression(self, column: str) -> Any:
@@ -48,8 +48,8 @@ class Term:
         pl = polars()
         if self.order in _ORDERS:
             return _ORDERS[self.order](pl.col(column), self.limit).fill_null(False)
-        patterns = [re.escape(one).replace(r"\*", ".*").replace(r"\?", ".") for one in self.values]
-        is_equal = pl.col(column).cast(pl.String).str.contains(f"^(?:{'|'.join(patterns)})$").fill_null(False)
+        pattern = f"^(?:{_pattern(self.values).pattern})$"
+        is_equal = pl.col(column).cast(pl.String).str.contains(pattern).fill_null(False)
         return is_equal if self.order == "=" else ~is_equal
 
 
@@ -116,6 +116,12 @@ class Filters:
     def is_any(self) -> bool:
         """Whether anything is filtered."""
         return bool(self.terms or self.level) or self.since_s is not None or self.until_s is not None
+
+
+@cache
+def _pattern(values: tuple[str, ...]) -> re.Pattern[str]:
+    """One of the values; of other characters only `*` and `?` stand for any."""
+    return re.compile("|".join(re.escape(one).replace(r"\*", ".*").replace(r"\?", ".") for one in values), re.DOTALL)
 
 
 def parse_filters(texts: Sequence[str], now_s: float) -> Filters:

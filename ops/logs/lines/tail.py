@@ -89,11 +89,15 @@ class Tail:
         self._models: dict[tuple[int, object], str] = {}
         self._files: dict[int, FollowedFile] = {}
 
-    def last(self, count: int) -> list[Event]:
-        """The last events that pass, by time. Files are followed from here on."""
+    def last(self, count: int, *, of_stdin: bool = False) -> list[Event]:
+        """The last events that pass, by time. Files are followed from here on.
+
+        Args:
+            of_stdin: read standard input to its end. Otherwise all of its events are new ones.
+        """
         found: list[Event] = []
         for index, source in enumerate(self.sources):
-            if source.path is not None:
+            if source.path is not None or of_stdin:
                 found += deque(self._end_of(index, source), maxlen=count)
         return in_order(found)[-count:] if count else []
 
@@ -124,6 +128,8 @@ class Tail:
     def _end_of(self, index: int, source: LogSource) -> Iterator[Event]:
         path = source.path
         if path is None:
+            for block in source.blocks():
+                yield from self._kept(index, block)
             return
         with path.open("rb") as file:
             size, is_plain = file.seek(0, os.SEEK_END), _is_plain(path)

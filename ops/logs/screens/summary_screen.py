@@ -5,7 +5,20 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, printable
-from penstock.ops.logs.screens.tables import BAD, DIM, WARN, bar, count, curve, heading, is_known, joined, row, table
+from penstock.ops.logs.screens.tables import (
+    BAD,
+    DIM,
+    WARN,
+    bar,
+    count,
+    curve,
+    heading,
+    is_known,
+    joined,
+    row,
+    show,
+    table,
+)
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import PERCENTS, best_rate, integer, rate, share, short
 from penstock.ops.logs.totals.lifecycle import sentence
@@ -141,7 +154,7 @@ def _show_stages(console: Console, digest: Digest) -> None:
         if len(times):
             shown = [duration(times.percentile(percent)) for percent in PERCENTS]
             row(made, stage, *shown, duration(times.greatest), bar(times.percentile(95) / greatest if greatest else 0))
-    console.print(made)
+    show(console, made)
 
 
 def _show_triggers(console: Console, digest: Digest) -> None:
@@ -152,7 +165,7 @@ def _show_triggers(console: Console, digest: Digest) -> None:
     made = table("trigger", ">batches", ">share", "")
     for trigger, group in sorted(digest.batches.by_trigger.items(), key=lambda one: -one[1].batches)[: len(TRIGGERS)]:
         row(made, trigger, integer(group.batches), share(group.batches / every), bar(group.batches / every))
-    console.print(made)
+    show(console, made)
 
 
 def _show_slow_periods(console: Console, digest: Digest) -> None:
@@ -167,7 +180,7 @@ def _show_slow_periods(console: Console, digest: Digest) -> None:
         p95 = duration(one.p95_s) if is_known(one.p95_s) else "-"
         span, backlog = duration(one.end_s - one.start_s), duration(one.backlog_s)
         row(made, clock(one.start_s), span, p95, integer(one.answered), integer(one.missed), backlog)
-    console.print(made)
+    show(console, made)
 
 
 def _show_workers(console: Console, digest: Digest) -> None:
@@ -193,7 +206,7 @@ def _show_workers(console: Console, digest: Digest) -> None:
         worker, name = event.fields.get("worker", ""), digest.sources[event.source].name
         style = BAD if event.level in ("error", "critical") else WARN if event.level == "warning" else ""
         row(made, clock(event.time_s), name, worker, Text(printable(sentence(event)), style=style))
-    console.print(made)
+    show(console, made)
     if len(shown) < len(events):
         console.print(Text(f"{len(shown)} of {integer(len(events))}: warnings, and the latest.", style=DIM))
     for gap in digest.gaps.longest[:3]:

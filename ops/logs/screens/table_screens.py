@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, number, printable
-from penstock.ops.logs.screens.tables import BAD, DIM, WARN, bar, curve, heading, is_known, row, table
+from penstock.ops.logs.screens.tables import BAD, DIM, WARN, bar, curve, heading, is_known, row, show, table
 from penstock.ops.logs.totals.batch_totals import BatchGroup
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import integer, share, short
@@ -30,7 +30,7 @@ def show_errors(console: Console, digest: Digest) -> None:
         for code, one in _by_count(refused):
             first, last = map(clock, one.span_s)
             row(made, code, integer(one.count), bar(one.count / greatest, 12), first, last, _reason(one.example))
-        console.print(made)
+        show(console, made)
         _, columns = digest.series.spans(max(1, digest.series.span_s // 60))
         console.print(curve(columns["refused"].tolist(), "rejected over time"))
     if problems:
@@ -42,7 +42,7 @@ def show_errors(console: Console, digest: Digest) -> None:
             logs = ", ".join(digest.sources[index].name for index in sorted(one.sources)[:3])
             cells = Text(level, style=style), *map(clock, one.span_s), logs, _details(one.example)
             row(made, name[:36], integer(one.count), *cells)
-        console.print(made)
+        show(console, made)
 
 
 def show_slow(console: Console, digest: Digest, count: int) -> None:
@@ -57,7 +57,7 @@ def show_slow(console: Console, digest: Digest, count: int) -> None:
         for event in requests:
             name = _place(event) if topic else _position(event)
             row(made, clock(event.time_s), *_stage_cells(event), *_log_cell(digest, event.source), name)
-        console.print(made)
+        show(console, made)
     else:
         console.print("No answered request is in the logs (request_done).")
     periods = slow_periods(digest.series)
@@ -69,7 +69,7 @@ def show_slow(console: Console, digest: Digest, count: int) -> None:
             span = duration(one.end_s - one.start_s)
             cells = p95, integer(one.answered), integer(one.missed), duration(one.backlog_s)
             row(made, date_and_clock(one.start_s), span, *cells)
-        console.print(made)
+        show(console, made)
     _show_longest_batches(console, digest, count)
 
 
@@ -88,7 +88,7 @@ def show_batches(console: Console, digest: Digest) -> None:
             row(
                 made, name, integer(group.batches), share(part), bar(part), *_means(group), share(group.padding_avoided)
             )
-        console.print(made)
+        show(console, made)
         console.print()
     made = table("tokens", ">batches", "", ">sequences", ">tokens", ">time", ">padding avoided", ">tokens/s")
     greatest = max(group.batches for group in batches.by_tokens.values())
@@ -96,7 +96,7 @@ def show_batches(console: Console, digest: Digest) -> None:
         speed = group.tokens / group.device_s if group.device_s else 0.0
         cells = *_means(group), share(group.padding_avoided), integer(speed)
         row(made, _size(size), integer(group.batches), bar(group.batches / greatest), *cells)
-    console.print(made)
+    show(console, made)
     if len(batches.dp_gain):
         gain = f"p50 {share(batches.dp_gain.percentile(50))}, p95 {share(batches.dp_gain.percentile(95))}"
         console.print(Text(f"Predicted saving of batches by the dynamic program: {gain}.", style=DIM))
@@ -114,12 +114,12 @@ def show_costs(console: Console, digest: Digest) -> None:
     for size, group in sorted(batches.by_tokens.items()):
         row(made, _size(size), *_cost_cells(group))
     row(made, "all", *_cost_cells(batches.all), style="bold")
-    console.print(made)
+    show(console, made)
     console.print()
     made = table("trigger", ">batches", ">predicted", ">measured", ">bias", ">error p50", ">p95", "")
     for name, group in sorted(batches.by_trigger.items(), key=lambda one: -one[1].batches):
         row(made, name, *_cost_cells(group))
-    console.print(made)
+    show(console, made)
     if abs(batches.all.bias) > _BIASED:
         direction = "more" if batches.all.bias > 0 else "less"
         text = (
@@ -140,7 +140,7 @@ def _show_longest_batches(console: Console, digest: Digest, count: int) -> None:
         worker = "" if one["worker"] is None else one["worker"]
         cells = *sizes, one["trigger"], one["partition"], *_log_cell(digest, one["source"]), worker
         row(made, clock(one["second"]), duration(one["device_s"]), duration(one["predicted_s"]), *cells)
-    console.print(made)
+    show(console, made)
 
 
 def _by_count(table: dict[str, Rejected]) -> list[tuple[str, Rejected]]:

@@ -4,7 +4,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -12,6 +14,8 @@ from penstock.ops.logs.lines.event import printable
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉"
+_FOLDED_WIDTH = 24  # of a column of sentences
+_ANY_WIDTH = 1000  # more than any table has
 DIM, WARN, BAD, HEAD, BAR = "dim", "yellow", "red", "bold", "cyan"
 LEVEL_STYLES = {"debug": DIM, "info": "", "warning": WARN, "error": BAD, "critical": "bold red"}
 
@@ -29,7 +33,7 @@ def heading(console: Console, text: str, note: str = "") -> None:
 
 def table(*columns: str) -> Table:
     """Columns that begin with `>` are aligned to the right; the last one may fold."""
-    made = Table(box=None, header_style=DIM, padding=(0, 2, 0, 0), pad_edge=False)
+    made = _empty_table()
     for place, name in enumerate(columns):
         is_last = place == len(columns) - 1
         justify = "right" if name.startswith(">") else "left"
@@ -40,6 +44,47 @@ def table(*columns: str) -> Table:
 def row(made: Table, *cells: object, style: str = "") -> None:
     """Add a row. Text objects keep their style."""
     made.add_row(*[cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in cells], style=style)
+
+
+def show(console: Console, made: Table) -> None:
+    """Print a table. Where the screen is too narrow for it, its bars are left out, and then its lines run on.
+
+    So no figure is cut: `445 ms` cut to `445 m` would be another time.
+    """
+    _keep_whole(made)
+    if _least_width(console, made) > console.width:
+        made = _without_bars(made)
+        _keep_whole(made)
+    least = _least_width(console, made)
+    if least > console.width:
+        made.width = least
+    console.print(made, crop=False)
+
+
+def _empty_table() -> Table:
+    return Table(box=None, header_style=DIM, padding=(0, 2, 0, 0), pad_edge=False)
+
+
+def _without_bars(made: Table) -> Table:
+    """The table without its columns that have no name; the first one has names of rows."""
+    kept = [column for place, column in enumerate(made.columns) if column.header or not place]
+    rest = _empty_table()
+    for column in kept:
+        rest.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, overflow=column.overflow)
+    for row_of, *cells in zip(made.rows, *[column.cells for column in kept], strict=True):
+        rest.add_row(*cells, style=row_of.style)
+    return rest
+
+
+def _keep_whole(made: Table) -> None:
+    """Give each column the width of its longest cell. The last one may hold sentences, which fold."""
+    for column in made.columns:
+        widths = [cell_len(str(column.header)), *[cell_len(str(cell)) for cell in column.cells]]
+        column.min_width = max(widths) if column.no_wrap else min(max(widths), _FOLDED_WIDTH)
+
+
+def _least_width(console: Console, made: Table) -> int:
+    return Measurement.get(console, console.options.update_width(_ANY_WIDTH), made).minimum
 
 
 def bar(part: float, width: int = 24) -> Text:

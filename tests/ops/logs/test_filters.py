@@ -32,6 +32,14 @@ def test_values_are_alternatives_by_commas_and_patterns() -> None:
     assert not accepts("code!=expired", code="expired")
 
 
+def test_only_stars_and_question_marks_stand_for_other_characters() -> None:
+    """Messages of libraries have brackets: no filter by the name `… failed: [Error 15] …` found its line."""
+    assert accepts("event=failed: [Error 15]*", event="failed: [Error 15] of the group")
+    assert accepts("event=failed: [Error ?5]*", event="failed: [Error 15]\nof the group")
+    assert not accepts("event=failed: [Error 15]*", event="failed: E")
+    assert not accepts("event!=failed: [Error 15]", event="failed: [Error 15]")
+
+
 def test_p_is_the_time_of_a_request_or_a_batch() -> None:
     assert accepts("p>50ms", total_ms=51.0)
     assert not accepts("p>50ms", total_ms=50.0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.ops.cli.terminal import EXIT_PROBLEM, EXIT_USAGE
+from penstock.ops.logs.lines import source
 from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, SAMPLES, batch, line, lines
 from tests.ops.test_cli import no_settings_from_outside, penstock
 
@@ -191,6 +192,13 @@ def test_two_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest
     assert head.index("v1/worker.log") < head.index("v2/worker.log")
 
 
+def test_the_tail_of_standard_input_without_following(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lines were shown, whatever their number."""
+    monkeypatch.setattr(source, "open_input", lambda path: FLEET.open("rb"))
+    shown = logs("tail", "-", "--no-follow", "-n", "2", "level=warning")
+    assert shown == logs("tail", FLEET, "--no-follow", "-n", "2", "level=warning")
+
+
 def test_the_tail_of_a_log_without_following() -> None:
     text = logs("tail", FLEET, "--no-follow", "-n", "2", "event=member_exited")
     assert text.count("member_exited") == 2
@@ -264,3 +272,13 @@ def test_logs_that_are_rotated_by_date_are_read_oldest_first(dates: tuple[str, s
     (tmp_path / f"worker.log-{dates[0]}").write_text(line("worker_ready", model="intents") + batch(0))
     (tmp_path / f"worker.log-{dates[1]}").write_text(batch(10))
     assert "Batches 3," in logs("batches", tmp_path, "model=intents")
+
+
+@pytest.mark.parametrize("command", ["summary", "slow", "batches", "costs", "diff"])
+@pytest.mark.parametrize("columns", ["50", "80"])
+def test_a_narrow_screen_has_the_same_figures(command: str, columns: str) -> None:
+    """80 columns are also those of a pipe or a file. `445 ms` was shown as `445 m`, and some columns not at all."""
+    given = (HOST_A, HOST_B) if command == "diff" else (FLEET,)
+    wide, narrow = (penstock("logs", command, *map(str, given), env={"COLUMNS": one})[1] for one in ("200", columns))
+    no_bars = str.maketrans("", "", " ▏▎▍▌▋▊▉█")
+    assert sorted(narrow.translate(no_bars)) == sorted(wide.translate(no_bars))

@@ -253,6 +253,17 @@ async def test_it_is_ready_while_all_members_serve(processes: FakeProcesses) -> 
         assert running.not_ready() == "draining"
 
 
+async def test_members_that_wait_until_the_first_has_loaded_are_starting(processes: FakeProcesses) -> None:
+    """They have not run yet, so they do not start again: `/readyz` and the metrics said `restarting`."""
+    processes.script = scripted(lambda member: member.may_load.clear())
+    async with supervisor(2) as running:
+        await running.event("member_started")
+        assert running.states() == {"starting": 2}
+        assert running.not_ready() == "worker 0 is starting; worker 1 is starting"
+        processes.members[0].may_load.set()
+        await running.serving(2)
+
+
 async def test_a_member_in_the_place_of_another_is_told_if_others_serve_from_its_gpu(processes: FakeProcesses) -> None:
     async with supervisor(2, gpus=[0, 1]) as running:
         await processes.until(4)
