@@ -3,7 +3,7 @@
     PenstockError
     ├── InvalidRequest     invalid_request    malformed envelope, missing field, wrong type, over a size bound
     │   ├── UnknownModel       unknown_model      the topic's workers do not serve this model
-    │   ├── UnsupportedTask    unsupported_task   the model cannot do this task
+    │   ├── UnsupportedTask    unsupported_task   the model cannot do this task, or not with these options
     │   ├── TooLong            too_long           a sequence exceeds the model's maximum and truncate is off
     │   ├── EmptyInput         empty              a blank text, a sequence of zero ids, or no sequence
     │   └── BadTokenId         bad_token_id       a token id is outside the vocabulary
@@ -52,7 +52,7 @@ class UnknownModel(InvalidRequest):
 
 
 class UnsupportedTask(InvalidRequest):
-    """The served model cannot do the task that was asked."""
+    """The served model cannot do the task that was asked, or not with the options that were given."""
 
     code = "unsupported_task"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.producer.errors import InvalidRequest
+from penstock.producer.errors import UnsupportedTask
 from penstock.producer.wire.messages import Options, Request, Text, utf8_fault
 
 _CONFIG = "config_sentence_transformers.json"
@@ -29,7 +29,7 @@ class Prompts:
         Requests of token ids and of other tasks are returned unchanged.
 
         Raises:
-            InvalidRequest: the checkpoint has no prompt of the name that the request gives.
+            UnsupportedTask: the checkpoint has no prompt of the name that the request gives.
         """
         if request.task != "embed" or request.text is None:
             return request
@@ -44,7 +44,7 @@ class Prompts:
         if options.prompt_name not in self.by_name:
             known = ", ".join(sorted(self.by_name))
             given = repr(options.prompt_name[:40])
-            raise InvalidRequest(f"The model has no such prompt. Its prompts: {known}. Given: {given}")
+            raise UnsupportedTask(f"The model has no such prompt. Its prompts: {known}. Given: {given}")
         return self.by_name[options.prompt_name]
 
 

@@ -8,7 +8,7 @@ from penstock.cache import KEY_BYTES, KeySpace
 from penstock.engine.errors import InvalidOption
 from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
-from penstock.producer.errors import InvalidRequest
+from penstock.producer.errors import UnsupportedTask
 from penstock.producer.wire.generation import GivenOptions
 from penstock.producer.wire.messages import Request, Uint32Array
 from penstock.worker.requests.readers import ReadOptions
@@ -28,13 +28,13 @@ class GenerationRequests:
         self._read_kept = functools.lru_cache(maxsize=256)(lambda options: read(dict(options)))
 
     def options(self, request: Request) -> GenerationOptions:
-        """The options of a request, the model's own included. Raises InvalidRequest, which names the option."""
+        """The options of a request, the model's own included. Raises UnsupportedTask, which names the option."""
         try:
             given = _without_seed(request.options.generation)
             is_long = sum([len(value) for _, value in given if isinstance(value, tuple)]) > _MOST_KEPT
             return self._read_new(dict(given)) if is_long else self._read_kept(given)
         except InvalidOption as error:
-            raise InvalidRequest(f"`opts.generation`: {error}") from error
+            raise UnsupportedTask(f"`opts.generation`: {error}") from error
 
     def sequences(
         self, request: PendingRequest, token_ids: Sequence[Int32Array | Uint32Array]

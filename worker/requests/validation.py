@@ -133,7 +133,7 @@ class RequestValidator:
         dimensions = request.options.dimensions
         if dimensions is not None and dimensions not in info.dimensions:
             lengths = ", ".join(map(str, info.dimensions)) or "left out, as this model is not trained to be cut"
-            raise InvalidRequest(f"`opts.dimensions` must be {lengths}. Given: {dimensions}")
+            raise UnsupportedTask(f"`opts.dimensions` must be {lengths}. Given: {dimensions}")
         if self._generation is None:
             self._bounds.check_sequences(request)
         else:

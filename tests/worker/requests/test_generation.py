@@ -10,7 +10,7 @@ import pytest
 from penstock.engine.errors import InvalidOption
 from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import ModelInfo
-from penstock.producer.errors import InvalidRequest
+from penstock.producer.errors import InvalidRequest, UnsupportedTask
 from penstock.producer.prompts import Prompts
 from penstock.producer.wire.codec import decode_reply, encode_request
 from penstock.producer.wire.generation import read_generation
@@ -128,7 +128,7 @@ async def test_sampling_without_a_seed_is_neither_shared_nor_stored(bench: Bench
 async def test_what_the_model_does_not_allow_is_rejected_by_name(
     bench: Bench, options: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(UnsupportedTask) as caught:
         await bench.sequences([5, 6], **options)
     assert caught.value.message.startswith(says)
 

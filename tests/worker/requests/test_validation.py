@@ -158,7 +158,7 @@ def test_the_prompt_is_prepended_to_each_text(
 
 def test_an_unknown_prompt_is_rejected_with_the_known_ones(info: ModelInfo, make_record: Callable[..., Any]) -> None:
     request = Request("tiny", "embed", text=("a",), options=Options(prompt_name="passage"))
-    with pytest.raises(InvalidRequest, match=r"no such prompt\. Its prompts: document, query\. Given: 'passage'"):
+    with pytest.raises(UnsupportedTask, match=r"no such prompt\. Its prompts: document, query\. Given: 'passage'"):
         accept(make_validator(info), make_record(encode_request(request)))
 
 
@@ -182,9 +182,9 @@ def test_only_lengths_that_the_model_was_trained_for_are_accepted(
 
     trained = replace(info, dimensions=(2, 4))
     assert accept_cut(trained, 2).message.options.dimensions == 2
-    with pytest.raises(InvalidRequest, match=r"`opts.dimensions` must be 2, 4\. Given: 3"):
+    with pytest.raises(UnsupportedTask, match=r"`opts.dimensions` must be 2, 4\. Given: 3"):
         accept_cut(trained, 3)
-    with pytest.raises(InvalidRequest, match="not trained to be cut"):
+    with pytest.raises(UnsupportedTask, match="not trained to be cut"):
         accept_cut(info, 4)
 
 
