@@ -78,6 +78,7 @@ def test_when_beams_stop(length_penalty: float, num_beams: int) -> None:
         {"forced_bos_token_id": 33},
         {"forced_bos_token_id": 33, "begin_suppress_tokens": list(range(50, 90))},
         {"forced_eos_token_id": 13},
+        {"forced_eos_token_id": [20, 13]},  # equally good: of two sequences that differ in it, torch decides
         {"renormalize_logits": True, "suppress_tokens": list(range(20, 60))},
         {"eos_token_id": 17},
         {"decoder_start_token_id": 60},
