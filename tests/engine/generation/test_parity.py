@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
+from penstock.engine.errors import InvalidOption
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.loading import load_seq2seq
 from tests.engine.generation.helpers import (
@@ -23,6 +26,7 @@ from tests.engine.helpers import write_json
 
 pytestmark = pytest.mark.slow
 
+_AUTO_MODEL: Any = transformers.AutoModelForSeq2SeqLM  # transformers leaves from_pretrained untyped
 LENGTHS = (1, 33, 2, 5, 17, 60, 4)
 
 
@@ -102,6 +106,29 @@ def test_options_of_a_config_without_a_generation_config(tmp_path: Path) -> None
     save_seq2seq(tmp_path, "t5")
     (tmp_path / "generation_config.json").unlink()
     assert load_seq2seq(str(tmp_path)).options().eos_token_ids == tuple(EOS)
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+@pytest.mark.parametrize(
+    "options", [{"repetition_penalty": 3.0}, {"suppress_tokens": list(range(20, 60))}, {"max_new_tokens": 9}], ids=str
+)
+def test_any_option_of_a_config_without_a_generation_config_counts(options: dict[str, Any], tmp_path: Path) -> None:
+    save_seq2seq(tmp_path, "bart")
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    write_json(tmp_path / "config.json", config | options)
+    model = _AUTO_MODEL.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    batch = sources((5, 17))
+    assert generate(load_seq2seq(str(tmp_path)), batch) == [expected(model, source) for source in batch]
+
+
+def test_an_option_of_a_config_without_a_generation_config_may_not_be_implemented(tmp_path: Path) -> None:
+    save_seq2seq(tmp_path, "bart")
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    write_json(tmp_path / "config.json", config | {"encoder_no_repeat_ngram_size": 2})
+    with pytest.raises(InvalidOption, match="encoder_no_repeat_ngram_size is not implemented"):
+        load_seq2seq(str(tmp_path)).options()
 
 
 def test_an_old_config_of_t5_whose_head_is_untied(tmp_path: Path) -> None:
