@@ -93,6 +93,11 @@ class BeamSearch:
         """Tokens of the best hypothesis that has ended."""
         return self._ended[0]
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a hypothesis has ended, so that `best` is one."""
+        return bool(self._is_ended[0])
+
     def advance(self, found: Continuations) -> Int64Array | None:
         """Take one step. Returns the parent of each growing hypothesis, or None when the search has ended."""
         options, beams = self._options, self._options.num_beams

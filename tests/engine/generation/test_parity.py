@@ -15,6 +15,7 @@ from tests.engine.generation.helpers import (
     EOS,
     FAMILIES,
     SMALL,
+    VOCAB,
     drain,
     expected,
     generate,
@@ -93,6 +94,16 @@ def test_when_beams_stop(length_penalty: float, num_beams: int) -> None:
 def test_options(options: dict[str, Any], num_beams: int) -> None:
     given: dict[str, Any] = {"max_new_tokens": 12} if "max_length" not in options else {}
     assert_parity("bart", (1, 19, 6), num_beams=num_beams, **given, **options)
+
+
+@pytest.mark.parametrize("num_beams", [3, 4, 6])
+@pytest.mark.parametrize("length_penalty", [0.5, 2.0])
+def test_beams_that_have_no_token_left_leave_those_that_have_ended(num_beams: int, length_penalty: float) -> None:
+    options: dict[str, Any] = {"num_beams": num_beams, "length_penalty": length_penalty, "early_stopping": "never"}
+    options |= {"no_repeat_ngram_size": 1, "eos_token_id": 13, "forced_eos_token_id": 13, "max_new_tokens": 12}
+    options["suppress_tokens"] = [token for token in range(VOCAB) if token not in (13, 54)]
+    tokens = assert_parity("marian", (5, 9), **options)
+    assert all(row in ([54, 13], [13]) for row in tokens)
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
