@@ -210,3 +210,5 @@ _KINDS: dict[str, Any] = {
     "forced_eos_token_id": _tokens,
     "renormalize_logits": _bool,
 }
+# All that a config may say of how tokens are chosen, implemented or not.
+OPTION_NAMES = frozenset((*_KINDS, *_NEUTRAL, "bos_token_id", "decoder_start_token_id"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families import bart, marian, t5
-from penstock.engine.generation_options import GenerationOptions
+from penstock.engine.generation_options import OPTION_NAMES, GenerationOptions
 from penstock.engine.model.checkpoint import Checkpoint, read_checkpoint, read_json, resolve_model
 from penstock.engine.model.seq2seq import Seq2SeqWeights
 
@@ -20,21 +20,6 @@ SEQ2SEQ_FAMILIES: Mapping[str, Callable[[Checkpoint], Seq2SeqWeights]] = {
 _WIDE = frozenset({"mt5", "t5"})  # trained in bfloat16: their residuals grow from layer to layer
 _HEADS = ("ForConditionalGeneration", "MarianMTModel")
 _CONFIG = "generation_config.json"
-# Options that an old config.json, without a generation_config.json, has among the model's.
-_MODEL_OPTIONS = (
-    "bad_words_ids",
-    "bos_token_id",
-    "decoder_start_token_id",
-    "early_stopping",
-    "eos_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "length_penalty",
-    "max_length",
-    "min_length",
-    "no_repeat_ngram_size",
-    "num_beams",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +68,5 @@ def _generation_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
     path = checkpoint.root / _CONFIG
     if path.exists():
         return read_json(path)
-    return {name: checkpoint.config[name] for name in _MODEL_OPTIONS if name in checkpoint.config}
+    # An old config.json has them among the model's, as transformers reads it.
+    return {name: value for name, value in checkpoint.config.items() if name in OPTION_NAMES}

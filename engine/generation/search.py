@@ -80,7 +80,7 @@ class BeamSearch:
         self.scores = np.full(beams, _OUT)  # of each growing hypothesis; at first they are equal, and one counts
         self.scores[0] = 0
         self._ended: list[tuple[int, ...]] = [()] * beams
-        self._ended_scores = np.full(beams, -np.inf, np.float32)
+        self._ended_scores = np.full(beams, _OUT)
         self._is_ended = np.zeros(beams, np.bool_)  # whether each place of `_ended` is taken
 
     @property
@@ -93,6 +93,11 @@ class BeamSearch:
         """Tokens of the best hypothesis that has ended."""
         return self._ended[0]
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a hypothesis has ended, so that `best` is one."""
+        return bool(self._is_ended[0])
+
     def advance(self, found: Continuations) -> Int64Array | None:
         """Take one step. Returns the parent of each growing hypothesis, or None when the search has ended."""
         options, beams = self._options, self._options.num_beams
@@ -103,7 +108,7 @@ class BeamSearch:
         ends = np.array([is_full or token in options.eos_token_ids for token in last])
         self._keep_ended(tokens, found.scores / length**options.length_penalty, ends)
         growing = found.scores + np.where(ends, _OUT, np.float32(0))
-        order = np.argsort(-growing, kind="stable")[:beams]
+        order = _best(growing, beams)
         self._tokens = [tokens[i] for i in order]
         self.scores = growing[order]
         if ends.all() or not self._may_improve(length) or (options.early_stopping is True and self._is_ended.all()):
@@ -114,8 +119,8 @@ class BeamSearch:
         """Keep the best that have ended. Those behind the first `num_beams` continuations do not count."""
         beams = self._options.num_beams
         counts = ends & (np.arange(len(ends)) < beams)
-        merged = np.concatenate([self._ended_scores, np.where(counts, scores, np.float32(-np.inf))])
-        order = np.argsort(-merged, kind="stable")[:beams]
+        merged = np.concatenate([self._ended_scores, scores + np.where(counts, np.float32(0), _OUT)])
+        order = _best(merged, beams)
         hypotheses = self._ended + tokens
         self._ended = [hypotheses[i] for i in order]
         self._ended_scores = merged[order]
@@ -127,5 +132,11 @@ class BeamSearch:
         is_patient = options.early_stopping == "never" and options.length_penalty > 0
         reached = options.max_new_tokens if is_patient else length
         attainable = self.scores[0] / np.float32(reached**options.length_penalty)
-        worst = np.where(self._is_ended, self._ended_scores.min(), np.float32(-np.inf))
+        worst = np.where(self._is_ended, self._ended_scores.min(), _OUT)
         return bool((attainable > worst).any())
+
+
+def _best(scores: Float32Array, count: int) -> Int64Array:
+    """Places of the best scores, best first. Of equal ones torch's choice, as in transformers."""
+    places: Int64Array = torch.from_numpy(scores).topk(count).indices.numpy()
+    return places

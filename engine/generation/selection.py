@@ -115,8 +115,8 @@ def _advance_beams(scores: Tensor, has_token: list[bool], sequences: list[Hypoth
     parents, tokens = np.divmod(best.indices.numpy(), vocab_size)
     for i, search in enumerate(searches):
         first = i * len(search.hypotheses)
-        if not any(has_token[first : first + len(search.hypotheses)]):
-            yield _INVALID
+        if not any(has_token[first : first + len(search.hypotheses)]):  # what has ended counts
+            yield Choice(search.best, is_finished=True) if search.has_ended else _INVALID
             continue
         chosen = search.advance(Continuations(best.values[i].numpy(), parents[i], tokens[i]))
         if chosen is None:

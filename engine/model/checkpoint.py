@@ -77,6 +77,12 @@ class Tensors:
             )
         return tensor.float()
 
+    def require_numbers(self) -> None:
+        """Raise CheckpointError for a tensor that holds NaN."""
+        for name, tensor in self._tensors.items():
+            if tensor.is_floating_point() and bool(tensor.isnan().any()):
+                raise CheckpointError(f"{self._directory}: tensor {name!r} holds values that are not numbers (NaN).")
+
 
 def default_name(model: str) -> str:
     """Default model name: the last part of its path, as written, or of its id."""

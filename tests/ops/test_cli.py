@@ -28,6 +28,7 @@ from penstock.ops.cli.checks.finding import CheckSettings
 from penstock.ops.cli.command_settings import settings_by_command
 from penstock.ops.cli.development.broker import BrokerSettings
 from penstock.ops.cli.jobs import embed as embed_module
+from penstock.ops.cli.jobs import generate as generate_module
 from penstock.ops.cli.jobs.classify import ClassifySettings
 from penstock.ops.cli.jobs.embed import EmbedSettings
 from penstock.ops.cli.jobs.generate import GenerateSettings
@@ -149,6 +150,30 @@ def test_options_of_the_request_are_those_of_the_command_line(
     monkeypatch.setattr(embed_module, "run_job", run_job)
     assert penstock("embed", "--model", "m", "--text", "x", *args)[0] == 0
     assert asked == [options]
+
+
+@pytest.mark.parametrize(
+    ("args", "generation"),
+    [
+        ((), ()),
+        (("--seed", "0", "--do-sample"), (("do_sample", True), ("seed", 0))),
+        (("--length-penalty", "0", "--num-beams", "4"), (("length_penalty", 0.0), ("num_beams", 4))),
+        (("--top-k", "0"), (("top_k", 0),)),
+        (("--no-do-sample",), (("do_sample", False),)),
+    ],
+)
+def test_options_of_generation_that_are_0_or_off_are_sent(
+    monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], generation: tuple[tuple[str, object], ...]
+) -> None:
+    asked: list[Options] = []
+
+    def run_job(task: str, settings: object, options: Options, *rest: object) -> int:
+        asked.append(options)
+        return 0
+
+    monkeypatch.setattr(generate_module, "run_job", run_job)
+    assert penstock("generate", "--model", "m", "--text", "x", *args)[0] == 0
+    assert asked == [Options(generation=generation)]
 
 
 class TestBadUsage:

@@ -126,6 +126,8 @@ class GraphBuilder:
             inputs: of each input a value for each step, or one for all. Of an input with feedback, the first one.
         """
         kind = self._kind_of(cell, len(reads), inputs.keys(), 1)
+        if not are_integers(reads if steps is None else (*reads, steps)):  # numpy would cut 2.5 to 2, and read "2"
+            raise InvalidSequence(f"reads and steps of a node must be integers. Given: {list(reads)!r}, {steps!r}")
         self._cells.append(kind)
         self._reads.append([*reads, *[NO_NODE] * (self._arity - len(reads))])
         longest = 1
@@ -145,6 +147,8 @@ class GraphBuilder:
         reads: [count, arity] as in `add`; None: all zeros. inputs: a value for each node.
         """
         kind = self._kind_of(cell, 0 if reads is None else reads.shape[1], inputs.keys(), count)
+        if reads is not None and reads.dtype.kind not in "iu":
+            raise InvalidSequence(f"reads of nodes must be integers. Given: an array of {reads.dtype}")
         first = len(self._cells)
         self._cells += [kind] * count
         self._steps += [1] * count

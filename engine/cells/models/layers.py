@@ -123,14 +123,17 @@ def read_stack(weights: Weights, prefix: str, input_width: int, dtype: torch.dty
     for part, problem in (("weight_ih_l0_reverse", "a second direction"), ("weight_hr_l0", "a projection (proj_size)")):
         if prefix + part in weights:
             raise UnsupportedCheckpoint(f"{prefix}{part}: an LSTM with {problem} is not implemented.")
+    num_layers = 1
+    while f"{prefix}weight_ih_l{num_layers}" in weights:
+        num_layers += 1
+    names = [[f"{prefix}bias_{part}_l{layer}" for part in ("ih", "hh")] for layer in range(num_layers)]
+    has_biases = any(name in weights for of_layer in names for name in of_layer)  # nn.LSTM has all of them, or none
     layers: list[tuple[Tensor, Tensor]] = []
-    while not layers or f"{prefix}weight_ih_l{len(layers)}" in weights:
-        index = len(layers)
-        of_state = weights.take(f"{prefix}weight_hh_l{index}", -1, -1)
-        of_input = weights.take(f"{prefix}weight_ih_l{index}", len(of_state), input_width)
+    for layer, of_layer in enumerate(names):
+        of_state = weights.take(f"{prefix}weight_hh_l{layer}", -1, -1)
+        of_input = weights.take(f"{prefix}weight_ih_l{layer}", len(of_state), input_width)
         input_width = of_state.shape[1]
-        names = [f"{prefix}bias_{part}_l{index}" for part in ("ih", "hh")]
-        biases = [weights.take(name, len(of_state)) for name in names if name in weights]
+        biases = [weights.take(name, len(of_state)) for name in of_layer if has_biases]
         bias = sum(biases, torch.zeros(len(of_state)))
         layers.append((torch.cat((of_input, of_state), 1).to(dtype), bias.to(dtype)))
     return LstmStack(layers)

@@ -38,6 +38,7 @@ class _Directory:
         self.path = path
         self.config: Config = read_json(path / _CONFIG)
         self.weights: Tensors = read_tensors(path)
+        self.weights.require_numbers()  # the likeliest token of scores that are NaN would be one of them
 
     def number(self, name: str, least: int = 1) -> int:
         """A whole number of config.json."""
@@ -47,6 +48,15 @@ class _Directory:
                 f"{self.path / _CONFIG}: {name!r} must be a whole number of {least} or more; found {value!r}."
             )
         return value
+
+    def token(self, name: str, vocab_size: str) -> int:
+        """A token of config.json, which gives the size of its vocabulary too."""
+        token, size = self.number(name, 0), self.number(vocab_size)
+        if token >= size:
+            raise CheckpointError(
+                f"{self.path / _CONFIG}: {name!r} must be a token in [0, {size}), by {vocab_size!r}; found {token}."
+            )
+        return token
 
     def require(self, tensor: str, *shape: str) -> None:
         """Raise CheckpointError unless a tensor has the shape that numbers of config.json give."""
@@ -68,7 +78,8 @@ def _language_model(found: _Directory, dtype: torch.dtype, max_rows: int) -> Cel
     found.require("embedding.weight", "vocab_size", "embedding_size")
     found.require("output.weight", "vocab_size", "hidden_size")
     found.require_layers("lstm.")
-    return lstm_language_model(found.weights, end_token=found.number("eos_token_id", 0), dtype=dtype, max_rows=max_rows)
+    end = found.token("eos_token_id", "vocab_size")
+    return lstm_language_model(found.weights, end_token=end, dtype=dtype, max_rows=max_rows)
 
 
 def _classifier(found: _Directory, dtype: torch.dtype, max_rows: int) -> CellModel:
@@ -84,7 +95,7 @@ def _seq2seq(found: _Directory, dtype: torch.dtype, max_rows: int) -> CellModel:
     found.require("output.weight", "target_vocab_size", "hidden_size")
     found.require_layers("encoder.")
     found.require_layers("decoder.")
-    start, end = found.number("decoder_start_token_id", 0), found.number("eos_token_id", 0)
+    start, end = (found.token(name, "target_vocab_size") for name in ("decoder_start_token_id", "eos_token_id"))
     return lstm_seq2seq(found.weights, start_token=start, end_token=end, dtype=dtype, max_rows=max_rows)
 
 

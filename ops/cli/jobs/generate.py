@@ -34,8 +34,8 @@ class GenerateSettings(JobSettings):
     @property
     def options(self) -> Options:
         """The options of the requests."""
-        names = set(type(self).model_fields) - set(JobSettings.model_fields)
-        given = {name: getattr(self, name) for name in names if getattr(self, name) not in (None, False)}
+        names = self.model_fields_set - set(JobSettings.model_fields)
+        given = {name: getattr(self, name) for name in names}  # 0 and False are values
         return Options(truncate=self.truncate, generation=read_generation(given))
 
 

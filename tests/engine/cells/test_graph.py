@@ -127,6 +127,27 @@ def test_a_request_that_cannot_run_raises_an_error_that_says_why(
     assert isinstance(raised.value, EngineError)
 
 
+@pytest.mark.parametrize("steps", [2.5, "3", [2], 1.0])
+def test_steps_that_are_no_integer_are_rejected(steps: Any) -> None:
+    with pytest.raises(InvalidSequence, match="steps of a node must be integers"):
+        model_of(lambda graph: graph.add("loop", token=[1], steps=steps)).unfold({})
+
+
+@pytest.mark.parametrize("reads", [[0, 0.9], ["0", 0], np.array([0.2, 0.9])], ids=str)
+def test_reads_that_are_no_integers_are_rejected(reads: Any) -> None:
+    def one(graph: GraphBuilder) -> None:
+        graph.add("chain", token=[1])
+        graph.add("pair", reads=reads)
+
+    def together(graph: GraphBuilder) -> None:
+        graph.add("chain", token=[1])
+        graph.add_each("pair", 1, reads=np.array([reads]))
+
+    for unfold in (one, together):
+        with pytest.raises(InvalidSequence, match="must be integers"):
+            model_of(unfold).unfold({})
+
+
 @pytest.mark.parametrize("read", [lambda request: request["tokens"], take_tokens], ids=["own code", "a model here"])
 def test_a_long_string_among_the_tokens_takes_no_more_memory_than_the_request(
     read: Callable[[RequestFields], Any],

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from penstock.engine.cells.models.layers import weights_of
@@ -136,6 +137,9 @@ def test_the_revision_is_that_of_the_files(tmp_path: Path) -> None:
         ("lm", {"model_type": "bert"}, UnsupportedCheckpoint, "'bert' is no model made of cells.*lstm_classifier"),
         ("lm", {"model_type": ["lstm_lm"]}, UnsupportedCheckpoint, "no model made of cells"),
         ("lm", {"eos_token_id": None}, CheckpointError, "'eos_token_id' must be a whole number of 0 or more"),
+        ("lm", {"eos_token_id": 30}, CheckpointError, r"'eos_token_id' must be a token in \[0, 30\)"),
+        ("seq2seq", {"eos_token_id": 31}, CheckpointError, r"'eos_token_id' must be a token in \[0, 31\)"),
+        ("seq2seq", {"decoder_start_token_id": 31}, CheckpointError, "'decoder_start_token_id' must be a token in"),
         ("lm", {"vocab_size": 31}, CheckpointError, "'embedding.weight' has shape"),
         ("lm", {"num_layers": 3}, CheckpointError, "'lstm.weight_hh_l2' is missing"),
         ("lm", {"num_layers": 1}, CheckpointError, "more layers than config.json's num_layers"),
@@ -153,6 +157,27 @@ def test_a_directory_that_contradicts_itself_is_rejected(
     config, parts, _, _ = CASES[name]
     with pytest.raises(error, match=message):
         save_cells(tmp_path, {**config, **change}, **parts)
+
+
+@pytest.mark.parametrize("name", ["lstm.bias_ih_l0", "lstm.bias_hh_l1"])
+def test_an_lstm_has_all_biases_or_none(name: str, tmp_path: Path) -> None:
+    config, parts, _, _ = CASES["lm"]
+    save_cells(tmp_path, config, **parts)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({key: tensor for key, tensor in tensors.items() if key != name}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"'{name}' is missing"):
+        load_cells(tmp_path)
+
+
+def test_weights_that_are_not_numbers_are_rejected(tmp_path: Path) -> None:
+    """The likeliest token of a head that is NaN would always be the same one."""
+    config, parts, _, _ = CASES["lm"]
+    save_cells(tmp_path, config, **parts)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["output.weight"][7, 2] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"'output\.weight' holds values that are not numbers"):
+        load_cells(tmp_path)
 
 
 def test_files_that_are_missing_or_no_checkpoint_are_told(tmp_path: Path) -> None:

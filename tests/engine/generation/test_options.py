@@ -1,5 +1,6 @@
 """Options are read as transformers names them; what is not implemented is rejected by name."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from penstock.engine.generation_options import GenerationOptions
 from tests.engine.helpers import save_encoder
 
 START = {"decoder_start_token_id": 0}
+WIRE = Path(__file__).parents[3] / "producer" / "wire" / "WIRE.md"
 
 
 def test_an_empty_config_of_transformers_gives_the_defaults() -> None:
@@ -115,6 +117,24 @@ def test_values_that_are_rejected(config: dict[str, Any], words: str) -> None:
 def test_tokens_outside_the_vocabulary() -> None:
     with pytest.raises(InvalidOption, match=r"bad_words_ids must be a token in \[0, 10\). Given: 10"):
         GenerationOptions(0, bad_words_ids=((3, 10),)).require_tokens(10)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("num_beams", "of {1:g} beams at most"),
+        ("length_penalty", "a penalty is in [{0:g}, {1:g}]"),
+        ("temperature", "a temperature is in [{0:g}, {1:g}]"),
+        ("repetition_penalty", "a penalty is in [{0:g}, {1:g}]"),
+    ],
+)
+def test_the_wire_format_says_the_bounds(name: str, said: str) -> None:
+    with pytest.raises(InvalidOption) as raised:
+        GenerationOptions.of(START | {name: 1000})
+    (bounds,) = re.findall(r"\[(\S+), (\S+)\]", str(raised.value))
+    lines = WIRE.read_text(encoding="utf-8").splitlines()
+    (row,) = [line for line in lines if line.startswith("| `") and f"`{name}`" in line]
+    assert said.format(*map(float, bounds)) in row
 
 
 @pytest.mark.slow

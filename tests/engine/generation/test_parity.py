@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
+from penstock.engine.errors import InvalidOption
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.loading import load_seq2seq
 from tests.engine.generation.helpers import (
     EOS,
     FAMILIES,
     SMALL,
+    VOCAB,
     drain,
     expected,
     generate,
@@ -23,6 +27,7 @@ from tests.engine.helpers import write_json
 
 pytestmark = pytest.mark.slow
 
+_AUTO_MODEL: Any = transformers.AutoModelForSeq2SeqLM  # transformers leaves from_pretrained untyped
 LENGTHS = (1, 33, 2, 5, 17, 60, 4)
 
 
@@ -78,6 +83,7 @@ def test_when_beams_stop(length_penalty: float, num_beams: int) -> None:
         {"forced_bos_token_id": 33},
         {"forced_bos_token_id": 33, "begin_suppress_tokens": list(range(50, 90))},
         {"forced_eos_token_id": 13},
+        {"forced_eos_token_id": [20, 13]},  # equally good: of two sequences that differ in it, torch decides
         {"renormalize_logits": True, "suppress_tokens": list(range(20, 60))},
         {"eos_token_id": 17},
         {"decoder_start_token_id": 60},
@@ -88,6 +94,16 @@ def test_when_beams_stop(length_penalty: float, num_beams: int) -> None:
 def test_options(options: dict[str, Any], num_beams: int) -> None:
     given: dict[str, Any] = {"max_new_tokens": 12} if "max_length" not in options else {}
     assert_parity("bart", (1, 19, 6), num_beams=num_beams, **given, **options)
+
+
+@pytest.mark.parametrize("num_beams", [3, 4, 6])
+@pytest.mark.parametrize("length_penalty", [0.5, 2.0])
+def test_beams_that_have_no_token_left_leave_those_that_have_ended(num_beams: int, length_penalty: float) -> None:
+    options: dict[str, Any] = {"num_beams": num_beams, "length_penalty": length_penalty, "early_stopping": "never"}
+    options |= {"no_repeat_ngram_size": 1, "eos_token_id": 13, "forced_eos_token_id": 13, "max_new_tokens": 12}
+    options["suppress_tokens"] = [token for token in range(VOCAB) if token not in (13, 54)]
+    tokens = assert_parity("marian", (5, 9), **options)
+    assert all(row in ([54, 13], [13]) for row in tokens)
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
@@ -101,6 +117,29 @@ def test_options_of_a_config_without_a_generation_config(tmp_path: Path) -> None
     save_seq2seq(tmp_path, "t5")
     (tmp_path / "generation_config.json").unlink()
     assert load_seq2seq(str(tmp_path)).options().eos_token_ids == tuple(EOS)
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+@pytest.mark.parametrize(
+    "options", [{"repetition_penalty": 3.0}, {"suppress_tokens": list(range(20, 60))}, {"max_new_tokens": 9}], ids=str
+)
+def test_any_option_of_a_config_without_a_generation_config_counts(options: dict[str, Any], tmp_path: Path) -> None:
+    save_seq2seq(tmp_path, "bart")
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    write_json(tmp_path / "config.json", config | options)
+    model = _AUTO_MODEL.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    batch = sources((5, 17))
+    assert generate(load_seq2seq(str(tmp_path)), batch) == [expected(model, source) for source in batch]
+
+
+def test_an_option_of_a_config_without_a_generation_config_may_not_be_implemented(tmp_path: Path) -> None:
+    save_seq2seq(tmp_path, "bart")
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    write_json(tmp_path / "config.json", config | {"encoder_no_repeat_ngram_size": 2})
+    with pytest.raises(InvalidOption, match="encoder_no_repeat_ngram_size is not implemented"):
+        load_seq2seq(str(tmp_path)).options()
 
 
 def test_an_old_config_of_t5_whose_head_is_untied(tmp_path: Path) -> None:
