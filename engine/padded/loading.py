@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
 from penstock.engine.cpu.ops import cpu_precision
 from penstock.engine.device import choose_device, device_name, gpu_precision
@@ -107,6 +108,11 @@ def _refuse(checkpoint: Checkpoint) -> None:
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: quantised weights (quantization_config) are not run.")
     if (checkpoint.root / "adapter_config.json").exists():
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: adapters are not loaded. Merge this one into its model.")
+    if config.get("is_encoder_decoder") and config.get("model_type") not in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: model_type {config.get('model_type')!r} does not generate here, and transformers "
+            "cannot run only its encoder."
+        )
     if config.get("is_encoder_decoder") and _kind_of_head(checkpoint):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: heads of encoder-decoder models are not implemented.")
 

@@ -241,6 +241,15 @@ class TestRefusals:
             padded_engine(tmp_path, engine="auto")
         assert len(str(refused.value)) < 600
 
+    def test_an_encoder_decoder_that_does_not_generate_here(self, tmp_path: Path) -> None:
+        config = transformers.MBartConfig(
+            vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16,
+            encoder_attention_heads=2, decoder_attention_heads=2, max_position_embeddings=32,
+        )  # fmt: skip
+        transformers.MBartForConditionalGeneration(config).save_pretrained(tmp_path)
+        with pytest.raises(UnsupportedCheckpoint, match=r"'mbart' does not generate here, and .* only its encoder\."):
+            padded_engine(tmp_path, engine="auto")
+
     def test_pickles_are_never_read(self, tmp_path: Path) -> None:
         model = save_encoder(tmp_path, "bert")
         (tmp_path / "model.safetensors").unlink()
