@@ -86,6 +86,5 @@ $(INSTALLED): pyproject.toml ops/constraints.txt
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo '$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 	@echo 'Installing penstock and its tools into $(VENV)'
-	@# Not compiled: that takes a minute, and a module that is imported is compiled then.
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint ops/constraints.txt --editable '.[bench,demo,dev,docs,logs,otel]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint ops/constraints.txt --editable '.[bench,demo,dev,docs,logs,otel]'
 	@touch $@

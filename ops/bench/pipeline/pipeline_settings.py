@@ -27,8 +27,8 @@ class PipelineSettings(Settings):
     )
     null_members: str = Field("1,3", description="Sizes of the null engine's fleets.")
     gpus: str = Field("", description="Numbers of GPUs for part scale, such as 1,2,4. Default: none.")
-    brokers: Literal[1, 3] = Field(
-        1, description="Brokers of each fleet. Three share the partitions; each record is on one of them."
+    brokers: Literal["1", "3"] = Field(
+        "1", description="Brokers of each fleet. Three share the partitions; each record is on one of them."
     )
     clients: int | None = Field(None, ge=1, description="Client processes. Default: one for two cores, at most 32.")
     rates: str = Field("", description="Open loops, requests/s. Default: 1000,8000,10000,25000; on a CPU 50,200.")
@@ -70,7 +70,7 @@ def plan_of(settings: PipelineSettings, results: Path) -> PipelinePlan:
         members=settings.members,
         null_members=_numbers(settings.null_members),
         gpus=_numbers(settings.gpus),
-        brokers=settings.brokers,
+        brokers=int(settings.brokers),
         clients=settings.clients,
         rates_per_s=_numbers(settings.rates),
         warm_s=settings.warm_s,
