@@ -63,7 +63,7 @@ class Cell:
     step: Step
 
 
-@dataclass(slots=True)  # not frozen: that would cost each batch a microsecond. Nobody changes one
+@dataclass(slots=True)  # not frozen: that would cost each batch a microsecond. None is changed
 class CellBatch:
     """R nodes of one cell type, each for up to `quantum` steps."""
 
@@ -78,7 +78,7 @@ class CellBatch:
     quantum: int
 
 
-@dataclass(slots=True)  # not frozen: that would cost each batch a microsecond. Nobody changes one
+@dataclass(slots=True)  # not frozen: that would cost each batch a microsecond. None is changed
 class CellOutput:
     """Results of a batch of cells, in the order of its rows."""
 

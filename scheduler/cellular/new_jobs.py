@@ -102,7 +102,7 @@ class Joining(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What jobs are predicted to take."""
+    """Predicted times of jobs."""
 
     prices: Float64Array  # [2, C] STEP_S and ROW_S of each cell
     share: float = 1.0  # of the steps of chains that run

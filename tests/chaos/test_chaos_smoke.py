@@ -77,6 +77,6 @@ def test_no_fault_loses_or_falsifies_a_request(settings: ChaosSettings, tmp_path
 
 
 def _last_of_kafka(log: Path) -> list[str]:
-    """What the worker has logged last of Kafka, as the log is gone after the run."""
+    """The last lines of the worker about Kafka: its log is removed after the run."""
     lines = log.read_text("utf-8", errors="replace").splitlines()
     return [line for line in lines if _OF_KAFKA.search(line)][-_SHOWN_LINES:]

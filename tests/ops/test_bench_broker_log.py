@@ -1,4 +1,4 @@
-"""What a broker's log tells of a load, from lines that OpenJDK 17 and Kafka 4.1 write, and what its stalls do."""
+"""A broker's log tells of pauses and segments, by lines that OpenJDK 17 and Kafka 4.1 write; its stalls are seen."""
 
 import os
 import signal

@@ -128,7 +128,7 @@ def test_the_schema_knows_every_value_and_the_chart_uses_it() -> None:
 
 
 def test_the_members_of_all_pods_are_compared_with_the_partitions_with_autoscaling_and_without() -> None:
-    """What `helm template` makes of it is not tested here: the manual has the run."""
+    """The output of `helm template` is not tested here: the manual has the run."""
     for name, value in (("deployment", "replicas"), ("scaledobject", "autoscaling.maxReplicas")):
         assert (
             f'"penstock.checkMembers" (dict "root" . "name" "{value}"' in TEXTS[f"helm/penstock/templates/{name}.yaml"]

@@ -47,7 +47,7 @@ class Watchdog(ABC):
 
     @abstractmethod
     def _running(self, passed_s: float) -> Iterable[tuple[str, float, float]]:
-        """What runs, for how long and the predicted time. `passed_s`: seconds that count since the last call."""
+        """Work that runs, its seconds so far, and those predicted. `passed_s`: that count since the last call."""
 
 
 class BatchWatchdog(Watchdog):

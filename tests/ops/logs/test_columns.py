@@ -43,7 +43,7 @@ def test_distinct_numbers_are_those_of_numpy(numbers: list[int]) -> None:
 
 
 def test_batches_of_many_kinds_and_times_add_up(tmp_path: Path) -> None:
-    """Texts that nobody knows, clocks years apart, lines without a time, and more than one kind of each."""
+    """Unknown texts, clocks years apart, lines without a time, and more than one kind of each."""
     rng = np.random.default_rng(0)
     triggers = ["hungry", "timeout", *(f"kind {number}" for number in range(90))]
     made = [

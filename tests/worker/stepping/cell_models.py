@@ -51,7 +51,7 @@ EMISSIONS = emissions_of(MODEL.specs)
 
 @dataclass
 class DeviceStandIn:
-    """A step engine that works while nobody looks: batches run when their results are asked for, in their order."""
+    """A step engine that works unwatched: batches run when their results are asked for, in their order."""
 
     engine: CpuStepEngine
     started: list[CellBatch] = field(default_factory=list)
