@@ -20,7 +20,7 @@ def test_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
         for second in range(1, 26):
             clock.now = float(second)
             screen.show(BulkResult(rows=second * 50, failed=second, seconds=clock.now))
-            screen.tick()
+            screen.tick(answered=0)
     assert capsys.readouterr().err.splitlines() == [
         "500 of 2,000 rows, 10 failed, 50 rows/s, 0:00:30 left",
         "1,000 of 2,000 rows, 20 failed, 50 rows/s, 0:00:20 left",
@@ -40,12 +40,12 @@ def test_says_once_that_nothing_moves(capsys: pytest.CaptureFixture[str]) -> Non
     with JobScreen(None, "Is a worker running?", clock) as screen:
         for second in range(30):
             clock.now = float(second)
-            screen.tick()
+            screen.tick(answered=0)
         screen.show(BulkResult(1, 0, clock.now))
         clock.now = 35.0
-        screen.tick()
+        screen.tick(answered=0)
         clock.now = 45.0
-        screen.tick()
+        screen.tick(answered=0)
     assert capsys.readouterr().err.splitlines() == [
         "Is a worker running?",
         "1 rows, 0 failed, 0.0 rows/s",

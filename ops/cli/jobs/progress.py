@@ -73,7 +73,7 @@ class JobScreen:
             of = f" of {about}{total:,}" if total is not None else ""
             say(f"{done.rows:,}{of} rows, {done.failed:,} failed, {rates(done, tokens)}{_left(done, total)}")
 
-    def tick(self, answered: int = 0) -> None:
+    def tick(self, answered: int) -> None:
         """Print the stall message once, if no row was answered or written for STALLED_AFTER_S.
 
         Args:
