@@ -40,8 +40,8 @@ class TooManyErrors(Exception):
     """More rows failed than the job allows."""
 
 
-# Errors of the fleet, or of the options, and not of a row. Every other row would have the same one, and each record would
-# be a dead letter.
+# Errors of the fleet, or of the options, and not of a row. Every other row would have the same one, and each record
+# would be a dead letter.
 FLEET_ERRORS = (UnknownModel, UnsupportedTask)
 
 
