@@ -76,14 +76,12 @@ class LaneDriver:
         return sum([batch.left_s(now) for batch in batches]) / self.num_lanes
 
     def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[RejectedJob]:
-        """Queue jobs; returns those rejected at once. With `together`, one rejected job keeps the others out too.
+        """Queue jobs; returns those rejected at once. `together`: see `Scheduler.add`.
 
         When nothing else is queued or running, one job that would be late (all jobs, with `together`) is admitted every
         `_TRIAL_EVERY_S`, without a deadline. Predictions that are far too high are corrected only by batches that run.
         """
-        rejected = self.scheduler.add(jobs, now, busy_s=self.busy_s(now))
-        if rejected and together:
-            self.scheduler.remove([job.id for job in jobs])
+        rejected = self.scheduler.add(jobs, now, busy_s=self.busy_s(now), together=together)
         if rejected and not self.scheduler.num_queued and not self.num_unfinished:
             return self._try_one(jobs, rejected, now, together=together)
         return rejected
@@ -139,7 +137,7 @@ class LaneDriver:
         self, jobs: Sequence[Job], rejected: list[RejectedJob], now: float, *, together: bool
     ) -> list[RejectedJob]:
         overloaded = {one.id for one in rejected if one.cause is Cause.OVERLOADED}
-        if now < self._next_trial or not overloaded or (together and len(overloaded) < len(rejected)):
+        if now < self._next_trial or not overloaded:
             return rejected
         self._next_trial = now + _TRIAL_EVERY_S
         tried = jobs if together else [next(job for job in jobs if job.id in overloaded)]

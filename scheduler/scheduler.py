@@ -55,12 +55,15 @@ class Scheduler:
         is_quiet = self._bulk_share.is_quiet(self._latest)
         return is_quiet and bool(self._bulk) and self._planner.outlook(self._bulk).is_full
 
-    def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[RejectedJob]:
+    def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0, together: bool = False) -> list[RejectedJob]:
         """Queue jobs. Returns those rejected. ValueError, and nothing queued, for a used id, no token or a time of NaN.
 
-        `busy_s`: predicted seconds of the batches planned before, mean over lanes.
+        `busy_s`: predicted seconds of the batches planned before, mean over lanes. `together`: all or none are queued;
+        they have one arrival, deadline and class (else ValueError), so admission looks once, however many they are.
         """
         self._check(jobs)
+        if together and len({job[2:] for job in jobs}) > 1:
+            raise ValueError("Jobs that go together have one arrival, one deadline and one class.")
         now = self._steady(now, busy_s)
         if not jobs:
             return []
@@ -72,7 +75,8 @@ class Scheduler:
             self._bulk.add(bulk)
         if online:
             work_s = self._online.work_s
-            rejected += self._admit(online, now + busy_s * (1 + self._estimator.late_share))
+            begin = now + busy_s * (1 + self._estimator.late_share)
+            rejected += self._admit(online, begin, together)
             self._bulk_share.online_came(self._online.work_s - work_s, now)
         self._num_received += len(jobs)
         self._num_gone += len(rejected)
@@ -171,7 +175,7 @@ class Scheduler:
             queued.append(QueuedJob(due, number, job_id, num_tokens, arrival, deadline, work_s, latest_begin))
         return queued
 
-    def _admit(self, jobs: Sequence[QueuedJob], begin: float) -> list[RejectedJob]:
+    def _admit(self, jobs: list[QueuedJob], begin: float, together: bool) -> list[RejectedJob]:
         """Queue online jobs. Returns the rejections of those that would be late, or would make others late.
 
         Admission is the schedulability test of earliest deadline first: a job is admitted only if it and all admitted
@@ -180,13 +184,11 @@ class Scheduler:
         if self.settings.admission == "accept" or self._online.surely_in_time(jobs, begin):
             self._online.add(jobs)
             return []
-        rejected = []
-        for job in jobs:
-            if (late_s := self._online.lateness(job, begin)) > 0:
-                rejected.append(RejectedJob(job.id, Cause.OVERLOADED, late_s))
-            else:
-                self._online.add((job,))
-        return rejected
+        groups = [jobs] if together else [[job] for job in sorted(jobs)]
+        found = list(zip(groups, self._online.lateness(groups, begin), strict=True))
+        if in_time := [job for group, late_s in found if late_s <= 0 for job in group]:
+            self._online.add(in_time)
+        return [RejectedJob(job.id, Cause.OVERLOADED, by_s) for group, by_s in found if by_s > 0 for job in group]
 
     def _decide(self, now: float, draining: bool) -> Trigger | float | None:
         """The rule that fires now, or when one will; None: not before an arrival."""

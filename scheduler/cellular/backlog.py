@@ -122,7 +122,7 @@ class Backlog:
         if self._begins_at_once(entry):
             return now - job.latest_begin
         left_s = sum([float(left[np.searchsorted(due, entry.due, side="right")]) for due, left in self._joined_s])
-        return self._waiting.lateness(job, now + left_s)
+        return self._waiting.lateness([[job]], now + left_s)[0]
 
     def too_late_s(self, jobs: JobRows, now: float) -> Float64Array:
         """[J] seconds by which jobs that wait would be late if they began now; 0 or less: none."""

@@ -73,7 +73,7 @@ class JobQueue:
         latest_s = min([job.latest_begin for job in jobs]) - self.work_s - (work_s if len(jobs) > 1 else 0.0)
         self._safe_begin = min(self._safe_begin - (0.0 if are_last else work_s), latest_s)
         if self._timeline is not None:
-            self._timeline = self._timeline_with(jobs[0], self._timeline) if len(jobs) == 1 else None
+            self._timeline = self._timeline_with(jobs, self._timeline)
         if self._bounds is not None:
             self._bounds = self._bounds.with_jobs(jobs)
         if are_last:
@@ -105,7 +105,8 @@ class JobQueue:
         self.squares -= sum([job.num_tokens * job.num_tokens for job in gone])
         self.work_s -= sum([job.work_s for job in gone])
         if not self._jobs:
-            self.work_s, self._safe_begin = 0.0, math.inf  # rounding leaves no work behind in an empty queue
+            # Rounding leaves no work behind in an empty queue.
+            self.work_s, self._safe_begin, self._timeline = 0.0, math.inf, None
         return len(gone)
 
     def bounds(self) -> Bounds:
@@ -123,25 +124,52 @@ class JobQueue:
             return False
         return begin + work_s <= self._safe_begin or not self._jobs or self._jobs[-1] < min(jobs)
 
-    def lateness(self, job: QueuedJob, begin: float) -> float:
-        """Seconds by which `job`, not queued yet, or a job behind it would be late; 0 or less: none."""
-        last_s = begin + self.work_s - job.latest_begin  # its lateness as the last of the queue
-        is_safe = last_s <= 0 and begin + job.work_s <= self._safe_begin
-        if is_safe or not self._jobs or self._jobs[-1] < job:
-            return last_s
-        if self._timeline is None:
-            work_s, latest_begin = np.array([(job.work_s, job.latest_begin) for job in self._jobs]).T
-            ahead_s = np.cumsum(work_s) - work_s
-            self._timeline = np.array([ahead_s, latest_begin - ahead_s])
-            self._safe_begin = float(self._timeline[1].min())
-        place = bisect_left(self._jobs, job)
-        own = job.latest_begin - self._timeline[0, place]
-        return float(begin - min(own, self._timeline[1, place:].min() - job.work_s))
+    def lateness(self, groups: Sequence[Sequence[QueuedJob]], begin: float) -> list[float]:
+        """Seconds by which each of these groups would make a job late, of itself or queued behind it; 0 or less: none.
 
-    def _timeline_with(self, job: QueuedJob, timeline: FloatArray) -> FloatArray:
-        """With `job`, which is not queued yet."""
-        place = bisect_left(self._jobs, job)
-        ahead_s = timeline[0, place] if place < len(self._jobs) else self.work_s
-        own = [[ahead_s], [job.latest_begin - ahead_s]]
-        behind = timeline[:, place:] + [[job.work_s], [-job.work_s]]
-        return np.concatenate((timeline[:, :place], own, behind), axis=1)
+        Each counts as queued for those after it, unless it is late. Their jobs are not queued yet, and in due order; no
+        other job is due between those of one group.
+        """
+        found: list[float] = []
+        came_s = 0.0  # work of the groups before that are in time
+        least: FloatArray | None = None  # [n] the least of the timeline's moments from each job on
+        for jobs in groups:
+            work_s, latest_begin = _as_one(jobs)
+            late_s = begin + self.work_s + came_s - latest_begin  # as the last of the queue
+            is_safe = late_s <= 0 and begin + came_s + work_s <= self._safe_begin
+            if not (is_safe or not self._jobs or self._jobs[-1] < jobs[0]):
+                timeline = self._known_timeline()
+                least = np.minimum.accumulate(timeline[1, ::-1])[::-1] if least is None else least
+                place = bisect_left(self._jobs, jobs[0])
+                own = latest_begin - float(timeline[0, place])
+                late_s = begin + came_s - min(own, float(least[place]) - work_s)
+            found.append(late_s)
+            if late_s <= 0:
+                came_s += work_s
+        return found
+
+    def _known_timeline(self) -> FloatArray:
+        if self._timeline is None:
+            work_s = np.array([job.work_s for job in self._jobs])
+            ahead_s = np.cumsum(work_s) - work_s
+            self._timeline = np.array([ahead_s, np.array([job.latest_begin for job in self._jobs]) - ahead_s])
+            self._safe_begin = float(self._timeline[1].min())
+        return self._timeline
+
+    def _timeline_with(self, jobs: Sequence[QueuedJob], timeline: FloatArray) -> FloatArray:
+        """With `jobs`, which are not queued yet, in due order."""
+        places = np.array([bisect_left(self._jobs, job) for job in jobs])
+        came_s = np.append(0.0, np.cumsum([job.work_s for job in jobs]))  # before each of them, and of all
+        ahead_s = np.append(timeline[0], self.work_s)[places] + came_s[:-1]
+        own = np.array([ahead_s, np.array([job.latest_begin for job in jobs]) - ahead_s])
+        later_s = came_s[np.searchsorted(places, np.arange(len(self._jobs)), side="right")]
+        return np.insert(timeline + np.array([later_s, -later_s]), places, own, axis=1)
+
+
+def _as_one(jobs: Sequence[QueuedJob]) -> tuple[float, float]:
+    """Work of jobs that are due one after another, and the latest moment to begin with it so that all are in time."""
+    work_s, latest_begin = 0.0, math.inf
+    for job in jobs:
+        latest_begin = min(latest_begin, job.latest_begin - work_s)
+        work_s += job.work_s
+    return work_s, latest_begin

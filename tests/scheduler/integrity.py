@@ -26,3 +26,6 @@ def check_queue(queue: JobQueue) -> None:
     assert queue.work_s == pytest.approx(ahead_s[-1], rel=1e-6, abs=1e-9)
     for before_s, job in zip(ahead_s, jobs, strict=False):
         assert queue._safe_begin + before_s <= job.latest_begin + 1e-6
+    if queue._timeline is not None:
+        latest = [job.latest_begin - before_s for before_s, job in zip(ahead_s, jobs, strict=False)]
+        assert queue._timeline.tolist() == [pytest.approx(ahead_s[:-1], abs=1e-6), pytest.approx(latest, abs=1e-6)]

@@ -176,8 +176,41 @@ def test_no_job_may_be_put_before_one_whose_long_batch_must_begin_first() -> Non
     queue = JobQueue()
     queue.add([QueuedJob(10.0, 0, 0, 1, 0.0, 10.0, 1.0, 5.0)])
     newcomer = QueuedJob(9.9, 1, 1, 1, 0.0, 9.9, 0.25, 9.8)
-    assert queue.lateness(newcomer, 4.875) == pytest.approx(0.125)
-    assert queue.lateness(newcomer, 4.75) <= 0.0
+    assert queue.lateness([[newcomer]], 4.875) == pytest.approx([0.125])
+    assert queue.lateness([[newcomer]], 4.75)[0] <= 0.0
+
+
+@given(
+    queued=st.lists(st.tuples(st.integers(1, 60), st.integers(2, 16)), max_size=20),
+    tokens=st.lists(st.integers(1, 60), min_size=1, max_size=12),
+    sixteenths=st.integers(1, 16),
+)
+@settings(max_examples=examples(200))
+def test_jobs_go_together_where_one_after_another_all_of_them_would(
+    queued: list[tuple[int, int]], tokens: list[int], sixteenths: int
+) -> None:
+    """Jobs have 64 tokens in 1/16 s. Of a group either all are queued or none."""
+    chosen = SchedulerSettings(0.0, 64, 10_000, 0.5, "hungry")
+    together, alone = Scheduler(chosen, LINEAR), Scheduler(chosen, LINEAR)
+    for scheduler in (together, alone):
+        for number, (size, due) in enumerate(queued):
+            scheduler.add([Job(number, size, 10.0, 10.0 + due / 16)], 10.0)
+    before = together.num_queued
+    jobs = [Job(100 + number, size, 10.0, 10.0 + sixteenths / 16) for number, size in enumerate(tokens)]
+    rejected = together.add(jobs, 10.0, together=True)
+    for job in jobs:
+        alone.add([job], 10.0)
+    are_all_in_time = alone.num_queued == before + len(jobs)
+    assert [job.id for job in rejected] == ([] if are_all_in_time else [job.id for job in jobs])
+    assert together.num_queued == before + (len(jobs) if are_all_in_time else 0)
+    check_scheduler(together)
+
+
+def test_jobs_that_go_together_are_due_at_once() -> None:
+    scheduler = Scheduler(limits(), LINEAR)
+    with pytest.raises(ValueError, match="one deadline"):
+        scheduler.add([Job(0, 1, 10.0, 10.5), Job(1, 1, 10.0, 10.75)], 10.0, together=True)
+    assert scheduler.num_queued == 0
 
 
 def test_late_arrivals_are_rejected_with_how_late_they_are() -> None:

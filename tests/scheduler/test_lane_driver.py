@@ -59,8 +59,8 @@ def test_busy_seconds_count_what_runs_and_what_waits() -> None:
 def test_jobs_that_go_together_are_all_kept_out_by_one() -> None:
     lanes = driver()
     lanes.add([Job(9, 100, 0.0)], 0.0)
-    rejected = lanes.add([Job(1, 1, 0.0, 10.0), Job(2, 90, 0.0, 0.5)], 0.0, together=True)
-    assert [rejection.id for rejection in rejected] == [2]
+    rejected = lanes.add([Job(1, 1, 0.0, 0.5), Job(2, 90, 0.0, 0.5)], 0.0, together=True)
+    assert [rejection.id for rejection in rejected] == [1, 2]
     assert lanes.scheduler.num_queued == 1
 
 

@@ -55,18 +55,30 @@ class Queues(RuleBasedStateMachine):
         assert self.queue.remove(ids) == len(self.jobs) - len(left)
         self.jobs = left
 
-    @rule(due=st.floats(-1, 10), work_s=st.floats(0, 1))
-    def look_ahead(self, due: float, work_s: float) -> None:
-        """How late a new job, or a job behind it, would be."""
-        job = waiting(self.next_id, due, work_s=work_s)
-        latest, before_s = math.inf, 0.0
-        for one in sorted([*self.jobs, job]):
-            if one >= job:
-                latest = min(latest, one.latest_begin - before_s)
-            before_s += one.work_s
-        for begin in (latest - 0.5, latest + 0.5):
-            late_s = self.queue.lateness(job, begin)
-            assert late_s == pytest.approx(begin - latest, abs=1e-9) or (late_s <= 0 and begin < latest)
+    @rule(
+        groups=st.lists(
+            st.tuples(st.floats(-1, 10), st.lists(st.floats(0, 1), min_size=1, max_size=5)), min_size=1, max_size=4
+        ),
+        begin=st.floats(-50, 10),
+        stay=st.booleans(),
+    )
+    def look_ahead(self, groups: list[tuple[float, list[float]]], begin: float, stay: bool) -> None:
+        """How late groups of new jobs, due at once, or a job behind them would be; those in time may be queued then."""
+        ids = itertools.count(self.next_id)
+        new = [[waiting(next(ids), due, work_s=work_s) for work_s in works_s] for due, works_s in sorted(groups)]
+        known, in_time = self.jobs, list[QueuedJob]()
+        for jobs, late_s in zip(new, self.queue.lateness(new, begin), strict=True):
+            latest, before_s = math.inf, 0.0
+            for one in sorted([*known, *jobs]):
+                if one >= jobs[0]:
+                    latest = min(latest, one.latest_begin - before_s)
+                before_s += one.work_s
+            assert late_s == pytest.approx(begin - latest, abs=1e-6) or (late_s <= 0 and begin < latest)
+            if late_s <= 0:
+                known, in_time = sorted([*known, *jobs]), [*in_time, *jobs]
+        if stay and in_time:
+            self.queue.add(in_time)
+            self.jobs, self.next_id = known, next(ids)
 
     @rule(dues=st.lists(st.floats(-1, 10), min_size=1, max_size=4), begin=st.floats(-50, 10))
     def look_ahead_of_several(self, dues: list[float], begin: float) -> None:
