@@ -435,7 +435,7 @@ class TestCheck:
         assert "OK Members 1 on the CPU, with 16 cores (by --processes auto)" in text
         _, text = penstock(*args, "--device", "cuda")
         for gpu in (0, 1):
-            assert f"3 on gpu {gpu}, NVIDIA H200, with 8 cores among them" in text
+            assert f"4 on gpu {gpu}, NVIDIA H200, with 8 cores among them" in text
         _, text = penstock(*args, "--gpus", "1", "--processes", "2")
         assert "OK Members 2 on gpu 1, NVIDIA H200, with 16 cores among them (as --processes says; fewer" in text
         code, text = penstock(*args, "--gpus", "2")
