@@ -6,9 +6,9 @@ from pathlib import Path
 
 REPLY_TOPIC = "penstock.replies"
 # Partitions of topics that a worker or a client creates. Every member of a consumer group needs one of each request
-# topic; 48 are shared evenly by 1, 2, 3, 4, 6, 8, 12, 16, 24 or 48 members. A client reads one partition of replies and
-# skips replies to others there.
-NUM_PARTITIONS = 48
+# topic; 60 are shared evenly by 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30 or 60 members. A client reads one partition of
+# replies and skips replies to others there.
+NUM_PARTITIONS = 60
 DEAD_LETTER_PARTITIONS = 8
 REPLY_TOPIC_PATTERN = r"penstock\.replies(\..+)?"
 _MOST_CHARS = 249  # Kafka's limit

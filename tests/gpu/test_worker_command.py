@@ -80,8 +80,8 @@ async def test_a_worker_answers_a_burst_in_batches_up_to_its_caps_and_drains(
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
 async def test_the_command_alone_starts_members_on_the_gpu(tmp_path: Path) -> None:
-    """Four where there are cores for them. All answer, in equal shares of the partitions, and drain."""
-    num_members = min(4, len(os.sched_getaffinity(0)) // 2)
+    """Five where there are cores for them. All answer, in equal shares of the partitions, and drain."""
+    num_members = min(5, len(os.sched_getaffinity(0)) // 2)
     if num_members < 2:
         pytest.skip("needs four cores")
     checkpoint, log = tmp_path / "tiny", tmp_path / "worker.jsonl"

@@ -218,8 +218,8 @@ class TestCommand:
             "mean 51.0 tokens, p95 95",
             "at most 16,384 tokens, 1,024 sequences, 12.5 ms (a quarter of the SLO)",
             "GPUs 100,000 / (60% of ",
-            "members 4 x 4 = 16 (4 on each GPU)",
-            "partitions 4 x 16 = 64 (--partitions 64)",
+            "members 4 x 5 = 20 (5 on each GPU)",
+            "partitions 4 x 20 = 80 (--partitions 80)",
         ):
             assert part in text
 

@@ -479,13 +479,13 @@ class TestCheck:
             assert code == 1
             assert "problem Request topic few, 4 partitions" in text
             assert "5 would run on this machine" in text
-            assert f"kafka-topics.sh --bootstrap-server {broker.bootstrap_servers} --alter --partitions 48" in text
+            assert f"kafka-topics.sh --bootstrap-server {broker.bootstrap_servers} --alter --partitions 60" in text
             code, text = penstock("check", *args, "--topic", "few", "--processes", "4")
             assert code == 0
             code, text = penstock("check", *args, "--topic", "none", "--processes", "3", "--partitions", "2")
             assert code == 1
             assert "a worker with 2 partitions, and 3 would run on this machine" in text
-            assert "Give --partitions 48." in text
+            assert "Give --partitions 60." in text
 
     def test_a_gpu_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -82,7 +82,7 @@ def test_the_defaults_of_the_chart_are_settings_of_a_worker(tmp_path: Path) -> N
         lines += [f"{key} = {json.dumps(value)}" for key, value in numbers.items()]
     file.write_text("\n".join(lines))
     settings = WorkerSettings.model_validate({"config": file})
-    assert tomllib.loads(file.read_text())["worker"]["partitions"] == settings.partitions == 48
+    assert tomllib.loads(file.read_text())["worker"]["partitions"] == settings.partitions == 60
     assert settings.drain_s == config["worker"]["drain_s"]
 
 

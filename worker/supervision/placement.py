@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-MEMBERS_PER_GPU = 4  # keep a large GPU busy with a record a request on a slow host too (ops/bench/pipeline/NOTES.md)
+MEMBERS_PER_GPU = 5  # keep a large GPU busy with a record a request on a slow host too (ops/bench/pipeline/NOTES.md)
 _CORES_PER_MEMBER = 2  # one for the event loop, one for the engine's lane and the tokenizer
 
 
@@ -56,7 +56,7 @@ class Placement:
 def place(machine: Machine, gpus: Sequence[int], processes: int | None) -> list[Placement]:
     """Place `processes` members on each of the GPUs, or on the CPU if `gpus` is empty.
 
-    `processes` None: one on the CPU, whose lanes use all cores. On each GPU four, but no more than one for two cores.
+    `processes` None: one on the CPU, whose lanes use all cores. On each GPU five, but no more than one for two cores.
     The GPUs share the cores evenly, and so do the members of a GPU. Numbers go around the GPUs, so that Kafka, which
     deals partitions to members in their order, spreads them over the GPUs.
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 READY_TIMEOUT_S = 900.0  # a checkpoint may have to be downloaded first
 _POLL_S = 0.2
 _FEW_CORES = 4  # where the broker's compiler would take time from the engine for longer than it saves
-_PARTITIONS = 32  # four members on each of eight GPUs
+_PARTITIONS = 40  # five members on each of eight GPUs
 # Requests and replies are read at once, so the broker's disk need not hold more than some of them.
 _BROKER = {"log.segment.bytes": str(64 << 20), "log.retention.bytes": str(256 << 20)}
 _BROKER |= {"log.retention.check.interval.ms": "5000", "log.segment.delete.delay.ms": "1000"}

@@ -17,9 +17,9 @@ def machine(cores: int, gpus: int = 0) -> Machine:
 
 @pytest.mark.parametrize(
     ("cores", "gpus", "members"),
-    [(16, 1, 4), (8, 1, 4), (6, 1, 3), (4, 1, 2), (1, 1, 1), (32, 2, 8), (64, 4, 16), (8, 4, 4), (2, 8, 8)],
+    [(16, 1, 5), (10, 1, 5), (6, 1, 3), (4, 1, 2), (1, 1, 1), (32, 2, 10), (64, 4, 20), (8, 4, 4), (2, 8, 8)],
 )
-def test_each_gpu_gets_four_members_but_one_for_two_cores_at_most(cores: int, gpus: int, members: int) -> None:
+def test_each_gpu_gets_five_members_but_one_for_two_cores_at_most(cores: int, gpus: int, members: int) -> None:
     placements = place(machine(cores, gpus), range(gpus), None)
     assert len(placements) == members
     assert set(Counter(placement.gpu for placement in placements).values()) == {members // gpus}
