@@ -14,7 +14,6 @@ from penstock.ops.bench.pipeline.fleet_bench import READY_TIMEOUT_S, Bench, Flee
 from penstock.ops.bench.pipeline.late_causes import LateCauses
 from penstock.ops.bench.pipeline.loads import Load
 from penstock.ops.bench.pipeline.run_clock import RunClock
-from penstock.ops.bench.pipeline.stall_watch import StallWatch
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import KafkaBroker
 
@@ -47,10 +46,9 @@ def open_side(
     with (
         WorkerFleet(spec, name, servers, folder) as workers,
         ClientFleet(bench.num_clients, servers, name, model, folder / "clients", isolation_level) as clients,
-        StallWatch(servers) as watch,
     ):
         workers.wait_until_ready(READY_TIMEOUT_S)
-        yield FleetBench(bench, broker, workers, clients, LateCauses([broker.log_path], watch))
+        yield FleetBench(bench, broker, workers, clients, LateCauses([broker.log_path], servers))
 
 
 def in_turns(sides: Mapping[str, FleetBench], loads: Sequence[Load], rounds: int = ROUNDS) -> Turns:

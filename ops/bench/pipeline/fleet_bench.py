@@ -24,7 +24,6 @@ from penstock.ops.bench.pipeline.member_events import member_events
 from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
 from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
 from penstock.ops.bench.pipeline.run_clock import RunClock
-from penstock.ops.bench.pipeline.stall_watch import StallWatch
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import FULL_SPEED, BrokerCluster, KafkaBroker
 
@@ -84,12 +83,13 @@ class FleetBench:
     def offer(self, load: Load) -> Record:
         """One load: its figures, the cores that every process used, and its failures."""
         self._bench.clock.require(load.span_s + _LOAD_OVERHEAD_S, load.name)
-        start = self._clients.begin(load)
-        watched = self._watched()
-        _sleep_until(start + load.warm_s)
-        before, begun = read_cpu_s(watched), time.time()
-        _sleep_until(start + load.span_s)
-        cores = cores_used(before, read_cpu_s(watched), load.seconds)
+        with self._causes.watched(is_open_loop=load.rate_per_s > 0):
+            start = self._clients.begin(load)
+            watched = self._watched()
+            _sleep_until(start + load.warm_s)
+            before, begun = read_cpu_s(watched), time.time()
+            _sleep_until(start + load.span_s)
+            cores = cores_used(before, read_cpu_s(watched), load.seconds)
         self._loads.append((load.name, begun, time.time()))
         offered = self._clients.collect(load, start)
         record = {
@@ -142,12 +142,13 @@ class FleetBench:
             timeout_s=30.0,
         )
         self._bench.clock.require(load.span_s + _LOAD_OVERHEAD_S, load.name)
-        start = self._clients.begin(load)
         killed_at = load.warm_s + KILL_AFTER_S
-        _sleep_until(start + killed_at)
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
-        _sleep_until(start + load.span_s)
+        with self._causes.watched(is_open_loop=True):
+            start = self._clients.begin(load)
+            _sleep_until(start + killed_at)
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+            _sleep_until(start + load.span_s)
         offered = self._clients.collect(load, start)
         record = {
             "load": dataclasses.asdict(load),
@@ -247,8 +248,7 @@ def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> 
         }
         bench.clock.say(f"{name}: {found['members']} members ready after {ready_s:.1f} s")
         logs = [node.log_path for node in brokers.nodes]
-        causes = LateCauses(logs, stack.enter_context(StallWatch(servers)))
-        yield FleetBench(bench, brokers, workers, clients, causes), found
+        yield FleetBench(bench, brokers, workers, clients, LateCauses(logs, servers)), found
 
 
 def _brokers(count: int) -> KafkaBroker | BrokerCluster:
