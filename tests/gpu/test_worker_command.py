@@ -18,6 +18,7 @@ from tests.engine.helpers import MAX_TOKENS, pack, random_sequences, save_encode
 
 WORKER = (sys.executable, "-c", "from penstock.ops.cli.main import main; main()", "worker")
 NUM_SEQUENCES = 400  # of up to 130 tokens: about 26,000 tokens
+MOCK_PARTITIONS = 4  # of each topic of the mock broker: a fifth member is idle
 READY_S = 100.0  # to load the model, compile the kernels, time the batches and join the group
 
 
@@ -80,7 +81,7 @@ async def test_a_worker_answers_a_burst_in_batches_up_to_its_caps_and_drains(
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
 async def test_the_command_alone_starts_members_on_the_gpu(tmp_path: Path) -> None:
-    """Five where there are cores for them. All answer, in equal shares of the partitions, and drain."""
+    """Five where there are cores for them. All join and drain, and each that has a partition answers."""
     num_members = min(5, len(os.sched_getaffinity(0)) // 2)
     if num_members < 2:
         pytest.skip("needs four cores")
@@ -114,5 +115,5 @@ async def test_the_command_alone_starts_members_on_the_gpu(tmp_path: Path) -> No
     loaded = events(log, "member_loaded")
     assert sorted((event["worker"], event["device"]) for event in loaded) == [(n, "gpu 0") for n in range(num_members)]
     assert len(events(log, "cost_table_measured")) == 1  # by the first; the others read it
-    assert len({event["worker"] for event in events(log, "batch_done")}) == num_members
+    assert len({event["worker"] for event in events(log, "batch_done")}) == min(num_members, MOCK_PARTITIONS)
     assert events(log, "members_limited_by_memory") == []

@@ -8,13 +8,13 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.wire.topics import bulk_topic
+from penstock.producer.wire.topics import NUM_PARTITIONS, bulk_topic
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.fetching.consumer import Consumer
 from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.progress.offsets import OffsetTracker
 
-PARTITIONS, MEMBERS = 48, 5
+MEMBERS = 5
 RECORD = bytes(100 * 1024)
 
 
@@ -23,14 +23,14 @@ async def test_the_first_fetch_holds_every_online_record(kafka: KafkaBroker, uni
     bulk = bulk_topic(online)
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     await admin.start()
-    await admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in (online, bulk)])
+    await admin.create_topics([NewTopic(topic, NUM_PARTITIONS, 1) for topic in (online, bulk)])
     await admin.close()
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, linger_ms=5) as producer:
-        sends = [await producer.send(bulk, RECORD, partition=n % PARTITIONS) for n in range(3 * PARTITIONS)]
-        sends += [await producer.send(online, b"urgent", partition=n) for n in range(PARTITIONS)]
+        sends = [await producer.send(bulk, RECORD, partition=n % NUM_PARTITIONS) for n in range(3 * NUM_PARTITIONS)]
+        sends += [await producer.send(online, b"urgent", partition=n) for n in range(NUM_PARTITIONS)]
         await asyncio.gather(*sends)
     online_first = [await _online_in_first_fetch(kafka, online, bulk, number) for number in range(MEMBERS)]
-    assert online_first == [PARTITIONS] * MEMBERS
+    assert online_first == [NUM_PARTITIONS] * MEMBERS
 
 
 async def _online_in_first_fetch(kafka: KafkaBroker, online: str, bulk: str, number: int) -> int:

@@ -13,6 +13,7 @@ from penstock.ops.bench.serving.ablation.devices import RealDevice, SimulatedDev
 from penstock.ops.bench.serving.ablation.scenarios import Scenario, measure, run
 from penstock.ops.bench.serving.ablation.variants import VARIANTS
 from penstock.scheduler import CostTable, PackedCost, SchedulerSettings
+from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 
 BATCH_S = 0.001
 DRIFTED = Scenario(0.5, drift=1.5)
@@ -43,6 +44,18 @@ def test_a_variant_is_in_force_in_a_real_run(real: RealDevice) -> None:
     with VARIANTS["learning: none"]():
         _, cost = run(real, DRIFTED, seed=0)
     assert cost.scale == 1
+
+
+@pytest.mark.parametrize(("name", "late_s"), [("as is", [0.5, -0.5]), ("admission: own deadline only", [-0.5, 0.5])])
+def test_jobs_may_make_those_behind_them_late_where_only_their_own_deadlines_count(
+    name: str, late_s: list[float]
+) -> None:
+    """One that is admitted counts for those after it."""
+    queue = JobQueue()
+    queue.add([QueuedJob(2.0, 0, 0, 1, 0.0, 2.0, 1.0, 0.5)])
+    before, behind = QueuedJob(1.0, 1, 1, 1, 0.0, 1.0, 1.0, 0.5), QueuedJob(3.0, 2, 2, 1, 0.0, 3.0, 1.0, 1.5)
+    with VARIANTS[name]():
+        assert queue.lateness([[before], [behind]], 0.0) == late_s
 
 
 def test_under_drift_a_batch_takes_longer_than_the_scheduler_is_told(real: RealDevice) -> None:

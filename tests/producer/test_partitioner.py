@@ -7,8 +7,7 @@ import pytest
 
 from penstock.producer.transport.partitioner import StickyPartitioner
 from penstock.producer.wire.headers import content_key
-
-NUM_PARTITIONS = 48
+from penstock.producer.wire.topics import NUM_PARTITIONS
 
 
 def keys(count: int) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
 
@@ -22,14 +23,21 @@ from penstock.scheduler.types import Cause, RejectedJob
 Variant = Callable[[], AbstractContextManager[Any]]
 
 
-def _own_deadline(self: JobQueue, job: QueuedJob, begin: float) -> float:
-    """The job's own lateness, whatever becomes of those behind it."""
-    return begin + sum([other.work_s for other in self if other < job]) - job.latest_begin
+def _own_deadlines(self: JobQueue, groups: Sequence[Sequence[QueuedJob]], begin: float) -> list[float]:
+    """The lateness of the groups' own jobs, whatever becomes of those behind them."""
+    found: list[float] = []
+    came_s = 0.0
+    for jobs in groups:
+        ahead_s = came_s + sum([other.work_s for other in self if other < jobs[0]])
+        work_s = list(accumulate([job.work_s for job in jobs], initial=0.0))  # before each job, and of all
+        found.append(max([begin + ahead_s + s - job.latest_begin for s, job in zip(work_s, jobs, strict=False)]))
+        came_s += work_s[-1] if found[-1] <= 0 else 0.0
+    return found
 
 
 @contextmanager
 def _own_deadlines_only() -> Iterator[None]:
-    with patch.object(JobQueue, "surely_in_time", lambda *_: False), patch.object(JobQueue, "lateness", _own_deadline):
+    with patch.object(JobQueue, "surely_in_time", lambda *_: False), patch.object(JobQueue, "lateness", _own_deadlines):
         yield
 
 
