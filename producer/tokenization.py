@@ -221,6 +221,9 @@ def _from_transformers(directory: Path) -> Any:
         wrapped = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers raises many unrelated types
         raise TokenizerError(f"{directory} has no tokenizer.json, nor files to build one from. {advice}") from error
+    if not any((directory / name).exists() for name in wrapped.vocab_files_names.values()):
+        # It was built from config.json alone: each word is unknown to it.
+        raise TokenizerError(f"{directory} has no tokenizer.json, nor files to build one from. {advice}")
     backend = getattr(wrapped, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
         raise TokenizerError(f"The tokenizer in {directory} has no fast form. {advice}")

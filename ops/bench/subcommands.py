@@ -193,16 +193,12 @@ def bench_cellular(settings: CellularSettings) -> int:
     paper's sizes; on a CPU with small ones. Needs no Kafka. Takes at most four
     minutes.
     """
-    import torch
-
+    from penstock.engine import choose_device
     from penstock.ops.bench.cellular.cellular_run import CellularPlan, run_cellular_benchmark
 
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     plan = CellularPlan(
         parts=_names(settings.parts),
-        device=device,
+        device=choose_device(settings.device),
         seconds=settings.seconds,
         time_limit_s=settings.time_limit_s,
         output=settings.output,

@@ -50,17 +50,22 @@ def plan(
     """Put the ready nodes of a cell that are due first into a task: `rows` to `indices`. `begun`: jobs new to tasks.
 
     Returns how many rows were filled, the most steps of one, and the number of these jobs. All are filled where as many
-    nodes are ready and the sum of their jobs' sizes is `max_size` at most. A first node that is larger is taken alone.
+    nodes are ready and the sum of their jobs' sizes is `max_size` at most. The first node that would exceed it ends the
+    task, so that no later one overtakes it; one that is larger alone runs alone.
     """
     arrays = Arrays(nodes, edges, jobs, work, lists, order, counts, sizes)
     count = size = longest = num_begun = 0
+    has_room = True
     for group in range(2):
         for place in range(counts[group, NUM_JOBS]):
-            if count == len(rows):
+            if count == len(rows) or not has_room:
                 break
             job = order[group, place]
             before, node = NONE, lists[job, cell, 0]
-            while node != NONE and count < len(rows) and (count == 0 or size + jobs[job, SIZE] <= max_size):
+            while node != NONE and count < len(rows):
+                has_room = count == 0 or size + jobs[job, SIZE] <= max_size
+                if not has_room:
+                    break
                 following = nodes[node, NEXT]
                 taken = min(nodes[node, LEFT], quantum)
                 longest = max(longest, taken)

@@ -17,6 +17,7 @@ from typing import IO
 
 import pytest
 import structlog
+import torch
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewTopic
 from pydantic_settings import BaseSettings
@@ -123,6 +124,11 @@ class TestHelp:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+    def test_a_gpu_that_is_not_there_is_no_bug_of_the_benchmark_of_cells(self) -> None:
+        code, text = penstock("bench", "cellular", "--device", "cuda")
+        assert (code, text) == (1, "Error: device 'cuda' is not available: torch sees no CUDA GPU.")
 
     def test_version(self) -> None:
         code, text = penstock("--version")

@@ -219,3 +219,11 @@ def test_a_directory_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None
         Tokenizer.from_directory(tmp_path)
     with pytest.raises(TokenizerError, match="is not a directory"):
         Tokenizer.from_directory(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("model_type", ["bert", "t5", "bart", "xlm-roberta"])
+def test_a_tokenizer_is_not_made_of_a_config_alone(tmp_path: Path, model_type: str) -> None:
+    """transformers makes one to which each word is unknown."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json, nor files"):
+        Tokenizer.from_directory(tmp_path)

@@ -80,6 +80,8 @@ def require_consistent(spec: CellSpec) -> None:
         problem = "feedback and stop name emissions that it does not have"
     elif any(not _is_token(emits[name].dtype, emits[name].width) for name in (*spec.feedback.values(), *spec.stop)):
         problem = "an emission that is fed back or stops the cell must be an int32 of width 1"
+    elif any(emission.dtype.itemsize > 4 and not emission.dtype.is_floating_point for emission in spec.emits):
+        problem = "an emission of integers leaves as int32; declare it so, and convert it in the step"
     if problem is not None:
         raise InvalidCell(f"cell {spec.name!r}: {problem}.")
 

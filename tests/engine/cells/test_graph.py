@@ -229,6 +229,7 @@ def test_nodes_that_are_added_together_are_those_added_one_by_one() -> None:
         (CellSpec("x", (H,), feedback={"token": "token"}, emits=(TOKEN,)), "inputs that it does not have"),
         (CellSpec("x", (H,), stop={"token": 1}), "emissions that it does not have"),
         (CellSpec("x", (H,), stop={"score": 1}, emits=(StateSpec("score", 1),)), "int32 of width 1"),
+        (CellSpec("x", (H,), emits=(StateSpec("best", 1, torch.int64),)), "leaves as int32"),
         (CellSpec("chain", (H,)), "two cells are named"),
         (CellSpec("x", (StateSpec("h", 3),)), "share a pool"),
     ],

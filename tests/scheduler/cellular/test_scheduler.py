@@ -228,6 +228,19 @@ def test_a_job_waits_for_earlier_ones_only() -> None:
     model.drain()
 
 
+def test_a_job_that_exceeds_a_tasks_size_is_not_overtaken_by_smaller_ones() -> None:
+    scheduler = CellScheduler([CellRule("encode", 8, max_size=10)], CellSettings(max_tasks=1))
+    sizes = {0: 6, 1: 6, 2: 3, 3: 20, 4: 1}
+    for job, size in sizes.items():
+        scheduler.add([CellJob(job, chain(1), float(2 * job), size=size)], 2.0 * job)
+    tasks = []
+    while isinstance(task := scheduler.poll(10.0), CellTask):
+        tasks.append(task.jobs.tolist())
+        ones = np.ones(len(task.jobs), np.int32)
+        scheduler.finished(task.id, 10.0, ones, ones > 0, 0.1)
+    assert tasks == [[0], [1, 2], [3], [4]]
+
+
 def test_bulk_fills_the_room_that_online_jobs_leave() -> None:
     model = Model(LSTM, CellSettings(max_tasks=1))
     bulk = [model.add(chain(9), bulk=True) for _ in range(4)]
