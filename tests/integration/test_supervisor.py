@@ -351,8 +351,8 @@ def in_a_terminal(log: Path, *, ignores_hangups: bool) -> Iterator[tuple[int, in
     """The command in a terminal of its own, with its log in a file: its process id, and the terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
-        if ignores_hangups:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Whatever the tests have inherited: they may run under nohup.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores_hangups else signal.SIG_DFL)
         os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY), 2)
         options = ["--model", "null", "--processes", "2", "--bootstrap-servers", "127.0.0.1:1"]
         os.execv(sys.executable, [sys.executable, *PENSTOCK, *options])

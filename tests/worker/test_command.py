@@ -20,7 +20,7 @@ def settings(**given: Any) -> WorkerSettings:
     ("machine", "given", "waiting"),
     [
         (TWO_GPUS, {}, [(6, 0), (7, 1)]),
-        (TWO_GPUS, {"gpus": "1"}, [(3, 1)]),
+        (TWO_GPUS, {"gpus": "1"}, [(5, 1)]),
         (TWO_GPUS, {"standby": "off"}, []),
         (TWO_GPUS, {"once": True}, []),
         (CPU, {"processes": 2}, []),
