@@ -55,16 +55,16 @@ def plan(
     """
     arrays = Arrays(nodes, edges, jobs, work, lists, order, counts, sizes)
     count = size = longest = num_begun = 0
-    has_room = True
+    most = len(rows)
     for group in range(2):
         for place in range(counts[group, NUM_JOBS]):
-            if count == len(rows) or not has_room:
+            if count == most:
                 break
             job = order[group, place]
             before, node = NONE, lists[job, cell, 0]
-            while node != NONE and count < len(rows):
-                has_room = count == 0 or size + jobs[job, SIZE] <= max_size
-                if not has_room:
+            while node != NONE and count < most:
+                if count > 0 and size + jobs[job, SIZE] > max_size:
+                    most = count
                     break
                 following = nodes[node, NEXT]
                 taken = min(nodes[node, LEFT], quantum)
