@@ -10,7 +10,7 @@ from penstock.scheduler.cellular.types import CellGraph
 
 
 class SchedulerKernels(NamedTuple):
-    """The compiled functions of arriving.py, joining.py, running.py, leaving.py and index.py."""
+    """The compiled functions of arriving.py, joining.py, placing.py, running.py, leaving.py and index.py."""
 
     arrive: Any
     sum_left: Any
@@ -21,7 +21,7 @@ class SchedulerKernels(NamedTuple):
     number_of: Any
     remove_all: Any
     copy: Any
-    fit: Any
+    place: Any
 
 
 @cache
@@ -30,13 +30,13 @@ def load_kernels() -> SchedulerKernels:
     from numba import njit  # takes half a second to load
 
     from penstock.scheduler.cellular.arriving import arrive, sum_left
-    from penstock.scheduler.cellular.fitting import fit
     from penstock.scheduler.cellular.index import copy, number_of, remove_all
     from penstock.scheduler.cellular.joining import join
     from penstock.scheduler.cellular.leaving import drop
+    from penstock.scheduler.cellular.placing import place
     from penstock.scheduler.cellular.running import plan, settle
 
-    functions = arrive, sum_left, join, plan, settle, drop, number_of, remove_all, copy, fit
+    functions = arrive, sum_left, join, plan, settle, drop, number_of, remove_all, copy, place
     try:
         kernels = SchedulerKernels(*[njit(function, cache=True) for function in functions])
         _exercise(kernels)
@@ -69,9 +69,10 @@ def _exercise(kernels: SchedulerKernels) -> None:
         results += [int(ids[0]), int(indices[0])]
         results += kernels.settle(*arrays, index, nodes, steps, steps, is_stopped, 1.0, ids)
     kernels.drop(*arrays, ids[:0])
-    results += kernels.fit(columns, 0, True, 0, 0, 1.0, 0.75)
+    held = np.zeros((2, 2), np.int64)
+    results += [kernels.place(columns, 0, np.ones(1, np.bool_), held, 1.0, 0.75, ids), int(ids[0]), held.item(0)]
     results += [*left_s.tolist(), kernels.number_of(index, 7)]
     planned = [1, 1, 1, 7, 0, 0, 0, 0, 0, 0, 1, 1, 0, 7, 1, 1, 2, 2, 2, 1]
-    expected = [NONE, 0, 1, 0, 0, -2, 2, 4, 1, 7, 4, 0, *planned, 1, 1, 0, 2, NONE]
+    expected = [NONE, 0, 1, 0, 0, -2, 2, 4, 1, 7, 4, 0, *planned, 1, 0, 1, 0, 2, NONE]
     if results != expected or arrays.counts.any():
         raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

@@ -79,13 +79,15 @@ class CellScheduler:
         if new.earliest <= now:
             return self._add_in_time(jobs, now)
         self._num_added += num_new
-        is_sure = len(self._devices) == 1 and (self._backlog is None or self._backlog.surely_in_time(new, now))
-        if is_sure and self._waiting.fit_together(new.slots, self._devices[0].table.slots):
-            if new.earliest < math.inf:
-                self._deadlines.push(jobs.times[1], jobs.fields)
-            self._enter(0, new.joining)
-            return []
-        return self._queue(new, num_active, now)
+        is_sure = self._backlog is None or self._backlog.surely_in_time(new, now)
+        parts = self._waiting.fit_together(new, self._held()) if is_sure else []
+        if not parts:
+            return self._queue(new, num_active, now)
+        if new.earliest < math.inf:
+            self._deadlines.push(jobs.times[1], jobs.fields)
+        for number, joining in parts:
+            self._enter(number, joining)
+        return []
 
     def _add_in_time(self, jobs: JobColumns, now: float) -> list[RejectedJob]:
         """Add active jobs anew, but for those that came after their deadline. Returns those rejected."""
@@ -201,7 +203,7 @@ class CellScheduler:
             self._waiting.clear()
             return
         too_late = None if self._backlog is None else partial(self._backlog.too_late_s, now=self._latest)
-        joining, late = self._waiting.take([device.table.slots for device in self._devices], too_late)
+        joining, late = self._waiting.take(self._held(), too_late)
         for jobs, by_s in late:
             self._doom(jobs.columns[ID].tolist(), by_s.tolist())
         for number, parts in enumerate(joining):
@@ -210,6 +212,10 @@ class CellScheduler:
                 self._enter(number, joined)
                 if self._backlog is not None:
                     self._backlog.stop_waiting(joined.columns[ID].tolist())
+
+    def _held(self) -> list[tuple[int, int]]:
+        """Slots of each device, by online jobs and by bulk jobs."""
+        return [device.table.slots for device in self._devices]
 
     def _enter(self, device: int, joining: Joining) -> None:
         """Jobs join a device, which has room for them."""

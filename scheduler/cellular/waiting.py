@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import BULK, NONE, NUMBER, SLOTS
+from penstock.scheduler.cellular.arrays import BULK, NUMBER
 from penstock.scheduler.cellular.compiled import load_kernels
-from penstock.scheduler.cellular.new_jobs import JobRows
+from penstock.scheduler.cellular.new_jobs import JobRows, Joining, NewJobs
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int64Array
 
 _BULK_SHARE = 0.75  # of a device's slots that bulk jobs hold, but for one larger job: an online job finds a free one
@@ -46,7 +46,6 @@ class WaitingJobs:
 
     def __init__(self, max_slots: int | None) -> None:
         """max_slots: of a device; None: no limit."""
-        self._max_slots = max_slots
         self._most_slots = math.inf if max_slots is None else float(max_slots)
         self._queues: tuple[deque[_Block], deque[_Block]] = (deque(), deque())  # online and bulk; blocks are in order
         self._gone: set[int] = set()  # numbers of jobs in the queue that have left
@@ -79,18 +78,30 @@ class WaitingJobs:
                 queue.extend([_Block.of(rows.where(are_here)) for rows, are_here in found if np.any(are_here)])
             self._gone.clear()
 
-    def fit_together(self, slots: tuple[int, int], held: tuple[int, int]) -> bool:
-        """Whether none waits, and the only device has room for new jobs in any order.
+    def fit_together(self, new: NewJobs, held: Sequence[tuple[int, int]]) -> list[tuple[int, Joining]]:
+        """The jobs of one `add` by device, each at least one; none where others wait, or not all find slots.
 
-        slots: that all of them need, and the bulk jobs. held: by online jobs, and by bulk jobs.
+        held: slots of each device, by online jobs and by bulk jobs.
         """
         if any(self._queues):
-            return False
-        if self._max_slots is None:
-            return True
+            return []
+        if len(held) == 1:
+            return [(0, new.joining)] if self._fit_on_one(new.slots, held[0]) else []
+        devices = self._places(new.joining.columns, 0, np.ones(len(new.joining.due), np.bool_), np.array(held))
+        if len(devices) < len(new.joining.due):
+            return []
+        rows = new.rows()
+        return [
+            (number, Joining.of([rows.where(are_there)]))
+            for number in range(len(held))
+            if np.any(are_there := devices == number)
+        ]
+
+    def _fit_on_one(self, slots: tuple[int, int], held: tuple[int, int]) -> bool:
+        """Whether a device has room for jobs in any order. slots: that all of them need, and the bulk jobs."""
         (online, bulk), (more, more_bulk) = held, slots
-        fits = online + bulk + more <= self._max_slots
-        return fits and (not more_bulk or bulk + more_bulk <= _BULK_SHARE * self._max_slots)
+        fits = online + bulk + more <= self._most_slots
+        return fits and (not more_bulk or bulk + more_bulk <= _BULK_SHARE * self._most_slots)
 
     def take(
         self, held: Sequence[tuple[int, int]], too_late: TooLate | None
@@ -101,20 +112,15 @@ class WaitingJobs:
         """
         joining: list[list[JobRows]] = [[] for _ in held]
         late: list[tuple[JobRows, Float64Array]] = []
-        slots = [list(of_device) for of_device in held]
+        slots = np.array(held, np.int64)
         for queue in self._queues:
             while queue:
                 block = queue[0]
-                if len(slots) == 1 and not self._gone and (too_late is None or not block.has_deadlines):
-                    if not self._take_first(block, joining[0], slots[0]):
-                        return joining, late
-                    queue.popleft()
-                    continue
                 rows = block.rows.between(block.first, block.first + _WINDOW)
                 may_join = self._are_here(rows)
-                late_s = None if too_late is None else too_late(rows)
+                late_s = None if too_late is None or not block.has_deadlines else too_late(rows)
                 are_late = may_join & False if late_s is None else may_join & (late_s > 0)
-                devices = self._places(rows, may_join & ~are_late, slots)
+                devices = self._places(block.rows.columns, block.first, may_join & ~are_late, slots)
                 num_taken = len(devices)
                 for device, joined in enumerate(joining):
                     if np.any(are_there := devices == device):
@@ -130,18 +136,6 @@ class WaitingJobs:
                     queue.popleft()
         return joining, late
 
-    def _take_first(self, block: _Block, joining: list[JobRows], slots: list[int]) -> bool:
-        """As `take` on the only device, of jobs that are all here and never late. Whether the whole block joined."""
-        is_bulk = int(block.rows.columns[BULK, 0])
-        num_taken, num_slots = load_kernels().fit(
-            block.rows.columns, block.first, bool(is_bulk), *slots, self._most_slots, _BULK_SHARE * self._most_slots
-        )
-        slots[is_bulk] += num_slots
-        if num_taken:
-            joining.append(block.rows.between(block.first, block.first + num_taken))
-            block.first += num_taken
-        return not len(block)
-
     def _are_here(self, rows: JobRows) -> BoolArray:
         """Which jobs have not left."""
         if not self._gone:
@@ -152,40 +146,11 @@ class WaitingJobs:
         if self._gone:
             self._gone.difference_update(rows.columns[NUMBER].tolist())
 
-    def _places(self, rows: JobRows, may_join: BoolArray, slots: list[list[int]]) -> Int64Array:
-        """The device of each job, NONE of those that may not join, up to the first that finds no slots."""
-        if len(slots) == 1:
-            return self._places_on_one(rows, may_join, slots[0])
-        devices: list[int] = []
-        needed, bulk = rows.columns[[SLOTS, BULK]].tolist()
-        for is_wanted, num_slots, is_bulk in zip(may_join.tolist(), needed, bulk, strict=True):
-            device = min(range(len(slots)), key=lambda device: sum(slots[device]))
-            if is_wanted and not self._has_room(num_slots, is_bulk, *slots[device]):
-                break
-            slots[device][is_bulk] += num_slots * is_wanted
-            devices.append(device if is_wanted else NONE)
-        return np.array(devices, np.int64)
-
-    def _places_on_one(self, rows: JobRows, may_join: BoolArray, slots: list[int]) -> Int64Array:
-        """As `_places`, on the only device."""
-        needed, is_bulk = rows.columns[SLOTS] * may_join, int(rows.columns[BULK, 0])
-        num_joining = len(needed)
-        if self._max_slots is not None:
-            ahead = np.cumsum(needed) - needed
-            has_room = ahead + needed <= self._max_slots - sum(slots)
-            if is_bulk:
-                has_room &= (slots[1] + ahead == 0) | (slots[1] + ahead + needed <= _BULK_SHARE * self._max_slots)
-            waits = may_join & ~has_room
-            num_joining = int(np.argmax(waits)) if np.any(waits) else num_joining
-        slots[is_bulk] += int(needed[:num_joining].sum())
-        return np.where(may_join[:num_joining], 0, NONE)
-
-    def _has_room(self, num_slots: int, is_bulk: int, online: int, bulk: int) -> bool:
-        if self._max_slots is None or online + bulk == 0:
-            return True
-        fits = online + bulk + num_slots <= self._max_slots
-        is_over_share = is_bulk and bulk > 0 and bulk + num_slots > _BULK_SHARE * self._max_slots
-        return bool(fits and not is_over_share)
+    def _places(self, columns: Int64Array, first: int, may_join: BoolArray, slots: Int64Array) -> Int64Array:
+        """The device of each job from `first` on, NONE of those that may not join, up to the first without slots."""
+        devices = np.empty(len(may_join), np.int64)
+        bounds = self._most_slots, _BULK_SHARE * self._most_slots
+        return devices[: load_kernels().place(columns, first, may_join, slots, *bounds, devices)]
 
 
 def _append(queue: deque[_Block], rows: JobRows) -> None:

@@ -23,13 +23,13 @@ from penstock.ops.bench.cellular.contestants.contestants import max_tasks_of, ou
 from penstock.ops.bench.cellular.loads.load import MonotonicClock
 from penstock.ops.bench.cellular.loads.tape import RecordingEngine, Tape
 from penstock.ops.bench.cellular.measured_load import Figures, measure_peak
+from penstock.ops.bench.cellular.report.several_gpus_tables import PARTS, SUITE, WAYS
 from penstock.ops.bench.cellular.workloads.workloads import WORKLOADS, Workload
 from penstock.ops.bench.common.machine import describe_machine, title
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
 from penstock.worker.garbage_collection import calm_garbage_collection
 from penstock.worker.stepping.cell_runner import CellRunner
 
-_PARTS = ("lstm", "tree")
 _READY = "ready"
 _SECONDS = {"cuda": 3.0, "cpu": 0.3}
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, help="folder of kept runs; default: ops/bench/results")
     parser.add_argument("--commit", help="commit that is measured, where there is no checkout")
-    parser.add_argument("--part", choices=_PARTS, help="measure one process alone, when a line comes on stdin")
+    parser.add_argument("--part", choices=PARTS, help="measure one process alone, when a line comes on stdin")
     chosen = parser.parse_args(arguments)
     if chosen.part is not None:
         print(json.dumps(_measure_on_command(chosen.part, chosen.device)), flush=True)
@@ -81,14 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         gpu = describe_gpu()
         machine = {**machine, **gpu, "versions": {**machine["versions"], **gpu["versions"]}}
-    record: dict[str, Any] = {**begin("cellular-gpus", machine, commit=chosen.commit), "seed": SEED, "parts": {}}
+    record: dict[str, Any] = {**begin(SUITE, machine, commit=chosen.commit), "seed": SEED, "parts": {}}
     print(title(machine), flush=True)
-    for part in _PARTS:
-        found = record["parts"][part] = {
-            "one GPU": _in_processes(part, chosen.device, 1),
-            "two GPUs, a process each": _in_processes(part, chosen.device, 2),
-            "two GPUs, one scheduler": [_one_scheduler(part, chosen.device)],
-        }
+    for part in PARTS:
+        measured = (
+            _in_processes(part, chosen.device, 1),
+            _in_processes(part, chosen.device, 2),
+            [_one_scheduler(part, chosen.device)],
+        )
+        found = record["parts"][part] = dict(zip(WAYS, measured, strict=True))
         for name, figures in found.items():
             print(f"{part}, {name}: {sum([one['requests_per_s'] for one in figures]):,.0f} req/s", flush=True)
         keep(record, chosen.output or RESULTS)

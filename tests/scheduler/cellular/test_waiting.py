@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scheduler.cellular import waiting as room
+from penstock.scheduler.cellular.active import ActiveJobs
 from penstock.scheduler.cellular.arrays import BULK, ID, NUMBER, SLOTS
-from penstock.scheduler.cellular.new_jobs import JobRows
+from penstock.scheduler.cellular.new_jobs import Forecast, JobRows, NewJobs
+from penstock.scheduler.cellular.settings import CellSettings
+from penstock.scheduler.cellular.types import CellGraph, CellJob, JobColumns
 from penstock.scheduler.cellular.waiting import WaitingJobs
 
 MAX_SLOTS = 12
@@ -48,13 +51,18 @@ class SortedList:
             else:
                 device = min(range(len(slots)), key=lambda device: sum(slots[device]))
                 online, of_bulk = slots[device]
-                is_over = bulk and of_bulk > 0 and of_bulk + needed > 0.75 * MAX_SLOTS
-                if online + of_bulk and (online + of_bulk + needed > MAX_SLOTS or is_over):
+                if not fits(bulk, needed, online, of_bulk):
                     break
                 slots[device][bulk] += needed
                 joining[device].append(number)
             self.entries.remove(entry)
         return joining, late
+
+
+def fits(bulk: int, needed: int, online: int, of_bulk: int) -> bool:
+    """Whether a device has room for a job."""
+    is_over = bulk and of_bulk > 0 and of_bulk + needed > 0.75 * MAX_SLOTS
+    return not (online + of_bulk and (online + of_bulk + needed > MAX_SLOTS or is_over))
 
 
 JOBS = st.lists(
@@ -90,3 +98,28 @@ def test_the_same_jobs_join_and_leave_as_of_a_sorted_list(steps: list[Any]) -> N
                 gone = model.entries.pop(step[1] % len(model.entries))
                 queue.leave([gone[2]])
         assert len(queue) >= len(model.entries)
+
+
+@given(JOBS, st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=3))
+def test_jobs_of_several_devices_join_together_where_each_finds_slots(
+    jobs: list[tuple[int, int, int, float]], held: list[tuple[int, int]]
+) -> None:
+    graph = CellGraph.of_stages((0, 1))
+    found = [CellJob(at, graph, 0.0, bulk=bool(bulk), slots=slots) for at, (bulk, _, slots, _) in enumerate(jobs)]
+    settings = CellSettings(len(held), max_slots=MAX_SLOTS)
+    forecast = Forecast(np.ones((2, 1)))
+    new = NewJobs.of(JobColumns.of(found), ActiveJobs(), 0, settings, forecast)
+    slots, expected = [list(one) for one in held], [list[int]() for _ in held]
+    for job in found:
+        device = min(range(len(slots)), key=lambda device: sum(slots[device]))
+        online, of_bulk = slots[device]
+        if not fits(job.bulk, job.slots, online, of_bulk):
+            expected = []
+            break
+        slots[device][job.bulk] += job.slots
+        expected[device].append(job.id)
+    waiting = WaitingJobs(MAX_SLOTS)
+    joined = {number: joining.columns[ID].tolist() for number, joining in waiting.fit_together(new, held)}
+    assert joined == {number: ids for number, ids in enumerate(expected) if ids}
+    waiting.push(new.rows())
+    assert waiting.fit_together(new, held) == []  # others wait
