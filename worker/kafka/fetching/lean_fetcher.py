@@ -25,9 +25,11 @@ from penstock.worker.kafka.fetching.fetch_messages import FetchMessage
 
 _BULK = bulk_topic("")
 _NO_LEADER = -1
-_PACE_S = 0.004  # on an H200's host at 25,000 requests/s: p50 9.2 ms; 11.9 with none, 11.6 with 7 ms
-_SEVERAL = 4  # records
-_LOW_PER_S = 1500  # records; the pace alone would gather several of them at two thirds of this rate, and go on for ever
+# Five members on an H100 at 8,000 requests/s, medians of three: p50 8.8 ms with 3.1 cores of members. With 4 ms from 3
+# records on: 9.1 ms, 4.6 cores. With 4 ms from 4 records and 1,500/s on: 12.0 ms, 5.1 cores.
+_PACE_S = 0.006
+_SEVERAL = 3  # records
+_LOW_PER_S = 500  # records; below, a member's turns do not fill its loop, and a pace would only add latency
 _LATELY = 8  # fetches, over which the rate is taken
 
 _Asked = tuple[float, int]  # when a broker was asked, and the number of records handed out by then
