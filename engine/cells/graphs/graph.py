@@ -16,6 +16,9 @@ from penstock.engine.cells.tables.slot_plan import SlotPlan
 
 Rows = npt.NDArray[np.int64]
 
+# Of `GraphBuilder.add` and `add_each`, beside the inputs: an input of such a name could not be given.
+ARGUMENTS = frozenset({"self", "cell", "count", "reads", "steps"})
+
 
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
