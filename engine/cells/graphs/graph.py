@@ -1,6 +1,6 @@
 """A request as a graph of cells: plain arrays, and the builder that a model's `unfold` fills."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -15,6 +15,9 @@ from penstock.engine.cells.tables.packing import pack
 from penstock.engine.cells.tables.slot_plan import SlotPlan
 
 Rows = npt.NDArray[np.int64]
+
+# Of `GraphBuilder.add` and `add_each`, beside the inputs: an input of such a name could not be given.
+ARGUMENTS = frozenset({"self", "cell", "count", "reads", "steps"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +198,8 @@ class GraphBuilder:
         return offsets
 
 
-def are_integers(values: Sequence[object]) -> bool:
-    """Whether all items of a list are integers. Of a string among them numpy makes all items as wide as the longest."""
+def are_integers(values: Iterable[object]) -> bool:
+    """Whether all items are integers. Of a string among them numpy makes all items as wide as the longest."""
     return all(issubclass(kind, int | np.integer) for kind in set(map(type, values)))
 
 

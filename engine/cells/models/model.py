@@ -8,11 +8,14 @@ import torch
 
 from penstock.engine.cells.contract import Cell, CellSpec
 from penstock.engine.cells.errors import InvalidCell, InvalidGraph, InvalidSequence
-from penstock.engine.cells.graphs.graph import GraphBuilder, GraphLimits, Unfolded
+from penstock.engine.cells.graphs.graph import ARGUMENTS, GraphBuilder, GraphLimits, Unfolded
 from penstock.engine.cells.graphs.graph_checks import check_graph
 
 RequestFields = Mapping[str, Any]  # a request's fields, as decoded from the wire
 Unfold = Callable[[RequestFields, GraphBuilder], None]
+
+# Of which int32 holds each value.
+_INTEGERS = {torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ def require_consistent(spec: CellSpec) -> None:
         problem = "it has no state; a cell without one needs no slot"
     elif len(states) < len(spec.states) or len(emits) < len(spec.emits) or len(set(spec.inputs)) < len(spec.inputs):
         problem = "two of its states, inputs or emissions have the same name"
+    elif taken := ARGUMENTS & set(spec.inputs):
+        problem = f"an input needs another name than {', '.join(sorted(taken))}, an argument of `graph.add`"
     elif min(spec.arity, spec.max_rows, spec.max_steps, *(s.width for s in (*spec.states, *spec.emits))) < 1:
         problem = "arity, max_rows, max_steps and widths must be at least 1"
     elif spec.arity > 1 and spec.max_steps > 1:
@@ -80,7 +85,7 @@ def require_consistent(spec: CellSpec) -> None:
         problem = "feedback and stop name emissions that it does not have"
     elif any(not _is_token(emits[name].dtype, emits[name].width) for name in (*spec.feedback.values(), *spec.stop)):
         problem = "an emission that is fed back or stops the cell must be an int32 of width 1"
-    elif any(emission.dtype.itemsize > 4 and not emission.dtype.is_floating_point for emission in spec.emits):
+    elif any(not emission.dtype.is_floating_point and emission.dtype not in _INTEGERS for emission in spec.emits):
         problem = "an emission of integers leaves as int32; declare it so, and convert it in the step"
     if problem is not None:
         raise InvalidCell(f"cell {spec.name!r}: {problem}.")

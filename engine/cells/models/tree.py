@@ -15,13 +15,15 @@ Child-sum (section 3.1) has a word at each node, and any number of children:
     h = sigmoid(o) tanh(c)
 """
 
+from itertools import chain
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from penstock.engine.cells.contract import NO_NODE, Cell, CellSpec, Int32Array, StateSpec, Tensors
 from penstock.engine.cells.errors import CyclicGraph, DisconnectedGraph, InvalidSequence, WrongArity
-from penstock.engine.cells.graphs.graph import GraphBuilder, Rows
+from penstock.engine.cells.graphs.graph import GraphBuilder, Rows, are_integers
 from penstock.engine.cells.models.layers import DenseModule, Table, read_dense, read_table
 from penstock.engine.cells.models.lstm import classify_cell
 from penstock.engine.cells.models.model import CellModel, RequestFields
@@ -119,17 +121,21 @@ def _unfold_merges(request: RequestFields, graph: GraphBuilder) -> None:
     graph.add("classify", reads=[len(tokens) + len(merges) - 1])
 
 
+_NO_PAIRS = np.empty((0, 2), np.int64)
+
+
 def _pairs(merges: object) -> Rows:
     """Pairs of nodes [M, 2], of which no number is below 0."""
     if not isinstance(merges, list | tuple):
         raise InvalidSequence("`merges` must be a list of pairs of nodes.")
     if not merges:
-        return np.empty((0, 2), np.int64)
+        return _NO_PAIRS
     try:
-        pairs = np.array(merges)
-    except ValueError:  # they are not equally long
-        pairs = np.empty(0)
-    if pairs.ndim == 2 and pairs.shape[1] == 2 and pairs.dtype == np.int64 and pairs.min() >= 0:
+        is_sound = are_integers(chain.from_iterable(merges))
+        pairs = np.array(merges) if is_sound else _NO_PAIRS
+    except (TypeError, ValueError):  # one is no list, or they are not equally long
+        pairs = _NO_PAIRS
+    if len(pairs) and pairs.ndim == 2 and pairs.shape[1] == 2 and pairs.dtype == np.int64 and pairs.min() >= 0:
         return pairs
     for merge in merges:
         if not isinstance(merge, list | tuple) or not all(isinstance(node, int) and node >= 0 for node in merge):

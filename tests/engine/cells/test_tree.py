@@ -1,6 +1,7 @@
 """TreeLSTMs against their equations, by recursion over random trees."""
 
 import random
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -165,11 +166,25 @@ def test_a_binary_tree_needs_a_slot_for_each_leaf_and_no_more() -> None:
         ({"tokens": [1, 2], "merges": [[0, 2**40]]}, InvalidSequence, "cannot unfold"),
         ({"tokens": [1, 2], "merges": [5]}, InvalidSequence, "pairs"),
         ({"tokens": [1, 2], "merges": 5}, InvalidSequence, "list of pairs"),
+        ({"tokens": [1, 2], "merges": [[0, 1.5]]}, InvalidSequence, "pairs"),
+        ({"tokens": [1, 2], "merges": [[]]}, WrongArity, "pairs"),
     ],
 )
 def test_a_binary_tree_at_fault_is_rejected(request_: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         binary_tree_classifier(as_weights(BINARY)).unfold(request_)
+
+
+def test_a_long_string_among_the_merges_takes_no_more_memory_than_the_request() -> None:
+    """numpy would make each number as wide: 80 MB."""
+    model = binary_tree_classifier(as_weights(BINARY))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidSequence, match="pairs of nodes"):
+            model.unfold({"tokens": [1, 2], "merges": [["x" * 10_000, 0], *[[0, 1]] * 1000]})
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
