@@ -1,10 +1,13 @@
 """The pace of fetches: several records at once at a high rate, but no wait at a low one."""
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.subscription_state import SubscriptionState
 
 from penstock.worker.kafka.fetching.lean_fetcher import LeanFetcher
 
@@ -82,3 +85,36 @@ async def test_a_burst_after_a_rest_is_followed_at_once(monkeypatch: pytest.Monk
     broker.records = list(range(30))
     await fetcher.fetched_records([SOURCE])
     assert fetcher._paced(clock.now) == {}
+
+
+class Client:
+    """aiokafka's client of one broker, which answers when a test says so."""
+
+    _metadata_max_age_ms = 1000
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.answers: list[asyncio.Future[Any]] = []
+        broker = SimpleNamespace(nodeId=7)
+        self.cluster = SimpleNamespace(brokers=lambda: [broker], leader_for_partition=lambda source: broker.nodeId)
+
+    async def send(self, node: int, request: Any) -> Any:
+        self.answers.append(self._loop.create_future())
+        return await self.answers[-1]
+
+
+async def test_a_broker_whose_answer_comes_with_a_new_assignment_is_asked_at_once() -> None:
+    client, subscriptions = Client(), SubscriptionState()
+    subscriptions.subscribe({SOURCE.topic})
+    fetcher: Any = LeanFetcher(client, subscriptions)
+    try:
+        for num_asked in (1, 2):
+            subscriptions.assign_from_subscribed({SOURCE})
+            subscriptions.seek(SOURCE, 0)
+            for answer in client.answers:
+                answer.set_result(SimpleNamespace(API_VERSION=11, topics=[]))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert len(client.answers) == num_asked
+    finally:
+        await fetcher.close()

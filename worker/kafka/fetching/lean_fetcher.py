@@ -59,6 +59,8 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         """Fetch from each broker of which nothing is on its way or waits to be handed out."""
         held, paced = self._held(), self._paced(time.monotonic())
         timeout_s = min([self._fetcher_timeout, *map(max, held.values()), *paced.values()])
+        if len(self._in_flight) > len(self._pending_tasks):
+            timeout_s = 0.0  # a fetch has ended in this turn of the loop; the next turn marks its broker as free
         busy = held.keys() | paced.keys() | self._in_flight
         brokers = {broker.nodeId for broker in self._client.cluster.brokers()}
         if brokers <= busy:
