@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.producer.errors import (
     BackendError,
     BadTokenId,
+    Cancelled,
     EmptyInput,
     Expired,
     InvalidRequest,
@@ -28,6 +29,7 @@ _LAZY = {"Client": "client"} | dict.fromkeys(
 __all__ = [
     "BackendError",
     "BadTokenId",
+    "Cancelled",
     "Classification",
     "Client",
     "EmptyInput",

@@ -166,6 +166,8 @@ class Client(Caller):
         the only one that is certain to come; `finish` of all others is "partial". If the request is run again, because
         its worker ended or rejected it, the next item comes once there are more tokens. With sampling the tokens of
         the answer may then differ from those shown.
+
+        Closing the iterator (`contextlib.aclosing`) takes the request back.
         """
         options = recheck_options(
             Options(truncate=truncate, generation=read_generation(generation), stream=True), "generate", is_text=True

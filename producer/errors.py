@@ -8,6 +8,7 @@
     │   ├── EmptyInput         empty              a blank text, a sequence of zero ids, or no sequence
     │   └── BadTokenId         bad_token_id       a token id is outside the vocabulary
     ├── Expired            expired            the deadline passed before an answer could be given
+    ├── Cancelled          cancelled          the sender took the request back
     ├── Overloaded         overloaded         rejected at admission; try later                (retriable)
     ├── BackendError       backend            the engine failed on this input
     └── ShuttingDown       shutting_down      the worker or client is closing                 (retriable)
@@ -81,6 +82,12 @@ class Expired(PenstockError):
     code = "expired"
 
 
+class Cancelled(PenstockError):
+    """The sender took the request back before it was answered."""
+
+    code = "cancelled"
+
+
 class Overloaded(PenstockError):
     """The worker refused the request because it could not be served in time."""
 
@@ -105,7 +112,7 @@ ERRORS_BY_CODE: dict[str, type[PenstockError]] = {
     error.code: error
     for error in (
         *(InvalidRequest, UnknownModel, UnsupportedTask, TooLong, EmptyInput, BadTokenId),
-        *(Expired, Overloaded, BackendError, ShuttingDown),
+        *(Expired, Cancelled, Overloaded, BackendError, ShuttingDown),
     )
 }
 

@@ -8,6 +8,7 @@ import structlog
 from aiokafka import TopicPartition
 
 from penstock.cache import ResponseCache
+from penstock.producer.errors import Cancelled
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox
@@ -27,7 +28,7 @@ from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import Rejection, SequenceResults
+from penstock.worker.requests.request import PendingRequest, Rejection, SequenceResults
 from penstock.worker.requests.write_behind import WriteBehindCache
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import StopSignal, watched
@@ -144,6 +145,12 @@ class Worker:
         now = time.monotonic()
         requests, rejections = self._validator.validate(records, now, time.time())
         self._reject(rejections)
+        await self._queue(requests)
+        cancelled = [one.address for one in rejections if one.address and isinstance(one.error, Cancelled)]
+        if cancelled:
+            self._dispatcher.cancel(cancelled)
+
+    async def _queue(self, requests: Sequence[PendingRequest]) -> None:
         sequences, rejections = await self._preparer.prepare(requests)
         self._reject(rejections)
         queued = [sequence.request for sequence in sequences if sequence.index == 0]

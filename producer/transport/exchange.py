@@ -23,7 +23,7 @@ from penstock.producer.transport.outbox import REFUSED, Outbox, OutRecord
 from penstock.producer.transport.partitioner import StickyPartitioner
 from penstock.producer.transport.permits import Permit, Permits
 from penstock.producer.wire.codec import encode_request
-from penstock.producer.wire.headers import TRACEPARENT, content_key, request_headers
+from penstock.producer.wire.headers import CANCEL, TRACEPARENT, content_key, request_headers
 from penstock.producer.wire.messages import ErrorReply, Reply, Request
 from penstock.producer.wire.topics import NUM_PARTITIONS, request_topic
 
@@ -37,6 +37,7 @@ _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 60.0
 _LEAST_SHARE = 0.1
 _TRIES = 4  # of an online record that is answered with `Overloaded`
+_CANCELLED = ("generate", "sequence")  # tasks of many steps, of which workers end those that nobody waits for
 
 
 class Exchange:
@@ -121,7 +122,7 @@ class Exchange:
         """Send one record and await its answer, which may take several attempts. `partial` gets partial replies.
 
         The record keeps its permit in the pauses between them, so that overload does not raise the number of records in
-        flight. Nothing is sent after the deadline.
+        flight. Nothing is sent after the deadline. If the caller is cancelled, or the client closed, workers are told.
 
         Raises:
             PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
@@ -133,8 +134,14 @@ class Exchange:
         try:
             while True:
                 correlation_id = next(self._ids)
+                partition = self._partitioner.partition(key, len(value), monotonic())
+                answer = self._post(correlation_id, partition, key, value, attempts, permit, partial)
                 try:
-                    reply = await self._post(correlation_id, key, value, attempts, permit, partial)
+                    reply = await answer
+                except (asyncio.CancelledError, ShuttingDown):
+                    if request.task in _CANCELLED:
+                        self._cancel(correlation_id, partition, key)
+                    raise
                 finally:
                     self._inbox.forget(correlation_id)
                 if not isinstance(reply, ErrorReply):
@@ -164,6 +171,7 @@ class Exchange:
     def _post(
         self,
         correlation_id: bytes,
+        partition: int,
         key: bytes,
         value: bytes,
         attempts: Attempts,
@@ -178,7 +186,6 @@ class Exchange:
         inbox = self._inbox
         answer = inbox.expect(correlation_id, attempts.deadline, partial)
         permit.retain()
-        partition = self._partitioner.partition(key, len(value), now)
         deadline_ms = int(attempts.unix_deadline * 1000)
         headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, deadline_ms)
         span = None
@@ -198,6 +205,12 @@ class Exchange:
 
         self._outbox.put(self._topic, partition, [OutRecord(key, value, headers, sent)])
         return answer
+
+    def _cancel(self, correlation_id: bytes, partition: int, key: bytes) -> None:
+        """Tell the worker that nobody waits for a record that was sent."""
+        headers = request_headers(correlation_id, self._settings.reply_topic, self._inbox.partition, None)
+        cancellation = OutRecord(key, b"", [*headers, (CANCEL, b"")], lambda *_: None)
+        self._outbox.put(self._topic, partition, [cancellation])
 
     async def _sweep(self) -> None:
         """Fail expired requests, and learn of added partitions, until cancelled."""

@@ -14,7 +14,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.wire.codec import decode_reply
 from penstock.producer.wire.headers import PARTIAL
+from penstock.producer.wire.messages import ErrorReply
 from penstock.producer.wire.topics import request_topic
 from penstock.worker.kafka.fetching.group import evict
 from tests.engine.generation.helpers import expected, save_seq2seq, sources
@@ -203,6 +205,39 @@ async def test_a_rebalance_that_takes_the_partition_of_a_running_sequence_ends_i
     assert len(await read(kafka, replies, isolation_level="read_committed")) == 17
     requests = await count_records(kafka, request_topic(model))
     assert sum((await committed(kafka, f"penstock.{model}")).values()) == requests == 17
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_a_request_that_its_sender_takes_back_frees_its_slot(
+    kafka: KafkaBroker,
+    unique: Unique,
+    start_worker: StartWorker,
+    committed: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    delivery: str,
+) -> None:
+    """The worker has one slot, and the first sequence is never released: it takes 80 s where it stays."""
+    (tmp_path / "slow_cells.py").write_text(SLOW_CELLS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("SLOW_CELLS", str(tmp_path))
+    model, replies = unique("slow"), unique("penstock.replies.")
+    cells = {"cells": "slow_cells:sums", "state_slots": 1, "device": "cpu", "partitions": 1, "delivery": delivery}
+    worker = start_worker(kafka, model=model, **cells)
+    client = Client(bootstrap_servers=kafka.bootstrap_servers, model=model, reply_topic=replies, timeout_s=100)
+    await worker.ready()
+    async with client:
+        slow = asyncio.create_task(client.sequence([{"values": [778, *[777] * 4000]}]))
+        await began(tmp_path, 1)
+        slow.cancel()
+        (row,) = await client.sequence([{"values": [3, 4]}], timeout_s=40)  # half as long as the first takes
+    assert row["sum"][:, 0].tolist() == [3, 7]
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+    assert sum((await committed(kafka, f"penstock.{model}")).values()) == 3  # with the cancellation
+    found = [decode_reply(record.value) for record in await read(kafka, replies, isolation_level="read_committed")]
+    assert sorted([one.code if isinstance(one, ErrorReply) else "ok" for one in found]) == ["cancelled"] * 2 + ["ok"]
 
 
 async def evict_member(kafka: KafkaBroker, group: str) -> None:

@@ -14,7 +14,7 @@ from penstock.producer import Client, PenstockError
 from penstock.producer.transport import exchange as module
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import decode_request, encode_error, encode_reply
-from penstock.producer.wire.headers import CORRELATION_ID
+from penstock.producer.wire.headers import CANCEL, CORRELATION_ID
 from penstock.producer.wire.messages import Reply, Request
 
 Answer = Callable[[Request], Reply | PenstockError | None]
@@ -35,6 +35,8 @@ class Loop:
     def __init__(self, client: Client, answer: Answer, times: int) -> None:
         self.requests: list[Request] = []
         self.records: list[OutRecord] = []
+        self.cancellations: list[tuple[int, OutRecord]] = []  # with their partitions
+        self.partitions_of: list[int] = []  # of each record
         self.topics: set[str] = set()
         self.waiting = 0  # requests that were not answered
         self._client = client
@@ -62,6 +64,10 @@ class Loop:
         [record] = records
         record.done(records, None)
         self.topics.add(topic)
+        if CANCEL in dict(record.headers):
+            self.cancellations.append((partition, record))
+            return
+        self.partitions_of.append(partition)
         request = decode_request(record.value)
         self.requests.append(request)
         self.records.append(record)

@@ -10,6 +10,7 @@ import structlog
 from penstock.engine import EngineLanes
 from penstock.engine.types import BatchOutput
 from penstock.producer.errors import BackendError
+from penstock.producer.wire.headers import ReplyAddress
 from penstock.scheduler import Cause, CostFunction, LaneBatch, LaneDriver
 from penstock.worker.batching.batch import BatchStats, pack, sums_of
 from penstock.worker.batching.failures import FailedBatches
@@ -88,6 +89,9 @@ class Dispatcher:
     def resume(self) -> None:
         """Go back to the scheduler's own triggers."""
         self._driver.is_draining = False
+
+    def cancel(self, addresses: Collection[ReplyAddress]) -> None:
+        """See `SequenceDispatcher`. A batch takes milliseconds: nothing is cancelled."""
 
     def take_back(self, sources: Collection[Source], *, bulk_only: bool, begun: bool) -> list[PendingRecord]:
         """Drop requests of these partitions. Returns their records, which remain without an answer.

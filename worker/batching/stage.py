@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from penstock.engine.types import Float32Array, ModelInfo
+from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.readers import ReadFields, ReadOptions
@@ -33,6 +34,9 @@ class SequenceDispatcher(Protocol):
 
         Without `begun`: only requests of which some sequence has not begun.
         """
+
+    def cancel(self, addresses: Collection[ReplyAddress]) -> None:
+        """Senders take back the requests with these reply addresses: those of many steps are rejected, others run."""
 
     async def watch(self) -> None:
         """Report `unhealthy` when a computation does not end. Runs until cancelled."""

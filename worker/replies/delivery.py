@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from penstock.producer.errors import BackendError, Expired, InvalidRequest, PenstockError
+from penstock.producer.errors import BackendError, Cancelled, Expired, InvalidRequest, PenstockError
 from penstock.producer.wire.codec import encode_error
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
@@ -77,8 +77,8 @@ class Delivery:
     def reject(self, rejections: Iterable[Rejection]) -> None:
         """Answer records with errors. Keep the originals of those at fault as dead letters.
 
-        Requests that are late or refused leave none: their clients know, and may send them again. Without an address
-        the dead letter is the only answer.
+        Requests that are late, refused or cancelled leave none: their clients know, and may send them again. Without an
+        address the dead letter is the only answer.
         """
         kinds: dict[str | PenstockError, list[Rejection]] = {}
         for one in rejections:
@@ -196,7 +196,7 @@ def _log(rejections: Sequence[Rejection]) -> None:
 
 def _is_transient(error: PenstockError) -> bool:
     """Whether nothing is wrong with the record, which may be answered when it is sent again."""
-    return error.retriable or isinstance(error, Expired)
+    return error.retriable or isinstance(error, Expired | Cancelled)
 
 
 def _num_bytes(answers: Iterable[_Reply]) -> int:

@@ -7,11 +7,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.errors import BackendError, InvalidRequest, PenstockError, TooLong, UnknownModel, UnsupportedTask
+from penstock.producer.errors import (
+    BackendError,
+    Cancelled,
+    InvalidRequest,
+    PenstockError,
+    TooLong,
+    UnknownModel,
+    UnsupportedTask,
+)
 from penstock.producer.prompts import Prompts
 from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import decode_request
-from penstock.producer.wire.headers import ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
+from penstock.producer.wire.headers import CANCEL, ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Request, Text
 from penstock.scheduler import Cause
 from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
@@ -24,6 +32,7 @@ from penstock.worker.requests.request import PendingRequest, Rejection, SliceTim
 # Texts with more characters than this for each token that the model accepts are too long, and are not tokenized to find
 # that out: a megabyte of text keeps a core busy for more than a second, and every other request waits behind it.
 _CHARACTERS_PER_TOKEN = 32
+_CANCELLATION = Cancelled("This record takes a request back.")  # not raised: its traceback would grow
 
 
 class RequestValidator:
@@ -59,7 +68,8 @@ class RequestValidator:
         """Decode and check a slice of records: each becomes a request or a rejection, in their order.
 
         `now` is the worker's monotonic clock and `unix_now` the wall clock, both in seconds. The value of a record
-        whose deadline has passed is not decoded: such a record costs less than any other.
+        whose deadline has passed is not decoded: such a record costs less than any other. A cancellation is rejected
+        with `Cancelled`, at the address of the request that it takes back.
         """
         times = SliceTimes(now, unix_now * 1e3)
         requests: list[PendingRequest] = []
@@ -70,6 +80,9 @@ class RequestValidator:
             try:
                 address = self._address(headers)
                 _check_names(headers)
+                if CANCEL in headers:
+                    rejections.append(Rejection(record, address, _CANCELLATION))
+                    continue
                 bulk = parse_is_bulk(headers) or record.from_bulk_topic
                 deadline = self._deadline(headers, bulk, times)
                 if deadline is not None and deadline < now:

@@ -9,7 +9,8 @@ import structlog
 
 from penstock.engine.errors import EngineError, InvalidOption, InvalidSource
 from penstock.engine.types import Float32Array
-from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
+from penstock.producer.errors import BackendError, Cancelled, InvalidRequest, PenstockError
+from penstock.producer.wire.headers import ReplyAddress
 from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.stage import StageCallbacks
@@ -102,6 +103,16 @@ class StepDispatcher:
         records = [request.take_back() for request in chosen]
         self._leave(chosen)
         return records
+
+    def cancel(self, addresses: Collection[ReplyAddress]) -> None:
+        """See `SequenceDispatcher`."""
+        if self._closed:
+            return
+        wanted = {_sender(address) for address in addresses if address.correlation_id is not None}
+        chosen = [request for request in self._flights.requests(queued=False) if _sender(request.address) in wanted]
+        rejections = [request.reject(Cancelled("The sender took the request back.")) for request in chosen]
+        self._leave(chosen)
+        self._callbacks.rejected(rejections)
 
     async def watch(self) -> None:
         """See `SequenceDispatcher`."""
@@ -205,6 +216,11 @@ class StepDispatcher:
         log.error("engine_unhealthy", error=repr(error))
         self.close()
         self._callbacks.unhealthy(error)
+
+
+def _sender(address: ReplyAddress) -> tuple[str, int | None, bytes | None]:
+    """By which a cancellation names its request."""
+    return address.topic, address.partition, address.correlation_id
 
 
 def _batch_stats(task: StepStats | None, num_ended: int, number: int) -> BatchStats:

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import (
+    Cancelled,
     EmptyInput,
     InvalidRequest,
     Overloaded,
@@ -302,6 +303,19 @@ def test_an_unknown_class_is_rejected_on_either_topic(
     for bulk_topic in (False, True):
         with pytest.raises(InvalidRequest, match="`penstock-class` must be `online` or `bulk`"):
             accept(validator, record, bulk_topic=bulk_topic)
+
+
+def test_a_cancellation_is_rejected_at_the_address_of_its_request(
+    validator: RequestValidator, make_record: Callable[..., Any]
+) -> None:
+    """Its value is not read, and its deadline does not matter."""
+    headers = [*make_record().headers, ("penstock-deadline-ms", b"1"), ("penstock-cancel", b"")]
+    record = pending(make_record(b"not decoded", headers=headers))
+    requests, [rejection] = validator.validate([record], 100.0, 100.0)
+    assert not requests
+    assert isinstance(rejection.error, Cancelled)
+    assert rejection.address is not None
+    assert rejection.address.topic == "penstock.replies"
 
 
 def test_a_record_that_would_wait_beyond_its_deadline_is_rejected_by_its_headers(

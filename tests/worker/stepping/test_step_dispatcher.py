@@ -8,7 +8,8 @@ from structlog.testing import capture_logs
 
 from penstock.engine.errors import EngineError, InvalidOption
 from penstock.engine.types import Float32Array
-from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded
+from penstock.producer.errors import BackendError, Cancelled, Expired, InvalidRequest, Overloaded
+from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Options
 from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats
@@ -275,6 +276,27 @@ def test_a_rebalance_takes_back_what_has_not_begun_then_the_rest(bench: Bench, m
     assert bench.runner.is_idle
     assert not bench.results
     assert not bench.rejections
+
+
+def test_a_request_that_its_sender_takes_back_leaves_before_the_next_step(
+    bench: Bench, make_sequences: MakeSequences
+) -> None:
+    """An equal request of another sender goes on; so does one without a correlation id, which none can name."""
+    requests = [make_sequences([5, number], [6, number]) for number in (1, 1, 2, 3)]
+    for name, sequences in zip((b"a", b"b", b"c", None), requests, strict=True):
+        sequences[0].request.address.correlation_id = name
+        bench.dispatcher.add(sequences)
+    bench.turn()
+    addresses = [ReplyAddress("penstock.replies", 0, name, None) for name in (b"a", b"c", b"unknown", None)]
+    addresses.append(ReplyAddress("another", 0, b"b", None))
+    bench.dispatcher.cancel(addresses)
+    assert sorted(bench.runner.cancelled) == sorted(requests[2][0].request.job_ids)
+    bench.turn(30)
+    assert {rejection.address.correlation_id for rejection in bench.rejections if rejection.address} == {b"a", b"c"}
+    assert set(bench.errors()) == {Cancelled}
+    assert sorted(bench.answered()) == [[5, 1], [5, 3], [6, 1], [6, 3]]
+    bench.dispatcher.cancel(addresses)  # all have ended
+    assert len(bench.rejections) == 2
 
 
 def test_events_of_jobs_that_have_left_are_ignored(bench: Bench, make_sequences: MakeSequences) -> None:
