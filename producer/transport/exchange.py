@@ -38,6 +38,7 @@ _LONGEST_PAUSE_S = 60.0
 _LEAST_SHARE = 0.1
 _TRIES = 4  # of an online record that is answered with `Overloaded`
 _CANCELLED = ("generate", "sequence")  # tasks of many steps, of which workers end those that nobody waits for
+_TELL_S = 1.0  # for the cancellations of a client that closes: none is worth a wait for a broker that is away
 
 
 class Exchange:
@@ -108,7 +109,7 @@ class Exchange:
             self._sweeper.cancel()
             self._sweeper = None
         await self._inbox.stop(ShuttingDown("The client was closed before the answer came."))
-        await self._outbox.stop()
+        await self._outbox.stop(_TELL_S)
         if self._spans is not None:
             spans, self._spans = self._spans, None
             await spans.close()

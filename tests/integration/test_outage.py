@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.producer import Client, Expired
+from penstock.producer import Client, Expired, ShuttingDown
 
 StartWorker = Callable[..., Any]
 MODEL = "m"
@@ -133,3 +133,20 @@ async def test_closing_a_client_that_waits_for_its_broker_ends_at_once(broker: K
     connecting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(connecting, 60)
+
+
+@pytest.mark.timeout(180)
+async def test_closing_waits_briefly_for_a_broker_that_takes_no_cancellation(broker: KafkaBroker) -> None:
+    """Nobody waits for what is in the outbox then: the request ends at its deadline."""
+    await asyncio.to_thread(broker.start)
+    async with Client(bootstrap_servers=broker.bootstrap_servers, model=MODEL) as client:
+        sent = asyncio.create_task(client.generate(ids=[[1]]))
+        await asyncio.sleep(0)  # the call is queued, and then put
+        await asyncio.sleep(0)
+        await client._exchange._outbox.flush()
+        await asyncio.to_thread(broker.kill)
+        started = time.monotonic()
+    took_s = time.monotonic() - started
+    with pytest.raises(ShuttingDown):
+        await sent
+    assert took_s < 4, took_s
