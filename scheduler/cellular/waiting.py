@@ -73,7 +73,7 @@ class WaitingJobs:
         if len(self._gone) > len(self) // 2 + _FEW:
             for queue in self._queues:
                 kept = [block.rows.after(block.first) for block in queue]
-                found = [(rows, self._are_here(rows)) for rows in kept]
+                found = [(rows, self._are_here(rows.columns[NUMBER])) for rows in kept]
                 queue.clear()
                 queue.extend([_Block.of(rows.where(are_here)) for rows, are_here in found if np.any(are_here)])
             self._gone.clear()
@@ -116,35 +116,36 @@ class WaitingJobs:
         for queue in self._queues:
             while queue:
                 block = queue[0]
-                rows = block.rows.between(block.first, block.first + _WINDOW)
-                may_join = self._are_here(rows)
-                late_s = None if too_late is None or not block.has_deadlines else too_late(rows)
-                are_late = may_join & False if late_s is None else may_join & (late_s > 0)
-                devices = self._places(block.rows.columns, block.first, may_join & ~are_late, slots)
+                first, end = block.first, min(block.first + _WINDOW, len(block.rows.due))
+                may_join, are_late = self._are_here(block.rows.columns[NUMBER, first:end]), None
+                if too_late is not None and block.has_deadlines:
+                    late_s = too_late(block.rows.between(first, end))
+                    are_late = may_join & (late_s > 0)
+                    may_join &= ~are_late
+                devices = self._places(block.rows.columns, first, may_join, slots)
                 num_taken = len(devices)
+                if not num_taken:
+                    return joining, late
+                taken = block.rows.between(first, first + num_taken)
                 for device, joined in enumerate(joining):
-                    if np.any(are_there := devices == device):
-                        joined.append(rows.between(0, num_taken).where(are_there))
-                if late_s is not None and np.any(are_late[:num_taken]):
-                    left = are_late[:num_taken]
-                    late.append((rows.between(0, num_taken).where(left), late_s[:num_taken][left]))
-                self._forget(rows.between(0, num_taken))
+                    if (are_there := devices == device).any():
+                        joined.append(taken.where(are_there))
+                if are_late is not None and (left := are_late[:num_taken]).any():
+                    late.append((taken.where(left), late_s[:num_taken][left]))
+                if self._gone:
+                    self._gone.difference_update(taken.columns[NUMBER].tolist())
                 block.first += num_taken
-                if num_taken < len(rows.due):
+                if num_taken < end - first:
                     return joining, late
                 if not len(block):
                     queue.popleft()
         return joining, late
 
-    def _are_here(self, rows: JobRows) -> BoolArray:
+    def _are_here(self, numbers: Int64Array) -> BoolArray:
         """Which jobs have not left."""
         if not self._gone:
-            return np.ones(len(rows.due), np.bool_)
-        return np.array([number not in self._gone for number in rows.columns[NUMBER].tolist()], np.bool_)
-
-    def _forget(self, rows: JobRows) -> None:
-        if self._gone:
-            self._gone.difference_update(rows.columns[NUMBER].tolist())
+            return np.ones(len(numbers), np.bool_)
+        return np.array([number not in self._gone for number in numbers.tolist()], np.bool_)
 
     def _places(self, columns: Int64Array, first: int, may_join: BoolArray, slots: Int64Array) -> Int64Array:
         """The device of each job from `first` on, NONE of those that may not join, up to the first without slots."""
