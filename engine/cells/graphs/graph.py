@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import Parameter, signature
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,6 @@ from penstock.engine.cells.tables.packing import pack
 from penstock.engine.cells.tables.slot_plan import SlotPlan
 
 Rows = npt.NDArray[np.int64]
-
-# Of `GraphBuilder.add` and `add_each`, beside the inputs: an input of such a name could not be given.
-ARGUMENTS = frozenset({"self", "cell", "count", "reads", "steps"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +194,15 @@ class GraphBuilder:
         offsets = np.zeros(len(self._cells) + 1, np.int32)
         np.cumsum(self._counts[name], out=offsets[1:])
         return offsets
+
+
+# Names of arguments beside the inputs: an input of such a name could not be given.
+ARGUMENTS = frozenset(
+    argument.name
+    for method in (GraphBuilder.add, GraphBuilder.add_each)
+    for argument in signature(method).parameters.values()
+    if argument.kind is not Parameter.VAR_KEYWORD
+)
 
 
 def are_integers(values: Iterable[object]) -> bool:
