@@ -20,7 +20,7 @@ from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.attempts import Attempts
 from penstock.producer.transport.call_batcher import CallBatcher
 from penstock.producer.transport.exchange import Exchange
-from penstock.producer.wire.messages import Options, Reply, Request, Row, Text
+from penstock.producer.wire.messages import STEPPED_TASKS, Options, Reply, Request, Row, Text
 from penstock.producer.wire.options import check_task, check_timeout_s, recheck_options
 from penstock.producer.wire.sequences import Checked, Kind, check, check_fields
 from penstock.producer.wire.topics import bulk_topic, request_topic
@@ -58,7 +58,7 @@ class Caller:
             self._ask,
             sequences_per_record=self._settings.sequences_per_record,
             share=self._settings.batch_calls,
-            one_per_record=() if bulk else ("generate", "sequence"),
+            one_per_record=() if bulk else STEPPED_TASKS,
         )
         self._tokenizer = Tokenizer.from_directory(tokenizer) if tokenizer is not None else None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.engine import ModelInfo
+from penstock.producer.wire.messages import STEPPED_TASKS
 from penstock.producer.wire.topics import request_topic
 from penstock.scheduler import SchedulerSettings
 from penstock.worker.model_settings import ModelSettings
@@ -17,7 +18,6 @@ from penstock.worker.settings import WorkerSettings
 
 # Of a batch: sequences, and tokens. A GPU needs larger batches than a CPU to be busy.
 _CAPS: Mapping[str, tuple[int, int]] = {"cpu": (256, 1024), "cuda": (1024, 16_384)}
-_STEPPED = frozenset({"generate", "sequence"})  # tasks whose steps run on one thread
 _CHOSEN_HERE = {"device", "engine", "dtype"}  # where "auto" is an open value, as None is anywhere
 
 
@@ -80,7 +80,7 @@ def _defaults(settings: WorkerSettings, info: ModelInfo, processes: int) -> Mapp
             "dtype": info.dtype,
         },
         f"default for {device}": {
-            "lanes": len(os.sched_getaffinity(0)) if device == "cpu" and not info.tasks & _STEPPED else 1,
+            "lanes": len(os.sched_getaffinity(0)) if device == "cpu" and not info.tasks & STEPPED_TASKS else 1,
             "max_wait_ms": 2.0 if device == "cpu" else 0.0,
             "max_batch_sequences": max_sequences,
             "max_batch_tokens": max_tokens,

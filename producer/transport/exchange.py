@@ -24,7 +24,7 @@ from penstock.producer.transport.partitioner import StickyPartitioner
 from penstock.producer.transport.permits import Permit, Permits
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CANCEL, TRACEPARENT, content_key, request_headers
-from penstock.producer.wire.messages import ErrorReply, Reply, Request
+from penstock.producer.wire.messages import STEPPED_TASKS, ErrorReply, Reply, Request
 from penstock.producer.wire.topics import NUM_PARTITIONS, request_topic
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 60.0
 _LEAST_SHARE = 0.1
 _TRIES = 4  # of an online record that is answered with `Overloaded`
-_CANCELLED = ("generate", "sequence")  # tasks of many steps, of which workers end those that nobody waits for
-_TELL_S = 1.0  # for the cancellations of a client that closes: none is worth a wait for a broker that is away
+_CLOSE_S = 1.0  # for what is unsent when the client closes: cancellations, which are best effort
 
 
 class Exchange:
@@ -109,7 +108,7 @@ class Exchange:
             self._sweeper.cancel()
             self._sweeper = None
         await self._inbox.stop(ShuttingDown("The client was closed before the answer came."))
-        await self._outbox.stop(_TELL_S)
+        await self._outbox.stop(_CLOSE_S)
         if self._spans is not None:
             spans, self._spans = self._spans, None
             await spans.close()
@@ -123,7 +122,7 @@ class Exchange:
         """Send one record and await its answer, which may take several attempts. `partial` gets partial replies.
 
         The record keeps its permit in the pauses between them, so that overload does not raise the number of records in
-        flight. Nothing is sent after the deadline. If the caller is cancelled, or the client closed, workers are told.
+        flight. Nothing is sent after the deadline. A cancelled call, or a closed client, cancels the request.
 
         Raises:
             PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
@@ -140,7 +139,7 @@ class Exchange:
                 try:
                     reply = await answer
                 except (asyncio.CancelledError, ShuttingDown):
-                    if request.task in _CANCELLED:
+                    if request.task in STEPPED_TASKS:
                         self._cancel(correlation_id, partition, key)
                     raise
                 finally:
@@ -208,7 +207,7 @@ class Exchange:
         return answer
 
     def _cancel(self, correlation_id: bytes, partition: int, key: bytes) -> None:
-        """Tell the worker that nobody waits for a record that was sent."""
+        """Send the cancellation of a record behind it."""
         headers = request_headers(correlation_id, self._settings.reply_topic, self._inbox.partition, None)
         cancellation = OutRecord(key, b"", [*headers, (CANCEL, b"")], lambda *_: None)
         self._outbox.put(self._topic, partition, [cancellation])

@@ -24,6 +24,7 @@ _ROWS_OF = {
     "sequence": "emissions",
 }
 TASKS = tuple(_ROWS_OF)
+STEPPED_TASKS = frozenset({"generate", "sequence"})  # of many steps: a request may take seconds, and can be cancelled
 POOLINGS = ("cls", "mean", "max", "last")
 DTYPES = ("float32", "float16")
 REQUEST_TOKENS = "request_tokens"  # key of a reply's `batch`: tokens of all rows of its request

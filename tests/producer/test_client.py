@@ -5,7 +5,6 @@ import importlib.util
 import json
 import random
 import time
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from penstock.producer import (
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport import exchange as module
 from penstock.producer.wire.codec import encode_reply
-from penstock.producer.wire.headers import CANCEL, CORRELATION_ID, DEADLINE_MS, PARTIAL, REPLY_PARTITION, REPLY_TOPIC
+from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, PARTIAL, REPLY_PARTITION, REPLY_TOPIC
 from penstock.producer.wire.messages import Generation, Reply, Request, TokenClass, TokenTable, join_tokens
 from tests.producer.helpers import Loop, Pauses, Received, connected, first_ids, within
 
@@ -740,37 +739,6 @@ async def test_a_stream_shows_no_token_twice_and_none_in_another_place_when_the_
         rows = [row async for row in client.stream(ids=[1], do_sample=True)]
     assert [row.tokens for row in rows] == [(7,), (7, 8, 9), (7, 8, 9, 10), (7, 8, 4)]
     assert [row.finish for row in rows] == ["partial"] * 3 + ["stop"]
-
-
-async def test_workers_are_told_of_long_requests_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cancellation follows the request in its partition, with its reply headers and nothing else."""
-
-    async def one(client: Client) -> None:
-        async with aclosing(client.stream(ids=[3])) as stream:
-            await anext(stream)
-
-    async with connected(monkeypatch, lambda request: None) as (client, loop):
-        calls = [
-            asyncio.create_task(call)
-            for call in (client.sequence([{"x": [1]}]), client.generate(ids=[[1], [2]]), one(client))
-        ]
-        embedding = asyncio.create_task(client.embed(ids=[[9]]))
-        await loop.until_waiting(5)
-        for call in (*calls, embedding):
-            call.cancel()
-        await asyncio.wait([*calls, embedding])
-        left = asyncio.create_task(client.generate(ids=[[4]]))
-        await loop.until_waiting(6)
-        assert len(loop.cancellations) == 4
-    with pytest.raises(ShuttingDown):
-        await left
-    stepped = [at for at, request in enumerate(loop.requests) if request.task != "embed"]
-    expected = []
-    for at in stepped:
-        headers = [(name, data) for name, data in loop.records[at].headers if name != DEADLINE_MS]
-        expected.append((loop.partitions_of[at], [*headers, (CANCEL, b"")]))
-    assert sorted([(partition, list(record.headers)) for partition, record in loop.cancellations]) == sorted(expected)
-    assert {record.value for _, record in loop.cancellations} == {b""}
 
 
 @pytest.mark.parametrize("task", ["embed", "classify", "rerank"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.ops.cli.checks.finding import CheckSettings, Finding
 from penstock.ops.cli.checks.member_memory import MemberMemory
+from penstock.producer.wire.messages import STEPPED_TASKS
 from penstock.worker.command import placements_for
 from penstock.worker.model_settings import NULL_MODEL
 from penstock.worker.supervision.mps import MpsUnavailable, mps_program
@@ -32,7 +33,7 @@ def model(settings: CheckSettings, memory: MemberMemory) -> Finding:
         return Finding("Model", "problem", str(error), "Give another --model, or repair this one.")
     info = engine.info
     memory.measure(info.device)
-    dimensions = f"{info.dim} dimensions, " if info.tasks.isdisjoint(("generate", "sequence")) else ""
+    dimensions = f"{info.dim} dimensions, " if info.tasks.isdisjoint(STEPPED_TASKS) else ""
     unit = "steps" if "sequence" in info.tasks else "tokens"
     labels = f"{len(info.labels)} labels, " if info.labels else ""
     return Finding(
