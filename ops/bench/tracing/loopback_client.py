@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.producer import Client
 from penstock.producer.transport import exchange
-from penstock.producer.transport.outbox import OutRecord
+from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.codec import encode_reply
 from penstock.producer.wire.headers import CORRELATION_ID
 from penstock.producer.wire.messages import Reply
@@ -29,15 +29,15 @@ class ReplyRecord:
     offset: int = 0
 
 
-class LoopbackOutbox:
+class LoopbackOutbox(Outbox):
     """Acknowledges each record at once. Its reply comes in the next turn of the event loop."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client) -> None:  # without the producer that an outbox has
         self._inbox = client._exchange._inbox
 
     async def start(self) -> None: ...
 
-    async def stop(self) -> None: ...
+    async def stop(self, timeout_s: float = 0.0) -> None: ...
 
     async def partitions(self, topic: str) -> int:
         return _NUM_PARTITIONS
@@ -45,7 +45,7 @@ class LoopbackOutbox:
     def known_partitions(self, topic: str) -> int:
         return _NUM_PARTITIONS
 
-    def put(self, topic: str, partition: int, records: Sequence[OutRecord]) -> None:
+    def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
         records[0].done(records, None)
         for record in records:
             correlation = [header for header in record.headers if header[0] == CORRELATION_ID]
