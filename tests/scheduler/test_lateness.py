@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler import Job, PackedCost, Scheduler, SchedulerSettings
+from penstock.scheduler import Job, PackedCost, Plan, Scheduler, SchedulerSettings
 from tests.scheduler.simulation import GPU, Simulation, poisson, saturation
 
 LINEAR = PackedCost(0.0, 0.0, 1 / 1024, 0.0)
@@ -80,3 +80,20 @@ def test_batches_that_end_as_predicted_are_forgotten_last() -> None:
     for count in range(200):
         scheduler.ended(0.1, math.nan if count % 4 == 0 else 0.0, 40.0 + count / 4)
     assert scheduler.add([Job(1, 64, 100.0)], 100.0, busy_s=0.6) == []
+
+
+def test_a_full_plan_of_one_short_job_does_not_make_all_others_look_slow() -> None:
+    """It is full because the next job does not fit. By this plan alone, a token would take six times as long."""
+    scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), PackedCost(0.0, 0.01, 1 / 1024, 0.0))
+    assert scheduler.add([Job(0, 200, 0.0), Job(1, 200, 0.0)], 0.0) == []
+    assert [_planned(scheduler, 0.0), _planned(scheduler, 0.0)] == [(0,), (1,)]
+    assert scheduler.add([Job(2, 2, 1.0), Job(3, 245, 1.0)], 1.0) == []
+    assert _planned(scheduler, 1.0) == (2,)
+    assert scheduler.add([Job(4, 200, 1.0)], 1.0, busy_s=0.01) == []
+
+
+def _planned(scheduler: Scheduler, now: float) -> tuple[int, ...]:
+    plan = scheduler.poll(now, idle_lanes=1)
+    assert isinstance(plan, Plan)
+    [batch] = plan.batches
+    return batch.ids
