@@ -14,7 +14,7 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
     ),
     "queueing.work_estimator._NUM_PLANS": (
         "full plans",
-        "guarantee: one plan of a short sequence refuses no other (test_lateness); table: within 2 % but for mixed",
+        "guarantee: one plan of a short sequence refuses no other (test_lateness); table: 1 and 64 break more promises",
     ),
     "queueing.work_estimator._NUM_RECENT": ("batches", "table: 16 breaks more promises"),
     "queueing.work_estimator._BLOCK": ("batches", "table: one window without blocks breaks twice as many promises"),
