@@ -8,7 +8,6 @@ from penstock.scheduler.costs.cost import CostFunction, predicted_s
 from penstock.scheduler.types import Caps, Job
 
 BATCH_SHARE = 1 / 4  # of an SLO, for a batch: one runs, one is prepared, one is the job's, and delays have the rest
-_NUM_PLANS = 16  # full plans that the estimate is made of
 _NUM_RECENT = 64  # batches whose lateness is remembered
 _BLOCK = 8  # batches in a block, in whose mean chance delays cancel
 _HIGH = 0.9  # quantile taken as a margin
@@ -17,11 +16,11 @@ _DECAY = 1 / 64  # of the replies' margin, with each reply that took less
 
 
 class WorkEstimator:
-    """Seconds a token in the last full plans, and how late batches end: host time and prediction errors.
+    """Seconds a token in the last full plan, and how late batches end: host time and prediction errors.
 
-    Plans cover what one typical batch leaves out: padding, and batches that do not come out even. A plan of one short
-    sequence may be full, because the next one does not fit into its time: so several count, each by its tokens. Before
-    the first full plan, a full batch like the first jobs counts.
+    A plan covers what one typical batch leaves out: padding, and batches that do not come out even. Before the first
+    full plan, a full batch like the first jobs counts. A plan of one short sequence is full if the next does not fit
+    into its batch, and says little about others. So a plan counts by its seconds, as a share of the usual ones.
 
     A single batch may be late by chance. Over the many batches that a request waits for, chance delays cancel. So the
     margin of queued work is a high quantile of the means of blocks of batches.
@@ -34,7 +33,6 @@ class WorkEstimator:
         self.full_s = 0.0  # a full batch
         self.token_s = 0.0  # lane seconds that a token adds
         self.small_s = 0.0  # the shortest batch
-        self._full: deque[tuple[int, float, int]] = deque(maxlen=_NUM_PLANS)  # tokens, seconds and batches of plans
         self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)  # predicted seconds, lateness
         self._mean_late_s = 0.0  # high quantile of the blocks' means
         self.high_late_s = 0.0  # high quantile of a batch's lateness
@@ -71,21 +69,17 @@ class WorkEstimator:
         """
         small_s = predicted_s(self._cost, 1, 1, 1, 1)
         if self.small_s > 0:  # the cost function has learned: it predicts all batches by this factor longer
-            self._scale(small_s / self.small_s)
+            self.token_s *= small_s / self.small_s
+            self.full_s *= small_s / self.small_s
         self.small_s = small_s
-        seconds = sum(batch_s)
+        token_s, full_s = sum(batch_s) / tokens, sum(batch_s) / len(batch_s)
         if not are_full:
-            self.token_s = min(seconds / tokens, self.token_s)
+            self.token_s = min(token_s, self.token_s)
             return
-        self._full.append((tokens, seconds, len(batch_s)))
-        all_tokens, all_s, num_batches = [sum(values) for values in zip(*self._full, strict=True)]
-        self.token_s, self.full_s = all_s / all_tokens, all_s / num_batches
-
-    def _scale(self, factor: float) -> None:
-        if factor != 1:
-            self.token_s *= factor
-            self.full_s *= factor
-            self._full = deque([(tokens, seconds * factor, num) for tokens, seconds, num in self._full], _NUM_PLANS)
+        usual_s = min(self.full_s, self.longest_batch_s(self.slo_s))  # a sequence alone may take longer than a batch
+        share = min(1.0, full_s / usual_s) if usual_s > 0 else 1.0
+        self.token_s += share * (token_s - self.token_s)
+        self.full_s += share * (full_s - self.full_s)
 
     def ended(self, predicted_s: float, late_s: float) -> None:
         """Record that a batch ended `late_s` later than predicted; below 0: sooner. Times of NaN are ignored."""

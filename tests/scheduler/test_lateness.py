@@ -85,15 +85,8 @@ def test_batches_that_end_as_predicted_are_forgotten_last() -> None:
 def test_a_full_plan_of_one_short_job_does_not_make_all_others_look_slow() -> None:
     """It is full because the next job does not fit. By this plan alone, a token would take six times as long."""
     scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), PackedCost(0.0, 0.01, 1 / 1024, 0.0))
-    assert scheduler.add([Job(0, 200, 0.0), Job(1, 200, 0.0)], 0.0) == []
-    assert [_planned(scheduler, 0.0), _planned(scheduler, 0.0)] == [(0,), (1,)]
-    assert scheduler.add([Job(2, 2, 1.0), Job(3, 245, 1.0)], 1.0) == []
-    assert _planned(scheduler, 1.0) == (2,)
-    assert scheduler.add([Job(4, 200, 1.0)], 1.0, busy_s=0.01) == []
-
-
-def _planned(scheduler: Scheduler, now: float) -> tuple[int, ...]:
-    plan = scheduler.poll(now, idle_lanes=1)
+    assert scheduler.add([Job(0, 2, 1.0), Job(1, 300, 1.0)], 1.0) == []
+    plan = scheduler.poll(1.0, idle_lanes=1)
     assert isinstance(plan, Plan)
-    [batch] = plan.batches
-    return batch.ids
+    assert [batch.ids for batch in plan.batches] == [(0,)]
+    assert scheduler.add([Job(2, 200, 1.0)], 1.0, busy_s=0.01) == []

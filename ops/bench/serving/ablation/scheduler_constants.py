@@ -12,10 +12,6 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
         "of the SLO",
         "table, CPU: 1/2 gains 2.0, drift and padded, loses bursts; 1/8 gains drift and padded, loses the rest",
     ),
-    "queueing.work_estimator._NUM_PLANS": (
-        "full plans",
-        "guarantee: one plan of a short sequence refuses no other (test_lateness); table: 1 and 64 break more promises",
-    ),
     "queueing.work_estimator._NUM_RECENT": ("batches", "table: 16 breaks more promises"),
     "queueing.work_estimator._BLOCK": ("batches", "table: one window without blocks breaks twice as many promises"),
     "queueing.work_estimator._HIGH": ("quantile", "table: 0.5 breaks more promises"),
