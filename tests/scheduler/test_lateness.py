@@ -90,3 +90,15 @@ def test_a_full_plan_of_one_short_job_does_not_make_all_others_look_slow() -> No
     assert isinstance(plan, Plan)
     assert [batch.ids for batch in plan.batches] == [(0,)]
     assert scheduler.add([Job(2, 200, 1.0)], 1.0, busy_s=0.01) == []
+
+
+def test_a_sequence_longer_than_a_batch_does_not_make_later_plans_count_little() -> None:
+    """Alone it takes 5 s, twenty times a batch of this SLO. A token of shorter ones takes a quarter of its time."""
+    scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), PackedCost(0.0, 0.001, 1e-6, 1.25e-6))
+    for first_id, tokens, expected_s in ((0, 2000, 5.003), (10, 500, 0.314)):
+        assert scheduler.add([Job(first_id + index, tokens, 1.0, 600.0) for index in range(2)], 1.0) == []
+        plan = scheduler.poll(1.0, idle_lanes=1)
+        assert isinstance(plan, Plan)
+        assert [batch.predicted_s for batch in plan.batches] == [pytest.approx(expected_s)]
+        assert scheduler.remove([first_id + 1]) == 1
+    assert scheduler.add([Job(20, 500, 1.0)], 1.0) == []
