@@ -43,6 +43,7 @@ class KafkaBroker:
         self,
         *,
         data_dir: Path | None = None,  # None: a temporary folder that `close` removes, or the next start if killed
+        temporary_in: Path | None = None,  # the parent of that folder; None: the system's
         num_partitions: int = 1,  # of a topic that is created on first use
         config: Mapping[str, str] = MappingProxyType({}),  # further lines of server.properties, with precedence
         listeners: Mapping[str, str] = MappingProxyType({}),  # further ones: name -> its security protocol
@@ -52,7 +53,7 @@ class KafkaBroker:
     ) -> None:
         self._own_data: OwnedFolder | None = None
         if data_dir is None:
-            self._own_data = OwnedFolder("penstock-kafka-")
+            self._own_data = OwnedFolder("penstock-kafka-", temporary_in)
             data_dir = self._own_data.path
         self._data_dir = data_dir.resolve()
         self._num_partitions = num_partitions

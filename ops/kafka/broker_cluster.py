@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
@@ -31,6 +32,7 @@ class BrokerCluster:
     def __init__(
         self,
         *,
+        temporary_in: Path | None = None,  # the parent of the nodes' folders; None: the system's temporary folder
         num_partitions: int = 1,  # of a topic that is created on first use
         config: Mapping[str, str] = MappingProxyType({}),
         listeners: Mapping[str, str] = MappingProxyType({}),
@@ -39,6 +41,7 @@ class BrokerCluster:
         cluster_id = new_cluster_id()
         self.nodes = [
             KafkaBroker(
+                temporary_in=temporary_in,
                 num_partitions=num_partitions,
                 config=_REPLICATED | dict(config),
                 listeners=listeners,

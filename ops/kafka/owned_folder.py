@@ -19,10 +19,11 @@ class OwnedFolder:
     Making one removes the folders of the same prefix whose owners have been killed.
     """
 
-    def __init__(self, prefix: str) -> None:
-        """`prefix`: of the folder's name; distinct for each use."""
-        _remove_abandoned(prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        """`prefix`: of the folder's name; distinct for each use. `parent`: None: the system's temporary folder."""
+        parent = parent or Path(tempfile.gettempdir())
+        _remove_abandoned(parent, prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         self._finalizer = weakref.finalize(self, _remove, self.path, _locked(self.path))
 
     def remove(self) -> None:
@@ -52,8 +53,8 @@ def _remove(folder: Path, lock: int) -> None:
     os.close(lock)
 
 
-def _remove_abandoned(prefix: str) -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    for folder in parent.glob(f"{prefix}*"):
         # OSError: the owner lives (BlockingIOError), or the folder has no lock yet, or another process removes it now.
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid == os.getuid():  # of other users' folders nothing is followed

@@ -99,6 +99,25 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not abandoned.exists()
 
 
+def test_a_folder_in_another_place_is_removed_there(folders: Path) -> None:
+    memory = folders / "memory"
+    memory.mkdir()
+    owner = """
+import os, signal, sys
+from pathlib import Path
+from penstock.ops.kafka.owned_folder import OwnedFolder
+made = OwnedFolder("a-", Path(sys.argv[1]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", owner, str(memory)])
+    [abandoned] = memory.iterdir()
+    OwnedFolder("a-").remove()
+    assert abandoned.exists()
+    with OwnedFolder("a-", memory) as made:
+        assert list(memory.iterdir()) == [made.path]
+    assert not list(memory.iterdir())
+
+
 def test_the_folder_of_an_owner_that_lives_is_kept(folders: Path) -> None:
     (folders / "a-without-a-lock").mkdir()  # as in the moment after it was made
     (folders / "a-link").symlink_to(folders)

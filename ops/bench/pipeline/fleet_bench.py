@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ops.bench.common.processes import ProcessFailed
+from penstock.ops.bench.pipeline.broker_folder import broker_folder
 from penstock.ops.bench.pipeline.broker_log import LOG_PAUSES
 from penstock.ops.bench.pipeline.call_times import figures, recovery_s, timeline
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
@@ -231,8 +232,8 @@ class FleetBench:
 @contextmanager
 def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> Iterator[tuple[FleetBench, Record]]:
     """Brokers, the worker's commands and the clients; yields the bench, and how the fleet came up."""
-    folder = bench.folder / name
-    with _brokers(bench.num_brokers) as brokers, ExitStack() as stack:
+    folder, records = bench.folder / name, broker_folder()
+    with _brokers(bench.num_brokers, records) as brokers, ExitStack() as stack:
         servers = brokers.bootstrap_servers
         workers = stack.enter_context(WorkerFleet(spec, "bench", servers, folder))
         clients = stack.enter_context(ClientFleet(bench.num_clients, servers, "bench", model, folder / "clients"))
@@ -242,6 +243,7 @@ def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> 
             "commands": spec.commands,
             "members": len(workers.members()),
             "brokers": bench.num_brokers,
+            "broker_files": "disk" if records is None else "memory",
             "ready_s": ready_s,
             "clients": bench.num_clients,
             "environment": dict(spec.environment),
@@ -251,12 +253,13 @@ def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> 
         yield FleetBench(bench, brokers, workers, clients, LateCauses(logs, servers)), found
 
 
-def _brokers(count: int) -> KafkaBroker | BrokerCluster:
+def _brokers(count: int, folder: Path | None) -> KafkaBroker | BrokerCluster:
     """One, or three: each record is kept once, so that three differ from one only in that they share the work."""
     flags = (*FULL_SPEED, LOG_PAUSES)
     if count == 1:
-        return KafkaBroker(num_partitions=8, config=BROKER_CONFIG, jvm_flags=flags)
-    return BrokerCluster(num_partitions=8, config=BROKER_CONFIG | _ONE_COPY, jvm_flags=flags)
+        return KafkaBroker(temporary_in=folder, num_partitions=8, config=BROKER_CONFIG, jvm_flags=flags)
+    config = BROKER_CONFIG | _ONE_COPY
+    return BrokerCluster(temporary_in=folder, num_partitions=8, config=config, jvm_flags=flags)
 
 
 def _ended(batches: Iterable[Record], since: float, until: float) -> list[Record]:
