@@ -15,6 +15,10 @@ def test_a_broker_has_its_records_in_memory_if_there_is_room(tmp_path: Path, mon
     assert broker_folder() == tmp_path
     monkeypatch.setattr(module, "_ROOM_BYTES", 1 << 60)
     assert broker_folder() is None
+    monkeypatch.setattr(module, "_ROOM_BYTES", 1 << 20)
+    for free_bytes, chosen in ((1 << 20, tmp_path), ((1 << 20) - 1, None), (None, None)):
+        monkeypatch.setattr(module, "free_host_bytes", lambda free_bytes=free_bytes: free_bytes)
+        assert broker_folder() == chosen
     monkeypatch.setattr(module, "_MEMORY", tmp_path / "missing")
     assert broker_folder() is None
 

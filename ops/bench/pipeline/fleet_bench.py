@@ -232,8 +232,8 @@ class FleetBench:
 @contextmanager
 def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> Iterator[tuple[FleetBench, Record]]:
     """Brokers, the worker's commands and the clients; yields the bench, and how the fleet came up."""
-    folder, records = bench.folder / name, broker_folder()
-    with _brokers(bench.num_brokers, records) as brokers, ExitStack() as stack:
+    folder, in_memory = bench.folder / name, broker_folder()
+    with _brokers(bench.num_brokers, in_memory) as brokers, ExitStack() as stack:
         servers = brokers.bootstrap_servers
         workers = stack.enter_context(WorkerFleet(spec, "bench", servers, folder))
         clients = stack.enter_context(ClientFleet(bench.num_clients, servers, "bench", model, folder / "clients"))
@@ -243,7 +243,7 @@ def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> 
             "commands": spec.commands,
             "members": len(workers.members()),
             "brokers": bench.num_brokers,
-            "broker_files": "disk" if records is None else "memory",
+            "broker_files": "disk" if in_memory is None else "memory",
             "ready_s": ready_s,
             "clients": bench.num_clients,
             "environment": dict(spec.environment),
