@@ -8,6 +8,7 @@ TRAIN_CSV ?= train.csv
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+EVERYTHING := --constraint ops/constraints.txt --editable '.[bench,demo,dev,docs,logs,otel,parquet,worker]'
 
 .PHONY: help demo quick test test-gpu check docs figures bench bench-delivery bench-gpu bench-pipeline bench-serve chaos fuzz train-head
 
@@ -86,5 +87,7 @@ $(INSTALLED): pyproject.toml ops/constraints.txt
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo '$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 	@echo 'Installing penstock and its tools into $(VENV)'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint ops/constraints.txt --editable '.[bench,demo,dev,docs,logs,otel]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || echo 'uv cannot be installed here; pip takes minutes longer'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python $(EVERYTHING) || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check $(EVERYTHING)
 	@touch $@

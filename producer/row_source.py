@@ -99,8 +99,11 @@ def _text_of(row: Any, columns: Sequence[str]) -> Text | PenstockError:
 
 def _arrow(rows: Any) -> "Iterable[pa.RecordBatch] | None":
     """The record batches of a table or a frame; None for one dimension. Raises InvalidRequest."""
-    import pyarrow as pa
-
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        reason = f"A {type(rows).__name__} needs pyarrow, which is not installed: pip install 'penstock[parquet]'"
+        raise InvalidRequest(reason) from error
     try:
         if hasattr(rows, "__arrow_c_stream__"):
             return pa.RecordBatchReader.from_stream(rows)  # type: ignore[no-any-return]  # pyarrow has no types

@@ -42,6 +42,8 @@ LIBRARY_ROOMS = {
 }
 FREE_LIBRARIES = {"numpy", "structlog", "penstock"}
 CHECKOUT_ONLY = {ROOT / "ops" / name for name in ("bench", "chaos", "figures")}  # not in the wheel
+# Of the rooms' imports, those that only an extra installs.
+OF_EXTRAS = ("torch", "transformers", "numba", "safetensors", "huggingface_hub", "pyarrow", "polars", "matplotlib")
 HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
 
 
@@ -165,15 +167,35 @@ def test_what_the_wheel_holds_imports_nothing_of_a_checkout_only() -> None:
             assert not any(f"{name}.".startswith(head) for head in heads for name in imported_names(path)), path
 
 
+IMPORT_WITHOUT_EXTRAS = """
+import sys
+from importlib import import_module
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {libraries!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from penstock.ops.cli.main import MODULES
+for name in MODULES.keys() - {{"bench"}}:
+    import_module(MODULES[name])
+import penstock.producer
+"""
+
+
+@pytest.mark.slow
+def test_the_client_and_the_help_of_every_command_import_no_library_of_an_extra() -> None:
+    run_python(IMPORT_WITHOUT_EXTRAS.format(libraries=OF_EXTRAS))
+
+
 def test_every_library_that_the_wheel_imports_is_declared() -> None:
     """In the dependencies, or in an extra for users."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    declared = {
-        distribution(line)
-        for lines in (project["dependencies"], extras["demo"], extras["bench"], extras["logs"], extras["otel"])
-        for line in lines
-    }
+    of_users = ("worker", "parquet", "demo", "bench", "logs", "otel")
+    lines = [*project["dependencies"], *(line for extra in of_users for line in extras[extra])]
+    declared = {distribution(line) for line in lines}
     libraries = packages_distributions()
     undeclared = {
         library: path.relative_to(ROOT)

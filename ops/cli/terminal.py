@@ -20,6 +20,9 @@ EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED = 129, 130, 143
 
 _READABLE = ("penstock.", "aiokafka.")  # packages whose errors are sentences; any other exception is a bug
 
+INSTALL_WORKER = "pip install 'penstock[worker]'"
+_OF_WORKER = frozenset({"huggingface_hub", "numba", "safetensors", "torch", "transformers"})  # libraries of the extra
+
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG})  # of an open file, without its name
 
 
@@ -126,6 +129,8 @@ def _leave_closed_terminal() -> None:
 def _sentence(error: Exception) -> str | None:
     if type(error).__module__.startswith(_READABLE):
         return str(error) or type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and error.name in _OF_WORKER:
+        return f"This needs {error.name}, which is not installed: {INSTALL_WORKER}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:

@@ -16,6 +16,15 @@ def polars() -> ModuleType:
     return polars
 
 
+def pyarrow() -> ModuleType:
+    """PyArrow, which unpacks logs. Raises MissingLibrary."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingLibrary(f"A compressed log needs pyarrow, which is not installed: {_INSTALL}") from error
+    return pyarrow
+
+
 def pyplot() -> ModuleType:
     """Matplotlib, drawing without a display. Raises MissingLibrary."""
     try:

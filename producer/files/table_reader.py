@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -138,10 +139,13 @@ def format_of(path: Path, standard_format: str | None = None) -> str:
 
 
 def by_extension(path: Path, known: Mapping[str, Any]) -> Any:
-    """The item of `known` for the file's extension. Raises TableError, which lists the extensions."""
-    if path.suffix.lower() not in known:
+    """The item of `known` for the file's extension. Raises TableError: it is not among them, or needs an extra."""
+    extension = path.suffix.lower()
+    if extension not in known:
         raise TableError(f"{path}: the extension must be one of {', '.join(known)}.")
-    return known[path.suffix.lower()]
+    if extension == ".parquet" and find_spec("pyarrow") is None:
+        raise TableError(f"{path}: Parquet needs pyarrow, which is not installed: pip install 'penstock[parquet]'")
+    return known[extension]
 
 
 def _content(paths: Sequence[Path], texts: Sequence[str], read: Callable[[Path, Sequence[str]], Content]) -> Content:

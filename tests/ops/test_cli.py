@@ -682,3 +682,11 @@ def test_no_answer_to_one_text_asks_for_a_worker() -> None:
     assert code == 1
     assert "expired" in text
     assert "Is a worker for 'nobody' running?" in text
+
+
+def test_a_library_of_a_worker_that_is_missing_names_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+    def body() -> int:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    assert terminal.exit_code_of(body) == terminal.EXIT_PROBLEM
+    assert "This needs torch, which is not installed: pip install 'penstock[worker]'" in capsys.readouterr().err

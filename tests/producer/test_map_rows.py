@@ -1,6 +1,7 @@
 """`Client.map_rows`: rows of any source, in order and in bounded memory, each with its own result."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -261,3 +262,9 @@ async def test_options_reach_the_call() -> None:
     rows = Options_().map_rows("classify", ["a"], options=Options(top_k=3), timeout_s=7.0)
     assert [row async for row, _ in rows] == ["a"]
     assert seen == [("classify", {"options": Options(top_k=3), "timeout_s": 7.0})]
+
+
+async def test_without_pyarrow_a_frame_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InvalidRequest, match=r"A DataFrame needs pyarrow.*pip install 'penstock\[parquet\]'"):
+        await answers(polars.DataFrame({"text": ["a"]}), columns="text")

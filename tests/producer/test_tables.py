@@ -662,3 +662,9 @@ def test_a_text_file_too_large_to_read_twice_has_no_count(tmp_path: Path) -> Non
     with (tmp_path / "in.csv").open("wb") as file:
         file.truncate((1 << 30) + 1)  # sparse
     assert count_rows(tmp_path / "in.csv") is None
+
+
+def test_without_pyarrow_a_parquet_file_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.producer.files.table_reader.find_spec", lambda name: None)
+    with pytest.raises(TableError, match=r"pip install 'penstock\[parquet\]'"):
+        open_reader(tmp_path / "in.parquet", "text")

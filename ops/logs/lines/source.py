@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-import pyarrow
-
 from penstock.ops.logs.errors import NoEvents
+from penstock.ops.logs.libraries import pyarrow
 from penstock.producer.files.standard_streams import STANDARD, end_input, open_input
 
 STDIN = str(STANDARD)
@@ -100,7 +99,8 @@ class LogSource:
         yield from self._unpacked(_Prefixed(first, file), compression)
 
     def _unpacked(self, file: "_Prefixed", compression: str) -> Iterator[bytes]:
-        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), compression)
+        arrow = pyarrow()
+        stream = arrow.CompressedInputStream(arrow.PythonFile(file, "r"), compression)
         while True:
             data = bytearray(_UNPACKED_BYTES)
             try:
