@@ -53,8 +53,8 @@ class Backlog:
         for cell, rule in enumerate(self._rules):
             num_rows = min(rule.max_rows, most_rows)
             quantum = choose_quantum(rule, num_rows, cost.step_s(cell, num_rows), host_s)
-            prices[STEP_S, cell] = cost.seconds_at_most(cell, num_rows, quantum) / quantum
-            full_s = cost.seconds(cell, rule.max_rows, rule.max_steps)
+            prices[STEP_S, cell] = cost.surely_s(cell, num_rows, quantum) / quantum
+            full_s = cost.surely_s(cell, rule.max_rows, rule.max_steps)
             prices[ROW_S, cell] = full_s / (rule.max_steps * rule.max_rows)
         return Forecast(prices, self._ran / self._asked, self._slowdown if num_active else 1.0)
 

@@ -1,9 +1,12 @@
 """Predicted seconds of a task."""
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from statistics import median_low
 
 _WEIGHT = 0.2  # of the last task in the mean
+_NUM_RECENT = 5  # tasks of an entry from which `surely_s` takes the median: the lower one of two
 _FAR = 4.0  # an outlier counts as a task that took so many times the mean, or such a part of it
 
 
@@ -30,6 +33,7 @@ class TaskCost:
         # The measured bucket and quantum from which another entry is estimated; kept until one more is measured.
         self._nearest: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._least_step_s: defaultdict[int, dict[int, float]] = defaultdict(dict)  # by cell and bucket: of all quanta
+        self._recent: defaultdict[int, dict[tuple[int, int], deque[float]]] = defaultdict(dict)  # by bucket and quantum
 
     def seconds(self, cell: int, num_rows: int, quantum: int) -> float:
         """The mean, or an estimate from the nearest measured entry of the cell; 0 where there is none."""
@@ -37,12 +41,16 @@ class TaskCost:
         known = self._measured[cell][bucket].get(quantum)
         return self._estimate(cell, bucket, quantum) if known is None else known
 
-    def seconds_at_most(self, cell: int, num_rows: int, quantum: int) -> float:
-        """As `seconds`, but no more than a task of more rows takes, in proportion to the quantum.
+    def surely_s(self, cell: int, num_rows: int, quantum: int) -> float:
+        """Seconds that a task takes at least, by which jobs are rejected. No single measurement can raise it.
 
-        So one slow task does not reject the jobs without which its entry is never corrected.
+        The median of recent tasks. An entry with one or none is bounded by others, as a task takes no less than one of
+        fewer rows and steps, and no less than its share of one of more. 0: nothing was measured twice. It is no more
+        than a task of more rows takes, so that slow tasks do not reject the jobs without which they are never corrected.
         """
-        bucket, seconds = bucket_of(num_rows), self.seconds(cell, num_rows, quantum)
+        bucket = bucket_of(num_rows)
+        known = self._recent[cell].get((bucket, quantum), ())
+        seconds = median_low(known) if len(known) > 1 else max(self._bounds(cell, bucket, quantum), default=0.0)
         for other, step_s in self._least_step_s[cell].items():
             if other > bucket and quantum * step_s < seconds:
                 seconds = quantum * step_s
@@ -63,11 +71,19 @@ class TaskCost:
         if mean_s is None:
             self._nearest.clear()
         measured[quantum] = corrected(mean_s, measured_s)
+        self._recent[cell].setdefault((bucket, quantum), deque(maxlen=_NUM_RECENT)).append(measured_s)
         least = self._least_step_s[cell]
         if (step_s := measured[quantum] / quantum) <= least.get(bucket, math.inf):
             least[bucket] = step_s
         else:
             least[bucket] = min([mean_s / steps for steps, mean_s in measured.items()])
+
+    def _bounds(self, cell: int, bucket: int, quantum: int) -> Iterator[float]:
+        """What a task takes at least, by each entry of its cell that was measured twice."""
+        for (other, steps), recent in self._recent[cell].items():
+            if len(recent) > 1:
+                share = min(1.0, 2.0 ** (bucket - other)) * min(1.0, quantum / steps)
+                yield share * median_low(recent)
 
     def _estimate(self, cell: int, bucket: int, quantum: int) -> float:
         """In proportion to the quantum. Rows matter less: the next measured bucket counts as it is."""
