@@ -46,7 +46,7 @@ class TaskCost:
 
         The median of recent tasks. An entry with one or none is bounded by others, as a task takes no less than one of
         fewer rows and steps, and no less than its share of one of more. 0: nothing was measured twice. It is no more
-        than a task of more rows takes, so that slow tasks do not reject the jobs without which they are never corrected.
+        than a task of more rows takes: slow tasks must not reject the jobs without which they are never corrected.
         """
         bucket = bucket_of(num_rows)
         known = self._recent[cell].get((bucket, quantum), ())
