@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from penstock.ops.cli.environment import unknown_variables
+from penstock.ops.cli.option_panels import in_panels, panel_of
 from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail
 from penstock.producer.secret_url import SecretUrl, without_secrets
 from penstock.producer.settings_file import SettingsFileError
@@ -67,33 +68,34 @@ def option_name(field: str) -> str:
 
 
 def _parameters(settings: type[Settings]) -> Iterator[inspect.Parameter]:
-    for name, field in settings.model_fields.items():
+    for name in in_panels(settings.model_fields):
+        field = settings.model_fields[name]
         is_flag = field.annotation is bool
         option = typer.Option(
             None,
             option_name(name) + (f"/--no-{option_name(name)[2:]}" if is_flag else ""),
-            help=_help(name, field),
+            help=_help(field),
             metavar=None if is_flag else metavar(field),
+            rich_help_panel=panel_of(name),
         )
         annotation = (bool | None) if is_flag else (str | None)
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 
 
-def _help(name: str, field: FieldInfo) -> str:
-    """Description, choices, environment variable and default, as rich markup."""
-    notes = f"[env var: {env_name(name)}]{_default(field)}"
+def _help(field: FieldInfo) -> str:
+    """Description, choices and default, as rich markup. `EPILOG` has the rule of the environment variables."""
     shown = f" ({', '.join(choices(field))})" if choices(field) else ""
-    return f"{escape((field.description or '') + shown)} [dim]{escape(notes)}[/dim]"
+    return f"{escape((field.description or '') + shown)} [dim]{escape(_default(field))}[/dim]"
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return " [required]"
+        return "[required]"
     if field.default is None or field.default is False or field.default == "":
         return ""
     if field.default is True:
-        return " [default: on]"
-    return f" [default: {field.default:g}]" if isinstance(field.default, float) else f" [default: {field.default}]"
+        return "[default: on]"
+    return f"[default: {field.default:g}]" if isinstance(field.default, float) else f"[default: {field.default}]"
 
 
 def metavar(field: FieldInfo) -> str:

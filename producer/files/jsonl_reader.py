@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import IO
 
 from penstock.producer.errors import InvalidRequest, PenstockError
-from penstock.producer.files.row_blocks import Content, JsonLine, Object, in_blocks, text_of
-from penstock.producer.files.standard_streams import open_input
+from penstock.producer.files.row_blocks import Block, Content, JsonLine, Object, TableError, in_blocks, text_of
+from penstock.producer.files.standard_streams import input_shown, open_input
 from penstock.producer.wire.messages import Text
 
 MAX_LINE_BYTES = 64 << 20  # a row of CSV has as many characters
+_MAX_SHOWN = 8  # objects whose keys an error lists
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
@@ -33,7 +34,23 @@ def read_jsonl(path: Path, columns: Sequence[str]) -> Content:
     with open_input(path) as file:
         yield None, None
         rows = ((*_json_row(number, line, columns), len(line or b""), number) for number, line in _lines(file))
-        yield from in_blocks(rows, file, path)
+        blocks = in_blocks(rows, file, path)
+        first = next(blocks, None)
+        if first is not None:
+            _check_keys(path, first, columns)
+            yield first
+        yield from blocks
+
+
+def _check_keys(path: Path, block: Block, columns: Sequence[str]) -> None:
+    """Check that each column is a key of some object of the first block. Raises TableError: none would be answered."""
+    objects = [row for row in block.source if isinstance(row, JsonLine)]
+    for column in columns:
+        if objects and not any(column in row for row in objects):
+            keys = ", ".join(dict.fromkeys(str(key) for row in objects[:_MAX_SHOWN] for key in row))
+            raise TableError(
+                f"{input_shown(path)}: no line of the first {len(objects)} has the key {column!r}. Keys: {keys}."
+            )
 
 
 def count_jsonl(path: Path) -> int:

@@ -37,7 +37,6 @@ from penstock.ops.cli.main import COMMANDS, EPILOG, app
 from penstock.ops.cli.setting_options import option_name
 from penstock.ops.kafka import MockBroker
 from penstock.producer.errors import Overloaded
-from penstock.producer.settings_sources import env_name
 from penstock.producer.transport import connection as kafka
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.messages import Options
@@ -87,12 +86,11 @@ class TestHelp:
         assert f"Usage: penstock {command}" in text
 
     @pytest.mark.parametrize("command", SETTINGS)
-    def test_every_setting_is_an_option_with_its_variable(self, command: str) -> None:
+    def test_every_setting_is_an_option(self, command: str) -> None:
         _, text = penstock(command, "--help")
         for name, field in SETTINGS[command].model_fields.items():
             assert field.description, f"{name} has no description"
             assert f" {option_name(name)} " in text
-            assert f"[env var: {env_name(name)}]" in text
             assert " ".join(field.description.split()) in text
 
     @pytest.mark.parametrize("command", COMMANDS)
@@ -101,8 +99,8 @@ class TestHelp:
 
     def test_choices_of_a_setting_without_a_default_are_listed(self) -> None:
         text = penstock("embed", "--help")[1]
-        assert "standard input and output. (csv, jsonl) [env var: PENSTOCK_FORMAT]" in text
-        assert "(cls, mean, max, last) [env var: PENSTOCK_POOLING]" in text
+        assert "standard input and output. (csv, jsonl)" in text
+        assert "(cls, mean, max, last)" in text
 
     def test_an_empty_default_is_not_printed(self) -> None:
         assert "[default: ]" not in penstock("bench", "pipeline", "--help")[1]
@@ -690,3 +688,38 @@ def test_a_library_of_a_worker_that_is_missing_names_what_to_install(capsys: pyt
 
     assert terminal.exit_code_of(body) == terminal.EXIT_PROBLEM
     assert "This needs torch, which is not installed: pip install 'penstock[worker]'" in capsys.readouterr().err
+
+
+class TestTerminal:
+    """What `--help` looks like on a terminal of 80 columns, and what a shell completes."""
+
+    def test_settings_of_one_purpose_stand_together_and_no_name_is_cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        text = CliRunner().invoke(app, ["worker", "--help"], color=False).output
+        titles = re.findall(r"^╭─ (.+?) ─", text, re.MULTILINE)
+        assert titles == [
+            *(
+                "Options",
+                "Model",
+                "Members",
+                "Batching and deadlines",
+                "Kafka",
+                "Delivery",
+                "Cache",
+                "Logs and metrics",
+            ),
+            "Security",
+        ]
+        for name in WorkerSettings.model_fields:
+            assert re.search(rf"^│ {option_name(name)} ", text, re.MULTILINE), name
+
+    @pytest.mark.parametrize(
+        ("words", "wanted"),
+        [("penstock cl", "classify"), ("penstock worker --mo", "--model"), ("penstock dlq re", "replay")],
+    )
+    def test_a_shell_completes_commands_and_their_options(self, words: str, wanted: str) -> None:
+        completing = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        code = "from penstock.ops.cli.main import main; main()"
+        environment = os.environ | completing
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert wanted in done.stdout.split()

@@ -10,7 +10,6 @@ from penstock.cache import CostKey
 from penstock.engine import BatchOutput, NullEngine, PackedBatch
 from penstock.ops.cli.planning.calibrate_screen import law, show_costs
 from penstock.ops.cli.setting_options import option_name
-from penstock.producer.settings_sources import env_name
 from penstock.scheduler import CostTable, PackedCost, PaddedCost
 from penstock.scheduler.costs.table import Sample
 from penstock.worker import process
@@ -35,7 +34,6 @@ def test_help_explains_every_setting() -> None:
     assert code == 0
     for name, field in ModelSettings.model_fields.items():
         assert f" {option_name(name)} " in text
-        assert f"[env var: {env_name(name)}]" in text
         assert " ".join((field.description or "").split()) in text
     assert "(auto, packed, padded)" in text
     assert "--bootstrap-servers" not in text

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from penstock.ops.cli.checks.parity import ParitySettings
 from penstock.ops.cli.setting_options import option_name
 from penstock.ops.parity.compare import Agreement, Check
-from penstock.producer.settings_sources import env_name
 from tests.engine.helpers import save_classifier, save_encoder, save_tagger, write_json
 from tests.ops.test_cli import no_settings_from_outside, penstock
 
@@ -59,7 +58,6 @@ def test_help_explains_every_setting() -> None:
     for name, field in ParitySettings.model_fields.items():
         assert field.description
         assert f" {option_name(name)} " in text
-        assert f"[env var: {env_name(name)}]" in text
         assert " ".join(field.description.split()) in text
 
 

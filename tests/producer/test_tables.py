@@ -668,3 +668,14 @@ def test_without_pyarrow_a_parquet_file_names_what_to_install(tmp_path: Path, mo
     monkeypatch.setattr("penstock.producer.files.table_reader.find_spec", lambda name: None)
     with pytest.raises(TableError, match=r"pip install 'penstock\[parquet\]'"):
         open_reader(tmp_path / "in.parquet", "text")
+
+
+def test_a_key_that_no_line_has_ends_a_job_as_a_missing_column_does(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('not json\n{"body": "a", "id": 1}\n{"body": "b"}\n')
+    with pytest.raises(TableError, match=r"no line of the first 2 has the key 'text'. Keys: body, id\."):
+        open_reader(path, "text")
+    path.write_text('{"body": "a"}\n{"text": "b"}\n')
+    with open_reader(path, "text") as reader:
+        [block] = reader
+    assert [isinstance(text, str) for text in block.texts] == [False, True]

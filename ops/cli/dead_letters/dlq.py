@@ -131,7 +131,7 @@ def replay(
     A replayed record has the header penstock-replay-of. Its reply has the key of a reply to the original, by which
     readers can drop duplicates. The letters stay in their topic.
 
-    Exit code 1: the broker refused some. 2: there is no such topic of letters.
+    Exit code 1: no letter matches, or the broker refused some. 2: there is no such topic of letters.
     """
     selection = Selection.of(reason, ids, letters, partition, first, last)
     options = ReplayOptions(deadline_s, reply_topic, reply_partition, max_replays, as_json)

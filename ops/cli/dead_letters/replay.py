@@ -58,7 +58,7 @@ def replay(
     A replayed record has the header penstock-replay-of. Its reply has the key of a reply to the original, by which
     readers can drop duplicates. `penstock dlq replay` sends dead letters again.
 
-    Exit code 1: the broker refused some. 2: there is no such topic or partition.
+    Exit code 1: there is no record, or the broker refused some. 2: there is no such topic or partition.
     """
     narrate_logs(settings.bootstrap_servers)
     check_range(first, last)

@@ -116,7 +116,8 @@ class Replayer:
         say_refused(self._sender)
         if not self._sent and not self._skipped:
             say("No record matches.")
-        elif self._sender is None:
+            return EXIT_PROBLEM
+        if self._sender is None:
             say(DRY_RUN)
         return EXIT_PROBLEM if refused else EXIT_OK
 

@@ -1,0 +1,47 @@
+"""The panels of `--help`: settings of one purpose stand together."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import typer.rich_utils
+from rich.table import Table
+
+# Panel -> its settings, by name or by the beginning of the name. The first match counts. Others are under "Options".
+_PANELS = {
+    "Model": "model served_name cells state_slots page_memory_mib head dtype device engine pooling cost_path",
+    "Members": "processes gpus mps standby lanes",
+    "Batching and deadlines": "trigger max_wait_ms partition order admission slo_ms bulk_slice_ms max_batch_sequences "
+    "max_batch_tokens",
+    "Kafka": "bootstrap_servers topic reply_topic reply_topics group_id partitions fetch_ max_in_flight max_sequences "
+    "max_reply_bytes",
+    "Delivery": "delivery transaction_ drain_s once isolation_level",
+    "Cache": "cache_",
+    "Logs and metrics": "log_ metrics_",
+    "Security": "security_protocol sasl_ ssl_",
+}
+
+
+def panel_of(setting: str) -> str | None:
+    """The panel of a setting's option; None: it is under "Options"."""
+    for panel, names in _PANELS.items():
+        if any(setting == name or (name.endswith("_") and setting.startswith(name)) for name in names.split()):
+            return panel
+    return None
+
+
+def in_panels(settings: Iterable[str]) -> list[str]:
+    """Settings in the order of the help: those without a panel, then the panels in their order."""
+    order = [None, *_PANELS]
+    return sorted(settings, key=lambda setting: order.index(panel_of(setting)))
+
+
+class UncutTable(Table):
+    """A table of options or commands whose names are never cut: the help beside them is wrapped instead."""
+
+    def add_row(self, *cells: Any, **named: Any) -> None:
+        super().add_row(*cells, **named)
+        for column in self.columns[:-1]:
+            column.no_wrap = True
+
+
+typer.rich_utils.Table = UncutTable  # type: ignore[misc]  # typer has no setting for it
