@@ -7,12 +7,13 @@ one of two methods, as measured:
   long, and a call of oneDNN's bfloat16 product takes longer than the float32 products of a few sequences.
 - more tokens: torch's scaled_dot_product_attention.
 
-The method depends on a sequence's length alone, so its result does not depend on its batch. Attention with relative
-positions is in `engine.cpu.attention_bias`.
+The method depends on a sequence's length alone, so its result does not depend on its batch. torch's fused kernel and
+its bfloat16 products choose their way by the number of sequences too, so each longer sequence is computed alone.
+Attention with relative positions is in `engine.cpu.attention_bias`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -33,14 +34,23 @@ def attend(qkv: Tensor, groups: Sequence[Group], num_heads: int) -> Tensor:
         rows = slice(group.start, group.stop)
         view = qkv[rows].view(group.count, group.length, 3, num_heads, width // num_heads).permute(2, 0, 3, 1, 4)
         out = context[rows].view(group.count, group.length, num_heads, -1).transpose(1, 2)
-        if group.length > _SHORT_TOKENS:
-            out.copy_(F.scaled_dot_product_attention(*view))
-            continue
-        for first in range(0, group.count, _SHORT_SEQUENCES):
-            few = slice(first, first + _SHORT_SEQUENCES)
-            out[few].copy_(_attend_short(view[:, few]))
+        for few in together(group):
+            is_short = is_computed_in_float32(group.length)
+            out[few].copy_(_attend_short(view[:, few]) if is_short else F.scaled_dot_product_attention(*view[:, few]))
     context[groups[-1].stop :] = 0
     return context
+
+
+def together(group: Group) -> Iterator[slice]:
+    """The sequences of a group that are computed together: a few short ones, or one longer one."""
+    count = _SHORT_SEQUENCES if is_computed_in_float32(group.length) else 1
+    for first in range(0, group.count, count):
+        yield slice(first, first + count)
+
+
+def is_computed_in_float32(length: int) -> bool:
+    """Whether attention of so many tokens is computed in float32, whatever the dtype."""
+    return length <= _SHORT_TOKENS
 
 
 def _attend_short(qkv: Tensor) -> Tensor:
