@@ -13,7 +13,7 @@ Attention with relative positions is in `engine.cpu.attention_bias`.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -34,18 +34,14 @@ def attend(qkv: Tensor, groups: Sequence[Group], num_heads: int) -> Tensor:
         rows = slice(group.start, group.stop)
         view = qkv[rows].view(group.count, group.length, 3, num_heads, width // num_heads).permute(2, 0, 3, 1, 4)
         out = context[rows].view(group.count, group.length, num_heads, -1).transpose(1, 2)
-        for few in together(group):
-            is_short = is_computed_in_float32(group.length)
-            out[few].copy_(_attend_short(view[:, few]) if is_short else F.scaled_dot_product_attention(*view[:, few]))
+        is_short = is_computed_in_float32(group.length)
+        step = _SHORT_SEQUENCES if is_short else 1
+        for first in range(0, group.count, step):
+            some = view[:, first : first + step]
+            part = _attend_short(some) if is_short else F.scaled_dot_product_attention(*some)
+            out[first : first + step].copy_(part)
     context[groups[-1].stop :] = 0
     return context
-
-
-def together(group: Group) -> Iterator[slice]:
-    """The sequences of a group that are computed together: a few short ones, or one longer one."""
-    count = _SHORT_SEQUENCES if is_computed_in_float32(group.length) else 1
-    for first in range(0, group.count, count):
-        yield slice(first, first + count)
 
 
 def is_computed_in_float32(length: int) -> bool:
@@ -56,7 +52,8 @@ def is_computed_in_float32(length: int) -> bool:
 def _attend_short(qkv: Tensor) -> Tensor:
     """qkv [3, n, heads, L, d] of any floating type to context [n, heads, L, d], float32."""
     _, n, num_heads, length, head_dim = qkv.shape
-    query, key, value = qkv.float().reshape(3, n * num_heads, length, head_dim)
+    # Contiguous: MKL's rounding may depend on strides and alignment, which are then the same for each sequence.
+    query, key, value = qkv.float().contiguous().view(3, n * num_heads, length, head_dim)
     scores = torch.bmm(query, key.transpose(1, 2)).mul_(1.0 / math.sqrt(head_dim))
     if length < _VECTOR:
         scores = F.pad(scores, (0, _VECTOR - length), value=-math.inf)

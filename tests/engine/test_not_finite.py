@@ -131,7 +131,9 @@ def test_weights_that_overflow_in_the_chosen_dtype_are_refused_with_another(tmp_
     tensors = load_file(file)
     tensors["encoder.layer.1.output.dense.weight"][0, 0] = -torch.finfo(torch.float32).max
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(UnsupportedDevice, match=r"'encoder\.layer\.1\.output\.dense\.weight'.*bfloat16.*--dtype float32"):
+    with pytest.raises(
+        UnsupportedDevice, match=r"'encoder\.layer\.1\.output\.dense\.weight'.*bfloat16.*--dtype float32"
+    ):
         load_engine(str(tmp_path), engine=engine, device="cpu", dtype="bfloat16")
 
 

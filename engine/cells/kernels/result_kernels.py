@@ -19,8 +19,8 @@ def collect(nodes: Int32Array, places: Int32Array, values: Int32Array, requests:
 
     keys [G]. columns [emissions, cells]: of `places`, where an emission of a cell lies, or NONE. widths, is_float
     [emissions]. A result is the number of rows of each emission, then those rows, emission by emission: those of a node
-    after those of the node before. A float is there by its bits. Writes is_not_finite [G]. Returns the length of all results,
-    or NONE: they differ. Where `results` is shorter than all of them, only offsets are written.
+    after those of the node before. A float is there by its bits. Writes is_not_finite [G]. Returns the length of all
+    results, or NONE: they differ. Where `results` is shorter than all of them, only offsets are written.
     """
     length = _measure(nodes, requests, keys, columns, widths, offsets)
     if offsets[len(keys)] > len(results):
