@@ -8,7 +8,7 @@ from typing import Any
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families import bart, marian, t5
 from penstock.engine.generation_options import OPTION_NAMES, GenerationOptions
-from penstock.engine.model.checkpoint import Checkpoint, read_checkpoint, read_json, resolve_model
+from penstock.engine.model.checkpoint import Checkpoint, Tensors, read_checkpoint, read_json, resolve_model
 from penstock.engine.model.seq2seq import Seq2SeqWeights
 
 SEQ2SEQ_FAMILIES: Mapping[str, Callable[[Checkpoint], Seq2SeqWeights]] = {
@@ -28,6 +28,7 @@ class Seq2SeqCheckpoint:
 
     directory: Path  # holds tokenizer.json
     weights: Seq2SeqWeights
+    tensors: Tensors  # that the weights were read from
     generation_config: Mapping[str, Any]
     overflows_float16: bool  # whether hidden states may exceed the range of float16
 
@@ -61,7 +62,7 @@ def load_seq2seq(model: str) -> Seq2SeqCheckpoint:
             f"Supported model types: {', '.join(sorted(SEQ2SEQ_FAMILIES))}."
         )
     config = _generation_config(checkpoint)
-    return Seq2SeqCheckpoint(checkpoint.directory, reader(checkpoint), config, model_type in _WIDE)
+    return Seq2SeqCheckpoint(checkpoint.directory, reader(checkpoint), checkpoint.weights, config, model_type in _WIDE)
 
 
 def _generation_config(checkpoint: Checkpoint) -> Mapping[str, Any]:

@@ -63,6 +63,8 @@ def _load_packed(
     weights = family_of(checkpoint).encoder(checkpoint)
     on_gpu = choose_device_for(weights, device) == "cuda"
     precision = gpu_precision(dtype) if on_gpu else cpu_precision(dtype)
+    arithmetic = (GPU_DTYPES if on_gpu else CPU_DTYPES)[precision]
+    checkpoint.weights.require_range(arithmetic)
     tail = embedding_tail(checkpoint)
     width = tail.width(weights.hidden_size)
     dim = min(width, tail.dimensions or width)
@@ -81,7 +83,6 @@ def _load_packed(
     )
     if on_gpu:
         return _on_gpu(info, checkpoint.directory, weights, tail, heads)
-    arithmetic = CPU_DTYPES[precision]
     encoder = prepare_for_cpu(weights, arithmetic)
     return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
 

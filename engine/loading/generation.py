@@ -103,6 +103,7 @@ def load_generation_model(
     limits = GeneratorLimits(**{field: value for field, value in given.items() if value is not None})
     checkpoint, revision = load_seq2seq(model), revision_of(resolve_model(model))
     precision, own_name = _precision(dtype, place, checkpoint), name or default_name(model)
+    checkpoint.tensors.require_range(_DTYPES[precision])
     limits = replace(limits, num_pages=_num_pages(limits, checkpoint, _DTYPES[precision], place, page_bytes))
     if place == "cuda":
         place = device_name()

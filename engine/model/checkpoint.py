@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from penstock.engine.errors import CheckpointError
+from penstock.engine.errors import CheckpointError, UnsupportedDevice
 
 Config = dict[str, Any]
 
@@ -46,11 +46,12 @@ class Checkpoint:
 
 
 class Tensors:
-    """Tensors of a safetensors file or a set of shards, as float32, with their shapes checked."""
+    """Tensors of a safetensors file or a set of shards, as float32, with their shapes and values checked."""
 
     def __init__(self, directory: Path, tensors: dict[str, torch.Tensor]) -> None:
         self._directory = directory
         self._tensors = tensors
+        self._largest: dict[str, float] = {}  # magnitude of each tensor that was taken
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -65,7 +66,10 @@ class Tensors:
         )
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor as float32. A -1 in `shape` matches any size. Raises CheckpointError when missing or misshapen."""
+        """The tensor as float32. A -1 in `shape` matches any size.
+
+        Raises CheckpointError when it is missing or misshapen, or holds NaN or infinity.
+        """
         tensor = self._tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self._directory}: tensor {name!r} is missing from the safetensors files.")
@@ -75,13 +79,43 @@ class Tensors:
             raise CheckpointError(
                 f"{self._directory}: tensor {name!r} has shape {tuple(tensor.shape)}, but config.json implies {shape}."
             )
-        return tensor.float()
+        values = tensor.float()
+        if name not in self._largest:
+            self._largest[name] = self._magnitude(name, values)
+        return values
 
-    def require_numbers(self) -> None:
-        """Raise CheckpointError for a tensor that holds NaN."""
+    def require_finite(self) -> None:
+        """Raise CheckpointError for a tensor, taken or not, that holds NaN or infinity."""
         for name, tensor in self._tensors.items():
-            if tensor.is_floating_point() and bool(tensor.isnan().any()):
-                raise CheckpointError(f"{self._directory}: tensor {name!r} holds values that are not numbers (NaN).")
+            self._magnitude(name, tensor.float())
+
+    def require_range(self, dtype: torch.dtype) -> None:
+        """Raise UnsupportedDevice for a tensor that was taken and has a value beyond the range of `dtype`."""
+        for name, largest in self._largest.items():
+            if not math.isfinite(torch.tensor(largest).to(dtype).item()):
+                raise UnsupportedDevice(
+                    f"{self._directory}: tensor {name!r} holds a value of {largest:.4g}, which overflows in "
+                    f"{str(dtype).removeprefix('torch.')}. {wider_than(dtype)}"
+                )
+
+    def _magnitude(self, name: str, values: torch.Tensor) -> float:
+        if values.numel() == 0:
+            return 0.0
+        low, high = values.aminmax()  # one pass, and NaN where there is one
+        largest = torch.maximum(-low, high).item()
+        if not math.isfinite(largest):
+            raise CheckpointError(
+                f"{self._directory}: tensor {name!r} holds values that are not finite (NaN or infinity). The file is "
+                "damaged, or its training diverged; take an earlier or another checkpoint."
+            )
+        return largest
+
+
+def wider_than(dtype: torch.dtype) -> str:
+    """The way out where a number overflows in `dtype`."""
+    if dtype == torch.float16:
+        return "Use --dtype bfloat16, which has the range of float32, or float32 on a CPU."
+    return "Use --dtype float32."
 
 
 def default_name(model: str) -> str:

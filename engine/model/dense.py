@@ -20,6 +20,10 @@ def _silu(x: Tensor) -> Tensor:
     return F.silu(x, inplace=True)
 
 
+_VECTORS = 64  # values of two vector registers, of the smallest type
+_BLOCK = 16_384  # values that torch computes on one thread
+_GRAIN = 32_768  # values below which torch may use fewer threads than it has
+
 # By config.json's name. "gelu" is the exact erf form. Each may overwrite its argument.
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
@@ -35,9 +39,35 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def activate(x: Tensor, name: str) -> Tensor:
-    """The elementwise activation of a name in config.json. May overwrite `x`. Raises UnsupportedCheckpoint."""
+    """The elementwise activation of a name in config.json. May overwrite `x`. Raises UnsupportedCheckpoint.
+
+    On a CPU a value's result does not depend on its place.
+    """
     require_activation(name)
-    return _ACTIVATIONS[name](x)
+    return by_vectors(_ACTIVATIONS[name], x)
+
+
+def by_vectors(apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """An elementwise operation in place, such that a CPU computes all values in vector registers. May overwrite `x`.
+
+    torch computes what is left at the end of an array, and of each thread's part of it, value by value, with another
+    formula: of 1,000 float32 values 364 had another GELU and 30 another sigmoid there. So the parts are whole vectors.
+    """
+    if x.device.type != "cpu":
+        return apply(x)
+    x = x.contiguous()
+    flat, threads = x.view(-1), torch.get_num_threads()
+    num_even = len(flat) - len(flat) % (_VECTORS * threads)
+    if threads > 1 and num_even < _GRAIN * threads:
+        num_even = 0
+    if num_even:
+        apply(flat[:num_even])
+    for block in flat[num_even:].split(_BLOCK) if num_even < len(flat) else ():
+        if len(block) % _VECTORS == 0:
+            apply(block)
+        else:
+            block.copy_(apply(F.pad(block, (0, -len(block) % _VECTORS)))[: len(block)])
+    return x
 
 
 def require_activation(name: str) -> None:

@@ -12,9 +12,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 
 from penstock.engine.cpu.ops import cpu_precision
 from penstock.engine.device import choose_device, device_name, gpu_precision
-from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint
+from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.families.heads import linear_head, logit_heads
-from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.checkpoint import Checkpoint, wider_than
 from penstock.engine.model.heads import Head, on_device
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
 from penstock.engine.padded.engine import PaddedEngine
@@ -70,7 +70,9 @@ def load_padded(
     on_gpu = choose_device(device, padded=True) == "cuda"
     precision = _precision(dtype, on_gpu=on_gpu)
     kind = "" if head is not None else _kind_of_head(checkpoint)
-    model = _load(checkpoint, kind, getattr(torch, precision)).to("cuda" if on_gpu else "cpu")
+    model = _load(checkpoint, kind, getattr(torch, precision))
+    _require_finite(model, checkpoint, getattr(torch, precision))
+    model = model.to("cuda" if on_gpu else "cpu")
     if on_gpu:
         torch.backends.cuda.enable_cudnn_sdp(False)
     tail = embedding_tail(checkpoint)
@@ -161,6 +163,17 @@ def _load(checkpoint: Checkpoint, kind: str, dtype: torch.dtype) -> Any:
         raise CheckpointError(f"{root}: no tensors for {', '.join(missing[:5])}; {len(missing)} are missing.")
     model.config.use_cache = False
     return model.eval()
+
+
+def _require_finite(model: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    """Raise CheckpointError for weights that hold NaN or infinity, and UnsupportedDevice where `dtype` made it."""
+    for name, tensor in model.named_parameters():
+        if not bool(tensor.isfinite().all()):
+            checkpoint.weights.require_finite()
+            raise UnsupportedDevice(
+                f"{checkpoint.root}: tensor {name!r} holds a value that overflows in "
+                f"{str(dtype).removeprefix('torch.')}. {wider_than(dtype)}"
+            )
 
 
 def _max_positions(model: Any) -> int:

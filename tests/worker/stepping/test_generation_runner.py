@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.errors import DeviceFailed, InvalidOption
+from penstock.engine.errors import DeviceFailed, InvalidOption, NotFinite
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation_options import GenerationOptions
@@ -404,3 +404,45 @@ def test_a_failure_that_passes_fails_no_sequence_and_one_that_stays_tells_its_ru
     bench.drain()
     assert list(bench.finished) == [0]
     assert bench.runs == {1: 4}  # twice busy, then with the other, then alone
+
+
+class Overflowing(Poisoned):
+    """The scores of a source that begins with POISON are NaN; those of any source once it `overflows`."""
+
+    overflows = False
+
+    def decode(self, ids: Any = None, quantum: int = 1) -> list[Progress]:
+        bad = set(ids) if self.overflows else self.bad & set(ids)
+        good = [id for id in ids if id not in bad]
+        found = Generator.decode(self, good, quantum) if good else []
+        for id in bad:
+            self.cancel(id)
+        return [*found, *[Progress(id, (), "invalid") for id in bad]]
+
+
+@pytest.fixture
+def overflowing(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr("tests.worker.stepping.test_generation_runner.Poisoned", Overflowing)
+    return Bench()
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_scores_that_are_not_finite_fail_their_sequence_alone(overflowing: Bench, others: int) -> None:
+    bench = overflowing
+    batch = sources([4, 6, 3, 8][: 1 + others])
+    batch[0][0] = POISON
+    for id, source in enumerate(batch):
+        bench.add(id, source, max_new_tokens=7)
+    bench.drain()
+    assert {id: type(error) for id, error in bench.failed.items()} == {0: NotFinite}
+    good = range(1, 1 + others)
+    assert bench.tokens() == {id: generate(bench.checkpoint, [batch[id]], max_new_tokens=7)[0] for id in good}
+    bench.assert_empty()
+
+
+def test_a_generator_whose_scores_of_clean_work_are_not_finite_is_at_fault(overflowing: Bench) -> None:
+    bench = overflowing
+    bench.add(0, sources([4])[0])
+    setattr(bench.generator, "overflows", True)  # noqa: B010 -- of the subclass
+    with pytest.raises(NotFinite, match="clean work"):
+        bench.drain()
