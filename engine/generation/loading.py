@@ -26,7 +26,7 @@ _CONFIG = "generation_config.json"
 class Seq2SeqCheckpoint:
     """An encoder-decoder model as its directory describes it."""
 
-    directory: Path  # holds tokenizer.json
+    directory: Path  # of the checkpoint
     weights: Seq2SeqWeights
     generation_config: Mapping[str, Any]
     overflows_float16: bool  # whether hidden states may exceed the range of float16
