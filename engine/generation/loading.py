@@ -26,7 +26,7 @@ _CONFIG = "generation_config.json"
 class Seq2SeqCheckpoint:
     """An encoder-decoder model as its directory describes it."""
 
-    directory: Path  # holds tokenizer.json
+    directory: Path  # of the checkpoint
     weights: Seq2SeqWeights
     tensors: Tensors  # that the weights were read from
     generation_config: Mapping[str, Any]

@@ -13,6 +13,7 @@ from penstock.engine.families import FAMILIES, family_of
 from penstock.engine.families.heads import checkpoint_heads, linear_head
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
 from penstock.engine.model.heads import Head, on_device
+from penstock.engine.model.length_limit import stated_max_tokens
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import EncoderWeights
@@ -75,7 +76,7 @@ def _load_packed(
         dtype=precision,
         device=device_name() if on_gpu else "cpu",
         vocab_size=weights.vocab_size,
-        max_tokens=min(filter(None, (checkpoint.max_tokens, weights.max_tokens))),
+        max_tokens=min(filter(None, (stated_max_tokens(checkpoint), weights.max_tokens))),
         tasks=frozenset({"embed", *heads}),
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,11 +31,10 @@ class Module:
 class Checkpoint:
     """Contents of a model directory, not yet interpreted by a family's reader."""
 
-    directory: Path  # holds tokenizer.json
+    directory: Path
     config: Config  # config.json of the transformer
     weights: "Tensors"  # of the transformer
     modules: tuple[Module, ...]  # empty for a plain Hugging Face directory
-    max_tokens: int | None  # the smallest limit that a file states; None: the position table alone limits
     sentence_transformers: Config = field(default_factory=dict)  # config_sentence_transformers.json; {}: there is none
 
     @property
@@ -151,11 +149,10 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     root = modules[0].directory if modules else directory
     config = read_json(root / "config.json")
     return Checkpoint(
-        directory=directory if (directory / "tokenizer.json").exists() else root,
+        directory=directory,
         config=config,
         weights=read_tensors(root),
         modules=modules,
-        max_tokens=_stated_max_tokens(directory, root),
         sentence_transformers=_read_optional(directory / "config_sentence_transformers.json"),
     )
 
@@ -163,7 +160,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 def memory_checkpoint(name: str, config: Config, tensors: dict[str, torch.Tensor]) -> Checkpoint:
     """A checkpoint of tensors in memory. Errors give `name` as the directory."""
     directory = Path(name)
-    return Checkpoint(directory, config, Tensors(directory, tensors), modules=(), max_tokens=None)
+    return Checkpoint(directory, config, Tensors(directory, tensors), modules=())
 
 
 def read_json(path: Path) -> Config:
@@ -240,19 +237,6 @@ def _read_modules(directory: Path) -> tuple[Module, ...]:
     if not modules or modules[0].kind != "Transformer":
         raise CheckpointError(f"{path} must begin with a Transformer module.")
     return modules
-
-
-def _stated_max_tokens(directory: Path, root: Path) -> int | None:
-    """The smaller of max_seq_length in sentence_bert_config.json and the tokenizer's model_max_length, if stated."""
-    limits = []
-    for path, key in (
-        (root / "sentence_bert_config.json", "max_seq_length"),
-        (directory / "tokenizer_config.json", "model_max_length"),
-    ):
-        value = _read_optional(path).get(key)
-        if isinstance(value, int | float) and 0 < value < math.inf:
-            limits.append(int(value))
-    return min(limits, default=None)
 
 
 def _read_optional(path: Path) -> Config:

@@ -16,6 +16,7 @@ from penstock.engine.errors import CheckpointError, EngineError, UnsupportedChec
 from penstock.engine.families.heads import linear_head, logit_heads
 from penstock.engine.model.checkpoint import Checkpoint, wider_than
 from penstock.engine.model.heads import Head, on_device
+from penstock.engine.model.length_limit import stated_max_tokens
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
 from penstock.engine.padded.engine import PaddedEngine
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
@@ -85,7 +86,7 @@ def load_padded(
         dtype=precision,
         device=device_name() if on_gpu else "cpu",
         vocab_size=model.get_input_embeddings().num_embeddings,
-        max_tokens=min(filter(None, (checkpoint.max_tokens, _max_positions(model)))),
+        max_tokens=min(filter(None, (stated_max_tokens(checkpoint), _max_positions(model)))),
         tasks=frozenset({"embed", *heads}),
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),

@@ -18,6 +18,7 @@ from penstock.producer.errors import (
     TooLong,
     UnsupportedTask,
 )
+from penstock.producer.special_frame import SpecialFrame
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.messages import Request, Text, Tokens, Uint32Array
 from penstock.worker.requests.generation import GenerationRequests
@@ -54,6 +55,7 @@ class RequestPreparer:
         self._info = info
         self._bounds = bounds
         self._tokenizer = tokenizer
+        self._frame = SpecialFrame() if tokenizer is None else tokenizer.frame
         self._has_cache = has_cache
         self._generation = generation
         self._cells = cells
@@ -133,7 +135,7 @@ class RequestPreparer:
         return found
 
     def _fit(self, message: Request, found: list[_Ids] | PenstockError, *, is_bounded: bool) -> list[_Ids]:
-        """Bound sequences to the vocabulary and the model's maximum. A cut keeps the last id, which ends the text.
+        """Bound sequences to the vocabulary and the model's maximum. A cut keeps the special tokens around the text.
 
         `is_bounded`: no id of the slice is outside the vocabulary.
 
@@ -154,7 +156,11 @@ class RequestPreparer:
             raise _above(info.max_tokens, lengths, TooLong, f"`inputs` must have at most {info.max_tokens} tokens.")
         if message.task == "token_classify":
             self._bounds.check_tokens(message, sum([min(length, info.max_tokens) for length in lengths]))
-        return found if longest <= info.max_tokens else [_cut(sequence, info.max_tokens) for sequence in found]
+        if longest <= info.max_tokens:
+            return found
+        cut = self._frame.cut  # for ids of clients: the tokenizer has cut texts
+        most = info.max_tokens
+        return [(cut(ids, most), None if types is None else cut(types, most)) for ids, types in found]
 
     def _keyed(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:
         if self._generation is not None:
@@ -206,11 +212,3 @@ def _split(tokens: Tokens) -> list[_Ids]:
 def _above(maximum: int, values: list[int], kind: type[InvalidRequest], rule: str) -> PenstockError:
     """The error of a request, for the sequences whose values are above the maximum."""
     return first_error({i: kind(f"{rule} Given: {value}") for i, value in enumerate(values) if value > maximum})
-
-
-def _cut(sequence: _Ids, max_tokens: int) -> _Ids:
-    ids, types = sequence
-    if len(ids) <= max_tokens:
-        return sequence
-    kept = np.concatenate([ids[: max_tokens - 1], ids[-1:]])
-    return kept, None if types is None else np.concatenate([types[: max_tokens - 1], types[-1:]])

@@ -126,17 +126,20 @@ def test_half_precision_weights_are_read(bert: tuple[Any, Path]) -> None:
     np.testing.assert_allclose(load(directory).run(pack(SEQUENCES)).rows, expected, atol=0.02)
 
 
-def test_the_limit_is_the_smallest_that_is_stated(bert: tuple[Any, Path]) -> None:
+def test_the_limit_of_the_tokenizer_counts_up_to_that_of_the_positions(bert: tuple[Any, Path]) -> None:
     directory = bert[1]
     assert load(directory).info.max_tokens == 130
+    write_json(directory / "sentence_bert_config.json", {"max_seq_length": 64})  # of a module, which this is not
     write_json(directory / "tokenizer_config.json", {"model_max_length": 10**30})  # transformers' "no limit"
     assert load(directory).info.max_tokens == 130
     write_json(directory / "tokenizer_config.json", {"model_max_length": 100})
     assert load(directory).info.max_tokens == 100
-    write_json(directory / "sentence_bert_config.json", {"max_seq_length": 64})
-    assert load(directory).info.max_tokens == 64
-    directory.joinpath("sentence_bert_config.json").write_text('{"max_seq_length": Infinity}')
-    assert load(directory).info.max_tokens == 100
+    write_json(directory / "tokenizer_config.json", {"max_len": 90})
+    assert load(directory).info.max_tokens == 90
+    for stated in (0, -3, True, "64", [64]):
+        write_json(directory / "tokenizer_config.json", {"model_max_length": stated})
+        with pytest.raises(CheckpointError, match=r"a limit of .* tokens is stated"):
+            load(directory)
 
 
 @pytest.mark.parametrize(
