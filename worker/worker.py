@@ -74,6 +74,7 @@ class Worker:
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
         done = traces.ending(self._ledger.acknowledge)
         self.metrics = Metrics(info, load, self._backpressure, self._ledger)
+        self.metrics.show("penstock_skipped_offsets_total", lambda: self.consumer.num_skipped)
         counted = self.metrics.count
         self._delivery = Delivery(self._outbox, self._backpressure, done, replied, counted, settings.group_id, number)
         self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)

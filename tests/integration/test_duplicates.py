@@ -43,7 +43,7 @@ async def replies(kafka: KafkaBroker, topics: list[str], until: int) -> Counter[
 
 def finished_beyond(commit: OffsetAndMetadata) -> frozenset[int]:
     """Offsets in the metadata of a commit; the owner's mark follows them."""
-    return commit_metadata.decode(commit.offset, commit.metadata.partition(";")[0])
+    return commit_metadata.decode(commit.offset, commit.metadata.partition(";")[0])[1]
 
 
 async def group_commit(kafka: KafkaBroker, group: str, source: TopicPartition) -> OffsetAndMetadata | None:

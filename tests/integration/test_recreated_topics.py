@@ -197,7 +197,7 @@ async def test_a_client_goes_on_when_its_reply_topic_is_recreated(
             bootstrap_servers=kafka.bootstrap_servers, model=desk.model, reply_topic=desk.replies, timeout_s=60
         ) as client:
             for _ in range(20):
-                await client.embed([[1, 5]])
+                await client.embed(ids=[[1, 5]])
             await desk.recreate(desk.replies)
             for _ in range(5):
-                await client.embed([[1, 5]])
+                await client.embed(ids=[[1, 5]])

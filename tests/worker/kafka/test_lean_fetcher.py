@@ -12,6 +12,7 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 from penstock.worker.kafka.fetching.lean_fetcher import LeanFetcher
 
 SOURCE = TopicPartition("requests", 0)
+ASKED = SimpleNamespace(faults=[])
 
 
 class Broker:
@@ -43,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def fetch(broker: Broker, fetcher: Any, num_records: int) -> None:
-    await fetcher._proc_fetch_request(None, 7, None)
+    await fetcher._proc_fetch_request(None, 7, ASKED)
     broker.records = list(range(num_records))
     await fetcher.fetched_records([SOURCE])
 
@@ -60,7 +61,7 @@ async def test_at_a_high_rate_a_fetch_that_brought_several_records_is_followed_l
     await fetch(broker, fetcher, num_records)  # what an earlier fetch has brought does not count
     assert fetcher._paced(clock.now + 0.001) == ({7: pytest.approx(0.005)} if is_paced else {})
     assert fetcher._paced(clock.now + 0.0061) == {}
-    await fetcher._proc_fetch_request(None, 7, None)
+    await fetcher._proc_fetch_request(None, 7, ASKED)
     assert fetcher._paced(clock.now + 0.001) == {}
 
 
@@ -80,7 +81,7 @@ async def test_the_pace_begins_where_turns_would_keep_the_loop_busy(
 async def test_a_burst_after_a_rest_is_followed_at_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     broker = Broker(monkeypatch)
     fetcher: Any = LeanFetcher()
-    await fetcher._proc_fetch_request(None, 7, None)
+    await fetcher._proc_fetch_request(None, 7, ASKED)
     clock.now += 0.1  # for which the broker has held the fetch
     broker.records = list(range(30))
     await fetcher.fetched_records([SOURCE])

@@ -72,15 +72,11 @@ class Owner:
         sources = set(ends)
         while sources:
             acquired = await self.outbox.acquire(sources)
-            self.outbox.acquired(acquired, {one: self._taken_over(one, ends[one]) for one in acquired & self._found})
+            self.outbox.acquired(acquired, {one: self._taken_over(one, ends[one]) for one in acquired})
             sources -= acquired
 
-    @property
-    def _found(self) -> set[Source]:
-        return set(self.broker.committed)
-
     def _taken_over(self, source: Source, end: int) -> PartitionProgress:
-        progress = self.broker.committed[source]
+        progress = self.broker.committed.get(source, PartitionProgress(0))
         return progress._replace(custody=progress.custody and progress.custody.taken_over(progress.offset, end))
 
     async def run(self, make_record: MakeRecord, *positions: tuple[Source, int]) -> None:

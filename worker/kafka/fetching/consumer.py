@@ -87,8 +87,8 @@ class Consumer:
         self._has_joined = False  # once or more often
         self._assignment = Assignment(topics, client_id(worker))
         self.assigned = self._assignment.ready  # an event
-        self._skipped = SkippedOffsets()
-        self.num_skipped = self._skipped.counts  # by topic and cause
+        self._skipped = SkippedOffsets(topics)
+        self.num_skipped: Mapping[tuple[str, ...], int] = self._skipped.counts  # offsets, by topic and cause
         self._ends = EndOffsets()  # when `is_at_end` last asked
         self._commits = ProgressCommits()
 

@@ -61,8 +61,9 @@ class FetchMessage(FetchRequest):  # type: ignore[misc]  # aiokafka has no type 
 
     def note(self, topic: str, partition: int, error: int) -> None:
         """A partition has an error."""
-        asked = next(one[1] for name, many in self.topics if name == topic for one in many if one[0] == partition)
-        self.faults.append(Fault(topic, partition, asked, error))
+        for number, offset, _ in dict(self.topics).get(topic, ()):
+            if number == partition:
+                self.faults.append(Fault(topic, partition, offset, error))
 
 
 class _Request(FetchRequest_v11):  # type: ignore[misc]  # as above

@@ -1,7 +1,7 @@
 """Offsets that no worker of the group has read, and none will: Kafka has deleted their records."""
 
-from collections import Counter
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import structlog
 from aiokafka import TopicPartition
@@ -17,8 +17,8 @@ log = structlog.get_logger("penstock.consumer")
 class SkippedOffsets:
     """Logs and counts them. Offsets without a record, as those of transaction markers, are not among them."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()  # by topic and cause
+    def __init__(self, topics: Sequence[str]) -> None:
+        self.counts = {(topic, cause): 0 for topic in topics for cause in get_args(Cause)}
 
     def note(self, source: TopicPartition, first: int, end: int, cause: Cause) -> None:
         """The offsets from `first` up to `end`, which is read or does not exist. None if `end` is not beyond."""
