@@ -50,12 +50,12 @@ class Desk:
         await self.admin.delete_topics([topic])
         await self.create(topic)
 
-    async def send(self, num: int, token: int = 1) -> None:
+    async def send(self, num: int, token: int = 1, own: Sequence[tuple[str, bytes]] = ()) -> None:
         """Requests of distinct correlation ids; a broker may not know a new topic yet."""
         ids, lens = struct.pack("<2I", token, 5), struct.pack("<I", 2)
         value = msgpack.packb({"v": 1, "model": self.model, "task": "embed", "ids": ids, "lens": lens})
         for _ in range(num):
-            headers = [(CORRELATION_ID, b"%d" % self._num_sent), (REPLY_TOPIC, self.replies.encode())]
+            headers = [(CORRELATION_ID, b"%d" % self._num_sent), (REPLY_TOPIC, self.replies.encode()), *own]
             await self._producer.send_and_wait(self.topic, value, partition=0, headers=headers)
             self._num_sent += 1
 
@@ -88,7 +88,7 @@ class Desk:
 
     async def until_committed(self, offset: int) -> Any:
         async with asyncio.timeout(60):
-            while (commit := await self.commit()) is None or commit.offset != offset:
+            while (commit := await self.commit()) is None or commit.offset != offset:  # noqa: ASYNC110 — it asks the broker
                 await asyncio.sleep(0.1)
         return commit
 
@@ -186,6 +186,21 @@ async def test_answers_reach_reply_and_dead_letter_topics_that_are_recreated(
         assert {int(dict(one.headers)[CORRELATION_ID]) for one in replies} == set(range(5, 10))
         assert len(await desk.read(letters, 2)) == 2
         await desk.until_committed(10)
+
+
+async def test_no_header_takes_the_key_of_another_record(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start
+) -> None:
+    """Not that of a record that comes later, either. What the sender says stays visible."""
+    async with open_desk(kafka, unique("claimed")) as desk:
+        await start_worker(kafka, served_name=desk.model).ready()
+        claims = [b"%s-0-%d" % (desk.topic.encode(), offset) for offset in (0, 3, 0, 1)]
+        await desk.send(1)
+        for claim in claims:
+            names = ("penstock-replay-of", "penstock-source", "penstock-source-topic-id", "penstock-replays")
+            await desk.send(1, own=[(name, claim) for name in names])
+        found = {int(dict(one.headers)[CORRELATION_ID]): dict(one.headers) for one in await desk.answered(5)}
+        assert [found[number].get("penstock-replay-of") for number in range(5)] == [None, *claims]
 
 
 async def test_a_client_goes_on_when_its_reply_topic_is_recreated(

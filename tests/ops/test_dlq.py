@@ -235,7 +235,7 @@ class TestAnswers:
     ) -> None:
         broker = Broker()
         await self.outcomes(capsys, request(1), request(9, ("penstock-replay-of", b"t-0-1")), broker=broker)
-        keys = [blake2b(bytes(16) + place, digest_size=16).digest() for place in (b"t-0-1-0", b"t-0-9-0")]
+        keys = [blake2b(bytes(16) + place, digest_size=16).digest() for place in (b"t-0-1-9", b"t-0-9-9")]
         assert [record.key for record in broker.sent] == keys
         assert broker.sent[1].headers == [("kafka_correlationId", b"c"), ("penstock-replay-of", b"t-0-1")]
         reply = decode_reply(broker.sent[0].value)

@@ -159,7 +159,7 @@ class World:
     losses: int = 0  # of connections, in a transaction
     epoch: int = 0  # of the transactional id
     opened: Transaction | None = None  # at the coordinator
-    committed: PartitionProgress = PartitionProgress(0)
+    committed: PartitionProgress = field(default_factory=lambda: PartitionProgress(0))
     committer: int | None = None  # that made the last commit, if it has not died since
     answered: Counter[int] = field(default_factory=Counter)  # visible to readers with read_committed
     owner: int | None = None  # in the eyes of the group

@@ -54,7 +54,9 @@ class TransactionalOutbox(PartitionMarks):
         self._consumer = consumer
         self._offsets = offsets
         self._group_id = settings.group_id
-        self._id_prefix = f"{settings.group_id}:"  # no topic's name has a colon, so no other group and topic share an id
+        self._id_prefix = (
+            f"{settings.group_id}:"  # no topic's name has a colon, so no other group and topic share an id
+        )
         self._window_s = settings.transaction_window_ms / 1e3
         self._timeout_s = settings.transaction_timeout_ms / 1e3
         self._carriers: list[Carrier] = []

@@ -1,4 +1,4 @@
-"""The topic's id and finished offsets as the metadata of a commit: bounded text that another owner reads, or ignores."""
+"""A topic's id and finished offsets as the metadata of a commit: bounded text that another owner reads, or ignores."""
 
 import pytest
 from hypothesis import given

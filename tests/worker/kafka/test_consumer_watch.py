@@ -2,10 +2,9 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+from aiokafka.errors import KafkaError
 from structlog.testing import capture_logs
 
 from penstock.worker.kafka.fetching.consumer_watch import ConsumerFailed, ConsumerWatch

@@ -240,8 +240,8 @@ class TwoPartitions(RuleBasedStateMachine):
             self.tracker.put_back(progress)
 
     def _commit(self, progress: dict[TopicPartition, PartitionProgress]) -> None:
-        for source, (offset, finished, _) in progress.items():
-            self.committed[source] = offset, commit_metadata.encode(offset, finished)
+        for source, one in progress.items():
+            self.committed[source] = one.offset, commit_metadata.of(one)
 
     @initialize()
     def begin(self) -> None:
@@ -271,7 +271,7 @@ class TwoPartitions(RuleBasedStateMachine):
         """So no record is lost, be it before the offset or beyond it."""
         for source, (offset, metadata) in self.committed.items():
             assert self.answered[source].issuperset(range(offset))
-            assert self.answered[source].issuperset(commit_metadata.decode(offset, metadata))
+            assert self.answered[source].issuperset(commit_metadata.decode(offset, metadata)[1])
 
     def teardown(self) -> None:
         """Once everything in flight is answered, everything read is committed, and nothing is left beyond."""

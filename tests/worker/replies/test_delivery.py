@@ -420,6 +420,12 @@ def test_answers_to_one_record_carry_one_key_and_answers_to_others_another(make_
     assert key_of(make_record(b"another value", partition=0, offset=0, timestamp=5)) == keys[0]
 
 
+def test_the_key_of_an_answer_is_that_of_the_wire_format(make_record: MakeRecord) -> None:
+    record = make_record(offset=1234, partition=3, timestamp=1_767_225_600_000)
+    record.topic = "penstock.requests.m"
+    assert key_of(record, bytes(range(16))).hex() == "81e153a5be672c5155f3b6576df30a92"
+
+
 def test_an_answer_is_held_until_it_is_acknowledged_or_refused(
     desk: Desk, info: ModelInfo, make_sequences: MakeSequences, make_record: MakeRecord
 ) -> None:

@@ -62,7 +62,9 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
     jumped: Callable[[TopicPartition, int, int], None] = staticmethod(lambda source, asked, begins: None)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._out_of_range: dict[TopicPartition, int] = {}  # partitions whose log does not have the offset that was asked
+        self._out_of_range: dict[
+            TopicPartition, int
+        ] = {}  # partitions whose log does not have the offset that was asked
         self._asked: defaultdict[int, deque[_Asked]] = defaultdict(lambda: deque(maxlen=_LATELY))  # by broker
         super().__init__(*arguments, **options)
 
