@@ -198,7 +198,8 @@ class Worker:
         self._delivery.reject(rejections)
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
-        await self._drain.partitions(sources, self._processing_bulk, self._settings.drain_s)
+        drain_s = 0.0 if self.consumer.is_evicted else self._settings.drain_s  # what others answer is not finished
+        await self._drain.partitions(sources, self._processing_bulk, drain_s)
         self._quarantine.hand_over()
         await self._committer.commit_last()
         self._ledger.forget(sources)

@@ -198,6 +198,11 @@ class Consumer:
         return "" if self._consumer is None else coordinator.member_id(self._consumer)
 
     @property
+    def is_evicted(self) -> bool:
+        """Whether the group went on without this member: others answer the records that it has."""
+        return self._consumer is not None and coordinator.is_evicted(self._consumer)
+
+    @property
     def waits_for(self) -> str:
         """Why no record of the assignment can come; empty if they can, or if this member is a spare one."""
         if not self.member_id:
