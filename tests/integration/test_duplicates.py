@@ -104,14 +104,13 @@ async def test_a_member_that_slept_through_its_eviction_finishes_nothing_that_ot
 ) -> None:
     """Its batches end after it has heard of the eviction: what it finished then was answered twice."""
     model, reply_topic, gate = unique("zombie"), unique("penstock.replies."), tmp_path / "gate"
+    topic, group = f"penstock.requests.{model}", f"penstock.{model}"
     zombie = await start_worker(kafka, served_name=model, echo_gate=gate, max_batch_tokens=4).ready()
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
         await producer.partitions_for(reply_topic)
-        await send(producer, f"penstock.requests.{model}", model, list(range(60)), reply_topic)
+        await send(producer, topic, model, list(range(60)), reply_topic)
         async with asyncio.timeout(60):
-            while (
-                await group_commit(kafka, f"penstock.{model}", TopicPartition(f"penstock.requests.{model}", 0)) is None
-            ):
+            while await group_commit(kafka, group, TopicPartition(topic, 0)) is None:  # noqa: ASYNC110 — it asks
                 await asyncio.sleep(0.1)  # the mark of its owner, which is committed before a record runs
         os.kill(zombie.process.pid, signal.SIGSTOP)
         other = start_worker(kafka, served_name=model)
@@ -120,7 +119,7 @@ async def test_a_member_that_slept_through_its_eviction_finishes_nothing_that_ot
         await zombie.event("drained")
         gate.touch()
         await zombie.until(lambda: next(iter(zombie.events("partitions_assigned")[1:]), None), "a new assignment", 60)
-        await send(producer, f"penstock.requests.{model}", model, [60], reply_topic)
+        await send(producer, topic, model, [60], reply_topic)
         counts = await replies(kafka, [reply_topic], 61)
     assert counts == dict.fromkeys(range(61), 1)
     assert other.events("partitions_revoked")
