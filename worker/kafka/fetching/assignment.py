@@ -71,6 +71,7 @@ class Assignment:
             self._opening.cancel()
             await asyncio.wait((self._opening,))
         self.next_offsets.clear()
+        self.topic_ids.forget_unknown()
         self._open_sources.clear()
 
     def go_back(self, consumer: AIOKafkaConsumer) -> None:

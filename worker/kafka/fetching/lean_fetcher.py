@@ -62,9 +62,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
     jumped: Callable[[TopicPartition, int, int], None] = staticmethod(lambda source, asked, begins: None)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._out_of_range: dict[
-            TopicPartition, int
-        ] = {}  # partitions whose log does not have the offset that was asked
+        self._out_of_range: dict[TopicPartition, int] = {}  # offsets that were asked for, and that logs do not have
         self._asked: defaultdict[int, deque[_Asked]] = defaultdict(lambda: deque(maxlen=_LATELY))  # by broker
         super().__init__(*arguments, **options)
 
@@ -87,6 +85,8 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
             for waiter in self._fetch_waiters:
                 self._notify(waiter)
         for fault in request.faults:
+            if not assignment.active:  # the next one has read the ids anew
+                break
             if fault.error in (UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID):
                 self.topic_ids.note_unknown(fault.topic)
             elif fault.error == OUT_OF_RANGE:

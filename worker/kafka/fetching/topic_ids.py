@@ -147,6 +147,11 @@ class TopicIds:
                 return found.keys()
             await asyncio.sleep(_RETRY_S)
 
+    def forget_unknown(self) -> None:
+        """The assignment has ended, and nothing is fetched."""
+        self._unknown.clear()
+        self._to_ask.clear()
+
     def note_unknown(self, topic: str) -> None:
         """A broker does not know the id of a topic: it was deleted, or the broker is behind the others."""
         if topic not in self._unknown:
@@ -169,7 +174,7 @@ class TopicIds:
         except KafkaError as error:
             log.warning("topic_ids_unreadable", error=repr(error), retry_s=_RETRY_S)
             return
-        for topic in self._to_ask & found.keys():
+        for topic in self._to_ask & found.keys():  # an assignment may have ended meanwhile
             self._to_ask.remove(topic)
             if found[topic] == self.of(topic):
                 self._unknown.remove(topic)
