@@ -199,7 +199,7 @@ async def test_a_running_worker_waits_for_an_acl_that_was_taken_away(broker: Bro
     with capture_logs() as logs:
         await owner.own({A: 1, B: 1})
     denied = [one for one in logs if one["event"] == "transactions_not_opened"]
-    assert ["WRITE on transactional ids with the prefix g-" in one["hint"] for one in denied] == [True, True]
+    assert ["WRITE on transactional ids with the prefix g:" in one["hint"] for one in denied] == [True, True]
     await owner.run(make_record, (A, 0), (B, 0))
     await owner.outbox.commit_last()
     assert sorted(broker.written) == [b"0-0", b"1-0"]
