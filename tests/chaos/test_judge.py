@@ -23,6 +23,7 @@ REQUESTS, REPLIES, LETTERS = "requests", "replies", "letters"
 POISON = 99
 ADDRESS = (("kafka_correlationId", b"c"), ("kafka_replyTopic", b"replies"))
 DEADLINE_MS = 60_000
+TOPIC_ID = b"0123456789abcdef"
 
 
 def record(topic: str, offset: int, value: bytes, key: bytes | None = None, headers: Headers = ()) -> Record:
@@ -43,7 +44,8 @@ def request(offset: int, *ids: int, headers: Headers = ADDRESS) -> Record:
 
 
 def key_of(record: Record) -> bytes:
-    return hashlib.blake2b(f"{record.topic}-0-{record.offset}".encode(), digest_size=16).digest()
+    place = f"{record.topic}-0-{record.offset}-{record.timestamp}".encode()
+    return hashlib.blake2b(TOPIC_ID + place, digest_size=16).digest()
 
 
 def reply(to: Record, offset: int, *row: float) -> Record:
@@ -117,7 +119,7 @@ def judged(
     commits: Sequence[tuple[int, int]] = COMMITS,
 ) -> Judge:
     judge = Judge(POISON, direct, refusals)
-    judge.requests(requests)
+    judge.requests(requests, {REQUESTS: TOPIC_ID})
     judge.check_sent(set(acknowledged))
     judge.check_results([(packed(5, 6), np.array([2, result], np.float32))])
     for one in replies:
@@ -274,7 +276,7 @@ def test_a_million_requests_fit_into_memory() -> None:
     tracemalloc.start()
     try:
         judge = Judge(POISON, direct)
-        judge.requests(one._replace(headers=[*one.headers]) for one in requests)
+        judge.requests((one._replace(headers=[*one.headers]) for one in requests), {REQUESTS: TOPIC_ID})
         for answer in answers:
             judge.reply(answer, is_copy=False)
         held, _ = tracemalloc.get_traced_memory()

@@ -235,8 +235,9 @@ class TestAnswers:
     ) -> None:
         broker = Broker()
         await self.outcomes(capsys, request(1), request(9, ("penstock-replay-of", b"t-0-1")), broker=broker)
-        assert [record.key for record in broker.sent] == [blake2b(b"t-0-1", digest_size=16).digest()] * 2
-        assert broker.sent[0].headers == [("kafka_correlationId", b"c")]
+        keys = [blake2b(bytes(16) + place, digest_size=16).digest() for place in (b"t-0-1-9", b"t-0-9-9")]
+        assert [record.key for record in broker.sent] == keys
+        assert broker.sent[1].headers == [("kafka_correlationId", b"c"), ("penstock-replay-of", b"t-0-1")]
         reply = decode_reply(broker.sent[0].value)
         assert isinstance(reply, Reply)
         assert reply.vectors is not None
@@ -252,7 +253,7 @@ class TestAnswers:
         record = SimpleNamespace(topic="t", partition=0, offset=1, timestamp=0, key=None, value=value)
         record.headers = [("kafka_replyTopic", b"penstock.replies")]
         async with open_answerer(settings, settings) as answerer:
-            reply = decode_reply((await answerer.answer(record, bulk=False)).value)
+            reply = decode_reply((await answerer.answer(record, bytes(16), bulk=False)).value)
         batch = PackedBatch.of(sequences, [TaskOptions("embed")] * 3)
         assert isinstance(reply, Reply)
         assert reply.vectors is not None

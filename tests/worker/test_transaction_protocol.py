@@ -41,8 +41,8 @@ class SendsAgain(Member):
     """Takes a transaction of unknown outcome for one that was aborted."""
 
     class Plan(TransactionPlan):
-        def settle(self, committed: PartitionProgress | None) -> list[OutAnswer]:
-            self._in_doubt, self._committed = None, None if committed is None else committed.offset
+        def settle(self, committed: PartitionProgress) -> list[OutAnswer]:
+            self._in_doubt, self._committed = None, committed.offset
             return []
 
     plan_class = Plan
@@ -52,7 +52,7 @@ class Trusts(Member):
     """Takes a transaction of unknown outcome for one that was committed."""
 
     class Plan(TransactionPlan):
-        def settle(self, committed: PartitionProgress | None) -> list[OutAnswer]:
+        def settle(self, committed: PartitionProgress) -> list[OutAnswer]:
             return [] if self._in_doubt is None else self.finish()
 
     plan_class = Plan
@@ -77,7 +77,7 @@ class Forgets(Member):
     """Loses the answers of a transaction that was not committed."""
 
     class Plan(TransactionPlan):
-        def settle(self, committed: PartitionProgress | None) -> list[OutAnswer]:
+        def settle(self, committed: PartitionProgress) -> list[OutAnswer]:
             return [*super().settle(committed), *self.take_all()]
 
     plan_class = Plan

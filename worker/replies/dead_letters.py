@@ -25,11 +25,12 @@ from penstock.producer.wire.headers import (
     ERROR_WORKER,
     SOURCE,
     SOURCE_TIMESTAMP_MS,
+    SOURCE_TOPIC_ID,
     Headers,
     position,
+    topic_id_text,
 )
 from penstock.producer.wire.topics import dead_letter_topic
-from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.replies.outlet import OutAnswer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields
@@ -104,7 +105,7 @@ class DeadLetters:
         up. From then on that topic's letters have one attempt each, until it takes one. Otherwise each record at fault
         would hold up the commits of its partition, and keep what is finished behind it in memory.
         """
-        letters = _letters(record.original, [*_reasons(record, fault), *self._reader])
+        letters = _letters(record, [*_reasons(record, fault), *self._reader])
         self._put(record, next(letters), letters, ended)
 
     def _put(
@@ -170,6 +171,7 @@ def _reasons(record: PendingRecord, fault: Fault) -> Headers:
         (ERROR_TYPE, fault.type.encode()),
         (ERROR_ATTEMPTS, b"%d" % attempts),
         (SOURCE, position(original.topic, original.partition, original.offset)),
+        (SOURCE_TOPIC_ID, topic_id_text(record.topic_id)),
         (SOURCE_TIMESTAMP_MS, b"%d" % original.timestamp),
         (DLQ_TOPIC, original.topic.encode()),
         (DLQ_PARTITION, b"%d" % original.partition),
@@ -179,9 +181,10 @@ def _reasons(record: PendingRecord, fault: Fault) -> Headers:
     ]
 
 
-def _letters(record: KafkaRecord, reasons: Headers) -> Iterator[_Letter]:
+def _letters(pending: PendingRecord, reasons: Headers) -> Iterator[_Letter]:
     """The forms of a letter: whole, without the value, the position alone. Headers tell the sizes left out."""
-    key = record.key if record.key is not None else reply_key(record)
+    record, own_key = pending.original, reply_key(pending)
+    key = record.key if record.key is not None else own_key
     yield _Letter(key, record.value, [*record.headers, *reasons], left_out="")
     notes: list[tuple[str, bytes]] = []
     if record.value:
@@ -192,4 +195,4 @@ def _letters(record: KafkaRecord, reasons: Headers) -> Iterator[_Letter]:
     notes.append(("penstock-headers-left-out-bytes", b"%d" % headers_bytes))
     notes.append(("penstock-key-left-out-bytes", b"%d" % len(record.key or b"")))
     value = b"" if record.value else record.value
-    yield _Letter(reply_key(record), value, [*reasons, *notes], left_out="key, value and headers")
+    yield _Letter(own_key, value, [*reasons, *notes], left_out="key, value and headers")

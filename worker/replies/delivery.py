@@ -115,7 +115,7 @@ class Delivery:
         value: bytes,
         done: _Done,
     ) -> _Reply:
-        key, made_at = reply_key(record.original, address.replay_of), time.monotonic()
+        key, made_at = reply_key(record), time.monotonic()
         return _Reply(key, value, address.headers(), done, record, address, made_at)
 
     def _send(self, answers: Iterable[_Reply]) -> None:

@@ -65,6 +65,14 @@ WORKER_METRICS = (
         "Records that an earlier owner of their partition had answered.",
     ),
     MetricDefinition(
+        "penstock_skipped_offsets_total",
+        "counter",
+        "offsets",
+        ("topic", "cause"),
+        "Offsets that no worker of the group reads, because Kafka has deleted their records: `deleted`, `no_commit` "
+        "(so too, before the group had finished anything of the partition) or `recreated` (with their topic).",
+    ),
+    MetricDefinition(
         "penstock_dead_letters_total",
         "counter",
         "records",

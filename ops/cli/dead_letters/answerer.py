@@ -65,9 +65,9 @@ class Answerer:
     def served_name(self) -> str:
         return self._info.name
 
-    async def answer(self, record: KafkaRecord, *, bulk: bool) -> LocalReply:
+    async def answer(self, record: KafkaRecord, topic_id: bytes, *, bulk: bool) -> LocalReply:
         """Compute the reply to a record, which a worker reads from the bulk topic or not. Raises PenstockError."""
-        pending = PendingRecord(record, (record.topic, record.partition), bulk)
+        pending = PendingRecord(record, (record.topic, record.partition), bulk, topic_id)
         requests, rejections = self._validator.validate([pending], time.monotonic(), time.time())
         if not rejections:
             sequences, rejections = await self._preparer.prepare(requests)
@@ -119,5 +119,4 @@ def _batches(
 
 def _reply(request: PendingRequest, value: bytes) -> LocalReply:
     message, address = request.message, request.address
-    key = reply_key(request.record.original, address.replay_of)
-    return LocalReply(address, key, value, message.task, message.num_sequences)
+    return LocalReply(address, reply_key(request.record), value, message.task, message.num_sequences)

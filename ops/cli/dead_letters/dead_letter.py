@@ -12,6 +12,7 @@ from penstock.producer.wire import headers as names
 from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.messages import Request
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 
 _BULK = "bulk:"
 _SHOWN_CHARS = 500
@@ -49,6 +50,11 @@ class DeadLetter:
         if topic is None or partition is None or offset is None:
             return None
         return topic.decode(errors="replace"), partition, offset
+
+    @property
+    def topic_id(self) -> bytes:
+        """The id of its original's topic, as its worker knew it; `NO_TOPIC_ID` if the letter does not say it."""
+        return names.parse_topic_id(self.headers.get(names.SOURCE_TOPIC_ID)) or NO_TOPIC_ID
 
     @property
     def is_bulk(self) -> bool:

@@ -128,8 +128,9 @@ def replay(
 
     $ penstock dlq replay --model intents --reason backend --execute
 
-    A replayed record has the header penstock-replay-of. Its reply has the key of a reply to the original, by which
-    readers can drop duplicates. The letters stay in their topic.
+    A replayed record has the header penstock-replay-of. Its reply has it too, and a key
+    of its own: a reader that trusts the senders can tell by it that two answers are to one record.
+    The letters stay in their topic.
 
     Exit code 1: no letter matches, or the broker refused some. 2: there is no such topic of letters.
     """

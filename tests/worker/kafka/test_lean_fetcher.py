@@ -9,9 +9,12 @@ from aiokafka import TopicPartition
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
 
+from penstock.worker.kafka.fetching.fetch_messages import FetchMessage
 from penstock.worker.kafka.fetching.lean_fetcher import LeanFetcher
+from penstock.worker.kafka.fetching.topic_ids import TopicIds
 
 SOURCE = TopicPartition("requests", 0)
+ASKED = SimpleNamespace(faults=[])
 
 
 class Broker:
@@ -43,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def fetch(broker: Broker, fetcher: Any, num_records: int) -> None:
-    await fetcher._proc_fetch_request(None, 7, None)
+    await fetcher._proc_fetch_request(None, 7, ASKED)
     broker.records = list(range(num_records))
     await fetcher.fetched_records([SOURCE])
 
@@ -60,7 +63,7 @@ async def test_at_a_high_rate_a_fetch_that_brought_several_records_is_followed_l
     await fetch(broker, fetcher, num_records)  # what an earlier fetch has brought does not count
     assert fetcher._paced(clock.now + 0.001) == ({7: pytest.approx(0.005)} if is_paced else {})
     assert fetcher._paced(clock.now + 0.0061) == {}
-    await fetcher._proc_fetch_request(None, 7, None)
+    await fetcher._proc_fetch_request(None, 7, ASKED)
     assert fetcher._paced(clock.now + 0.001) == {}
 
 
@@ -80,7 +83,7 @@ async def test_the_pace_begins_where_turns_would_keep_the_loop_busy(
 async def test_a_burst_after_a_rest_is_followed_at_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     broker = Broker(monkeypatch)
     fetcher: Any = LeanFetcher()
-    await fetcher._proc_fetch_request(None, 7, None)
+    await fetcher._proc_fetch_request(None, 7, ASKED)
     clock.now += 0.1  # for which the broker has held the fetch
     broker.records = list(range(30))
     await fetcher.fetched_records([SOURCE])
@@ -101,6 +104,63 @@ class Client:
     async def send(self, node: int, request: Any) -> Any:
         self.answers.append(self._loop.create_future())
         return await self.answers[-1]
+
+
+async def test_a_topic_of_which_brokers_do_not_know_the_id_is_not_fetched_until_it_is_read_anew() -> None:
+    client, subscriptions = Client(), SubscriptionState()
+    other = TopicPartition("others", 0)
+    subscriptions.subscribe({SOURCE.topic, other.topic})
+    fetcher: Any = LeanFetcher(client, subscriptions)
+    fetcher.topic_ids = TopicIds()
+    try:
+        subscriptions.assign_from_subscribed({SOURCE, other})
+        assignment = subscriptions.subscription.assignment
+        for source in (SOURCE, other):
+            subscriptions.seek(source, 0)
+        fetcher.topic_ids.note_unknown(SOURCE.topic)
+        [(_, request)], *_ = fetcher._get_actions_per_node(assignment)
+        assert [topic for topic, _ in request.topics] == [other.topic]
+        client.get_random_node = lambda: 7
+        client.send = answer_ids
+        await fetcher.topic_ids.read(client, {SOURCE.topic})
+        [(_, request)], *_ = fetcher._get_actions_per_node(assignment)
+        assert {topic for topic, _ in request.topics} == {SOURCE.topic, other.topic}
+    finally:
+        await fetcher.close()
+
+
+async def answer_ids(_node: int, _request: object) -> Any:
+    return SimpleNamespace(topics=[(0, SOURCE.topic, b"0123456789abcdef")])
+
+
+@pytest.mark.parametrize("begins", [90, 3])
+async def test_a_position_that_the_log_does_not_have_is_told_with_where_it_begins(begins: int) -> None:
+    subscriptions = SubscriptionState()
+    subscriptions.subscribe({SOURCE.topic})
+    fetcher: Any = LeanFetcher(Client(), subscriptions)
+    told: list[Any] = []
+    fetcher.jumped = lambda *jump: told.append(jump)
+    try:
+        subscriptions.assign_from_subscribed({SOURCE})
+        assignment = subscriptions.subscription.assignment
+        subscriptions.seek(SOURCE, 10)
+        request = FetchMessage(1, 1, 1, 0, topics=[(SOURCE.topic, [(0, 10, 1)])], topic_ids=TopicIds())
+
+        async def answer(_node: int, asked: Any) -> Any:
+            if asked is request:
+                asked.note(SOURCE.topic, 0, 1)
+                return SimpleNamespace(API_VERSION=11, topics=[(SOURCE.topic, [(0, 1, -1, -1, -1, [], -1, b"")])])
+            return SimpleNamespace(API_VERSION=2, topics=[(SOURCE.topic, [(0, 0, -1, begins)])])
+
+        fetcher._client.send = answer
+        await fetcher._proc_fetch_request(assignment, 7, request)
+        assert told == []
+        await fetcher._update_fetch_positions(assignment, 7, [SOURCE])
+        assert told == [(SOURCE, 10, begins)]
+        await fetcher._update_fetch_positions(assignment, 7, [SOURCE])
+        assert len(told) == 1
+    finally:
+        await fetcher.close()
 
 
 async def test_a_broker_whose_answer_comes_with_a_new_assignment_is_asked_at_once() -> None:

@@ -1,6 +1,7 @@
 """The order of delivery as a list of events, with a fake outbox: produced, acknowledged, finished."""
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -25,6 +26,7 @@ from penstock.producer.wire.headers import ReplyAddress
 from penstock.scheduler import Cause
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.fetching.group import client_id
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.replies import dead_letters
 from penstock.worker.replies.delivery import Delivery
@@ -38,6 +40,10 @@ ADDRESS = ReplyAddress("penstock.replies", 2, b"id", b"trace")
 DEAD_LETTERS = "penstock.requests.tiny.dead-letter"
 MakeSequences = Callable[..., list[PendingSequence]]
 MakeRecord = Callable[..., Any]
+
+
+def key_of(record: Any, topic_id: bytes = NO_TOPIC_ID) -> bytes:
+    return reply_key(PendingRecord(record, (record.topic, record.partition), False, topic_id))
 
 
 class Desk:
@@ -188,6 +194,7 @@ def test_a_dead_letter_keeps_the_original_and_says_why(desk: Desk, make_record: 
         ("penstock-error-type", b"penstock.producer.errors.BadTokenId"),
         ("penstock-error-attempts", b"1"),
         ("penstock-source", b"penstock.requests.tiny-3-7"),
+        ("penstock-source-topic-id", b"A" * 22),
         ("penstock-source-timestamp-ms", b"1234"),
         ("__dlq.errors.topic", b"penstock.requests.tiny"),
         ("__dlq.errors.partition", b"3"),
@@ -210,7 +217,7 @@ def test_an_error_reply_goes_where_and_as_the_request_asked(desk: Desk, make_rec
     record = make_record(b"bad", offset=7)
     reject(desk, record, ADDRESS, BadTokenId("too high", {4: BadTokenId("Given: 9")}))
     topic, partition, reply = desk.sent[0]
-    assert (topic, partition, reply.key) == ("penstock.replies", 2, reply_key(record))
+    assert (topic, partition, reply.key) == ("penstock.replies", 2, key_of(record))
     assert dict(reply.headers) == {"kafka_correlationId": b"id", "traceparent": b"trace"}
     error = msgpack.unpackb(reply.value)["error"]
     assert error == {
@@ -278,7 +285,7 @@ def test_a_key_or_headers_that_no_broker_would_take_are_never_put(
     record = make_record(b"bad", offset=7, **parts)
     reject(desk, record, None, InvalidRequest("no good"))
     [(_, _, letter)] = desk.sent
-    assert (letter.key, letter.value) == (reply_key(record), b"")
+    assert (letter.key, letter.value) == (key_of(record), b"")
     assert sum(len(name) + len(value) for name, value in letter.headers) < 1024
 
 
@@ -303,6 +310,7 @@ def test_headers_too_large_for_the_broker_are_left_out_last(
         "penstock-error-attempts": b"1",
         "penstock-error-worker": client_id(3).encode(),
         "penstock-source": b"penstock.requests.tiny-0-7",
+        "penstock-source-topic-id": b"A" * 22,
         "penstock-source-timestamp-ms": b"0",
         "__dlq.errors.topic": b"penstock.requests.tiny",
         "__dlq.errors.partition": b"0",
@@ -401,11 +409,21 @@ def test_a_reply_that_the_broker_finds_too_large_is_answered_with_an_error(
 
 
 def test_answers_to_one_record_carry_one_key_and_answers_to_others_another(make_record: MakeRecord) -> None:
-    places = [(0, 0), (0, 1), (1, 0)]
-    keys = [reply_key(make_record(partition=partition, offset=offset)) for partition, offset in places]
-    assert len(set(keys)) == 3
+    """Another topic of the same name has another id. An offset of a log that was truncated has another timestamp."""
+    places = itertools.product((0, 1), (0, 1), (5, 6), (NO_TOPIC_ID, b"0123456789abcdef"))
+    keys = [
+        key_of(make_record(partition=partition, offset=offset, timestamp=timestamp), topic_id)
+        for partition, offset, timestamp, topic_id in places
+    ]
+    assert len(set(keys)) == 16
     assert {len(key) for key in keys} == {16}
-    assert reply_key(make_record(b"another value", partition=1, offset=0)) == keys[2]
+    assert key_of(make_record(b"another value", partition=0, offset=0, timestamp=5)) == keys[0]
+
+
+def test_the_key_of_an_answer_is_that_of_the_wire_format(make_record: MakeRecord) -> None:
+    record = make_record(offset=1234, partition=3, timestamp=1_767_225_600_000)
+    record.topic = "penstock.requests.m"
+    assert key_of(record, bytes(range(16))).hex() == "81e153a5be672c5155f3b6576df30a92"
 
 
 def test_an_answer_is_held_until_it_is_acknowledged_or_refused(

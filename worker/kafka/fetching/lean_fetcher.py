@@ -8,12 +8,14 @@ A turn of the worker (a fetch, a batch, a produce request) takes the event loop 
 brings. A broker that is asked again at once answers with a few records, and small turns keep the loop busy. So at a
 high rate a fetch that has brought several records is followed by the next one a little later, counted from when it was
 sent. One that has brought fewer, and any at a low rate, which turns cannot keep busy, is followed at once.
+
+aiokafka tells nobody that it goes on elsewhere than at the position of a partition. Here `jumped` is told.
 """
 
 import random
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -21,7 +23,13 @@ from aiokafka.consumer import consumer
 from aiokafka.consumer.fetcher import Fetcher
 
 from penstock.producer.wire.topics import bulk_topic
-from penstock.worker.kafka.fetching.fetch_messages import FetchMessage
+from penstock.worker.kafka.fetching.fetch_messages import (
+    INCONSISTENT_TOPIC_ID,
+    OUT_OF_RANGE,
+    UNKNOWN_TOPIC_ID,
+    FetchMessage,
+)
+from penstock.worker.kafka.fetching.topic_ids import TopicIds
 
 _BULK = bulk_topic("")
 _NO_LEADER = -1
@@ -50,8 +58,11 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
     _split_of: Any = None  # the assignment of which `_split` is
     _split: Sequence[list[tuple[TopicPartition, Any]]] = ()  # its online and its bulk partitions, with their states
     _num_records = 0  # handed out so far
+    topic_ids = TopicIds()  # of the assignment; the owner of the consumer gives its own, and the next as well
+    jumped: Callable[[TopicPartition, int, int], None] = staticmethod(lambda source, asked, begins: None)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._out_of_range: dict[TopicPartition, int] = {}  # offsets that were asked for, and that logs do not have
         self._asked: defaultdict[int, deque[_Asked]] = defaultdict(lambda: deque(maxlen=_LATELY))  # by broker
         super().__init__(*arguments, **options)
 
@@ -73,7 +84,23 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         if await super()._proc_fetch_request(assignment, node_id, request):
             for waiter in self._fetch_waiters:
                 self._notify(waiter)
+        for fault in request.faults:
+            if not assignment.active:  # the next one has read the ids anew
+                break
+            if fault.error in (UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID):
+                self.topic_ids.note_unknown(fault.topic)
+            elif fault.error == OUT_OF_RANGE:
+                self._out_of_range[TopicPartition(fault.topic, fault.partition)] = fault.offset
         return False
+
+    async def _update_fetch_positions(self, assignment: Any, node_id: int, tps: Any) -> bool:
+        """Find the beginnings of logs that do not have the positions of their partitions."""
+        needs_wakeup = bool(await super()._update_fetch_positions(assignment, node_id, tps))
+        for source in self._out_of_range.keys() & tps:
+            state = assignment.state_value(source)
+            if state.has_valid_position:
+                self.jumped(source, self._out_of_range.pop(source), state.position)
+        return needs_wakeup
 
     async def fetched_records(
         self,
@@ -125,7 +152,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         leader_of, waiting = self._client.cluster.leader_for_partition, self._records
         for source, state in self._in_order(assignment):
             node = leader_of(source)
-            if node in busy or source in waiting:
+            if node in busy or source in waiting or self.topic_ids.is_unknown(source.topic):
                 continue
             if node is None or node == _NO_LEADER:
                 is_leader_unknown = True
@@ -151,8 +178,9 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
             yield from part[:start]
 
     def _request(self, topics: dict[str, list[tuple[int, int, int]]]) -> FetchMessage:
-        bounds = self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes
-        return FetchMessage(*bounds, self._isolation_level, list(topics.items()), rack_id=self._client_rack or "")
+        bounds = self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes, self._isolation_level
+        rack = self._client_rack or ""
+        return FetchMessage(*bounds, topics=list(topics.items()), rack_id=rack, topic_ids=self.topic_ids)
 
 
 def _is_bulk(source: TopicPartition) -> bool:
