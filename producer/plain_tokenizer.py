@@ -75,7 +75,7 @@ def _is_word_piece(model: Any, named: _Named) -> bool:
         return False
     kept: Any = model
     is_made = kept.continuing_subword_prefix == "##" and kept.max_input_chars_per_word == 100  # its defaults
-    return is_made and kept.unk_token == named["unk_token"][0]
+    return bool(is_made and kept.unk_token == named["unk_token"][0])
 
 
 def _is_byte_pairs(model: Any, named: _Named) -> bool:
@@ -173,7 +173,7 @@ def _named_tokens(root: Path, options: _Options, kind: _Kind, backend: Any) -> _
         if stated is None and name not in kind.tokens:
             continue
         content = stated.get("content") if isinstance(stated, dict) else stated
-        if content not in by_content:
+        if not isinstance(content, str) or content not in by_content:
             return None
         index, token = by_content[content]
         flags = dict.fromkeys(_TOKEN_FLAGS, False)  # of a token that only the class names

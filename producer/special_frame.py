@@ -1,7 +1,7 @@
 """The special tokens before and after a text, and how the ids of a text that is too long are cut between them."""
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,8 @@ class SpecialFrame:
         if len(values) <= max_tokens:
             return values
         first = self.before if self.cuts_left else max_tokens - self.after
-        kept: Any = np.concatenate([values[:first], values[len(values) - (max_tokens - first) :]])
-        return kept
+        kept = np.concatenate([values[:first], values[len(values) - (max_tokens - first) :]])
+        return cast("_Values", kept)
 
 
 def frame_of(plain: Any, *, cuts_left: bool) -> SpecialFrame:

@@ -55,7 +55,7 @@ def _transformer_directory(directory: Path) -> Path | None:
     if not path.is_file():
         return None
     try:
-        root = directory / json.loads(path.read_text(encoding="utf-8"))[0]["path"]
+        root: Path = directory / json.loads(path.read_text(encoding="utf-8"))[0]["path"]
     except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise TokenizerError(f"{path} is not a sentence-transformers module list: {error!r}") from error
     if not root.resolve().is_relative_to(directory.resolve()):
@@ -80,8 +80,9 @@ def _refuse(stated: dict[str, Any], directory: Path) -> None:
 
 def _lower(backend: Any) -> None:
     """Lower-case all text before all else, as sentence-transformers does for `do_lower_case`."""
-    present = backend.normalizer
-    parts = list(present) if isinstance(present, normalizers.Sequence) else [present] * (present is not None)
+    present: Any = backend.normalizer
+    is_sequence = isinstance(present, normalizers.Sequence)
+    parts = list(present) if is_sequence else [present] * (present is not None)
     if not any(isinstance(part, normalizers.Lowercase) for part in parts):
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *parts])
 

@@ -84,6 +84,12 @@ def _without(path: Path, *names: str) -> None:
         (path / name).unlink(missing_ok=True)
 
 
+def _as_older_files(path: Path) -> None:
+    words = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    (path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    _without(path, "tokenizer.json")
+
+
 _TOKEN = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False, "special": False}
 
 
@@ -106,16 +112,7 @@ MAKERS: dict[str, Make] = {
     "bert, other special tokens": _bert(sep_token="[MASK]", mask_token="<m>"),
     "bert, a token in added_tokens_decoder": _then(_bert(), _added_in_the_options),
     "bert, tokens in added_tokens.json": _then(_bert(), _added_in_a_file),
-    "bert, vocab.txt alone": _then(
-        _bert(),
-        lambda path: (
-            (path / "vocab.txt").write_text(
-                "\n".join(json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]),
-                encoding="utf-8",
-            ),
-            _without(path, "tokenizer.json"),
-        )[1],
-    ),
+    "bert, vocab.txt alone": _then(_bert(), _as_older_files),
     "bert, tokenizer.json alone": _then(_bert(), lambda path: _without(path, "tokenizer_config.json", "config.json")),
     "bert, no options": _then(_bert(), lambda path: _without(path, "tokenizer_config.json")),
     "backend": _backend(),
