@@ -45,6 +45,7 @@ async def test_a_read_waits_for_brokers_and_topics_and_not_for_all_of_them() -> 
     cluster = Cluster(KafkaConnectionError(), {"t": b"", "u": b""}, {"t": A, "u": b""})
     assert set(await ids.read(cluster, {"t", "u"})) == {"t"}
     assert (ids.of("t"), ids.of("u")) == (A, NO_TOPIC_ID)
+    assert not await ids.read(cluster, set())
 
 
 async def test_a_topic_with_another_id_was_recreated_and_one_with_its_id_is_read_on() -> None:

@@ -133,8 +133,11 @@ class TopicIds:
         return topic in self._unknown
 
     async def read(self, client: Any, topics: Collection[str]) -> Collection[str]:
-        """Read the ids anew. Returns the topics that have one, at least one of them: waits for brokers and topics."""
-        while True:
+        """Read the ids anew. Returns the topics that have one, at least one of them: waits for brokers and topics.
+
+        A spare member asks for none.
+        """
+        while topics:
             try:
                 found = await fetch_topic_ids(client, topics)
             except KafkaError as error:
@@ -146,6 +149,7 @@ class TopicIds:
                 self._to_ask -= found.keys()
                 return found.keys()
             await asyncio.sleep(_RETRY_S)
+        return ()
 
     def forget_unknown(self) -> None:
         """The assignment has ended, and nothing is fetched."""
