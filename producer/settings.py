@@ -119,6 +119,13 @@ class KafkaSettings(FileSettings):
     ssl_endpoint_identification_algorithm: Literal["https", "none"] = Field(
         "https", description="https: the certificate must name the broker's host. none: any host."
     )
+    connect_timeout_s: float | None = Field(
+        30.0,
+        gt=0,
+        le=1e6,
+        description="Longest wait for Kafka to answer when a client or a command connects, and in a command that reads "
+        "or sends records.",
+    )
     fetch_max_wait_ms: int = Field(
         500,
         ge=1,
