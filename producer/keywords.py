@@ -6,6 +6,8 @@ from typing import Literal, TypedDict
 
 from pydantic import SecretStr
 
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+
 
 class ClientKeywords(TypedDict, total=False):
     """The fields of `ClientSettings`."""
@@ -32,7 +34,7 @@ class ClientKeywords(TypedDict, total=False):
     fetch_max_wait_ms: int
     topic: str | None
     reply_topic: str
-    isolation_level: Literal["read_uncommitted", "read_committed"]
+    isolation_level: IsolationLevel
     timeout_s: float
     max_in_flight: int
     sequences_per_record: int

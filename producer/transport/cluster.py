@@ -68,9 +68,9 @@ class KafkaCluster:
         try:
             async with asyncio.timeout(self.connect_timeout_s) as limit:
                 yield
-        except TimeoutError as error:
+        except TimeoutError:
             if limit.expired():
-                raise self.unreachable() from error
+                raise self.unreachable() from None
             raise
 
     def unreachable(self) -> KafkaUnreachable:

@@ -47,8 +47,8 @@ def read_generation(given: object, prefix: str = "") -> GivenOptions:
             read[name] = read_value(value.item() if isinstance(value, np.generic) else value)
         except (TypeError, ValueError, OverflowError) as error:
             shown = repr(value)[:40] if isinstance(value, str | int | float | bool) else "another type"
-            fault = WrongArgument if isinstance(error, TypeError) else InvalidRequest
-            raise fault(f"`{prefix}generation.{name}` must be {expected}. Given: {shown}") from None
+            wrong = WrongArgument if isinstance(error, TypeError) else InvalidRequest
+            raise wrong(f"`{prefix}generation.{name}` must be {expected}. Given: {shown}") from None
     return tuple(sorted(read.items()))
 
 

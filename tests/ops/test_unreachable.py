@@ -3,16 +3,24 @@
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from penstock import Client, KafkaUnreachable, SyncClient
+from penstock import Client, Expired, KafkaUnreachable, SyncClient
+from penstock.ops.cli.checks import probes
+from penstock.ops.cli.checks.finding import Finding
 from penstock.ops.cli.command_settings import settings_by_command
-from penstock.ops.cli.main import COMMANDS, app
+from penstock.ops.cli.main import app
+from penstock.ops.kafka import MockBroker
+from penstock.producer.caller import Caller, raise_first
 from penstock.producer.settings import KafkaSettings
+from penstock.producer.wire.messages import Request
+from penstock.worker.control_socket import EXIT_CANNOT_START
 
 TIMEOUT_S = 0.2
 DOES_NOT_ANSWER = f"does not answer within {TIMEOUT_S:g} s"
@@ -22,16 +30,27 @@ WAITING = {
     "embed": ["embed", "--model", "m", "--text", "x"],
     "classify": ["classify", "--model", "m", "IN", "OUT"],
     "generate": ["generate", "--model", "m", "--wait", "IN", "OUT"],
-    "rerank": ["rerank", "--model", "m", "--query-column", "text", "IN", "OUT"],
+    "rerank": ["rerank", "--model", "m", "--query-column", "text", "--document-column", "text", "IN", "OUT"],
     "dlq ls": ["dlq", "ls", "--model", "m"],
     "dlq show": ["dlq", "show", "--model", "m", "0:0"],
     "dlq replay": ["dlq", "replay", "--model", "m", "--execute"],
     "dlq answer": ["dlq", "answer", "--model", "null", "--execute"],
     "replay": ["replay", "--topic", "t", "--partition", "0", "--from", "0"],
-    "worker": ["worker", "--model", "null"],  # with the option; without it, it goes on trying
 }
-# Those that have settings of Kafka, and do not connect.
-CONFIG = {"config worker", "config client"}
+# Others with settings of Kafka: a worker, which goes on trying without the option, and two that do not connect.
+OTHERS = {"worker", "config worker", "config client"}
+CALLS: dict[str, Callable[[SyncClient], object]] = {
+    "embed": lambda client: client.embed("x"),
+    "classify": lambda client: client.classify("x"),
+    "rerank": lambda client: client.rerank("x", ["y"]),
+    "token_classify": lambda client: client.token_classify("x"),
+    "generate": lambda client: client.generate("x"),
+    "stream": lambda client: list(client.stream("x")),
+    "sequence": lambda client: client.sequence([{"tokens": [1]}]),
+    "map": lambda client: raise_first(client.map("embed", ["x"])),
+    "map_rows": lambda client: raise_first([result for _, result in client.map_rows("embed", ["x"])]),
+    "request": lambda client: client.request(Request("m", "embed", text=("x",))),
+}
 
 
 def refused(stack: contextlib.ExitStack) -> str:
@@ -76,13 +95,15 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_every_command_with_an_address_is_among_them() -> None:
     found = {name for name, of in settings_by_command().items() if issubclass(of, KafkaSettings)}
-    assert {name for name in found if name.split()[0] in COMMANDS and not name.startswith("bench")} - CONFIG == {
-        *WAITING
-    }
+    assert {name for name in found if not name.startswith("bench")} == WAITING.keys() | OTHERS
 
 
 @pytest.mark.parametrize("command", WAITING)
-def test_a_command_ends_and_says_who_does_not_answer(command: str, address: str, tmp_path: Path) -> None:
+def test_a_command_ends_and_says_who_does_not_answer(
+    command: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for probe in ("gpu", "processor"):  # they load torch
+        monkeypatch.setattr(probes, probe, lambda settings: Finding("", "not checked", ""))
     (tmp_path / "in.csv").write_text("text\nhello\n")
     paths = {"IN": str(tmp_path / "in.csv"), "OUT": str(tmp_path / "out.csv")}
     arguments = [paths.get(argument, argument) for argument in WAITING[command]]
@@ -93,7 +114,7 @@ def test_a_command_ends_and_says_who_does_not_answer(command: str, address: str,
         "NO_COLOR": "1",
     }
     result = CliRunner().invoke(app, arguments, env=environment)
-    assert result.exit_code == (3 if command == "worker" else 1), result.output
+    assert result.exit_code == 1, result.output
     assert f"{address} {DOES_NOT_ANSWER}" in result.output
     assert "Traceback" not in result.output
 
@@ -117,5 +138,30 @@ def test_a_sync_client_that_starts(address: str) -> None:
 
 def test_the_default_is_thirty_seconds_and_a_worker_goes_on() -> None:
     by_command = settings_by_command()
-    defaults = {name: by_command[name].model_fields["connect_timeout_s"].default for name in WAITING}
+    defaults = {name: by_command[name].model_fields["connect_timeout_s"].default for name in (*WAITING, "worker")}
     assert defaults == dict.fromkeys(WAITING, 30.0) | {"worker": None, "check": None}  # a check waits 5 s
+
+
+@pytest.mark.slow
+def test_a_worker_ends_where_it_is_told_so() -> None:
+    arguments = ["worker", "--model", "null", "--bootstrap-servers", "127.0.0.1:1", "--connect-timeout-s", "0.2"]
+    done = subprocess.run([sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, timeout=100)
+    assert done.returncode == EXIT_CANNOT_START, done.stderr
+    assert f"Kafka at 127.0.0.1:1 {DOES_NOT_ANSWER}" in done.stderr
+
+
+def test_a_call_ends_by_its_deadline_when_the_broker_is_lost() -> None:
+    with MockBroker() as broker:
+        servers = broker.bootstrap_servers
+        client = SyncClient(model="m", bootstrap_servers=servers, fetch_max_wait_ms=5, timeout_s=TIMEOUT_S)
+        client.start()
+    with client:
+        for call in CALLS.values():
+            with pytest.raises(Expired, match=f"Kafka at {servers} did not take the request"):
+                call(client)
+
+
+def test_every_call_of_a_client_is_among_them() -> None:
+    public = {name for name in vars(Client) | vars(Caller) if not name.startswith("_")}
+    assert public == CALLS.keys() | {"start", "close"}
+    assert public <= set(dir(SyncClient))

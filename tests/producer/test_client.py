@@ -685,7 +685,9 @@ async def test_what_was_generated_comes_with_its_finish_and_text(monkeypatch: py
         ]
         assert await client.generate(ids=[[1]]) == [Generation((7, 2040), "length")]
         with pytest.raises(InvalidRequest, match=r"none of `generate`, or not implemented\. Given: 'beams'"):
-            await client.generate("a", beams=2)
+            await client.generate("a", beams=2)  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match=r"Given: 'num_beam'\. Did you mean `num_beams`\?"):
+            await client.generate("a", num_beam=4)  # type: ignore[call-arg]
     beams = Options(truncate=True, generation=(("max_new_tokens", 5), ("num_beams", 2)))
     assert [request.options for request in loop.requests] == [beams, beams, Options()]  # a record for each
     async with connected(monkeypatch, echo, tokenizer=CHECKPOINT) as (client, loop):
