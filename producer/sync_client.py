@@ -38,7 +38,7 @@ def _blocking(
 
     @functools.wraps(method)
     def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._call(method(self._client, *args, **kwargs))
+        return self._call(lambda: method(self._client, *args, **kwargs))
 
     return call
 
@@ -108,7 +108,7 @@ class SyncClient:
         """`Client.stream` as an iterator: `for so_far in client.stream(…)`."""
         partials = self._client.stream(text, ids=ids, truncate=truncate, timeout_s=timeout_s, **generation)
         try:
-            while (so_far := self._call(_next(partials))) is not None:
+            while (so_far := self._call(lambda: _next(partials))) is not None:
                 yield so_far
         finally:
             with suppress(ShuttingDown):
@@ -138,7 +138,7 @@ class SyncClient:
     ) -> Iterator[tuple[RowBatch, list[Result]]]:
         """Each batch with its results. The stream on the loop asks for batches and hands on results, one at a time."""
         events: queue.SimpleQueue[_Wanted | _Answered | None] = queue.SimpleQueue()
-        answering = self._thread.begin(self._started(self._answer(task, events, options, timeout_s)))
+        answering = self._thread.begin(self._started(lambda: self._answer(task, events, options, timeout_s)))
         answering.add_done_callback(lambda _: events.put(None))
         try:
             while (event := events.get()) is not None:
@@ -176,16 +176,12 @@ class SyncClient:
                 events.put((answer, taken))
                 await taken
 
-    def _call(self, work: Coroutine[Any, Any, R]) -> R:
+    def _call(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         return self._thread.run(self._started(work))
 
-    async def _started(self, work: Coroutine[Any, Any, R]) -> R:
-        try:
-            await self._start()
-        except BaseException:
-            work.close()
-            raise
-        return await work
+    async def _started(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        await self._start()
+        return await work()
 
     async def _start(self) -> None:
         async with self._starting:

@@ -3,10 +3,12 @@
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 
 from penstock.ops.kafka.errors import BrokerFailed
 
 _BYTES = 64 * 1024
+_END_S = 2.0
 
 
 class Forwarder:
@@ -19,12 +21,14 @@ class Forwarder:
             self._listening = socket.create_server(("127.0.0.1", port))
         except OSError as error:
             raise BrokerFailed(f"Port {port} of 127.0.0.1 cannot be used: {error.strerror}.") from error
-        threading.Thread(target=self._accept, name=f"port {port}", daemon=True).start()
+        self._threads = [_started(self._accept)]
 
     def close(self) -> None:
-        """Accept no more. Connections end with the server behind."""
+        """Accept no more, and wait a moment for the connections, which end with the server behind."""
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # ends `accept`
+        for thread in list(self._threads):
+            thread.join(_END_S)
         self._listening.close()
 
     def _accept(self) -> None:
@@ -33,17 +37,23 @@ class Forwarder:
                 caller, _ = self._listening.accept()
             except OSError:
                 return
-            try:
-                server = socket.create_connection(("127.0.0.1", self._to))
-            except OSError:
-                caller.close()
-                continue
-            for source, target in ((caller, server), (server, caller)):
-                threading.Thread(target=_copy, args=(source, target), daemon=True).start()
+            self._threads.append(_started(lambda caller=caller: self._forward(caller)))
+
+    def _forward(self, caller: socket.socket) -> None:
+        with caller, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._to)) as server:
+            back = _started(lambda: _copy(server, caller))
+            _copy(caller, server)
+            back.join()
+
+
+def _started(run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Copy one direction. Its end ends both, and the other direction's thread with it."""
+    """Copy one direction. Its end ends the other one."""
     with contextlib.suppress(OSError):
         while data := source.recv(_BYTES):
             target.sendall(data)

@@ -65,8 +65,8 @@ class MockBroker:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._owner = None  # the last reference to the client; librdkafka stops the cluster with it
         if self._forwarder is not None:
             self._forwarder.close()
             self._forwarder = None
-        self._owner = None  # the last reference to the client; librdkafka stops the cluster with it
         self._bootstrap_servers = ""

@@ -157,7 +157,7 @@ async def test_a_call_from_a_foreign_loop_raises_at_once_and_names_the_cause(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     async with connected(monkeypatch, first_ids) as (client, loop):
-        with pytest.raises(WrongLoop, match="started on another event loop.*use SyncClient") as caught:
+        with pytest.raises(WrongLoop, match=r"started on another event loop.*use SyncClient") as caught:
             await asyncio.to_thread(lambda: asyncio.run(CALLS[name](client)))  # type: ignore[arg-type]  # a coroutine
         assert isinstance(caught.value, PenstockError | RuntimeError)
         assert loop.requests == []
