@@ -1,6 +1,7 @@
 """A port that forwards connections to another one of this machine."""
 
 import contextlib
+import functools
 import socket
 import threading
 from collections.abc import Callable
@@ -37,7 +38,7 @@ class Forwarder:
                 caller, _ = self._listening.accept()
             except OSError:
                 return
-            self._threads.append(_started(lambda caller=caller: self._forward(caller)))
+            self._threads.append(_started(functools.partial(self._forward, caller)))
 
     def _forward(self, caller: socket.socket) -> None:
         with caller, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._to)) as server:

@@ -29,9 +29,7 @@ _PAIR, _STRING, _EITHER = "a pair of strings, as a tuple", "a string", "a string
 _WANTED = {"rerank": _PAIR, "token_classify": _STRING, "generate": _STRING}
 
 
-def check(
-    task: str, texts: Sequence[Text] | Sequence[Mapping[str, Any]] | None, ids: Sequence[npt.ArrayLike] | None
-) -> tuple[Kind, list[Checked]]:
+def check(task: str, texts: Sequence[Any] | None, ids: Sequence[npt.ArrayLike] | None) -> tuple[Kind, list[Checked]]:
     """The sequences of a call; a faulty one is replaced by its error. For the task `sequence`, `texts` are maps.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, get_type_hints
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
 from penstock import Client, InvalidRequest, Options, PenstockError, SyncClient, WrongArgument, WrongLoop

@@ -121,7 +121,7 @@ async def test_a_list_shares_its_last_record() -> None:
 
 async def test_nothing_that_can_be_sent_is_no_record() -> None:
     worker = Worker()
-    assert shown(await ask(make(worker), [[], None])) == shown(check("embed", None, [[], None])[1])  # type: ignore[list-item]  # errors
+    assert shown(await ask(make(worker), [[], None])) == shown(check("embed", None, [[], None])[1])  # type: ignore[arg-type,list-item]  # errors
     assert worker.records == []
 
 
