@@ -60,17 +60,19 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Names are looked up on first use: every import of a room runs this module."""
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # type checkers would take any name
 
-        return version("penstock")
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    def __getattr__(name: str) -> Any:
+        """Names are looked up on first use: every import of a room runs this module."""
+        if name == "__version__":
+            from importlib.metadata import version
 
-    return getattr(import_module("penstock.producer"), name)
+            return version("penstock")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module("penstock.producer"), name)
 
 
 def __dir__() -> list[str]:
