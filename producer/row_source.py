@@ -105,7 +105,7 @@ def _text_of(row: Any, columns: Sequence[str]) -> Text | PenstockError:
     is_pair = isinstance(row, tuple) and len(row) == 2
     if all(isinstance(part, str) for part in (row if is_pair else (row,))):
         return row  # type: ignore[no-any-return]  # checked in this line's condition
-    return WrongArgument(f"A text must be a string, or a pair of strings as a tuple. Given: {type(row).__name__}")
+    return WrongArgument(f"A text must be a string or a pair of strings. Given: {type(row).__name__}")
 
 
 def _arrow(rows: Any) -> "Iterable[pa.RecordBatch] | None":
