@@ -13,6 +13,8 @@
     ├── BackendError       backend            the engine failed on this input
     └── ShuttingDown       shutting_down      the worker or client is closing                 (retriable)
 
+`caller_errors` has those that no reply carries.
+
 `retriable`: sending the same bytes again may succeed. It is a property of the class.
 """
 

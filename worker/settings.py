@@ -62,6 +62,13 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
 
     table: ClassVar[str] = "worker"
 
+    connect_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="Longest wait for Kafka to answer when the worker starts, which then ends. Default: it goes on "
+        "trying, and logs that it does.",
+    )
     processes: Annotated[int | None, BeforeValidator(_open_if_auto)] = Field(
         None,
         ge=1,

@@ -37,6 +37,7 @@ from penstock.ops.chaos.verdict.latencies import MOST_RECOVERY_S, SLOW_S
 from penstock.ops.chaos.verdict.read_topics import read_topics, topic_ids
 from penstock.ops.chaos.verdict.refusals import refusals
 from penstock.ops.kafka import BrokerCluster
+from penstock.producer.keywords import IsolationLevel
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
 
 _NAME = "chaos"
@@ -74,7 +75,9 @@ class ChaosRun:
             TopicFaults(self._servers, self._privileges, settings.outage_s / 2, self._num_assignments),
             CacheFaults(self.worker, folder / "cache.sqlite", settings.outage_s / 2),
         )
-        self._isolation = "read_committed" if settings.delivery == "exactly_once" else "read_uncommitted"
+        self._isolation: IsolationLevel = (
+            "read_committed" if settings.delivery == "exactly_once" else "read_uncommitted"
+        )
         self.traffic = Traffic(
             Calls(self._servers, _NAME, self._isolation, info.vocab_size, settings.callers, settings.seed),
             RawLoad(self._servers, _NAME, self.topics[0], info.vocab_size, settings.rate, settings.seed),

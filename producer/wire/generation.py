@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.producer.caller_errors import WrongArgument, did_you_mean
 from penstock.producer.errors import InvalidRequest
 
 GivenOptions = tuple[tuple[str, Any], ...]  # sorted by name; lists are tuples
@@ -16,7 +17,7 @@ GivenOptions = tuple[tuple[str, Any], ...]  # sorted by name; lists are tuples
 MAX_TOKENS_LISTED = 4096  # of one option that lists tokens
 _MAX_TOKEN = 2**31 - 1
 _MAX_SEED = 2**63 - 1
-_Read = Callable[[object], Any]  # the value in its one form; raises ValueError
+_Read = Callable[[object], Any]  # the value in its one form; raises TypeError or ValueError
 
 
 def read_generation(given: object, prefix: str = "") -> GivenOptions:
@@ -25,7 +26,8 @@ def read_generation(given: object, prefix: str = "") -> GivenOptions:
     Which numbers a model allows is for its worker to say.
 
     Raises:
-        InvalidRequest: an option is unknown or not implemented, or has another type; the message names it.
+        WrongArgument: an option is unknown or not implemented, or has another type; the message names it.
+        InvalidRequest: `given` is no map, or an option is out of range.
     """
     if isinstance(given, tuple):
         given = dict(given) if all(isinstance(pair, tuple) and len(pair) == 2 for pair in given) else None
@@ -35,27 +37,31 @@ def read_generation(given: object, prefix: str = "") -> GivenOptions:
     for name, value in given.items():
         if name not in GENERATION_OPTIONS:
             shown = repr(name[:40]) if isinstance(name, str) else "no name"
+            near = did_you_mean(name, GENERATION_OPTIONS) if isinstance(name, str) and len(name) <= 40 else ""
             fault = "an option is none of `generate`, or not implemented"
-            raise InvalidRequest(f"`{prefix}generation`: {fault}. Given: {shown}")
+            raise WrongArgument(f"`{prefix}generation`: {fault}. Given: {shown}{near and '.' + near}")
         if value is None:
             continue
         expected, read_value = GENERATION_OPTIONS[name]
         try:
             read[name] = read_value(value.item() if isinstance(value, np.generic) else value)
-        except (ValueError, OverflowError):
+        except (TypeError, ValueError, OverflowError) as error:
             shown = repr(value)[:40] if isinstance(value, str | int | float | bool) else "another type"
-            raise InvalidRequest(f"`{prefix}generation.{name}` must be {expected}. Given: {shown}") from None
+            wrong = WrongArgument if isinstance(error, TypeError) else InvalidRequest
+            raise wrong(f"`{prefix}generation.{name}` must be {expected}. Given: {shown}") from None
     return tuple(sorted(read.items()))
 
 
 def _bool(value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError
+        raise TypeError
     return value
 
 
 def _int(value: object, most: int = _MAX_TOKEN) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError
+    if not 0 <= value <= most:
         raise ValueError
     return value
 
@@ -65,7 +71,9 @@ def _seed(value: object) -> int:
 
 
 def _float(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError
+    if not math.isfinite(value):
         raise ValueError
     return float(value)
 
@@ -84,9 +92,9 @@ def _tokens(value: object) -> tuple[int, ...]:
 
 
 def _words(value: object) -> tuple[tuple[int, ...], ...]:
-    if not isinstance(value, list | tuple) or len(value) > MAX_TOKENS_LISTED:
-        raise ValueError
-    if not all(isinstance(word, list | tuple) for word in value) or sum(map(len, value)) > MAX_TOKENS_LISTED:
+    if not isinstance(value, list | tuple) or not all(isinstance(word, list | tuple) for word in value):
+        raise TypeError
+    if max(len(value), sum(map(len, value))) > MAX_TOKENS_LISTED:
         raise ValueError
     return tuple([_tokens(word) for word in value])
 

@@ -445,7 +445,7 @@ async def test_denied_topics_fail_a_client_with_a_sentence(secured: KafkaBroker,
 
 
 def test_check_reports_a_refusal(secured: KafkaBroker, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_probe, "KAFKA_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(kafka_probe, "_ANSWER_S", 60.0)
     settings = credentials(secured, keys, "PLAIN", "worker")
     options = [part for name, value in settings.items() for part in ("--" + name.replace("_", "-"), str(value))]
     done = CliRunner().invoke(app, ["check", *options], env={"COLUMNS": "200"})

@@ -91,7 +91,7 @@ async def test_a_record_that_cannot_be_sent_again_is_counted_and_the_others_are_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     broker = Broker()
-    replayer = Replayer(OPTIONS, RecordSender(broker))  # type: ignore[arg-type]
+    replayer = Replayer(OPTIONS, RecordSender(broker, KafkaCluster("nowhere:1")))  # type: ignore[arg-type]
     for topic in ("there", "gone", "there"):
         await replayer.offer((topic, 0, 1), RECORD, [], topic)
     await replayer.offer(("there", 0, 2), RECORD, [(UNREADABLE_BATCH, b"a bomb")], "there")
@@ -113,7 +113,7 @@ async def test_the_reason_of_the_first_refusal_is_said(
     error: KafkaError, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker = Broker()
-    replayer = Replayer(OPTIONS, RecordSender(broker))  # type: ignore[arg-type]
+    replayer = Replayer(OPTIONS, RecordSender(broker, KafkaCluster("nowhere:1")))  # type: ignore[arg-type]
     for offset in range(2):
         await replayer.offer(("there", 0, offset), RECORD, [], "there")
     broker.sent[0].done([], error)
@@ -126,7 +126,7 @@ async def test_the_reason_of_the_first_refusal_is_said(
 async def test_a_header_whose_name_could_not_be_read_is_not_sent_again() -> None:
     """A worker would reject the record for it each time."""
     broker = Broker()
-    replayer = Replayer(OPTIONS, RecordSender(broker))  # type: ignore[arg-type]
+    replayer = Replayer(OPTIONS, RecordSender(broker, KafkaCluster("nowhere:1")))  # type: ignore[arg-type]
     await replayer.offer(("there", 0, 1), RECORD, [(UNREADABLE, b"1"), ("mine", b"2")], "there")
     (sent,) = broker.sent
     assert sent.headers == [("mine", b"2"), ("penstock-replay-of", b"there-0-1"), ("penstock-replays", b"1")]
@@ -209,7 +209,7 @@ class TestAnswers:
     ) -> list[dict[str, Any]]:
         given: dict[str, Any] = {"model": "null", "max_batch_tokens": 3}
         settings = AnswerSettings(**given)
-        sender = None if broker is None else RecordSender(broker)  # type: ignore[arg-type]
+        sender = None if broker is None else RecordSender(broker, KafkaCluster("nowhere:1"))  # type: ignore[arg-type]
         async with open_answerer(settings, settings) as answerer:
             answers = LetterAnswers(replace(OPTIONS, as_json=True), answerer, sender)
             for one in letters:

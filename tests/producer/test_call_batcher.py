@@ -51,7 +51,7 @@ def make(worker: Worker, *, share: bool = True, sequences_per_record: int = 64) 
 async def ask(
     batcher: CallBatcher, ids: Sequence[Any], *, dtype: str = "float32", timeout_s: float = 30
 ) -> list[Result]:
-    return await batcher.results("embed", Options(dtype=dtype), *check(None, ids), timeout_s)
+    return await batcher.results("embed", Options(dtype=dtype), *check("embed", None, ids), timeout_s)
 
 
 def shown(results: list[Result]) -> list[object]:
@@ -121,7 +121,7 @@ async def test_a_list_shares_its_last_record() -> None:
 
 async def test_nothing_that_can_be_sent_is_no_record() -> None:
     worker = Worker()
-    assert shown(await ask(make(worker), [[], None])) == shown(check(None, [[], None])[1])  # type: ignore[arg-type,list-item]  # errors
+    assert shown(await ask(make(worker), [[], None])) == shown(check("embed", None, [[], None])[1])  # type: ignore[arg-type,list-item]  # errors
     assert worker.records == []
 
 
@@ -180,9 +180,9 @@ async def test_an_error_of_the_whole_record_is_that_of_each_call(error: Exceptio
 
 
 def test_texts_and_pairs_are_told_apart() -> None:
-    assert check(["a", "b"], None)[0] is Kind.TEXTS
-    assert check(["a", ("b", "c")], None)[0] is Kind.PAIRS
-    assert check(None, [[1]])[0] is Kind.IDS
+    assert check("embed", ["a", "b"], None)[0] is Kind.TEXTS
+    assert check("embed", ["a", ("b", "c")], None)[0] is Kind.PAIRS
+    assert check("embed", None, [[1]])[0] is Kind.IDS
 
 
 IDS = st.lists(st.integers(1, 9) | st.sampled_from([1000, 1001, 2000, 2001]), max_size=3)

@@ -66,7 +66,7 @@ class TransactionalOutbox(PartitionMarks):
         self._has_opened = False  # an assignment, once or more often
 
     async def start(self) -> None:
-        """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
+        """Connect, and log that the broker is waited for. Raises KafkaUnreachable and KafkaRefused."""
         while len(self._carriers) < _CARRIERS:
             self._carriers.append(Carrier(await connect(self._cluster, self._make_carrier)))
 

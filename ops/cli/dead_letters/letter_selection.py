@@ -62,9 +62,9 @@ class Selection:
 async def read_letters(cluster: KafkaCluster, topic: str, selection: Selection) -> AsyncGenerator[DeadLetter]:
     """The chosen letters of both dead-letter topics of a request topic, without those that come meanwhile.
 
-    One of them may be missing. Waits for the broker without limit, and logs it.
+    One of them may be missing.
 
-    Raises KafkaRefused, and BadUsage if no topic that was chosen exists.
+    Raises KafkaUnreachable, KafkaRefused, and BadUsage if no topic that was chosen exists.
     """
     async with open_reader(cluster) as reader:
         topics = {bulk: letters_topic(topic, bulk=bulk) for bulk in selection.kinds}
