@@ -9,8 +9,10 @@ import structlog
 from penstock.engine.cpu.engine import CpuEngine
 from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, gpu_precision
+from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families import FAMILIES, family_of
 from penstock.engine.families.heads import checkpoint_heads, linear_head
+from penstock.engine.model.admission import GENERATE
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
 from penstock.engine.model.heads import Head, on_device
 from penstock.engine.model.length_limit import stated_max_tokens
@@ -49,6 +51,11 @@ def load_engine(
     """
     directory = resolve_model(model)
     checkpoint = read_checkpoint(directory)
+    if checkpoint.task == GENERATE:
+        raise UnsupportedCheckpoint(
+            f"{directory}: this checkpoint generates, and is no encoder. Serve it without a head and not padded; its "
+            "encoder alone is served if it is saved as an ...EncoderModel."
+        )
     own_name = name or default_name(model)
     revision = revision_of(directory, (Path(head),) if head is not None else ())
     if _runs_padded(engine, checkpoint):
@@ -70,6 +77,7 @@ def _load_packed(
     width = tail.width(weights.hidden_size)
     dim = min(width, tail.dimensions or width)
     heads = {"classify": linear_head(Path(head), dim)} if head is not None else checkpoint_heads(checkpoint)
+    checkpoint.weights.require_layers_used()
     info = ModelInfo(
         name=name,
         revision=revision,

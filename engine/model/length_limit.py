@@ -3,13 +3,10 @@
 from pathlib import Path
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.model.checkpoint import Checkpoint, Config, read_json
+from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.files import read_optional
+from penstock.engine.model.module_list import TRANSFORMER_CONFIGS
 
-# Of which sentence-transformers reads the first that says anything.
-_SENTENCE_CONFIGS = tuple(
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
 _ARGUMENTS = ("processor_kwargs", "tokenizer_args")
 _UNLIMITED = 10**20  # transformers takes larger limits for none
 
@@ -24,7 +21,7 @@ def stated_max_tokens(checkpoint: Checkpoint) -> int | None:
     own = _of_sentence_config(root) if checkpoint.modules else None
     if own is not None:
         return own
-    options = _read(root / "tokenizer_config.json")
+    options = read_optional(root / "tokenizer_config.json")
     limits = [
         _limit(root, options.get("model_max_length", options.get("max_len"))),
         _limit(root, checkpoint.config.get("max_position_embeddings"), no_limit=-1),
@@ -33,7 +30,7 @@ def stated_max_tokens(checkpoint: Checkpoint) -> int | None:
 
 
 def _of_sentence_config(root: Path) -> int | None:
-    stated = next(filter(None, (_read(root / name) for name in _SENTENCE_CONFIGS)), {})
+    stated = next(filter(None, (read_optional(root / name) for name in TRANSFORMER_CONFIGS)), {})
     for key in _ARGUMENTS:
         arguments = stated.get(key)
         if isinstance(arguments, dict) and "model_max_length" in arguments:
@@ -47,7 +44,3 @@ def _limit(root: Path, stated: object, *, no_limit: int | None = None) -> int | 
     if not isinstance(stated, int | float) or isinstance(stated, bool) or not stated >= 1:
         raise CheckpointError(f"{root}: a limit of {stated!r} tokens is stated (max_seq_length, model_max_length).")
     return None if stated > _UNLIMITED else int(stated)
-
-
-def _read(path: Path) -> Config:
-    return read_json(path) if path.is_file() else {}

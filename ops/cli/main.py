@@ -17,6 +17,7 @@ COMMANDS = {
     "check": "Find problems of a set-up.",
     "config": "Print the settings of a worker or a client with their origins, or explain one.",
     "parity": "Compare a checkpoint's outputs with those of transformers.",
+    "convert": "Copy a checkpoint with safetensors in place of pickles.",
     "calibrate": "Measure the batch times of a model on this machine, for the scheduler.",
     "capacity": "Compute how many members, devices and partitions serve a load.",
     "worker": "Answer the requests of a model's topic until stopped.",
@@ -34,7 +35,7 @@ COMMANDS = {
 }
 # Folder -> its commands. The function of a command, or the typer app of several, has the name of its module.
 FOLDERS = {
-    "checks": ("check", "config", "parity"),
+    "checks": ("check", "config", "convert", "parity"),
     "planning": ("calibrate", "capacity"),
     "workers": ("worker", "top", "logs"),
     "jobs": ("embed", "classify", "generate", "rerank"),

@@ -74,9 +74,9 @@ class RequestPreparer:
             else:
                 wanted = message.options.truncate, message.task == "token_classify"
                 with_text.setdefault(wanted, []).append(request)
-        is_bounded = self._is_bounded(request.message.tokens for request, _ in found)
         for (truncate, spans), chosen in with_text.items():
             found += await self._tokenize(chosen, truncate, spans)
+        is_bounded = self._is_bounded(found)
         sequences: list[PendingSequence] = []
         rejections: list[Rejection] = []
         for request, ids in found:
@@ -103,10 +103,13 @@ class RequestPreparer:
                 rejections.append(request.reject(error))
         return sequences, rejections
 
-    def _is_bounded(self, tokens: Iterable[Tokens | None]) -> bool:
-        """Whether all ids of a slice are in the vocabulary: one look at all of them."""
-        ids = [one.ids for one in tokens if one is not None]
-        return not ids or int(np.concatenate(ids).max()) < self._info.vocab_size
+    def _is_bounded(self, found: Iterable[_Found]) -> bool:
+        """Whether all ids of a slice are in the vocabulary: one look at all of them.
+
+        Those of texts too: a checkpoint's tokenizer may have more tokens than its table.
+        """
+        ids = [one for _, sequences in found if not isinstance(sequences, PenstockError) for one, _ in sequences]
+        return not ids or int(np.concatenate(ids).max(initial=0)) < self._info.vocab_size
 
     async def _tokenize(self, requests: list[PendingRequest], truncate: bool, spans: bool) -> list[_Found]:
         """Tokenize all texts in one call. If it fails, each request gets its own, so that only the culprit fails."""
@@ -146,8 +149,8 @@ class RequestPreparer:
         if isinstance(found, PenstockError):
             raise found
         info, lengths = self._info, [len(ids) for ids, _ in found]
-        if message.tokens is not None and not is_bounded and message.tokens.ids.max() >= info.vocab_size:
-            highest = [int(ids.max()) for ids, _ in found]
+        highest = [] if is_bounded else [int(ids.max(initial=0)) for ids, _ in found]
+        if any(value >= info.vocab_size for value in highest):
             raise _above(info.vocab_size - 1, highest, BadTokenId, f"Token ids must be below {info.vocab_size}.")
         if 0 in lengths:
             raise first_error({i: EmptyInput("The text holds no token.") for i, n in enumerate(lengths) if n == 0})

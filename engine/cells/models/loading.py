@@ -19,7 +19,8 @@ from penstock.engine.cells.models.model import CellModel
 from penstock.engine.cells.models.seq2seq import lstm_seq2seq
 from penstock.engine.cells.models.tree import binary_tree_classifier, child_sum_tree_classifier
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.model.checkpoint import Config, Tensors, read_json, read_tensors, resolve_model, revision_of
+from penstock.engine.model.checkpoint import Tensors, read_tensors, resolve_model, revision_of
+from penstock.engine.model.files import Config, read_config, read_json
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 
@@ -125,7 +126,7 @@ def is_made_of_cells(model: str) -> bool:
     directory = resolve_model(model)
     if (directory / "modules.json").exists():  # an embedding model of sentence-transformers
         return False
-    return str(read_json(directory / _CONFIG).get("model_type")) in CELL_MODELS
+    return str(read_config(directory).get("model_type")) in CELL_MODELS
 
 
 def load_cells(directory: Path, *, dtype: torch.dtype = torch.float32, max_rows: int = 512) -> LoadedCells:

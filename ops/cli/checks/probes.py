@@ -89,6 +89,8 @@ def head(settings: CheckSettings) -> Finding:
 
 def _read_error(path: Path) -> str | None:
     try:
+        if path.exists() and not path.is_file():  # to open a FIFO would block
+            return "it is not a regular file"
         path.open("rb").close()
     except OSError as error:
         return error.strerror or str(error)

@@ -300,3 +300,12 @@ def test_without_a_cache_keys_still_tell_sequences_apart() -> None:
     ]
     assert len(set(map(key, messages))) == len(messages)
     assert key(messages[0]) == key(tokens_of([1, 2], truncate=True))
+
+
+def test_a_token_of_a_text_that_the_model_lacks_is_refused_with_its_text() -> None:
+    """A checkpoint's tokenizer may have more tokens than its table of embeddings."""
+    preparer = make_preparer(replace(TINY, vocab_size=98), FakeTokenizer())  # "b" is 98
+    assert len(prepare(preparer, Request("m", "embed", text=("a", "aa")))) == 2
+    with pytest.raises(BadTokenId, match=r"must be below 98\. Given: 98") as refused:
+        prepare(preparer, Request("m", "embed", text=("a", "ab", "a")))
+    assert list(refused.value.rows) == [1]
