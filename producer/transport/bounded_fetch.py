@@ -13,7 +13,7 @@ from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.protocol.fetch import FetchRequest
 
 from penstock.producer.transport.failover_client import FailoverClient
-from penstock.producer.transport.record_batches import UnpackBounds, is_packed, unpack
+from penstock.producer.transport.record_batches import UnpackBounds, needs_unpacking, unpack
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 MAX_BATCH_ITEMS = 512 * 1024  # of about 100 bytes each
@@ -54,7 +54,7 @@ class _UnpackingClient:
 
     async def send(self, node_id: int, request: Any, **options: Any) -> Any:
         response = await self._client.send(node_id, request, **options)
-        if isinstance(request, FetchRequest) and any(is_packed(data) for *_, data in _partitions(response)):
+        if isinstance(request, FetchRequest) and any(needs_unpacking(data) for *_, data in _partitions(response)):
             async with self._unpacking:
                 while self._num_held_bytes() >= _FETCH_BYTES:  # noqa: ASYNC110  # aiokafka has no event for it
                     await asyncio.sleep(_HELD_POLL_S)
@@ -85,7 +85,7 @@ class _Unpacking:
         for topic, partitions in response.topics:
             unpacked = []
             for *head, data in partitions:
-                is_done = not is_packed(data)
+                is_done = not needs_unpacking(data)
                 unpacked.append((*head, data if is_done else await self._unpack(f"{topic}-{head[0]}", data)))
             topics.append((topic, unpacked))
         response.topics = topics
