@@ -125,9 +125,7 @@ def _uncompressed(batch: memoryview, max_bytes: int) -> bytes:
     return bytes(packed)
 
 
-def _divided(
-    batch: memoryview, records: bytes, table: RecordTable, result: Unpacked
-) -> list[bytes | memoryview]:
+def _divided(batch: memoryview, records: bytes, table: RecordTable, result: Unpacked) -> list[bytes | memoryview]:
     """The batch as batches of at most `_PART_ITEMS`, or of one record. Their offsets are those of the batch."""
     base = _START.unpack_from(batch)[0]
     last_delta = int.from_bytes(batch[_LAST_DELTA], "big", signed=True)

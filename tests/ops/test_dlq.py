@@ -25,7 +25,7 @@ from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
 from penstock.ops.cli.dead_letters.dlq import AnswerSettings
 from penstock.ops.cli.dead_letters.letter_answers import LetterAnswers
 from penstock.ops.cli.dead_letters.letter_selection import Selection, read_letters
-from penstock.ops.cli.dead_letters.letter_table import as_json, print_letters
+from penstock.ops.cli.dead_letters.letter_table import Listing, as_json
 from penstock.ops.cli.dead_letters.record_sender import RecordSender, open_sender
 from penstock.ops.cli.dead_letters.replayer import Replayer, ReplayOptions
 from penstock.ops.cli.terminal import EXIT_PROBLEM, BadUsage
@@ -48,14 +48,21 @@ def letter(timestamp: int, *headers: tuple[str, bytes]) -> DeadLetter:
     return DeadLetter.of(record, bulk=False)
 
 
+def print_letters(letters: Sequence[DeadLetter], most: int = 100) -> None:
+    listing = Listing(most)
+    for one in letters:
+        listing.add(one.summary())
+    listing.print()
+
+
 @pytest.mark.parametrize("timestamp", [-1, 2**62, 253_402_300_800_000, -(10**15)])
 def test_a_letter_with_any_timestamp_is_listed(timestamp: int, capsys: pytest.CaptureFixture[str]) -> None:
-    print_letters([letter(timestamp).summary()])
+    print_letters([letter(timestamp)])
     assert "0:1" in capsys.readouterr().out
 
 
 def test_no_letter_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    print_letters([letter(0, ("penstock-error-message", b"\x1b[2J\x1b]0;title\x07text")).summary()])
+    print_letters([letter(0, ("penstock-error-message", b"\x1b[2J\x1b]0;title\x07text"))])
     shown = capsys.readouterr().out
     assert "text" in shown
     assert "\x1b" not in shown

@@ -16,6 +16,7 @@ from penstock.worker.kafka.fetching import lenient_batches
 _POLL_MS = 500
 _FETCH_WAIT_MS = 10  # the records are there; a fetch that waits holds up the next partition's offsets
 _FETCH_BYTES = 4 * 1024 * 1024
+_POLL_RECORDS = 4096  # a small batch may unpack to half a million
 
 
 class TopicReader:
@@ -67,7 +68,7 @@ class TopicReader:
         self._consumer.seek(source, max(first, begin))
         while await self._consumer.position(source) < end:
             try:
-                polled = await self._consumer.getmany(source, timeout_ms=_POLL_MS)
+                polled = await self._consumer.getmany(source, timeout_ms=_POLL_MS, max_records=_POLL_RECORDS)
             except errors.TopicAuthorizationFailedError as error:
                 raise _denied(topic) from error
             for record in polled.get(source, ()):

@@ -5,8 +5,8 @@
 - Batches with a wrong checksum, of an old format, or with records that do not parse: one record stands for the batch.
   It has the header `UNREADABLE_BATCH`, the batch's bytes as its value and the batch's last offset.
 
-Others are read as usual. Compressed batches come uncompressed, and long ones divided (see `bounded_fetch`), so that what
-the slow parser reads in one step of the event loop is bounded.
+Others are read as usual. Compressed batches come uncompressed, and long ones divided (see `bounded_fetch`), so that
+what the slow parser reads in one step of the event loop is bounded.
 """
 
 from collections.abc import Iterator
