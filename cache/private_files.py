@@ -23,7 +23,10 @@ def make_private_file(path: str) -> None:
 
 
 def make_private_directory(path: Path) -> None:
-    """Make a directory and those above it, whatever the umask; those that are there stay as they are. Raises OSError."""
+    """Make a directory and those above it, whatever the umask; those that are there stay as they are.
+
+    Raises OSError.
+    """
     if path.is_dir():
         return
     make_private_directory(path.parent)
@@ -37,7 +40,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def check_regular(path: str) -> None:
-    """Raise OSError if the path, or what it links to, is there and no regular file: to open a FIFO may take for ever."""
+    """Raise OSError if there is something else than a regular file, or a link to nothing: a FIFO may open never."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:

@@ -107,7 +107,7 @@ class ResponseCache:
         self._reader = reader or self._writer
 
     async def open(self) -> Self:
-        """Open or create the file. Called once, first. What takes longer than a look-up may goes on beside the caller."""
+        """Open or create the file. Called once, first. What takes longer than a look-up may, goes on meanwhile."""
         opening = asyncio.create_task(self._writer.run(self._read_totals))
         self._look_ups.add(opening)
         opening.add_done_callback(self._look_up_done)

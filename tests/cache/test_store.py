@@ -801,6 +801,10 @@ async def test_an_exclusive_lock_of_another_program_holds_up_no_start(tmp_path: 
     other.close()
 
 
+def modes_in(directory: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mode & 0o777 for file in directory.iterdir()}
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
 async def test_its_files_are_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
@@ -808,7 +812,7 @@ async def test_its_files_are_its_owners_alone_whatever_the_umask(tmp_path: Path,
         async with await open_cache(tmp_path / "cache.db") as cache:
             await cache.put_many(values(1))
             await cache.get_many([key(1)])
-            modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+            modes = modes_in(tmp_path)
     finally:
         os.umask(before)
     assert modes == dict.fromkeys(["cache.db", "cache.db-wal", "cache.db-shm"], 0o600)

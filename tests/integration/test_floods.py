@@ -45,7 +45,7 @@ async def send_flood(kafka: KafkaBroker, topic: str) -> int:
 
         batch = await asyncio.to_thread(build)
         await (await producer.send_batch(batch, topic, partition=0))
-        return len(batch._builder._buffer)
+        return len(batch._buffer)
 
 
 async def test_a_flood_of_empty_records_holds_up_no_other_partition_and_multiplies_nothing(

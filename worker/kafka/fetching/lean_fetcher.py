@@ -44,7 +44,7 @@ _SEVERAL = 3  # records
 _LOW_PER_S = 500  # records; below, a member's turns do not fill its loop, and a pace would only add latency
 _LATELY = 8  # fetches, over which the rate is taken
 # Of a poll: as many records as a worker validates, or rejects, in some 40 ms, shared by the partitions that have any.
-_POLL_RECORDS = 2048
+_POLL_RECORDS = 1024
 _LEAST_RECORDS = 32  # of a partition
 
 _Asked = tuple[float, int]  # when a broker was asked, and the number of records handed out by then
@@ -133,7 +133,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         return found
 
     async def _take_parts(self, partitions: Any, max_records: int | None) -> dict[TopicPartition, list[Any]]:
-        """Some records of each partition, so that one with very many holds up no other.
+        """Some records of each partition, those with few first, so that one with very many holds up no other.
 
         Those of paused partitions stay: aiokafka would discard them, and fetch and unpack a large batch again. An error
         of one partition is raised by the next call if others have brought records.
@@ -157,7 +157,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
                     self._forget_fetched(source)
                 if records:
                     found[source] = records
-        return found
+        return dict(sorted(found.items(), key=lambda item: len(item[1])))
 
     def _forget_fetched(self, source: TopicPartition) -> None:
         del self._records[source]
