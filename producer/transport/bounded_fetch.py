@@ -71,7 +71,7 @@ class _UnpackingClient:
 def is_paused(result: FetchResult) -> bool:
     """Whether the partition of what a fetch has brought is paused."""
     assignment = result._assignment
-    return assignment.active and bool(assignment.state_value(result._topic_partition).paused)
+    return bool(assignment.active and assignment.state_value(result._topic_partition).paused)
 
 
 def _partitions(response: Any) -> list[tuple[Any, ...]]:

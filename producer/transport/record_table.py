@@ -35,8 +35,8 @@ class RecordTable:
         starts, ends = _extents(records, num_records)
         if num_records <= _FEW:
             rows = [_row(records, *extent) for extent in zip(starts, ends, strict=True)]
-            offset_deltas, num_headers = zip(*rows, strict=True) if rows else ((), ())
-            return cls(*[np.array(column, np.int64) for column in (ends, offset_deltas, num_headers)])
+            columns = ends, [delta for delta, _ in rows], [count for _, count in rows]
+            return cls(*[np.array(column, np.int64) for column in columns])
         return cls._of_many(records, np.array(starts, np.int64), np.array(ends, np.int64))
 
     @classmethod
