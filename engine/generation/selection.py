@@ -49,8 +49,8 @@ class Choice(NamedTuple):
     beams: BeamSearch | None = None  # the search after this step; None at the end
     parents: Int64Array | None = None  # of beams: the row that each row continues; None at the end
     is_invalid: bool = False  # whether scores were not finite, or the rules left no token
-    by_options: bool = False  # of an invalid one: whether the model's own scores were finite
     steps: int = 1  # that it took: more of a device's search
+    by_options: bool = False  # of an invalid one: whether the model's own scores were finite
 
 
 _INVALID = Choice((), is_finished=True, is_invalid=True)

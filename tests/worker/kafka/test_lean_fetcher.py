@@ -183,7 +183,7 @@ async def test_a_broker_whose_answer_comes_with_a_new_assignment_is_asked_at_onc
 
 def answer(**num_records: int) -> Any:
     """A broker's answer: so many records of each partition, `p0`, `p1`, …"""
-    partitions = []
+    partitions: list[tuple[Any, ...]] = []
     for name, count in num_records.items():
         builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 24)
         for index in range(count):
