@@ -144,6 +144,7 @@ def _alone(record: Any, one: LetterRecord) -> Any:
         (names.ERROR_WORKER, shared.get(names.ERROR_WORKER, b"")),
         (names.SOURCE, b"%s-%s-%d" % (topic, partition, one.offset)),
         (names.SOURCE_TIMESTAMP_MS, b"%d" % one.timestamp),
+        (names.SOURCE_TOPIC_ID, shared.get(names.SOURCE_TOPIC_ID, b"")),
         (names.DLQ_TOPIC, topic),
         (names.DLQ_PARTITION, partition),
         (names.DLQ_OFFSET, b"%d" % one.offset),
