@@ -33,7 +33,8 @@ class PenstockError(Exception):
     retriable: ClassVar[bool] = False
 
     def __init__(self, message: str = "", rows: "Mapping[int, PenstockError] | None" = None) -> None:
-        super().__init__(message)
+        """Control characters are escaped: a message may quote what anybody has sent, and comes to terminals."""
+        super().__init__(message if message.isprintable() else _printable(message))
         self.rows: Mapping[int, PenstockError] = rows or {}
 
     @property
@@ -108,6 +109,10 @@ class ShuttingDown(PenstockError):
 
     code = "shutting_down"
     retriable = True
+
+
+def _printable(text: str) -> str:
+    return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])
 
 
 ERRORS_BY_CODE: dict[str, type[PenstockError]] = {

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import functools
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +30,7 @@ Uint32Array = npt.NDArray[np.uint32]
 _FEW_TEXTS = 4
 _FEW_CHARACTERS = 2000
 _CHUNK_CHARACTERS = 1 << 16
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token of one byte, as the library's ByteFallback names it
 _KNOWN_CHARACTERS = 1 << 16  # looking up so many takes 1.5 ms, which the event loop can wait
 
 
@@ -103,6 +106,27 @@ class Tokenizer:
         """The text of each sequence of token ids, without special tokens. Ids outside the vocabulary have none."""
         decoded: list[str] = self._whole.plain.decode_batch(sequences, skip_special_tokens=True)
         return decoded
+
+    def decode_part(self, tokens: Sequence[int]) -> str:
+        """The text of the first tokens of a sequence, as far as no later token can change it.
+
+        A character may take several tokens. Until all are there, the library has U+FFFD in its place, and with tokens
+        of one byte each also in the place of those right before it.
+        """
+        end = len(tokens)
+        while end and self._is_open(tokens[end - 1]):
+            end -= 1
+        return self.decode([tokens[:end]])[0].rstrip("\N{REPLACEMENT CHARACTER}")
+
+    def _is_open(self, token: int) -> bool:
+        """Whether a token is a byte, or has no text, so that a byte may continue the one before it."""
+        name = self._whole.plain.id_to_token(token)
+        return name is None or token in self._special_ids or _BYTE.fullmatch(name) is not None
+
+    @functools.cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = self._whole.plain.get_added_tokens_decoder()
+        return frozenset(id for id, token in added.items() if token.special)
 
     async def encode_async(
         self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False

@@ -35,6 +35,8 @@ def read_generation(given: object, prefix: str = "") -> GivenOptions:
         raise InvalidRequest(f"`{prefix}generation` must be a map of options.")
     read: dict[str, Any] = {}
     for name, value in given.items():
+        if _is_neutral(name, value):
+            continue
         if name not in GENERATION_OPTIONS:
             shown = repr(name[:40]) if isinstance(name, str) else "no name"
             near = did_you_mean(name, GENERATION_OPTIONS) if isinstance(name, str) and len(name) <= 40 else ""
@@ -50,6 +52,13 @@ def read_generation(given: object, prefix: str = "") -> GivenOptions:
             wrong = WrongArgument if isinstance(error, TypeError) else InvalidRequest
             raise wrong(f"`{prefix}generation.{name}` must be {expected}. Given: {shown}") from None
     return tuple(sorted(read.items()))
+
+
+def _is_neutral(name: object, value: object) -> bool:
+    """Whether it is an option that is not implemented, with the value that changes nothing."""
+    if not isinstance(name, str) or name not in NEUTRAL_OPTIONS:
+        return False
+    return value is None or (isinstance(value, bool | int | float) and value == NEUTRAL_OPTIONS[name])
 
 
 def _bool(value: object) -> bool:
@@ -128,4 +137,20 @@ GENERATION_OPTIONS: dict[str, tuple[str, _Read]] = {
     "temperature": _NUMBER,
     "top_k": _COUNT,
     "top_p": _NUMBER,
+}
+# Options of transformers that are not implemented -> the value that changes nothing. A request may have them so.
+NEUTRAL_OPTIONS: dict[str, bool | int | float] = {
+    "diversity_penalty": 0.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "guidance_scale": 1.0,
+    "min_p": 0.0,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "penalty_alpha": 0.0,
+    "remove_invalid_values": False,
+    "token_healing": False,
+    "typical_p": 1.0,
 }

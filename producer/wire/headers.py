@@ -30,6 +30,8 @@ ERROR_WORKER = "penstock-error-worker"
 SOURCE = "penstock-source"
 SOURCE_TIMESTAMP_MS = "penstock-source-timestamp-ms"
 SOURCE_TOPIC_ID = "penstock-source-topic-id"
+LAST_OFFSET = "penstock-last-offset"  # of a letter of several records
+RECORDS = "penstock-records"  # their number; the last header of such a letter
 # The names that brokers give to the dead letters of share groups: KIP-1191, ShareGroupDLQStateManager of Kafka 4.4.
 DLQ_TOPIC = "__dlq.errors.topic"
 DLQ_PARTITION = "__dlq.errors.partition"
@@ -38,7 +40,7 @@ DLQ_GROUP = "__dlq.errors.group"
 DLQ_DELIVERY_COUNT = "__dlq.errors.delivery.count"
 DLQ_MESSAGE = "__dlq.errors.message"
 _OF_DEAD_LETTER = re.compile(
-    r"penstock-(error-(code|message|type|attempts|worker)|source(-timestamp-ms|-topic-id)?"
+    r"penstock-(error-(code|message|type|attempts|worker)|source(-timestamp-ms|-topic-id)?|last-offset|records"
     r"|(value|headers|key)-left-out-(bytes|sha256))|__dlq\.errors\..*"
 )
 

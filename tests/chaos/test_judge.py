@@ -4,6 +4,7 @@ import hashlib
 import re
 import struct
 import tracemalloc
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from penstock.engine.types import Float32Array
 from penstock.ops.chaos.load.asked import Headers, Ids, Record
 from penstock.ops.chaos.verdict.commit_log import Commit
+from penstock.ops.chaos.verdict.joint_letters import alone
 from penstock.ops.chaos.verdict.judge import Judge
 from penstock.ops.chaos.verdict.refusals import Refusal
 
@@ -283,3 +285,18 @@ def test_a_million_requests_fit_into_memory() -> None:
     finally:
         tracemalloc.stop()
     assert held / num_requests < 1_300
+
+
+def test_a_shared_letter_is_judged_record_by_record() -> None:
+    originals = [
+        [7, 5, None, b"a", [["x", b"1"]], "backend", "why", "builtins.E", 2],
+        [8, 5, b"k", None, [], "empty", "no", "E", 1],
+    ]
+    headers = [("__dlq.errors.topic", b"requests"), ("__dlq.errors.partition", b"0"), ("penstock-records", b"2")]
+    shared = record(LETTERS, 0, zlib.compress(msgpack.packb(originals)), b"made", tuple(headers))
+    first, second = alone(shared)
+    assert [dict(one.headers)["penstock-source"] for one in (first, second)] == [b"requests-0-7", b"requests-0-8"]
+    assert (first.key, first.value, first.headers[0]) == (b"made", b"a", ("x", b"1"))
+    assert (second.key, second.value, dict(second.headers)["penstock-error-code"]) == (b"k", None, b"empty")
+    plain = letter(request(3, 1), 0, "backend")
+    assert list(alone(plain)) == [plain]

@@ -1,6 +1,7 @@
 """Dead letters hold what anybody has written: no list, replay or answer ends with one of them."""
 
 import json
+import zlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,7 +26,7 @@ from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
 from penstock.ops.cli.dead_letters.dlq import AnswerSettings
 from penstock.ops.cli.dead_letters.letter_answers import LetterAnswers
 from penstock.ops.cli.dead_letters.letter_selection import Selection, read_letters
-from penstock.ops.cli.dead_letters.letter_table import as_json, print_letters
+from penstock.ops.cli.dead_letters.letter_table import Listing, as_json
 from penstock.ops.cli.dead_letters.record_sender import RecordSender, open_sender
 from penstock.ops.cli.dead_letters.replayer import Replayer, ReplayOptions
 from penstock.ops.cli.terminal import EXIT_PROBLEM, BadUsage
@@ -33,6 +34,7 @@ from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import decode_reply, encode_request
+from penstock.producer.wire.joint_letters import LetterRecord, encode_letter_records
 from penstock.producer.wire.messages import Reply, Request, join_tokens
 from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
 from tests.engine.helpers import cpu_engine, save_encoder
@@ -48,14 +50,21 @@ def letter(timestamp: int, *headers: tuple[str, bytes]) -> DeadLetter:
     return DeadLetter.of(record, bulk=False)
 
 
+def print_letters(letters: Sequence[DeadLetter], most: int = 100) -> None:
+    listing = Listing(most)
+    for one in letters:
+        listing.add(one.summary())
+    listing.print()
+
+
 @pytest.mark.parametrize("timestamp", [-1, 2**62, 253_402_300_800_000, -(10**15)])
 def test_a_letter_with_any_timestamp_is_listed(timestamp: int, capsys: pytest.CaptureFixture[str]) -> None:
-    print_letters([letter(timestamp).summary()])
+    print_letters([letter(timestamp)])
     assert "0:1" in capsys.readouterr().out
 
 
 def test_no_letter_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    print_letters([letter(0, ("penstock-error-message", b"\x1b[2J\x1b]0;title\x07text")).summary()])
+    print_letters([letter(0, ("penstock-error-message", b"\x1b[2J\x1b]0;title\x07text"))])
     shown = capsys.readouterr().out
     assert "text" in shown
     assert "\x1b" not in shown
@@ -281,3 +290,62 @@ class TestAnswers:
         first, second = await self.outcomes(capsys, request(1, ids=[13]), request(2), code=EXIT_PROBLEM)
         assert (first["code"], second["outcome"]) == ("backend", "answered")
         assert "cannot compute this" in first["message"]
+
+
+def shared_letter(*codes: str) -> SimpleNamespace:
+    """A letter of a record for each code, of offsets from 7 on."""
+    records = [
+        LetterRecord(7 + i, 1000 + i, None, b"value %d" % i, [("x", b"%d" % i)], code, f"why {i}", "builtins.E", 1)
+        for i, code in enumerate(codes)
+    ]
+    headers = [
+        ("penstock-error-code", ",".join(dict.fromkeys(codes)).encode()),
+        ("__dlq.errors.topic", b"t"),
+        ("__dlq.errors.partition", b"3"),
+        ("__dlq.errors.offset", b"7"),
+        ("penstock-last-offset", b"%d" % (6 + len(codes))),
+        ("penstock-records", b"%d" % len(codes)),
+    ]
+    value = encode_letter_records(records)
+    return SimpleNamespace(
+        topic="t.dead-letter", partition=0, offset=1, key=b"k", value=value, timestamp=5, headers=headers
+    )
+
+
+async def test_records_that_share_a_letter_are_listed_in_a_line_and_taken_one_by_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    letters = list(DeadLetter.all_of(shared_letter("backend", "too_long", "backend"), bulk=False))
+    assert [one.position for one in letters] == [("t", 3, 7 + i) for i in range(3)]
+    assert [one.code for one in letters] == ["backend", "too_long", "backend"]
+    assert {one.id for one in letters} == {"0:1"}
+    assert not any(one.obstacle for one in letters)
+    print_letters(letters)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert "t-3-7 and 1 more" in lines[1]
+    selection = Selection.of("backend", None, "all", None, 0, None)
+    broker = Broker()
+    sender = RecordSender(broker)  # type: ignore[arg-type]
+    replayer = Replayer(OPTIONS, sender)
+    for one in filter(selection.holds, letters):
+        assert one.position is not None
+        await replayer.offer(one.position, one.record, one.original_headers, "there")
+    assert [(record.value, dict(record.headers)["penstock-replay-of"]) for record in broker.sent] == [
+        (b"value 0", b"t-3-7"),
+        (b"value 2", b"t-3-9"),
+    ]
+
+
+def test_a_header_of_a_client_makes_no_letter_a_shared_one() -> None:
+    plain = letter(0, ("penstock-records", b"2"), ("penstock-error-code", b"backend"))
+    assert [one.record for one in DeadLetter.all_of(plain.record, bulk=False)] == [plain.record]
+    assert "shared" not in plain.obstacle
+
+
+@pytest.mark.parametrize("value", [None, b"", b"x", zlib.compress(b"\xc0"), zlib.compress(b"\x91\x91\x01")])
+def test_a_shared_letter_that_cannot_be_read_is_one_with_an_obstacle(value: bytes | None) -> None:
+    spoilt = shared_letter("backend")
+    spoilt.value = value
+    (one,) = DeadLetter.all_of(spoilt, bulk=False)
+    assert one.obstacle == "the records that it stands for cannot be read"

@@ -197,7 +197,9 @@ class GenerationRunner:
             del self._active[progress.id]
             self._forget(progress.id)
         if progress.finish == "invalid":
-            self._fail(progress.id, NotFinite("The model's scores are not finite, or its options left no token."))
+            self._fail(progress.id, NotFinite("The model's scores are not finite."))
+        elif progress.finish == "no token":
+            self._fail(progress.id, InvalidOption(f"The options leave no token that could follow token {len(tokens)}."))
         elif progress.finish is not None:
             finished.append((progress.id, generation_row(tokens, progress.finish)))
 

@@ -77,7 +77,7 @@ WORKER_METRICS = (
         "counter",
         "records",
         ("outcome",),
-        "Dead letters: `kept`, `kept_in_part` (too large for their topic) or `lost` (the topic took none).",
+        "Records with a dead letter: `kept`, `kept_in_part` (too large for its topic) or `lost` (the topic took none).",
     ),
     MetricDefinition(
         "penstock_consumer_lag_records",

@@ -23,6 +23,7 @@ from penstock.ops.chaos.load.asked import (
     answer_key,
 )
 from penstock.ops.chaos.verdict.commit_log import Commit
+from penstock.ops.chaos.verdict.joint_letters import alone
 from penstock.ops.chaos.verdict.refusals import Refusal
 
 _AT_ONCE = 10_000  # sequences that the engine runs directly
@@ -112,7 +113,11 @@ class Judge:
             asked.replies = (*asked.replies, AnswerSeen(code, record.timestamp))
 
     def letter(self, record: Record) -> None:
-        """One record of the dead-letter topics."""
+        """One record of the dead-letter topics, which may stand for several requests."""
+        for letter in alone(record):
+            self._letter(letter)
+
+    def _letter(self, record: Record) -> None:
         self.counts["dead_letters"] += 1
         headers = dict(record.headers)
         source, sent_ms = headers.get("penstock-source", b""), headers.get("penstock-source-timestamp-ms", b"")

@@ -60,7 +60,7 @@ class Selection:
 
 
 async def read_letters(cluster: KafkaCluster, topic: str, selection: Selection) -> AsyncGenerator[DeadLetter]:
-    """The chosen letters of both dead-letter topics of a request topic, without those that come meanwhile.
+    """The chosen letters, one an original, of both dead-letter topics of a request topic, without those that come now.
 
     One of them may be missing.
 
@@ -79,5 +79,5 @@ async def read_letters(cluster: KafkaCluster, topic: str, selection: Selection) 
         for bulk, letters, partition, first, last in chosen:
             async with aclosing(reader.records(letters, partition, first, last)) as records:
                 async for record in records:
-                    if selection.holds(letter := DeadLetter.of(record, bulk=bulk)):
+                    for letter in filter(selection.holds, DeadLetter.all_of(record, bulk=bulk)):
                         yield letter

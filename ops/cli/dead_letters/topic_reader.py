@@ -17,6 +17,7 @@ _POLL_MS = 500
 _STOP_S = 2.0
 _FETCH_WAIT_MS = 10  # the records are there; a fetch that waits holds up the next partition's offsets
 _FETCH_BYTES = 4 * 1024 * 1024
+_POLL_RECORDS = 4096  # a small batch may unpack to half a million
 
 
 class TopicReader:
@@ -86,7 +87,7 @@ class TopicReader:
         try:
             async with self._cluster.patience():
                 while True:
-                    polled = await self._consumer.getmany(source, timeout_ms=_POLL_MS)
+                    polled = await self._consumer.getmany(source, timeout_ms=_POLL_MS, max_records=_POLL_RECORDS)
                     if source in polled or await self._consumer.position(source) != position:
                         return polled.get(source, ())  # type: ignore[no-any-return]  # aiokafka has no types
         except errors.TopicAuthorizationFailedError as error:

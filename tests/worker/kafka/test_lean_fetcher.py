@@ -8,6 +8,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from penstock.worker.kafka.fetching.fetch_messages import FetchMessage
 from penstock.worker.kafka.fetching.lean_fetcher import LeanFetcher
@@ -23,7 +24,7 @@ class Broker:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.records: list[int] = []
         monkeypatch.setattr(Fetcher, "__init__", lambda fetcher: None)
-        monkeypatch.setattr(Fetcher, "fetched_records", self._found)
+        monkeypatch.setattr(LeanFetcher, "_take_parts", self._found)
         monkeypatch.setattr(Fetcher, "_proc_fetch_request", self._sent)
 
     async def _found(self, *_: Any) -> dict[TopicPartition, list[int]]:
@@ -176,5 +177,67 @@ async def test_a_broker_whose_answer_comes_with_a_new_assignment_is_asked_at_onc
             for _ in range(20):
                 await asyncio.sleep(0)
             assert len(client.answers) == num_asked
+    finally:
+        await fetcher.close()
+
+
+def answer(**num_records: int) -> Any:
+    """A broker's answer: so many records of each partition, `p0`, `p1`, …"""
+    partitions: list[tuple[Any, ...]] = []
+    for name, count in num_records.items():
+        builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 24)
+        for index in range(count):
+            builder.append(index, 0, None, b"", [])
+        partitions.append((int(name[1:]), 0, count, count, 0, [], -1, bytes(builder.build())))
+    return SimpleNamespace(API_VERSION=11, topics=[(SOURCE.topic, partitions)])
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_partition_with_very_many_records_is_handed_out_in_parts_beside_the_others() -> None:
+    client, subscriptions = Client(), SubscriptionState()
+    sources = {TopicPartition(SOURCE.topic, number) for number in range(3)}
+    subscriptions.subscribe({SOURCE.topic})
+    fetcher: Any = LeanFetcher(client, subscriptions)
+    try:
+        subscriptions.assign_from_subscribed(sources)
+        for source in sources:
+            subscriptions.seek(source, 0)
+        await turns()
+        client.answers[0].set_result(answer(p0=100_000, p1=2))
+        await turns()
+        first = await fetcher.fetched_records((), 1)
+        assert [(source.partition, len(records)) for source, records in first.items()] == [(1, 2), (0, 512)]
+        await turns()
+        assert len(client.answers) == 2  # the broker is asked for the other partitions
+        client.answers[1].set_result(answer(p2=3))
+        await turns()
+        second = await fetcher.fetched_records((), 1)
+        assert [(source.partition, len(records)) for source, records in second.items()] == [(2, 3), (0, 512)]
+        assert second[SOURCE][0].offset == 512
+    finally:
+        await fetcher.close()
+
+
+async def test_what_was_fetched_of_a_paused_partition_stays_until_it_is_resumed() -> None:
+    client, subscriptions = Client(), SubscriptionState()
+    subscriptions.subscribe({SOURCE.topic})
+    fetcher: Any = LeanFetcher(client, subscriptions)
+    try:
+        subscriptions.assign_from_subscribed({SOURCE})
+        subscriptions.seek(SOURCE, 0)
+        await turns()
+        client.answers[0].set_result(answer(p0=5000))
+        await turns()
+        assert len((await fetcher.fetched_records((), 1))[SOURCE]) == 1024
+        state = subscriptions.subscription.assignment.state_value(SOURCE)
+        state.pause()
+        assert await fetcher.fetched_records((), 0) == {}
+        state.resume()
+        assert [record.offset for record in (await fetcher.fetched_records((), 0))[SOURCE]] == list(range(1024, 2048))
+        assert len(client.answers) == 1  # nothing was fetched again
     finally:
         await fetcher.close()

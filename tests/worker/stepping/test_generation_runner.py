@@ -258,6 +258,20 @@ def test_what_the_limits_do_not_allow_is_the_fault_of_the_request() -> None:
     bench.assert_empty()
 
 
+@pytest.mark.parametrize(
+    "options", [{"forced_bos_token_id": 20, "suppress_tokens": [20]}, {"suppress_tokens": list(range(90))}], ids=str
+)
+def test_options_that_leave_no_token_are_the_fault_of_the_request(options: dict[str, Any]) -> None:
+    bench = Bench()
+    first, second = sources([4, 4])
+    bench.add(0, first, max_new_tokens=5)
+    bench.add(1, second, **options)
+    bench.drain()
+    assert list(bench.finished) == [0]
+    assert isinstance(bench.failed[1], InvalidOption)
+    bench.assert_empty()
+
+
 def test_a_sequence_that_needs_more_pages_than_there_are_fails_before_others_wait_for_it() -> None:
     bench = Bench(replace(SMALL, num_pages=20))
     running, large, short = sources([4, 4, 4])

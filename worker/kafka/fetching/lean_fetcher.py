@@ -10,6 +10,9 @@ high rate a fetch that has brought several records is followed by the next one a
 sent. One that has brought fewer, and any at a low rate, which turns cannot keep busy, is followed at once.
 
 aiokafka tells nobody that it goes on elsewhere than at the position of a partition. Here `jumped` is told.
+
+A partition may bring half a million records at once. Each poll hands out a part of them, and what the other partitions
+have brought; its broker is asked for the others meanwhile.
 """
 
 import random
@@ -20,8 +23,9 @@ from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka.consumer import consumer
-from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.fetcher import Fetcher, FetchResult
 
+from penstock.producer.transport.bounded_fetch import is_paused
 from penstock.producer.wire.topics import bulk_topic
 from penstock.worker.kafka.fetching.fetch_messages import (
     INCONSISTENT_TOPIC_ID,
@@ -39,6 +43,9 @@ _PACE_S = 0.006
 _SEVERAL = 3  # records
 _LOW_PER_S = 500  # records; below, a member's turns do not fill its loop, and a pace would only add latency
 _LATELY = 8  # fetches, over which the rate is taken
+# Of a poll: as many records as a worker validates, or rejects, in some 40 ms, shared by the partitions that have any.
+_POLL_RECORDS = 1024
+_LEAST_RECORDS = 32  # of a partition
 
 _Asked = tuple[float, int]  # when a broker was asked, and the number of records handed out by then
 
@@ -121,9 +128,40 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         return await self._take(partitions, max_records)
 
     async def _take(self, partitions: Any, max_records: int | None) -> Any:
-        found = await super().fetched_records(partitions, 0, max_records)
+        found = await self._take_parts(partitions, max_records)
         self._num_records += sum(map(len, found.values()))
         return found
+
+    async def _take_parts(self, partitions: Any, max_records: int | None) -> dict[TopicPartition, list[Any]]:
+        """Some records of each partition, those with few first, so that one with very many holds up no other.
+
+        Those of paused partitions stay: aiokafka would discard them, and fetch and unpack a large batch again. An error
+        of one partition is raised by the next call if others have brought records.
+        """
+        if self._subscriptions.reassignment_in_progress:
+            await self._subscriptions.wait_for_assignment()
+        waiting = [source for source in self._records if not partitions or source in partitions]
+        share = max(_LEAST_RECORDS, (max_records or _POLL_RECORDS) // max(1, len(waiting)))
+        found: dict[TopicPartition, list[Any]] = {}
+        for source in waiting:
+            fetched = self._records[source]
+            if not isinstance(fetched, FetchResult):
+                if not found:
+                    self._forget_fetched(source)
+                    fetched.check_raise()
+            elif not is_paused(fetched):
+                records = fetched.getall(share)
+                if fetched.has_more():
+                    fetched._backoff = 0  # its broker is asked for other partitions
+                else:
+                    self._forget_fetched(source)
+                if records:
+                    found[source] = records
+        return dict(sorted(found.items(), key=lambda item: len(item[1])))
+
+    def _forget_fetched(self, source: TopicPartition) -> None:
+        del self._records[source]
+        self._notify(self._wait_consume_future)
 
     def _paced(self, now: float) -> dict[int, float]:
         """Brokers to ask again a little later -> seconds until then."""
@@ -140,6 +178,8 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         """Brokers whose last answer was not handed out yet -> seconds for which the others of its partitions wait."""
         held: dict[int, list[float]] = defaultdict(list)
         for source, fetched in self._records.items():
+            if isinstance(fetched, FetchResult) and is_paused(fetched):
+                continue
             if wait_s := fetched.calculate_backoff():
                 held[self._client.cluster.leader_for_partition(source)].append(wait_s)
         return held
