@@ -107,6 +107,7 @@ class Comparison:
         self, call: Call, texts: Sequence[Text], *, truncate: bool = True, prompt: str | None = None
     ) -> list[Answer] | PenstockError:
         top_k = 0 if call.task in ("classify", "token_classify") else 1
+        truncate = truncate and self._reference.limit is not None
         normalize = None if call.dimensions is None else True
         options = Options(
             truncate=truncate,

@@ -5,6 +5,7 @@ its reading of the checkpoint is what a comparison tests.
 """
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -200,7 +201,7 @@ class _Tagger:
 
 
 class _Generator:
-    """`generate` of the Seq2Seq model."""
+    """`generate` of the Seq2Seq model, of texts that are not cut: its pipeline does not."""
 
     name = "generate"
 
@@ -218,14 +219,16 @@ class _Generator:
     @property
     def limit(self) -> int | None:
         """See `Reference`."""
-        return _limit(self.tokenizer.model_max_length)
+        return None
 
     @torch.inference_mode()
     def answer(self, call: Call, text: Text) -> Answer:
         """See `Reference`. The ids do not hold the start token."""
-        inputs = self.tokenizer(text, return_tensors="pt", truncation=self.limit is not None).to(self._device)
+        inputs = self.tokenizer(text, return_tensors="pt").to(self._device)
         inputs.pop("token_type_ids", None)
-        [ids] = self._model.generate(**inputs).tolist()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice about options, which are the checkpoint's
+            [ids] = self._model.generate(**inputs).tolist()
         return tuple(ids[1:])
 
 

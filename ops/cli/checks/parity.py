@@ -163,7 +163,7 @@ async def _checks(
                 continue
             async for check in comparison.run(call, done):
                 yield check
-        if not calls[0].of_pairs and calls[0].task in answerer.info.tasks:
+        if reference.limit is not None and not calls[0].of_pairs and calls[0].task in answerer.info.tasks:
             yield await comparison.limits(calls[0])
 
 
