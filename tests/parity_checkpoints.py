@@ -31,6 +31,7 @@ _SIZE: Mapping[str, Any] = {
 
 def add_tokenizer(directory: Path, **options: Any) -> None:
     """BERT's WordPiece, as its fast tokenizer is saved."""
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "vocab.txt").write_text("\n".join(VOCABULARY), encoding="utf-8")
     make: Any = transformers.BertTokenizerFast  # transformers leaves it untyped
     given = {"model_max_length": 256, "do_lower_case": True, **options}

@@ -24,6 +24,15 @@ from tests.parity_checkpoints import MISTAKEN, SOUND, add_tokenizer, edit, sente
 __all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 
 FLOAT32 = ("--dtype", "float32", "--device", "cpu")
+FEW = (  # of the built-in texts, one for each kind of mistake
+    "where is my card",
+    "Where Is My CARD",
+    "where is my café",
+    "where [PAD] is my card",
+    "the weather is " * 20,
+    "\n" * 4100 + "where is my card",
+    "where is my card " * 100 + "the weather",
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +40,14 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sentences")
     sentence_encoder(directory)
     return directory
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> tuple[str, str]:
+    """The option that gives few texts, which take less time than the built-in ones."""
+    file = tmp_path / "few.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in FEW))
+    return "--texts", str(file)
 
 
 def report(model: Path, *args: str) -> dict[str, Any]:
@@ -70,10 +87,10 @@ def test_a_sound_checkpoint_agrees(tmp_path: Path, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MISTAKEN)
 def test_a_checkpoint_that_is_easily_mistaken_is_refused_or_answered_as_its_reference_does(
-    tmp_path: Path, kind: str
+    tmp_path: Path, few: tuple[str, str], kind: str
 ) -> None:
-    MISTAKEN[kind](tmp_path)
-    code, text = penstock("parity", str(tmp_path), *FLOAT32)
+    MISTAKEN[kind](tmp_path / "model")
+    code, text = penstock("parity", str(tmp_path / "model"), *FLOAT32, *few)
     is_refused = "Error: " in text and "Here it is served by" not in text and "does not agree" not in text
     assert code == 0 or is_refused, text
     assert "Traceback" not in text
@@ -121,11 +138,13 @@ def wrong_weights(model: Path) -> None:
         (wrong_weights, "embed"),
     ],
 )
-def test_a_wrong_answer_here_is_found(sentences: Path, tmp_path: Path, spoil: Any, line: str) -> None:
+def test_a_wrong_answer_here_is_found(
+    sentences: Path, tmp_path: Path, few: tuple[str, str], spoil: Any, line: str
+) -> None:
     """What is run here differs from what the reference loads."""
     spoilt = copy_of(sentences, tmp_path / "spoilt")
     spoil(spoilt)
-    found = report(spoilt, "--reference", str(sentences))
+    found = report(spoilt, "--reference", str(sentences), *few)
     missed = {check["what"] for check in found["checks"] if not check["passed"]}
     assert not found["passed"]
     assert line in missed
@@ -157,8 +176,8 @@ def test_texts_of_a_table_and_those_that_are_refused(sentences: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_bfloat16_is_judged_beside_transformers_own(sentences: Path) -> None:
-    code, text = penstock("parity", str(sentences), "--dtype", "bfloat16", "--device", "cpu")
+def test_bfloat16_is_judged_beside_transformers_own(sentences: Path, few: tuple[str, str]) -> None:
+    code, text = penstock("parity", str(sentences), "--dtype", "bfloat16", "--device", "cpu", *few)
     assert code == 0, text
     assert "transformers in bfloat16" in text
 
@@ -172,12 +191,12 @@ def test_a_missing_reference_is_named_with_the_way_out(sentences: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_code_that_comes_with_a_checkpoint_is_not_run(tmp_path: Path) -> None:
-    SOUND["encoder"](tmp_path)
-    trap = tmp_path / "was_run"
-    (tmp_path / "modeling_own.py").write_text(f"open({str(trap)!r}, 'w')\n")
-    edit(tmp_path / "config.json", auto_map={"AutoModel": "modeling_own.OwnModel"})
-    code, text = penstock("parity", str(tmp_path), *FLOAT32)
+def test_code_that_comes_with_a_checkpoint_is_not_run(tmp_path: Path, few: tuple[str, str]) -> None:
+    model, trap = tmp_path / "model", tmp_path / "was_run"
+    SOUND["encoder"](model)
+    (model / "modeling_own.py").write_text(f"open({str(trap)!r}, 'w')\n")
+    edit(model / "config.json", auto_map={"AutoModel": "modeling_own.OwnModel"})
+    code, text = penstock("parity", str(model), *FLOAT32, *few)
     assert not trap.exists()
     assert code == 0, text
 
