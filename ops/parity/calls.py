@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.producer.wire.messages import Classification, Generation, Row, Vector
 
@@ -74,9 +75,7 @@ def cosine(got: Answer, want: Answer) -> float:
     return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
 
 
-def _of_vectors(
-    got: np.ndarray[tuple[int], np.dtype[np.float64]], want: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> float:
+def _of_vectors(got: npt.NDArray[np.float64], want: npt.NDArray[np.float64]) -> float:
     if got.shape != want.shape:
         return float("inf")
     return _finite(float(np.linalg.norm(got - want) / np.linalg.norm(want)))

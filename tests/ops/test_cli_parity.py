@@ -1,7 +1,5 @@
 """`penstock parity` on small random checkpoints: agreement, detection of wrong answers, refusals."""
 
-import contextlib
-import io
 import json
 import shutil
 from pathlib import Path
@@ -52,10 +50,9 @@ def few(tmp_path: Path) -> tuple[str, str]:
 
 def report(model: Path, *args: str) -> dict[str, Any]:
     """The JSON report."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        _, text = penstock("parity", str(model), *FLOAT32, "--json", *args)
-    found: dict[str, Any] = json.loads(text[text.index("{") :])
+    _, text = penstock("parity", str(model), *FLOAT32, "--json", *args)
+    found: dict[str, Any]
+    found, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
     return found
 
 

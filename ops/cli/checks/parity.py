@@ -23,7 +23,7 @@ from penstock.producer.settings_sources import Settings
 
 if TYPE_CHECKING:
     from penstock.ops.cli.dead_letters.answerer import Answerer
-    from penstock.ops.parity.compare import Check
+    from penstock.ops.parity.compare import Ask, Check
     from penstock.ops.parity.references import Reference
     from penstock.producer.wire.messages import Options, Row, Text
 
@@ -167,7 +167,7 @@ async def _checks(
             yield await comparison.limits(calls[0])
 
 
-def _asker(answerer: "Answerer") -> "Callable[..., object]":
+def _asker(answerer: "Answerer") -> "Ask":
     """Asks by the bytes of a record, as a client does, and reads the bytes of its reply."""
     from penstock.producer.wire.codec import decode_reply, encode_request
     from penstock.producer.wire.headers import REPLY_TOPIC
