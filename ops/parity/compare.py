@@ -57,7 +57,7 @@ class Comparison:
         """Each text alone, and all together. `done` is called after each text."""
         texts: Sequence[Text] = self._texts
         if call.of_pairs:
-            texts = [(first, second) for first, second in itertools.pairwise(texts) if first and second]
+            texts = [(first, second) for first, second in itertools.pairwise(self._texts) if first and second]
         refused: dict[int, str] = {}
         ours: dict[int, Answer] = {}
         want: dict[int, Answer] = {}
