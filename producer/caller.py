@@ -15,13 +15,14 @@ from penstock.producer.answer_stream import answer_stream
 from penstock.producer.caller_errors import WrongArgument, WrongLoop, did_you_mean
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.keywords import ClientKeywords
+from penstock.producer.one_revision import OneRevision
 from penstock.producer.request_preparation import prepare
 from penstock.producer.row_source import column_names, row_batches
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_file import SettingsFileError
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.attempts import Attempts
-from penstock.producer.transport.call_batcher import CallBatcher
+from penstock.producer.transport.call_batcher import Answers, CallBatcher
 from penstock.producer.transport.exchange import Exchange
 from penstock.producer.wire.messages import STEPPED_TASKS, Options, Reply, Request, Row, Text
 from penstock.producer.wire.options import check_task, check_timeout_s, recheck_options
@@ -113,16 +114,25 @@ class Caller:
         ids: Sequence[npt.ArrayLike] | None = None,
         options: Options | None = None,
         timeout_s: float | None = None,
+        revision: OneRevision | None = None,
     ) -> list[Row | PenstockError]:
         """One result a sequence, in order: its row, or its own error. For `sequence`, `texts` are maps of fields.
 
         Sequences at fault are removed from their record and the others sent again. Retriable errors are retried after
         growing pauses: `Overloaded` three times, or with `bulk` until the deadline.
+
+        Args:
+            revision: shared by several calls whose answers must be of one revision of the model.
+
+        Raises:
+            MixedRevisions: two revisions of the model answered; see the setting `allow_mixed_revisions`.
         """
         self._check_loop()
         task, options = check_task(task), recheck_options(options, task, is_text=texts is not None)
         kind, sequences = check(task, texts, ids)
-        return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s))
+        if revision is None:
+            revision = self._one_revision()
+        return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s), revision)
 
     async def map_rows(
         self,
@@ -145,10 +155,11 @@ class Caller:
         Raises:
             WrongArgument: `rows` is none of these.
             InvalidRequest: a table has no such column.
+            MixedRevisions: another revision of the model answered than before. The rows so far are of one.
         """
         self._check_loop()
-        batches = row_batches(rows, column_names(column))
-        answered = answer_stream(self, task, batches, options=options, timeout_s=timeout_s)
+        batches, revision = row_batches(rows, column_names(column)), self._one_revision()
+        answered = answer_stream(self, task, batches, options=options, timeout_s=timeout_s, revision=revision)
         async with aclosing(answered):
             async for batch, results in answered:
                 for row_and_result in zip(batch.rows, results, strict=True):
@@ -176,6 +187,9 @@ class Caller:
                 "thread. Make a Client in each loop, or use SyncClient, which any thread may call."
             )
 
+    def _one_revision(self) -> OneRevision:
+        return OneRevision(allow_mixed=self._settings.allow_mixed_revisions)
+
     def _timeout_s(self, timeout_s: float | None) -> float:
         return self._default_timeout_s if timeout_s is None else check_timeout_s(timeout_s)
 
@@ -194,7 +208,8 @@ class Caller:
         if not sequences:
             raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
         raise_first(sequences)
-        rows = await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s))
+        timeout_s = self._timeout_s(timeout_s)
+        rows = await self._batcher.results(task, options, kind, sequences, timeout_s, self._one_revision())
         raise_first(rows)
         return rows
 
@@ -204,18 +219,22 @@ class Caller:
         options: Options,
         sequences: Sequence[Any],
         attempts: Attempts,
-        partial: Callable[[Sequence[Row]], object] | None = None,
-    ) -> Sequence[Row]:
-        """Send one record of these sequences, all of one kind; returns the rows of its reply.
+        partial: Callable[[Answers], object] | None = None,
+    ) -> Answers:
+        """Send one record of these sequences, all of one kind; returns the answers of its reply.
 
-        `partial`: called with the rows of each partial reply.
+        `partial`: called with those of each partial reply.
         """
         self._exchange.check_open()  # the tokenizer's thread ends with the exchange
         prepared = await prepare(self._settings.model, task, options, sequences, self._tokenizer)
-        got_partial = None if partial is None else lambda reply: partial(prepared.rows_of(reply))
+
+        def answers(reply: Reply) -> Answers:
+            return Answers(prepared.rows_of(reply), reply.model, reply.revision)
+
+        got_partial = None if partial is None else lambda reply: partial(answers(reply))
         reply = await self._exchange.ask(prepared.request, attempts, got_partial)
         self._on_reply(reply, len(sequences))
-        return prepared.rows_of(reply)
+        return answers(reply)
 
 
 def _checked(settings: dict[str, Any]) -> ClientSettings:

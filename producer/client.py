@@ -15,6 +15,7 @@ from penstock.producer.caller import Caller, raise_first
 from penstock.producer.caller_errors import WrongArgument
 from penstock.producer.keywords import GenerationKeywords
 from penstock.producer.transport.attempts import Attempts
+from penstock.producer.transport.call_batcher import Answers
 from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import (
     NO_OPTIONS,
@@ -37,8 +38,9 @@ __all__ = ["Client", "Row"]
 class Client(Caller):
     """Client of one model. Use as an async context manager, from one event loop; calls may run concurrently.
 
-    Methods raise errors of `penstock.producer.errors`. Each call ends by its deadline (`timeout_s`, which is sent with
-    it). After `close`, pending and later calls fail with `ShuttingDown`.
+    Methods raise errors of `penstock.producer.errors`: `MixedRevisions` where two revisions of the model answer one
+    call. Each call ends by its deadline (`timeout_s`, which is sent with it). After `close`, pending and later calls
+    fail with `ShuttingDown`.
     """
 
     async def embed(
@@ -181,18 +183,22 @@ class Client(Caller):
             raise WrongArgument(f"`text` must be a string. Given: {type(text).__name__}")
         _, checked = check("generate", None if text is None else [text], None if ids is None else [ids])
         raise_first(checked)
-        partials: asyncio.Queue[Sequence[Row] | None] = asyncio.Queue()
+        partials: asyncio.Queue[Answers | None] = asyncio.Queue()
         attempts = Attempts.within(self._timeout_s(timeout_s))
         asking = asyncio.create_task(self._ask("generate", options, checked, attempts, partials.put_nowait))
         asking.add_done_callback(lambda _: partials.put_nowait(None))
         shown: tuple[int, ...] = ()
+        revision = self._one_revision()
         try:
-            while (rows := await partials.get()) is not None:
-                row: Generation = rows[0]  # type: ignore[assignment]  # generate's rows are generations
+            while (so_far := await partials.get()) is not None:
+                revision.check(so_far.model, so_far.revision)
+                row: Generation = so_far.rows[0]  # type: ignore[assignment]  # generate's rows are generations
                 if len(row.tokens) > len(shown) and row.tokens[: len(shown)] == shown:
                     shown = row.tokens
                     yield row
-            yield (await asking)[0]  # type: ignore[misc]  # likewise
+            answers = await asking
+            revision.check(answers.model, answers.revision)
+            yield answers.rows[0]  # type: ignore[misc]  # likewise
         finally:
             asking.cancel()
 

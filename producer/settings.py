@@ -227,3 +227,8 @@ class ClientSettings(KafkaSettings):
         description="Calls of one turn of the event loop share records, which raises throughput and delays no call. "
         "Off: each call has its own record.",
     )
+    allow_mixed_revisions: bool = Field(
+        False,
+        description="Answers of one call, stream or job may come from several revisions of the model. Otherwise it "
+        "ends with an error that names both.",
+    )

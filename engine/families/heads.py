@@ -134,14 +134,13 @@ def _labels(config: Config, num_labels: int) -> tuple[str, ...]:
 
 
 def _kind_of_scores(checkpoint: Checkpoint, num_labels: int) -> str:
+    """As transformers' pipeline has them: the softmax of a single label would always be 1."""
     match checkpoint.config.get("problem_type"):
         case "multi_label_classification":
             return "sigmoid"
         case "regression":
             return "raw"
-        case "single_label_classification":
-            return "softmax"
-        case None:
-            return "raw" if num_labels == 1 else "softmax"  # as in transformers, one label means a regression
+        case "single_label_classification" | None:
+            return "sigmoid" if num_labels == 1 else "softmax"
         case other:
             raise UnsupportedCheckpoint(f"{checkpoint.directory}: problem_type {other!r} is not implemented.")

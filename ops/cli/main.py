@@ -16,7 +16,7 @@ COMMANDS = {
     "demo": "Start here: run a broker, a worker and a client on this machine on real texts.",
     "check": "Find problems of a set-up.",
     "config": "Print the settings of a worker or a client with their origins, or explain one.",
-    "parity": "Compare a checkpoint's outputs with those of transformers.",
+    "parity": "Compare a checkpoint's answers with those of sentence-transformers and transformers.",
     "convert": "Copy a checkpoint with safetensors in place of pickles.",
     "calibrate": "Measure the batch times of a model on this machine, for the scheduler.",
     "capacity": "Compute how many members, devices and partitions serve a load.",

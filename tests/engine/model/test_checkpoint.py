@@ -283,10 +283,10 @@ def test_heads_that_do_not_fit_are_refused(
         load(bert[1], head=str(tmp_path / "head.safetensors"))
 
 
-def test_one_label_without_a_problem_type_is_a_regression(tmp_path: Path) -> None:
+def test_one_label_without_a_problem_type_has_the_sigmoid_of_the_pipeline(tmp_path: Path) -> None:
     model = save_classifier(tmp_path, "bert", num_labels=1)
     rows = load(tmp_path).run(pack(SEQUENCES, TaskOptions("classify"))).rows
     with torch.no_grad():
         for sequence, row in zip(SEQUENCES, rows, strict=True):
-            logits = model(input_ids=torch.from_numpy(sequence)[None].long()).logits[0].numpy()
-            np.testing.assert_allclose(row, logits, atol=1e-5)
+            logits = model(input_ids=torch.from_numpy(sequence)[None].long()).logits[0]
+            np.testing.assert_allclose(row, torch.sigmoid(logits).numpy(), atol=1e-5)
