@@ -55,6 +55,20 @@ class Scheduler:
         is_quiet = self._bulk_share.is_quiet(self._latest)
         return is_quiet and bool(self._bulk) and self._planner.outlook(self._bulk).is_full
 
+    def waits_until(self, begin: float) -> float | None:
+        """How long the queue may wait for a lane that is free at `begin`, on the caller's clock; None: it may not.
+
+        It may if it is short: less than a full batch, no bulk job, and no job that would then have used half of its SLO
+        when the batch ends.
+        """
+        if not self._online or self._bulk:
+            return None
+        outlook = self._planner.outlook(self._online)
+        if outlook.is_full:
+            return None
+        latest = outlook.half_slo_at - outlook.run_s - self._ahead_s
+        return latest if begin < latest else None
+
     def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0, together: bool = False) -> list[RejectedJob]:
         """Queue jobs. Returns those rejected. ValueError, and nothing queued, for a used id, no token or a time of NaN.
 

@@ -138,7 +138,7 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
         ge=0,
         allow_inf_nan=False,
         description="Longest wait of a lazy trigger for a fuller batch. More: larger batches. Less: lower latency. "
-        "Default: 2 on a CPU; 0 on a GPU, where batches grow while the last one runs.",
+        "Default: 0, as batches grow while others run.",
     )
     partition: PartitionName = Field(
         "auto",

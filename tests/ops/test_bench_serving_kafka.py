@@ -79,9 +79,11 @@ def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
     assert (in_process["rate_per_s"], in_process["was_sustained"]) == (pytest.approx(2 * first), True)
     assert through_kafka["tried"][0][0] == pytest.approx(0.7 * in_process["rate_per_s"])
     assert through_kafka["client_busy"] > 0
-    (grid,) = grids({"parts": parts, "engines": {}})
+    grid, at_loads = grids({"parts": parts, "engines": {}})
     assert [cells[0] for cells in grid.rows] == ["packed, none, in process", "packed, none, through Kafka"]
     assert all(len(cells) == len(grid.columns) for cells in grid.rows)
+    assert [(cells[0], float(cells[1])) for cells in at_loads.rows] == [("packed, none", load) for load in kafka.LOADS]
+    assert all(len(cells) == len(at_loads.columns) for cells in at_loads.rows)
 
 
 def test_a_worker_is_told_all_that_makes_a_system() -> None:

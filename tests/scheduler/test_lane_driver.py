@@ -27,6 +27,52 @@ def test_each_lane_gets_a_batch_and_one_more_is_prepared_ahead() -> None:
     assert lanes.dispatch(0.0).start == []
 
 
+def test_a_short_queue_leaves_the_last_idle_lane_free_until_another_is() -> None:
+    lanes = driver(3)
+    started = []
+    for job_id in range(4):
+        lanes.add(jobs(job_id), 0.0)
+        started += lanes.dispatch(0.0).start
+    assert [batch.ids for batch in started] == [(0,), (1,), (2, 3)]  # the third is a full batch
+    lanes.finish(started[0], 0.01)
+    lanes.add(jobs(4, now=0.01), 0.01)
+    waiting = lanes.dispatch(0.01)
+    assert (waiting.start, waiting.wake_at) == ([], None)
+    lanes.finish(started[1], 0.01)
+    assert [batch.ids for batch in lanes.dispatch(0.01).start] == [(4,)]
+
+
+def test_the_last_lane_takes_a_job_that_would_wait_for_half_of_its_slo() -> None:
+    lanes = driver(2)
+    lanes.add([Job(0, 50, 0.0)], 0.0)  # for 0.5 s
+    assert len(lanes.dispatch(0.0).start) == 1
+    lanes.add(jobs(1, deadline=2.0), 0.0)  # 0.01 s; half of its SLO is 1 s
+    waiting = lanes.dispatch(0.0)
+    assert (waiting.start, waiting.wake_at) == ([], 0.99)
+    assert [batch.ids for batch in lanes.dispatch(0.99).start] == [(1,)]  # the first is late
+    lanes = driver(2)
+    lanes.add([Job(0, 50, 0.0)], 0.0)
+    lanes.dispatch(0.0)
+    lanes.add(jobs(1, deadline=0.9), 0.0)
+    assert [batch.ids for batch in lanes.dispatch(0.0).start] == [(1,)]
+
+
+def test_the_last_lane_takes_bulk_work_and_what_is_drained() -> None:
+    lanes = driver(2)
+    lanes.add(jobs(0), 0.0)
+    lanes.dispatch(0.0)
+    lanes.add(jobs(1), 0.0)
+    assert lanes.dispatch(0.0).start == []
+    lanes.add([Job(2, 1, 0.0, None, bulk=True)], 0.0)
+    assert [batch.ids for batch in lanes.dispatch(0.0).start] == [(1, 2)]
+    lanes = driver(2)
+    lanes.add(jobs(0), 0.0)
+    lanes.dispatch(0.0)
+    lanes.add(jobs(1), 0.0)
+    lanes.is_draining = True
+    assert [batch.ids for batch in lanes.dispatch(0.0).start] == [(1,)]
+
+
 def test_planned_jobs_have_left_the_queue_before_their_batch_starts() -> None:
     chosen = SchedulerSettings(0.0, 2, 100, None, partition="sorted")  # plans several batches at a time
     lanes = LaneDriver(Scheduler(chosen, COST), 1)
