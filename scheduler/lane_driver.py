@@ -102,7 +102,7 @@ class LaneDriver:
             if self.num_lanes > 1 and not self.is_busy and (latest := self._waits_until(now)) is not None:
                 idle_lanes -= 1
                 if idle_lanes == 0:
-                    return done._replace(wake_at=latest if latest < math.inf else None)
+                    return done._replace(wake_at=latest)
             plan = self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s, draining=self.is_draining)
             done.rejected.extend(plan.rejected)
             if isinstance(plan, Wait):

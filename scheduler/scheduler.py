@@ -14,6 +14,9 @@ from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.types import Cause, Job, Plan, RejectedJob, Trigger, Wait
 
 
+_HOLD_S = 0.03  # longest wait for a busy lane beside an idle one: a few small batches of a CPU
+
+
 class Scheduler:
     """Queues jobs until a trigger fires, then plans batches of those due first. Not thread-safe.
 
@@ -58,15 +61,15 @@ class Scheduler:
     def waits_until(self, begin: float) -> float | None:
         """How long the queue may wait for a lane that is free at `begin`, on the caller's clock; None: it may not.
 
-        It may if it is short: less than a full batch, no bulk job, and no job that would then have used half of its SLO
-        when the batch ends.
+        It may if it is short, less than a full batch and no bulk job, and if no job waits for `_HOLD_S`, or will have
+        used half of its SLO at the end of the batch.
         """
         if not self._online or self._bulk:
             return None
         outlook = self._planner.outlook(self._online)
         if outlook.is_full:
             return None
-        latest = outlook.half_slo_at - outlook.run_s - self._ahead_s
+        latest = min(outlook.half_slo_at - outlook.run_s, outlook.oldest_arrival + _HOLD_S) - self._ahead_s
         return latest if begin < latest else None
 
     def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0, together: bool = False) -> list[RejectedJob]:

@@ -126,7 +126,7 @@ def test_lanes_follow_the_device_unless_given(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_longest_wait_follows_the_device_unless_given() -> None:
-    assert resolve(make(model="m"), CPU).max_wait_ms == 2.0
+    assert resolve(make(model="m"), CPU).max_wait_ms == 0.0
     assert resolve(make(model="m"), GPU).max_wait_ms == 0.0
     assert resolve(make(model="m", max_wait_ms=1), GPU).max_wait_ms == 1.0
 
