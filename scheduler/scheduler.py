@@ -13,7 +13,6 @@ from penstock.scheduler.queueing.work_estimator import BATCH_SHARE
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.types import Cause, Job, Plan, RejectedJob, Trigger, Wait
 
-
 _HOLD_S = 0.03  # longest wait for a busy lane beside an idle one: a few small batches of a CPU
 
 

@@ -125,7 +125,7 @@ def test_lanes_follow_the_device_unless_given(monkeypatch: pytest.MonkeyPatch) -
     assert resolve(make(model="m", lanes=2), GPU).lanes == 2
 
 
-def test_the_longest_wait_follows_the_device_unless_given() -> None:
+def test_no_batch_waits_for_company_unless_told() -> None:
     assert resolve(make(model="m"), CPU).max_wait_ms == 0.0
     assert resolve(make(model="m"), GPU).max_wait_ms == 0.0
     assert resolve(make(model="m", max_wait_ms=1), GPU).max_wait_ms == 1.0
