@@ -35,6 +35,7 @@ class ClientKeywords(TypedDict, total=False):
     topic: str | None
     reply_topic: str
     isolation_level: IsolationLevel
+    allow_mixed_revisions: bool
     timeout_s: float
     max_in_flight: int
     sequences_per_record: int

@@ -169,7 +169,8 @@ class SyncClient:
                     return
                 yield batch
 
-        answers = answer_stream(self._client, task, wanted(), options=options, timeout_s=timeout_s)
+        revision = self._client.one_revision()
+        answers = answer_stream(self._client, task, wanted(), options=options, timeout_s=timeout_s, revision=revision)
         async with aclosing(answers):
             async for answer in answers:
                 taken: asyncio.Future[None] = loop.create_future()

@@ -33,7 +33,7 @@ def add_tokenizer(directory: Path, **options: Any) -> None:
     """BERT's WordPiece, as its fast tokenizer is saved."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "vocab.txt").write_text("\n".join(VOCABULARY), encoding="utf-8")
-    make: Any = transformers.BertTokenizerFast  # transformers leaves it untyped
+    make: Any = getattr(transformers, "BertTokenizerFast")  # noqa: B009  # transformers makes the name at run time
     given = {"model_max_length": 256, "do_lower_case": True, **options}
     make(vocab=str(directory / "vocab.txt"), **given).save_pretrained(directory)
     (directory / "vocab.txt").unlink()
@@ -64,7 +64,7 @@ def sentence_encoder(directory: Path, *, pooling: str = "mean", normalize: bool 
 
 def classifier(directory: Path, *, num_labels: int = 3, **config: Any) -> None:
     auto: Any = transformers.AutoModelForSequenceClassification
-    model = auto.from_config(transformers.BertConfig(**_SIZE, num_labels=num_labels, **config)).eval()
+    model = auto.from_config(transformers.BertConfig(**{**_SIZE, "num_labels": num_labels, **config})).eval()
     randomise(model)
     model.save_pretrained(directory)
     add_tokenizer(directory)
@@ -76,10 +76,11 @@ def tagger(directory: Path) -> None:
 
 
 def generator(directory: Path) -> None:
-    config = transformers.T5Config(
-        vocab_size=len(VOCABULARY), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+    sizes = {"vocab_size": len(VOCABULARY), "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    model: Any = transformers.T5ForConditionalGeneration(
+        transformers.T5Config.from_dict({**sizes, "decoder_start_token_id": 0})
     )
-    model = transformers.T5ForConditionalGeneration(config).eval()
+    model.eval()
     randomise(model)
     model.save_pretrained(directory)
     add_tokenizer(directory)
@@ -175,7 +176,8 @@ def _cut_on_the_left(directory: Path) -> None:
 def _pads_in_texts(directory: Path) -> None:
     """RoBERTa's positions: a pad inside a text has none."""
     config = transformers.RobertaConfig(**{**_SIZE, "max_position_embeddings": 302, "type_vocab_size": 1})
-    model = transformers.RobertaModel(config).eval()
+    model: Any = transformers.RobertaModel(config)
+    model.eval()
     randomise(model)
     model.save_pretrained(directory)
     add_tokenizer(directory, model_input_names=["input_ids", "attention_mask"])

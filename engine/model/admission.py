@@ -167,7 +167,7 @@ def _require_native(root: Path, config: Config, name: str | None, known: Archite
     from transformers import AutoConfig, GenerationConfig  # slow to import, and few checkpoints have an auto_map
 
     native = AutoConfig.for_model(str(config["model_type"]))
-    keys = {*dir(native), *native.attribute_map, *vars(GenerationConfig()), *_COMMON_KEYS}
+    keys = {*dir(native), *native.attribute_map, *vars(GenerationConfig.from_dict({})), *_COMMON_KEYS}
     own = sorted(key for key, value in config.items() if key not in keys and value)
     classes = known.encoders | known.classifiers | known.token_classifiers | known.generators | known.pretrained
     what = f"a class of its own ({name})" if name is not None and name not in classes else ""

@@ -83,7 +83,7 @@ def by_vectors(apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         num_even = 0
     if num_even:
         apply(flat[:num_even])
-    for block in flat[num_even:].split(_BLOCK) if num_even < len(flat) else ():
+    for block in torch.split(flat[num_even:], _BLOCK) if num_even < len(flat) else ():
         if len(block) % _VECTORS == 0:
             apply(block)
         else:

@@ -44,4 +44,4 @@ class UncutTable(Table):
             column.no_wrap = True
 
 
-typer.rich_utils.Table = UncutTable  # type: ignore[misc]  # typer has no setting for it
+setattr(typer.rich_utils, "Table", UncutTable)  # noqa: B010  # typer has no setting for it, and does not export the name

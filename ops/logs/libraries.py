@@ -22,7 +22,7 @@ def pyarrow() -> ModuleType:
         import pyarrow
     except ImportError as error:
         raise MissingLibrary(f"A compressed log needs pyarrow, which is not installed: {_INSTALL}") from error
-    return pyarrow
+    return pyarrow  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 def pyplot() -> ModuleType:

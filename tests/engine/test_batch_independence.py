@@ -69,7 +69,7 @@ def test_an_activation_does_not_depend_on_the_place_of_a_value(name: str, dtype:
 def test_a_sigmoid_does_not_depend_on_the_place_of_a_value() -> None:
     values = torch.linspace(-9, 9, 1001)
     expected = by_vectors(torch.sigmoid_, values.clone())
-    alone = [by_vectors(torch.sigmoid_, one.clone()) for one in values.split(1)]
+    alone = [by_vectors(torch.sigmoid_, one.clone()) for one in torch.split(values, 1)]
     assert torch.equal(torch.cat(alone), expected)
     assert torch.allclose(expected, torch.sigmoid(values))
 

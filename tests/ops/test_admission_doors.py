@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -23,7 +24,7 @@ def save_adapter(directory: Path) -> str:
 
 def save_decoder(directory: Path) -> str:
     sizes = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(directory)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config.from_dict(sizes)).save_pretrained(directory)
     return "predicts the next token"
 
 
@@ -39,6 +40,7 @@ def test_all_of_them_refuse(tmp_path: Path, save: Callable[[Path], str]) -> None
         result = CliRunner().invoke(app, [*arguments, str(tmp_path)], env={"COLUMNS": "1000"})
         assert (result.exit_code, reason in " ".join(result.output.split())) == (1, True), result.output
     for engine in ("auto", "packed", "padded"):
+        given: dict[str, Any] = {"model": str(tmp_path), "engine": engine}
         with pytest.raises(UnsupportedCheckpoint) as refused:
-            load_model(ModelSettings(model=str(tmp_path), engine=engine))
+            load_model(ModelSettings(**given))
         assert reason in str(refused.value)

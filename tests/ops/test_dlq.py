@@ -326,7 +326,7 @@ async def test_records_that_share_a_letter_are_listed_in_a_line_and_taken_one_by
     assert "t-3-7 and 1 more" in lines[1]
     selection = Selection.of("backend", None, "all", None, 0, None)
     broker = Broker()
-    sender = RecordSender(broker)  # type: ignore[arg-type]
+    sender = RecordSender(broker, KafkaCluster("nowhere:1"))  # type: ignore[arg-type]  # the broker stands for the outbox
     replayer = Replayer(OPTIONS, sender)
     for one in filter(selection.holds, letters):
         assert one.position is not None

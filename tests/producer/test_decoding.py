@@ -11,6 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
+from penstock.producer.tokenizer_files import LoadedTokenizer
 
 
 def byte_level() -> Tokenizer:
@@ -20,7 +21,7 @@ def byte_level() -> Tokenizer:
     plain = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     plain.decoder = decoders.ByteLevel()
     plain.add_special_tokens(["<s>"])
-    return Tokenizer(plain, Prompts())
+    return Tokenizer(LoadedTokenizer(plain, gives_types=False, cuts_left=False), Prompts())
 
 
 def byte_fallback() -> Tokenizer:
@@ -29,7 +30,7 @@ def byte_fallback() -> Tokenizer:
     plain = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
     plain.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     plain.add_special_tokens(["<s>"])
-    return Tokenizer(plain, Prompts())
+    return Tokenizer(LoadedTokenizer(plain, gives_types=False, cuts_left=False), Prompts())
 
 
 _EMOJI = list("a€😀é".encode())

@@ -1,6 +1,7 @@
 """A tokenizer that cannot be loaded as transformers loads it keeps a worker from starting; a missing one does not."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,8 @@ from tests.engine.helpers import write_json
 def settings(tmp_path: Path) -> ModelSettings:
     """Of a sentence-transformers directory without weights."""
     write_json(tmp_path / "modules.json", [{"type": "sentence_transformers.models.Transformer", "path": ""}])
-    return ModelSettings(model=str(tmp_path))
+    given: dict[str, Any] = {"model": str(tmp_path)}
+    return ModelSettings(**given)
 
 
 def test_a_checkpoint_without_a_tokenizer_is_served_by_token_ids(settings: ModelSettings) -> None:

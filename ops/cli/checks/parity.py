@@ -20,6 +20,7 @@ from rich.text import Text as StyledText
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say, stderr
 from penstock.producer.settings_sources import Settings
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 
 if TYPE_CHECKING:
     from penstock.ops.cli.dead_letters.answerer import Answerer
@@ -187,7 +188,7 @@ def _asker(answerer: "Answerer") -> "Ask":
             value=value,
             headers=[(REPLY_TOPIC, REPLIES.encode())],
         )
-        reply = decode_reply((await answerer.answer(record, bulk=False)).value)
+        reply = decode_reply((await answerer.answer(record, NO_TOPIC_ID, bulk=False)).value)
         if not isinstance(reply, Reply):
             raise reply.exception()
         return reply.rows(task)

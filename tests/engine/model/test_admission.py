@@ -240,7 +240,7 @@ class TestModules:
     @pytest.mark.parametrize("engine", ["packed", "padded"])
     def test_a_cross_encoder_that_version_6_saves(self, tmp_path: Path, engine: str) -> None:
         save(tmp_path / "plain", transformers.BertForSequenceClassification(
-            transformers.BertConfig(**_SMALL, num_labels=1)))  # fmt: skip
+            transformers.BertConfig(**{**_SMALL, "num_labels": 1})))  # fmt: skip
         reference = CrossEncoder(str(tmp_path / "plain"), device="cpu")
         reference.save_pretrained(str(tmp_path / "model"))
         assert (tmp_path / "model" / "modules.json").exists()
@@ -287,10 +287,11 @@ class TestClasses:
             ),
             (
                 lambda: transformers.BartForSequenceClassification(
-                    transformers.BartConfig(
-                        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16,
-                        decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2, num_labels=3,
-                    )
+                    transformers.BartConfig.from_dict({
+                        "vocab_size": 40, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+                        "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2,
+                        "decoder_attention_heads": 2, "num_labels": 3,
+                    })
                 ),
                 r"classifier on an encoder-decoder \(BartForSequenceClassification\)",
             ),

@@ -151,7 +151,7 @@ def answer_by_id(partitions: Sequence[tuple[Any, ...]], topic: str = "requests.Ã
 def test_a_request_by_ids_has_them_in_place_of_names() -> None:
     asked = message("a", IDS).prepare({1: (4, 18)})
     assert (asked.API_VERSION, asked.FLEXIBLE_VERSION) == (13, True)
-    topics = [
+    topics: list[Any] = [
         (IDS[topic], [(number, -1, at, -1, -1, most, {}) for number, at, most in partitions], {})
         for topic, partitions in TOPICS
     ]

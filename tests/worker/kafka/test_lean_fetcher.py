@@ -108,7 +108,8 @@ class Client:
 
 
 async def test_a_topic_of_which_brokers_do_not_know_the_id_is_not_fetched_until_it_is_read_anew() -> None:
-    client, subscriptions = Client(), SubscriptionState()
+    client: Any = Client()
+    subscriptions = SubscriptionState()
     other = TopicPartition("others", 0)
     subscriptions.subscribe({SOURCE.topic, other.topic})
     fetcher: Any = LeanFetcher(client, subscriptions)

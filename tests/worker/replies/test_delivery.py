@@ -542,10 +542,10 @@ def test_letters_hold_each_record_once_and_join_only_what_nothing_unanswered_is_
     found: list[tuple[bytes, int]] = []
     for letter in letters_of(desk):
         headers = dict(letter.headers)
-        partition, first = headers["__dlq.errors.partition"], int(headers["__dlq.errors.offset"])
-        offsets = [one.offset for one in decode_letter_records(letter.value)] if is_joint(letter.headers) else [first]
-        assert offsets == list(range(first, first + len(offsets)))
-        found += [(partition, offset) for offset in offsets]
+        number, start = headers["__dlq.errors.partition"], int(headers["__dlq.errors.offset"])
+        offsets = [one.offset for one in decode_letter_records(letter.value)] if is_joint(letter.headers) else [start]
+        assert offsets == list(range(start, start + len(offsets)))
+        found += [(number, offset) for offset in offsets]
     assert sorted(found) == sorted([(b"%d" % one.partition, one.offset) for one in records])
     for letter in letters_of(desk):
         letter.done([letter], None)

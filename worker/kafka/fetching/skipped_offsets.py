@@ -18,7 +18,7 @@ class SkippedOffsets:
     """Logs and counts them. Offsets without a record, as those of transaction markers, are not among them."""
 
     def __init__(self, topics: Sequence[str]) -> None:
-        self.counts = {(topic, cause): 0 for topic in topics for cause in get_args(Cause)}
+        self.counts: dict[tuple[str, ...], int] = {(topic, cause): 0 for topic in topics for cause in get_args(Cause)}
 
     def note(self, source: TopicPartition, first: int, end: int, cause: Cause) -> None:
         """The offsets from `first` up to `end`, which is read or does not exist. None if `end` is not beyond."""

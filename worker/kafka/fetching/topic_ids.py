@@ -99,7 +99,7 @@ class _MetadataById(Request[_Asked]):  # type: ignore[misc]  # as above
 
     def build(self, request_class: type) -> Any:
         """Called by aiokafka if the broker knows the version."""
-        asked = [(NO_TOPIC_ID, topic, {}) for topic in self._topics]
+        asked: list[Any] = [(NO_TOPIC_ID, topic, {}) for topic in self._topics]
         return request_class(asked, False, False, False, {})
 
 
