@@ -30,7 +30,7 @@ _LENGTH = struct.Struct(">h")
 _ID_BYTES = len(NO_TOPIC_ID)
 
 
-class Fault(NamedTuple):
+class FetchFault(NamedTuple):
     """A partition that a broker has not read, and why."""
 
     topic: str
@@ -45,7 +45,7 @@ class FetchMessage(FetchRequest):  # type: ignore[misc]  # aiokafka has no type 
     def __init__(self, *bounds: int, topics: Sequence[Any], rack_id: str = "", topic_ids: TopicIds) -> None:
         """`bounds` are aiokafka's: wait, least and most bytes, isolation level."""
         super().__init__(*bounds, topics, rack_id=rack_id)
-        self.faults: list[Fault] = []  # of the answer, once it is decoded
+        self.faults: list[FetchFault] = []  # of the answer, once it is decoded
         self._ids = {topic: topic_ids.of(topic) for topic, _ in topics}
 
     def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
@@ -63,7 +63,7 @@ class FetchMessage(FetchRequest):  # type: ignore[misc]  # aiokafka has no type 
         """A partition has an error."""
         for number, offset, _ in dict(self.topics).get(topic, ()):
             if number == partition:
-                self.faults.append(Fault(topic, partition, offset, error))
+                self.faults.append(FetchFault(topic, partition, offset, error))
 
 
 class _Request(FetchRequest_v11):  # type: ignore[misc]  # as above
