@@ -49,7 +49,8 @@ def read_topics(servers: str, topics: Sequence[str], isolation: str = "read_unco
 
 def topic_ids(servers: str, topics: Sequence[str]) -> dict[str, bytes]:
     """The ids of topics, 16 bytes each."""
-    found = AdminClient({"bootstrap.servers": servers}).describe_topics(TopicCollection(list(topics)))
+    admin = AdminClient({"bootstrap.servers": servers})  # its answers end with it
+    found = admin.describe_topics(TopicCollection(list(topics)))
     ids = {topic: described.result(_PATIENCE_S).topic_id for topic, described in found.items()}
     halves = {topic: (one.get_most_significant_bits(), one.get_least_significant_bits()) for topic, one in ids.items()}
     return {topic: struct.pack(">qq", *pair) for topic, pair in halves.items()}
