@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.producer.caller_errors import KafkaUnreachable, WrongArgument, WrongLoop
+from penstock.producer.caller_errors import KafkaUnreachable, MixedRevisions, WrongArgument, WrongLoop
 from penstock.producer.errors import (
     BackendError,
     BadTokenId,
@@ -10,7 +10,6 @@ from penstock.producer.errors import (
     EmptyInput,
     Expired,
     InvalidRequest,
-    MixedRevisions,
     Overloaded,
     PenstockError,
     ShuttingDown,

@@ -131,7 +131,7 @@ class Caller:
         task, options = check_task(task), recheck_options(options, task, is_text=texts is not None)
         kind, sequences = check(task, texts, ids)
         if revision is None:
-            revision = self.one_revision()
+            revision = self._one_revision()
         return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s), revision)
 
     async def map_rows(
@@ -158,7 +158,7 @@ class Caller:
             MixedRevisions: another revision of the model answered than before. The rows so far are of one.
         """
         self._check_loop()
-        batches, revision = row_batches(rows, column_names(column)), self.one_revision()
+        batches, revision = row_batches(rows, column_names(column)), self._one_revision()
         answered = answer_stream(self, task, batches, options=options, timeout_s=timeout_s, revision=revision)
         async with aclosing(answered):
             async for batch, results in answered:
@@ -187,7 +187,7 @@ class Caller:
                 "thread. Make a Client in each loop, or use SyncClient, which any thread may call."
             )
 
-    def one_revision(self) -> OneRevision:
+    def _one_revision(self) -> OneRevision:
         """What the answers of several calls share, so that they are of one revision of the model."""
         return OneRevision(allow_mixed=self._settings.allow_mixed_revisions)
 
@@ -210,7 +210,7 @@ class Caller:
             raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
         raise_first(sequences)
         timeout_s = self._timeout_s(timeout_s)
-        rows = await self._batcher.results(task, options, kind, sequences, timeout_s, self.one_revision())
+        rows = await self._batcher.results(task, options, kind, sequences, timeout_s, self._one_revision())
         raise_first(rows)
         return rows
 

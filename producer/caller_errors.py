@@ -25,6 +25,12 @@ class WrongLoop(PenstockError, RuntimeError):
     code = "wrong_loop"
 
 
+class MixedRevisions(PenstockError):
+    """Two revisions of the model answered one call, stream or job."""
+
+    code = "mixed_revisions"
+
+
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """` Did you mean …?` for a name that is like a known one; else empty."""
     near = get_close_matches(name, sorted(known), 1, _NEAR)

@@ -188,7 +188,7 @@ class Client(Caller):
         asking = asyncio.create_task(self._ask("generate", options, checked, attempts, partials.put_nowait))
         asking.add_done_callback(lambda _: partials.put_nowait(None))
         shown: tuple[int, ...] = ()
-        revision = self.one_revision()
+        revision = self._one_revision()
         try:
             while (so_far := await partials.get()) is not None:
                 revision.check(so_far.model, so_far.revision)

@@ -11,7 +11,6 @@
     ├── Cancelled          cancelled          the sender took the request back
     ├── Overloaded         overloaded         rejected at admission; try later                (retriable)
     ├── BackendError       backend            the engine failed on this input
-    ├── MixedRevisions     mixed_revisions    workers of two revisions answered one call; raised by clients alone
     └── ShuttingDown       shutting_down      the worker or client is closing                 (retriable)
 
 `caller_errors` has those that no reply carries.
@@ -103,12 +102,6 @@ class BackendError(PenstockError):
     """The engine failed on this input although it was valid."""
 
     code = "backend"
-
-
-class MixedRevisions(PenstockError):
-    """Two revisions of the model answered one call, stream or job. Raised by clients, and never sent."""
-
-    code = "mixed_revisions"
 
 
 class ShuttingDown(PenstockError):

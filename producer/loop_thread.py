@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from penstock.producer.caller_errors import WrongLoop
@@ -13,6 +13,14 @@ from penstock.producer.errors import ShuttingDown
 T = TypeVar("T")
 
 _EXIT_S = 15.0  # longer than a client takes to close
+
+
+def result_of(running: "Future[T]") -> T:
+    """What the work of `LoopThread.begin` returns or raises. Raises ShuttingDown where `stop` has cancelled it."""
+    try:
+        return running.result()
+    except CancelledError:
+        raise ShuttingDown("The client was closed before the answer came.") from None
 
 
 class LoopThread:
@@ -30,7 +38,7 @@ class LoopThread:
         """The result of `work`, which is cancelled when the caller is interrupted. Raises as `begin`."""
         running = self.begin(work)
         try:
-            return running.result()
+            return result_of(running)
         except BaseException:
             running.cancel()
             raise

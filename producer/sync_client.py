@@ -21,7 +21,7 @@ from penstock.producer.caller_errors import WrongArgument
 from penstock.producer.client import Client
 from penstock.producer.errors import ShuttingDown
 from penstock.producer.keywords import ClientKeywords, GenerationKeywords
-from penstock.producer.loop_thread import LoopThread
+from penstock.producer.loop_thread import LoopThread, result_of
 from penstock.producer.row_source import RowBatch, column_names, read_batches
 from penstock.producer.wire.messages import Generation, Options, Reply
 
@@ -148,7 +148,7 @@ class SyncClient:
                     self._thread.post(_settle, taken, None)
                 else:
                     self._thread.post(_settle, event, next(batches, None))
-            answering.result()
+            result_of(answering)
         finally:
             answering.cancel()
 
@@ -169,7 +169,7 @@ class SyncClient:
                     return
                 yield batch
 
-        revision = self._client.one_revision()
+        revision = self._client._one_revision()
         answers = answer_stream(self._client, task, wanted(), options=options, timeout_s=timeout_s, revision=revision)
         async with aclosing(answers):
             async for answer in answers:

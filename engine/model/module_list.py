@@ -76,7 +76,11 @@ def read_modules(directory: Path) -> tuple[Module, ...]:
     if len(set(map(str, names))) != len(names):
         raise CheckpointError(f"{path} gives two modules one name, and sentence-transformers would run only one.")
     for module in modules:
-        if module.directory.is_dir():
+        try:
+            is_there = module.directory.is_dir()
+        except OSError as error:
+            raise CheckpointError(f"{path} names a directory that cannot be opened: {error}") from error
+        if is_there:
             require_regular_files(module.directory)
     return modules
 
