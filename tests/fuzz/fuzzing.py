@@ -26,6 +26,8 @@ class Fault:
 def fuzz(decoder: Decoder, num_inputs: int, seed: int) -> list[Fault]:
     """The first faults in so many inputs, ten at most."""
     rng, faults = random.Random(f"{decoder.name} {seed}"), list[Fault]()
+    for sample in decoder.samples:  # what is compiled at the first call is not timed
+        _try(decoder, sample)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(num_inputs):
         value = rng.choice(decoder.mutations)(rng, decoder.samples)

@@ -187,10 +187,12 @@ async def test_answers_of_revoked_partitions_are_committed_or_never_seen(
         load = asyncio.create_task(line.streaming(1500, 0.005))
         await first.event("batch_done")
         second = start(line)
+        await second.event("partitions_assigned")
+        load_of_both = asyncio.create_task(line.streaming(500, 0.005))  # the first load may have ended
         await second.event("batch_done")
         first.process.terminate()
         assert await first.exit_code() == 0
-        await load
+        await asyncio.gather(load, load_of_both)
         await line.assert_exactly_once()
         second.process.terminate()
         assert await second.exit_code() == 0
