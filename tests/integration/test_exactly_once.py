@@ -100,8 +100,7 @@ async def marks(broker: KafkaBroker, group: str) -> set[str]:
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     await admin.start()
     try:
-        commits = (await admin.list_consumer_group_offsets(group)).values()
-        return {"".join(found.metadata.partition(";")[1:]) for found in commits}
+        return {found.metadata for found in (await admin.list_consumer_group_offsets(group)).values()}
     finally:
         await admin.close()
 
