@@ -58,6 +58,7 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
     "cellular.choice._STRIDE": ("steps", "simulated: p90 0.66 ms at half load, 0.81 with powers of two (not kept)"),
     "cellular.cost._WEIGHT": ("of the mean", "not measured: follows a change within some ten tasks"),
     "cellular.cost._FAR": ("times", "guarantee: one task out of proportion changes little; the number is not measured"),
+    "cellular.cost._NUM_RECENT": ("tasks", "guarantee: one outlier does not move a median; the number is not measured"),
     "cellular.waiting._BULK_SHARE": ("of the slots", "guarantee: an online job finds a free slot; not measured"),
     "cellular.waiting._FEW": ("jobs", "not measured: entries of jobs that have left which are not worth a removal"),
     "cellular.waiting._SMALL": ("jobs", "not measured: a block that is too small costs each look at the queue a turn"),
