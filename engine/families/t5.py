@@ -9,8 +9,9 @@ from torch import Tensor
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.bart import first_of
 from penstock.engine.families.readers import read_dense, read_norm, require_int
-from penstock.engine.model.checkpoint import Checkpoint, Config
+from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.dense import require_activation
+from penstock.engine.model.files import Config
 from penstock.engine.model.seq2seq import (
     CrossAttention,
     DecoderLayer,

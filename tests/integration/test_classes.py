@@ -140,7 +140,7 @@ async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, uniqu
         revision="r",
         fetch_max_wait_ms=50,
         drain_s=1,
-        received=lambda records: taken.extend((record.topic, record.value) for record in records),
+        received=lambda records, topic_id: taken.extend((record.topic, record.value) for record in records),
         revoked=revoked,
     )
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:

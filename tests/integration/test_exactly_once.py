@@ -100,7 +100,8 @@ async def marks(broker: KafkaBroker, group: str) -> set[str]:
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     await admin.start()
     try:
-        return {found.metadata for found in (await admin.list_consumer_group_offsets(group)).values()}
+        commits = (await admin.list_consumer_group_offsets(group)).values()
+        return {"".join(found.metadata.partition(";")[1:]) for found in commits}
     finally:
         await admin.close()
 

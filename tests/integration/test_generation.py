@@ -36,6 +36,7 @@ def add_tokenizer(directory: Path) -> None:
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}', encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

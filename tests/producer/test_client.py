@@ -25,6 +25,7 @@ from penstock.producer import (
     ShuttingDown,
     TooLong,
     UnsupportedTask,
+    WrongArgument,
 )
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport import exchange as module
@@ -359,17 +360,17 @@ async def test_one_request_one_reply(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BAD_SEQUENCES: list[tuple[dict[str, Any], type[PenstockError]]] = [
-    ({"texts": ["fine", None]}, InvalidRequest),
-    ({"texts": ["fine", 5]}, InvalidRequest),
-    ({"texts": ["fine", ("a", None)]}, InvalidRequest),
-    ({"texts": ["fine", ("a", "b", "c")]}, InvalidRequest),
+    ({"texts": ["fine", None]}, WrongArgument),
+    ({"texts": ["fine", 5]}, WrongArgument),
+    ({"texts": ["fine", ("a", None)]}, WrongArgument),
+    ({"texts": ["fine", ("a", "b", "c")]}, WrongArgument),
     ({"texts": ["fine", " "]}, EmptyInput),
     ({"texts": ["fine", ("a", "")]}, EmptyInput),
-    ({"ids": [[1], None]}, InvalidRequest),
-    ({"ids": [[1], 5]}, InvalidRequest),
-    ({"ids": [[1], np.array(5)]}, InvalidRequest),
-    ({"ids": [[1], "abc"]}, InvalidRequest),
-    ({"ids": [[1], [[1], [2, 3]]]}, InvalidRequest),
+    ({"ids": [[1], None]}, WrongArgument),
+    ({"ids": [[1], 5]}, WrongArgument),
+    ({"ids": [[1], np.array(5)]}, WrongArgument),
+    ({"ids": [[1], "abc"]}, WrongArgument),
+    ({"ids": [[1], [[1], [2, 3]]]}, WrongArgument),
     ({"ids": [[1], []]}, EmptyInput),
 ]
 
@@ -439,7 +440,7 @@ async def test_a_fault_of_one_call_does_not_fail_another(monkeypatch: pytest.Mon
         wrong = client.embed(ids=[[1]], truncate=1)  # type: ignore[arg-type]  # the mistake
         others = [client.embed(ids=[[n]], truncate=truncate) for n, truncate in ((2, True), (3, np.True_))]  # type: ignore[arg-type]  # taken too
         results = await asyncio.gather(wrong, *others, return_exceptions=True)
-    assert [type(result) for result in results] == [InvalidRequest, np.ndarray, np.ndarray]
+    assert [type(result) for result in results] == [WrongArgument, np.ndarray, np.ndarray]
     [request] = loop.requests
     assert request.num_sequences == 2
     assert request.options.truncate is True
@@ -685,7 +686,9 @@ async def test_what_was_generated_comes_with_its_finish_and_text(monkeypatch: py
         ]
         assert await client.generate(ids=[[1]]) == [Generation((7, 2040), "length")]
         with pytest.raises(InvalidRequest, match=r"none of `generate`, or not implemented\. Given: 'beams'"):
-            await client.generate("a", beams=2)
+            await client.generate("a", beams=2)  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match=r"Given: 'num_beam'\. Did you mean `num_beams`\?"):
+            await client.generate("a", num_beam=4)  # type: ignore[call-arg]
     beams = Options(truncate=True, generation=(("max_new_tokens", 5), ("num_beams", 2)))
     assert [request.options for request in loop.requests] == [beams, beams, Options()]  # a record for each
     async with connected(monkeypatch, echo, tokenizer=CHECKPOINT) as (client, loop):
@@ -760,8 +763,8 @@ async def test_an_answer_to_another_task_is_an_error(monkeypatch: pytest.MonkeyP
         ({"model": None}, "`model`: Input should be a valid string."),
         ({"bootstrap_servers": "kafka"}, "`bootstrap_servers`: must be host:port, several separated by commas."),
         (
-            {"max_in_flight": 0, "colour": "red"},
-            "`max_in_flight`: Input should be greater than or equal to 1; `colour`: ",
+            {"max_in_flight": 0, "sequences_per_record": 0},
+            "`max_in_flight`: Input should be greater than or equal to 1; `sequences_per_record`: ",
         ),
     ],
 )
