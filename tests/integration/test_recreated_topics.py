@@ -77,7 +77,7 @@ class Desk:
         return found
 
     async def read_letters(self, topic: str, num: int) -> list[bytes]:
-        """The correlation ids of the records in a topic of dead letters, once there are so many; some share a letter."""
+        """The correlation ids of the records in a topic of dead letters. Some share a letter."""
         ids: list[bytes] = []
         servers = self.broker.bootstrap_servers
         options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
