@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.model.row_counts import product_by_row
 
 HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
@@ -102,7 +103,4 @@ def linear_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """F.linear of [N, in]. On a CPU with oneDNN a row's result does not depend on the other rows, bit for bit."""
     if not HAS_ONEDNN or x.device.type != "cpu":
         return F.linear(x, weight, bias)
-    if len(x) == 1:
-        return linear_by_row(x.repeat(2, 1), weight, bias)[:1]
-    result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return result
+    return product_by_row(x, weight, bias, len(weight), is_reordered=False)

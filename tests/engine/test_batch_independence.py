@@ -1,5 +1,6 @@
 """A result on a CPU is the same bytes in any batch: each operation, and whole models."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,15 @@ from torch import Tensor
 
 from penstock.engine import TaskOptions
 from penstock.engine.cpu.linear import OneDnnLinear
-from penstock.engine.model import dense
+from penstock.engine.model import dense, row_counts
 from penstock.engine.model.dense import HAS_ONEDNN, activate, by_vectors, linear_by_row
 from penstock.engine.model.weights import Dense
 from tests.engine.helpers import cpu_engine, pack, random_sequences, save_classifier, save_encoder, save_tagger
 from tests.examples import examples
 
 DTYPES = ("float32", "bfloat16")
-SIZES = (1, 2, 7, 300)
-SHAPES = ((384, 1536), (1536, 384), (48, 57))
+SIZES = (1, 2, 7, 10, 18, 65, 300)
+SHAPES = ((384, 1536), (1536, 384), (48, 57), (768, 3072), (1024, 4096), (4096, 1024))
 
 
 @pytest.mark.skipif(not HAS_ONEDNN, reason="this build of torch has no oneDNN")
@@ -38,6 +39,39 @@ def test_a_product_and_a_sum_of_a_row_do_not_depend_on_the_others(width: int, de
             rows = slice(first, first + size)
             assert torch.equal(linear(x[rows]), product[rows])
             assert torch.equal(linear.plus(x[rows], residual[rows]), total[rows])
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda rows: torch.zeros(rows),
+        lambda rows: torch.full((rows,), float(7 <= rows <= 17)),
+        lambda rows: torch.full((rows,), float((rows >= 16) + (rows >= 49) + (rows >= 65))),
+        lambda rows: torch.full((rows,), float(rows % 64 == 0)),
+        lambda rows: torch.arange(rows) % 3,
+    ],
+    ids=["one way", "few rows", "four ways", "whole blocks", "by place"],
+)
+def test_a_product_that_rounds_by_the_number_of_rows_is_computed_in_numbers_that_agree(
+    way: Callable[[int], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(kind: row_counts.Kind, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        exact = torch.stack([weight.double() @ row.double() for row in x])
+        return (exact + way(len(x))[:, None]).float()
+
+    monkeypatch.setattr(row_counts, "_run", run)
+    row_counts._agreeing_counts.cache_clear()
+    try:
+        torch.manual_seed(0)
+        x, weight = torch.randn(600, 8), torch.randn(3, 8)
+        expected = row_counts.product_by_row(x, weight, None, 3, is_reordered=False)
+        assert expected.shape == (600, 3)
+        for size in (0, 1, 2, 7, 16, 17, 49, 64, 65, 300, 599):
+            for rows in (slice(0, size), slice(600 - size, 600)):
+                one = row_counts.product_by_row(x[rows], weight, None, 3, is_reordered=False)
+                assert torch.equal(one, expected[rows])
+    finally:
+        row_counts._agreeing_counts.cache_clear()
 
 
 @pytest.mark.skipif(not HAS_ONEDNN, reason="this build of torch has no oneDNN")
@@ -74,10 +108,11 @@ def test_a_sigmoid_does_not_depend_on_the_place_of_a_value() -> None:
     assert torch.allclose(expected, torch.sigmoid(values))
 
 
+@pytest.mark.parametrize(("width", "depth"), [(3, 384), (9, 768), (768, 768), (1, 1024)])
 @pytest.mark.parametrize("activation", ["identity", "tanh", "gelu"])
-def test_a_heads_layer_does_not_depend_on_the_other_rows(activation: str) -> None:
+def test_a_heads_layer_does_not_depend_on_the_other_rows(activation: str, width: int, depth: int) -> None:
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(300, 384), torch.randn(3, 384), torch.randn(3)
+    x, weight, bias = torch.randn(300, depth), torch.randn(width, depth) / 20, torch.randn(width)
 
     def layer(rows: Tensor) -> Tensor:
         return F.softmax(activate(linear_by_row(rows, weight, bias), activation), dim=1)
