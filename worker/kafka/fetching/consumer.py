@@ -260,8 +260,10 @@ class Consumer:
         self._owner.skipped(source, asked, begins)
 
     def _on_recreated(self, topic: str) -> None:
-        """The topic was deleted and created again: all members read the new one from its beginning."""
-        log.warning("topic_recreated", topic=topic)
+        """The topic was deleted and created again: all members read the new one from its beginning.
+
+        The event is logged with the new id. A rebalance may come first, as the topic was gone for a while.
+        """
         ends, positions = seen_ends(self._joined), self._assignment.next_offsets
         for source in sorted(source for source in positions if source.topic == topic):
             self._skipped.note(source, positions[source], ends.get(source, 0), "recreated")

@@ -144,6 +144,8 @@ class TopicIds:
                 log.warning("topic_ids_unreadable", error=repr(error), retry_s=_RETRY_S)
                 found = {}
             if found:
+                for topic in sorted(topic for topic in found if self._ids.get(topic, found[topic]) != found[topic]):
+                    log.warning("topic_recreated", topic=topic)
                 self._ids |= found
                 self._unknown -= found.keys()
                 self._to_ask -= found.keys()
