@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from penstock.producer.answer_stream import answer_stream
 from penstock.producer.caller_errors import WrongArgument, WrongLoop, did_you_mean
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.errors import BadTokenId, EmptyInput, InvalidRequest, PenstockError, TooLong
 from penstock.producer.keywords import ClientKeywords
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.request_preparation import prepare
@@ -26,10 +26,11 @@ from penstock.producer.transport.call_batcher import Answers, CallBatcher
 from penstock.producer.transport.exchange import Exchange
 from penstock.producer.wire.messages import STEPPED_TASKS, Options, Reply, Request, Row, Text
 from penstock.producer.wire.options import check_task, check_timeout_s, recheck_options
-from penstock.producer.wire.sequences import check
+from penstock.producer.wire.sequences import Kind, check
 from penstock.producer.wire.topics import bulk_topic, request_topic
 
 _OWN_KEYWORDS = ("tokenizer", "bulk", "on_reply")  # of `Caller`, beside the settings
+_OF_ONE_TEXT = (TooLong, EmptyInput, BadTokenId)
 _TYPE_FAULTS = ("_type", "_parsing")  # end pydantic's names of the errors of a type
 
 
@@ -211,7 +212,7 @@ class Caller:
         raise_first(sequences)
         timeout_s = self._timeout_s(timeout_s)
         rows = await self._batcher.results(task, options, kind, sequences, timeout_s, self._one_revision())
-        raise_first(rows)
+        raise_first([_named(row, kind, index) for index, row in enumerate(rows)])
         return rows
 
     async def _ask(
@@ -255,6 +256,14 @@ def _checked(settings: dict[str, Any]) -> ClientSettings:
 
 def _on_bulk_topic(settings: ClientSettings) -> ClientSettings:
     return settings.model_copy(update={"topic": bulk_topic(settings.topic or request_topic(settings.model))})
+
+
+def _named(row: Row | PenstockError, kind: Kind, index: int) -> Row | PenstockError:
+    """A worker's error with the place of its text in the call; the worker knows only the place in a record."""
+    if not isinstance(row, _OF_ONE_TEXT):
+        return row
+    text = "Text" if kind in (Kind.TEXTS, Kind.PAIRS) else "Sequence"
+    return type(row)(f"{text} {index}: {row.message}")
 
 
 def raise_first(results: Sequence[object]) -> None:

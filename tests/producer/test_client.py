@@ -125,6 +125,20 @@ async def test_sequences_at_fault_are_taken_out_and_the_others_sent_again(monkey
     assert [request.num_sequences for request in loop.requests[:2]] == [5, 3]
 
 
+async def test_an_error_of_one_text_names_it_by_its_place_in_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever record the text was sent in, and whatever place it had there."""
+
+    def answer(request: Request) -> Reply | PenstockError:
+        reply = first_ids(request)
+        assert reply.vectors is not None
+        faults = {index: TooLong("Given: 600") for index in np.flatnonzero(reply.vectors[:, 0] == 600).tolist()}
+        return TooLong("Sequence 0: Given: 600", faults) if faults else reply
+
+    async with connected(monkeypatch, answer, sequences_per_record=2) as (client, _):
+        with pytest.raises(TooLong, match=r"^Sequence 3: Given: 600$"):
+            await client.embed(ids=[[1], [2], [3], [600], [600]])
+
+
 @pytest.mark.parametrize("error", [TooLong, BackendError, Expired, InvalidRequest])
 async def test_an_error_reply_is_raised_as_what_it_is(
     monkeypatch: pytest.MonkeyPatch, error: type[PenstockError]
