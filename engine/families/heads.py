@@ -4,12 +4,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.files import Config, read_safetensors
 from penstock.engine.model.heads import Head
 from penstock.engine.model.weights import Dense, Norm
+
+_SHOWN_NAMES = 3  # of the tensors of a file that is no head
 
 # Activations that a CrossEncoder's configuration may name. Looked up, never imported.
 _CROSS_ENCODER_SCORES = {
@@ -96,7 +100,8 @@ def linear_head(path: Path, dim: int) -> Head:
     Metadata `scores` may say "sigmoid" for multi-label heads; without it, "softmax". Raises CheckpointError.
     """
     found, metadata = read_safetensors(path)
-    tensors = Tensors(path.parent, found)
+    _require_linear(path, found, dim)
+    tensors = Tensors(path, found)  # whose errors name the head, as the model's directory is not at fault
     weight = tensors.take("weight", -1, dim)
     num_labels = weight.shape[0]
     scores = metadata.get("scores", "softmax")
@@ -104,6 +109,26 @@ def linear_head(path: Path, dim: int) -> Head:
         raise CheckpointError(f"{path}: metadata 'scores' must be softmax or sigmoid, not {scores!r}.")
     layer = Dense(weight, tensors.take("bias", num_labels), "identity")
     return Head((layer,), scores, _head_labels(path, metadata, num_labels), reads="embedding")
+
+
+def require_head_file(path: Path) -> None:
+    """Raise CheckpointError for a head that cannot be one by its name. Called before the model is read."""
+    if path.suffix != ".safetensors":
+        raise CheckpointError(f"The head {path} must be a safetensors file.")
+    if not path.is_file():
+        raise CheckpointError(f"The head {path} {'is not a regular file' if path.exists() else 'does not exist'}.")
+
+
+def _require_linear(path: Path, found: dict[str, torch.Tensor], dim: int) -> None:
+    weight, bias = found.get("weight"), found.get("bias")
+    if weight is None or bias is None:
+        names = ", ".join(sorted(found)[:_SHOWN_NAMES]) or "no tensor"
+        raise CheckpointError(f"The head {path} must hold the tensors `weight` and `bias`. Found: {names}")
+    if weight.ndim != 2 or weight.shape[1] != dim or bias.shape != weight.shape[:1]:
+        raise CheckpointError(
+            f"The head {path} does not fit the model: `weight` must be [labels, {dim}] and `bias` [labels]. "
+            f"They are {tuple(weight.shape)} and {tuple(bias.shape)}."
+        )
 
 
 def _head_labels(path: Path, metadata: dict[str, str], num_labels: int) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, gpu_precision
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families import FAMILIES, family_of
-from penstock.engine.families.heads import checkpoint_heads, linear_head
+from penstock.engine.families.heads import checkpoint_heads, linear_head, require_head_file
 from penstock.engine.model.admission import GENERATE
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
 from penstock.engine.model.heads import Head, on_device
@@ -49,6 +49,8 @@ def load_engine(
     threads: CPU threads of one batch; `run` sets the calling thread's torch thread count to it.
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
     """
+    if head is not None:
+        require_head_file(Path(head))
     directory = resolve_model(model)
     checkpoint = read_checkpoint(directory)
     if checkpoint.task == GENERATE:

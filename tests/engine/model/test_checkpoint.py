@@ -283,6 +283,29 @@ def test_heads_that_do_not_fit_are_refused(
         load(bert[1], head=str(tmp_path / "head.safetensors"))
 
 
+@pytest.mark.parametrize(
+    ("name", "tensors", "words"),
+    [
+        ("missing.safetensors", None, "does not exist"),
+        ("head.bin", {}, "must be a safetensors file"),
+        ("head.safetensors", {"classifier.weight": [3, 48]}, "`weight` and `bias`. Found: classifier.weight"),
+        ("head.safetensors", {"weight": [3, 7], "bias": [3]}, r"\[labels, 48\] .* \(3, 7\) and \(3,\)"),
+        ("head.safetensors", {"weight": [3, 48], "bias": [2]}, r"\[labels\]. .* \(3, 48\) and \(2,\)"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["packed", "padded"])
+def test_an_error_of_a_head_names_its_file_and_not_the_model(
+    bert: tuple[Any, Path], tmp_path: Path, engine: str, name: str, tensors: dict[str, list[int]] | None, words: str
+) -> None:
+    head = tmp_path / name
+    if tensors is not None:
+        save_file({key: torch.zeros(shape) for key, shape in tensors.items()}, head)
+    with pytest.raises(EngineError, match=words) as raised:
+        load(bert[1], head=str(head), engine=engine)
+    assert f"The head {head} " in str(raised.value)
+    assert str(bert[1]) not in str(raised.value)
+
+
 def test_one_label_without_a_problem_type_has_the_sigmoid_of_the_pipeline(tmp_path: Path) -> None:
     model = save_classifier(tmp_path, "bert", num_labels=1)
     rows = load(tmp_path).run(pack(SEQUENCES, TaskOptions("classify"))).rows
