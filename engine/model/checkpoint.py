@@ -13,6 +13,7 @@ import torch
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.model.admission import EMBED, admit
 from penstock.engine.model.files import Config, read_safetensors, weight_files
+from penstock.engine.model.model_place import local_directory
 from penstock.engine.model.module_list import Module, read_modules
 
 # Beside JSON: vocabularies (*.txt) and SentencePiece models of older tokenizers; the card has dimensions.
@@ -149,13 +150,8 @@ def resolve_model(model: str) -> Path:
 
     Raises CheckpointError for anything else.
     """
-    path = Path(model)
-    if path.is_dir():
-        return path
-    if path.exists() or model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise CheckpointError(
-            f"{model!r} is not a directory. Give a model directory, or a Hugging Face id such as org/name."
-        )
+    if (directory := local_directory(model)) is not None:
+        return directory
     from huggingface_hub import snapshot_download  # slow to import, and needed for ids only
 
     try:

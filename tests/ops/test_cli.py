@@ -125,6 +125,30 @@ class TestHelp:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
+    @pytest.mark.parametrize(
+        "args",
+        [
+            ("worker", "--model", "./nope"),
+            ("calibrate", "--model", "./nope"),
+            ("parity", "./nope"),
+            ("dlq", "answer", "--model", "./nope"),
+            ("classify", "--local", "--model", "./nope", "--text", "a text"),
+        ],
+        ids=" ".join,
+    )
+    def test_a_wrong_model_is_told_before_torch_is_imported(self, args: tuple[str, ...]) -> None:
+        """Which takes seconds."""
+        code = (
+            "import sys; from penstock.ops.cli.main import app\n"
+            f"code = app({args!r}, standalone_mode=False)\n"
+            "print(code, 'torch' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert "'./nope' is not a directory" in done.stderr
+        assert "Starting" not in done.stderr
+        assert done.stdout.split()[0] != "0"
+        assert done.stdout.split()[1] == "False"
+
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
     def test_a_gpu_that_is_not_there_is_no_bug_of_the_benchmark_of_cells(self) -> None:
         code, text = penstock("bench", "cellular", "--device", "cuda")

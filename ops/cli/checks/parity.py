@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text as StyledText
 
+from penstock.engine.model.model_place import local_directory
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say, stderr
 from penstock.producer.settings_sources import Settings
@@ -88,6 +89,7 @@ def parity(
 
 
 async def _compare(settings: ParitySettings, model: str, *, as_json: bool) -> int:
+    local_directory(model)  # before the imports, which take seconds
     import torch
 
     from penstock.engine.model.checkpoint import resolve_model

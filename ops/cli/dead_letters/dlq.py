@@ -232,6 +232,7 @@ async def _replay(
 
 
 async def _answer(settings: AnswerSettings, selection: Selection, options: ReplayOptions, execute: bool) -> int:
+    settings.require_model()
     from penstock.ops.cli.dead_letters.answerer import open_answerer  # loads what the other commands do not need
     from penstock.ops.cli.dead_letters.letter_answers import LetterAnswers
 
