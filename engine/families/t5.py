@@ -126,9 +126,9 @@ def _read_attention(checkpoint: Checkpoint, prefix: str) -> tuple[Dense, Dense, 
     config, weights, hidden = checkpoint.config, checkpoint.weights, require_int(checkpoint.config, "d_model")
     head_dim = require_int(config, "d_kv")
     width = head_dim * require_int(config, "num_heads")
-    query, key, value = (read_dense(weights, prefix + name, width, hidden, bias=False) for name in "qkv")
-    scaled = replace(query, weight=query.weight * math.sqrt(head_dim))
-    return scaled, key, value, read_dense(weights, prefix + "o", hidden, width, bias=False)
+    query = Dense(weights.take_scaled(f"{prefix}q.weight", math.sqrt(head_dim), width, hidden), None, "identity")
+    key, value = (read_dense(weights, prefix + name, width, hidden, bias=False) for name in "kv")
+    return query, key, value, read_dense(weights, prefix + "o", hidden, width, bias=False)
 
 
 def _norm(checkpoint: Checkpoint, name: str) -> Norm:

@@ -89,6 +89,12 @@ class Tensors:
             self._largest[name] = self._magnitude(name, values)
         return values
 
+    def take_scaled(self, name: str, factor: float, *shape: int) -> torch.Tensor:
+        """The tensor times `factor`, which is the value that `require_range` looks at. Raises as `take` does."""
+        values = self.take(name, *shape)
+        self._largest[name] = max(self._largest[name], self._magnitude(name, values) * factor)
+        return values * factor
+
     def require_layers_used(self) -> None:
         """Raise UnsupportedCheckpoint for a tensor of a layer that was not taken. Called after all readers."""
         require_no_layers(self._directory, self._tensors.keys() - self._largest.keys())
@@ -99,11 +105,11 @@ class Tensors:
             self._magnitude(name, tensor.float())
 
     def require_range(self, dtype: torch.dtype) -> None:
-        """Raise UnsupportedDevice for a tensor that was taken and has a value beyond the range of `dtype`."""
+        """Raise UnsupportedDevice for a tensor that was taken and has, as it is used, a value beyond `dtype`."""
         for name, largest in self._largest.items():
             if not math.isfinite(torch.tensor(largest).to(dtype).item()):
                 raise UnsupportedDevice(
-                    f"{self._directory}: tensor {name!r} holds a value of {largest:.4g}, which overflows in "
+                    f"{self._directory}: tensor {name!r} is used with a value of {largest:.4g}, which overflows in "
                     f"{str(dtype).removeprefix('torch.')}. {wider_than(dtype)}"
                 )
 
@@ -124,6 +130,8 @@ def wider_than(dtype: torch.dtype) -> str:
     """The way out where a number overflows in `dtype`."""
     if dtype == torch.float16:
         return "Use --dtype bfloat16, which has the range of float32, or float32 on a CPU."
+    if dtype == torch.float32:
+        return "No --dtype has a wider range; take an earlier or another checkpoint."
     return "Use --dtype float32."
 
 
