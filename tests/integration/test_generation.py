@@ -126,7 +126,11 @@ async def test_a_request_that_is_late_poisoned_or_wrong_ends_alone(
         assert list(row.tokens) == expected(reference, source, max_new_tokens=300, min_new_tokens=300)
         # It leaves at the step after its deadline, or is not admitted where the device is known to be too slow.
         assert (await late)["error"]["code"] in {"expired", "overloaded"}
-        wrongs: list[dict[str, Any]] = [{"num_beams": 10_000}, {"max_new_tokens": 0}, {"temperature": -1.0}]
+        wrongs: list[dict[str, Any]] = [
+            {"num_beams": 10_000},
+            {"max_new_tokens": 0},
+            {"temperature": -1.0, "do_sample": True},
+        ]
         for wrong in wrongs:
             with pytest.raises(InvalidRequest, match=next(iter(wrong))):
                 await client.generate(ids=[source], **wrong)
