@@ -4,9 +4,12 @@ oneDNN chooses its way through a product by the number of rows, and some ways ro
 AMX, with one thread and with two: a bfloat16 product of 768 by 3,072 has other results for 7 to 17 rows than for 18,
 one of 1,024 by 4,096 has three results, and a float32 product with a plain weight changes at 16, 49 and 65 rows. On an
 EPYC without AMX only a single row differed. The limits are oneDNN's own and move with its versions. So each kind of
-product is tried once in a process, and rows are computed in numbers that agree: cut, and padded to the next.
+product is tried once in a process, and rows are computed in numbers that agree: cut, and padded to the next. Where all
+that are tried agree, any number will do, but not for bfloat16 with AMX: there one between two that agree may differ.
 """
 
+import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_COUNTS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # numbers of rows that a product may be cut into
-_OTHERS = (2, 3, 5, 8, 11, 17, 21, 26, 33, 40, 65, 100, 161, 300)  # if they agree too, no product is padded
+# Numbers of rows that a product may be cut into, and others: if they agree too, no product is padded.
+_COUNTS = (16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 384, 512, 1024)
+_OTHERS = (2, 3, 5, 8, 11, 17, 21, 26, 33, 40, 65, 100, 161, 300, 777)
 _ROWS = 11  # different ones that are tried, again and again: no divisor of a block, so each comes to other places
 
 
@@ -54,9 +58,9 @@ def product_by_row(
         return _run(kind, x, weight, bias)
     parts = []
     for part in torch.split(x, counts[-1]):
-        padded = F.pad(part, (0, 0, 0, min([count for count in counts if count >= len(part)]) - len(part)))
-        parts.append(_run(kind, padded, weight, bias)[: len(part)])
-    return torch.cat(parts)
+        count = next(count for count in counts if count >= len(part))
+        parts.append(_run(kind, F.pad(part, (0, 0, 0, count - len(part))), weight, bias)[: len(part)])
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def reordered(weight: Tensor) -> Tensor:
@@ -72,7 +76,7 @@ def _run(kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _agreeing_counts(kind: Kind) -> range | list[int]:
+def _agreeing_counts(kind: Kind) -> Sequence[int]:
     """Numbers of rows for which a row has one result, ascending."""
     chance = torch.Generator().manual_seed(0)
     weight = torch.randn(kind.width, kind.depth, generator=chance).to(kind.dtype)
@@ -87,8 +91,9 @@ def _agreeing_counts(kind: Kind) -> range | list[int]:
             group.append(count)
         elif count in _COUNTS and _is_repeated(product, product[:_ROWS]):
             groups.append((product[:_ROWS].clone(), [count]))
-    if len(groups) == 1 and len(groups[0][1]) == len(_COUNTS) + len(_OTHERS):
-        return range(2, _COUNTS[-1] + 1)
+    may_hide = kind.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
+    if not may_hide and len(groups) == 1 and len(groups[0][1]) == len(_COUNTS) + len(_OTHERS):
+        return range(2, sys.maxsize)
     # Without two that agree, one row at a time.
     agreeing = [sorted(set(counts) & set(_COUNTS)) for _, counts in groups]
     return max(agreeing, key=lambda counts: len(counts), default=[1])
