@@ -78,11 +78,9 @@ def _run(kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @lru_cache(maxsize=1024)
 def _agreeing_counts(kind: Kind) -> Sequence[int]:
     """Numbers of rows for which a row has one result, ascending."""
-    chance = torch.Generator().manual_seed(0)
-    weight = torch.randn(kind.width, kind.depth, generator=chance).to(kind.dtype)
+    weight, rows = _cancelling(kind)
     weight = reordered(weight) if kind.is_reordered else weight
-    bias = torch.randn(kind.width, generator=chance).to(kind.dtype) if kind.has_bias else None
-    rows = torch.randn(_ROWS, kind.depth, generator=chance).to(kind.dtype)
+    bias = torch.zeros(kind.width, dtype=kind.dtype) if kind.has_bias else None
     groups: list[tuple[Tensor, list[int]]] = []  # a result of the rows, and the numbers of rows that have it
     for count in (*_COUNTS, *_OTHERS):
         product = _run(kind, rows.repeat(-(-count // _ROWS), 1)[:count], weight, bias)
@@ -97,6 +95,18 @@ def _agreeing_counts(kind: Kind) -> Sequence[int]:
     # Without two that agree, one row at a time.
     agreeing = [sorted(set(counts) & set(_COUNTS)) for _, counts in groups]
     return max(agreeing, key=lambda counts: len(counts), default=[1])
+
+
+def _cancelling(kind: Kind) -> tuple[Tensor, Tensor]:
+    """A weight [width, depth] and rows, whose sums are 0 but for rounding: nothing hides the way that it went."""
+    chance = torch.Generator().manual_seed(0)
+    half, order = kind.depth // 2, torch.randperm(kind.depth // 2, generator=chance)
+    rest = torch.zeros(1, kind.depth - 2 * half)
+    weight = torch.randn(kind.width, half, generator=chance)
+    rows = torch.randn(_ROWS, half, generator=chance)
+    weight = torch.cat([weight, -weight[:, order], rest.expand(kind.width, -1)], dim=1)
+    rows = torch.cat([rows, rows[:, order], rest.expand(_ROWS, -1)], dim=1)
+    return weight.to(kind.dtype), rows.to(kind.dtype)
 
 
 def _is_repeated(product: Tensor, rows: Tensor) -> bool:
