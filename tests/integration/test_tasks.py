@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.producer import Client, InvalidRequest, PenstockError, TokenClass, TooLong, UnsupportedTask
+from penstock.producer import Client, InvalidRequest, PenstockError, TokenClass, TooLong, UnsupportedTask, WrongArgument
 from penstock.producer.wire.messages import Options, Request, Text
 from tests.engine.helpers import (
     MAX_TOKENS,
@@ -137,7 +137,7 @@ async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
         unlike: list[Text] = [("w1", "w2"), "w3", ("w1", "w2 " * MAX_TOKENS)]
         mixed = await client.map("rerank", unlike)
         assert isinstance(mixed[0], float)
-        assert [type(row) for row in mixed[1:]] == [InvalidRequest, TooLong]
+        assert [type(row) for row in mixed[1:]] == [WrongArgument, TooLong]
         [refused] = await client.map("rerank", ids=[[2, 6, 3]])
         assert isinstance(refused, InvalidRequest)
         assert "`rerank` needs `text`" in refused.message
