@@ -23,7 +23,7 @@ _OTHERS = (2, 3, 5, 8, 11, 17, 21, 26, 33, 40, 65, 100, 161, 300, 777)
 _ROWS = 11  # different ones that are tried, again and again: no divisor of a block, so each comes to other places
 
 
-class Kind(NamedTuple):
+class ProductKind(NamedTuple):
     """What oneDNN chooses its way by, beside the number of rows."""
 
     width: int
@@ -50,7 +50,7 @@ def product_by_row(
 
     `is_reordered`: the weight [width, depth] has been through `reordered`.
     """
-    kind = Kind(
+    kind = ProductKind(
         width, x.shape[1], x.dtype, bias is not None, is_reordered, attribute, algorithm, torch.get_num_threads()
     )
     counts = _agreeing_counts(kind)
@@ -69,14 +69,14 @@ def reordered(weight: Tensor) -> Tensor:
     return result
 
 
-def _run(kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _run(kind: ProductKind, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     # The operator that torch's compiler emits for frozen weights; it has no public name.
     result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, kind.attribute, [], kind.algorithm)
     return result
 
 
 @lru_cache(maxsize=1024)
-def _agreeing_counts(kind: Kind) -> Sequence[int]:
+def _agreeing_counts(kind: ProductKind) -> Sequence[int]:
     """Numbers of rows for which a row has one result, ascending."""
     weight, rows = _cancelling(kind)
     weight = reordered(weight) if kind.is_reordered else weight
@@ -97,7 +97,7 @@ def _agreeing_counts(kind: Kind) -> Sequence[int]:
     return max(agreeing, key=lambda counts: len(counts), default=[1])
 
 
-def _cancelling(kind: Kind) -> tuple[Tensor, Tensor]:
+def _cancelling(kind: ProductKind) -> tuple[Tensor, Tensor]:
     """A weight [width, depth] and rows, whose sums are 0 but for rounding: nothing hides the way that it went."""
     chance = torch.Generator().manual_seed(0)
     half, order = kind.depth // 2, torch.randperm(kind.depth // 2, generator=chance)

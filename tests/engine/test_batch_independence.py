@@ -55,7 +55,7 @@ def test_a_product_and_a_sum_of_a_row_do_not_depend_on_the_others(width: int, de
 def test_a_product_that_rounds_by_the_number_of_rows_is_computed_in_numbers_that_agree(
     way: Callable[[int], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(kind: row_counts.Kind, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def run(kind: row_counts.ProductKind, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         exact = torch.stack([weight.double() @ row.double() for row in x])
         return (exact + way(len(x))[:, None]).float()
 
