@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.engine.model.dense import by_vectors
 from penstock.engine.model.pooling import EmbeddingTail, apply_layers
 from penstock.engine.model.weights import Dense, Norm
 
@@ -30,7 +29,7 @@ class Head:
             case "softmax":
                 return torch.softmax(logits, dim=1)
             case "sigmoid":
-                return by_vectors(torch.sigmoid_, logits)
+                return torch.sigmoid(logits)
             case "raw":
                 return logits
             case _:

@@ -25,13 +25,10 @@ __all__ = [
 ]
 
 
-def open_broker(kind: BrokerKind, port: int | None = None) -> KafkaBroker | MockBroker:
-    """A broker to start: `with open_broker("mock") as broker: print(broker.bootstrap_servers)`.
-
-    `port`: of 127.0.0.1; None for a free one.
-    """
+def open_broker(kind: BrokerKind) -> KafkaBroker | MockBroker:
+    """A broker to start: `with open_broker("mock") as broker: print(broker.bootstrap_servers)`."""
     if kind == "kafka":
-        return KafkaBroker(port=port)
+        return KafkaBroker()
     if kind == "mock":
-        return MockBroker(port)
+        return MockBroker()
     raise ValueError(f"kind must be 'kafka' or 'mock'. Given: {kind!r}")

@@ -247,7 +247,7 @@ def _hex_column(block: str) -> str:
 def refused(body: object, reason: type[PenstockError] = InvalidRequest) -> str:
     with pytest.raises(reason) as caught:
         decode_request(body if isinstance(body, bytes) else msgpack.packb(body))
-    assert caught.value.code == reason.code
+    assert type(caught.value) is reason
     return caught.value.message
 
 

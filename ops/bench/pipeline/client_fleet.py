@@ -18,7 +18,6 @@ from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.pipeline.call_times import CallTimes
 from penstock.ops.bench.pipeline.client_process import ClientSpec
 from penstock.ops.bench.pipeline.loads import Load
-from penstock.producer.keywords import IsolationLevel
 
 _POLL_S = 0.02
 _LEAD_S = 0.2  # from the order to start until the start
@@ -45,7 +44,7 @@ class ClientFleet:
         served_name: str,
         model: Path | None,
         folder: Path,
-        isolation_level: IsolationLevel = "read_uncommitted",
+        isolation_level: str = "read_uncommitted",
     ) -> None:
         """`isolation_level`: of replies."""
         self._folder = folder

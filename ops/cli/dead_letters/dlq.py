@@ -21,7 +21,7 @@ from penstock.ops.cli.dead_letters.letter_selection import (
     Selection,
     read_letters,
 )
-from penstock.ops.cli.dead_letters.letter_table import Listing, as_json
+from penstock.ops.cli.dead_letters.letter_table import as_json, print_letters
 from penstock.ops.cli.dead_letters.record_sender import open_sender
 from penstock.ops.cli.dead_letters.replayer import (
     AsJson,
@@ -95,9 +95,7 @@ def list_letters(
 def show(
     settings: DlqSettings, letter: Annotated[str, typer.Argument(metavar="ID", help="As `dlq ls` prints it.")]
 ) -> int:
-    """Print a dead letter as JSON: why it was written, and its original's headers, key and value (base64).
-
-    Originals that share a letter are printed one after another.
+    """Print one dead letter as JSON: why it was written, and its original's headers, key and value (base64).
 
     $ penstock dlq show --model intents 3:17
 
@@ -130,9 +128,8 @@ def replay(
 
     $ penstock dlq replay --model intents --reason backend --execute
 
-    A replayed record has the header penstock-replay-of. Its reply has it too, and a key
-    of its own: a reader that trusts the senders can tell by it that two answers are to one record.
-    The letters stay in their topic.
+    A replayed record has the header penstock-replay-of. Its reply has the key of a reply to the original, by which
+    readers can drop duplicates. The letters stay in their topic.
 
     Exit code 1: no letter matches, or the broker refused some. 2: there is no such topic of letters.
     """
@@ -185,34 +182,34 @@ def _run(settings: DlqSettings, body: Any) -> int:
 
 async def _list(settings: DlqSettings, topic: str, selection: Selection, limit: int | None, as_json: bool) -> int:
     counts: Counter[str] = Counter()
-    listing = Listing(most=limit or (sys.maxsize if as_json else _MAX_LISTED))
+    listed = []
+    most = limit or (sys.maxsize if as_json else _MAX_LISTED)
     async with aclosing(read_letters(KafkaCluster.of(settings), topic, selection)) as found:
         async for letter in found:
             counts[letter.code] += 1
-            if as_json and counts.total() <= listing.most:
+            if counts.total() > most:
+                continue
+            if as_json:
                 print(json.dumps(letter.summary()))
-            elif not as_json:
-                listing.add(letter.summary())
-    listing.print()
+            else:
+                listed.append(letter.summary())
+    if not as_json and listed:
+        print_letters(listed)
     codes = ", ".join(f"{code} {count:,}" for code, count in counts.most_common())
     plural = "s" if counts.total() > 1 else ""
     say(f"{counts.total():,} dead letter{plural}: {codes}." if counts else f"No dead letter of {topic} matches.")
-    num_listed = min(counts.total(), listing.most) if as_json else listing.num_records
-    if counts.total() > num_listed:
-        others = "--limit lists more; --reason, --partition, --from and --to list others."
-        say(f"{num_listed:,} of them are listed. {others}")
+    if counts.total() > most:
+        say(f"{most:,} of them are listed. --limit lists more; --reason, --partition, --from and --to list others.")
     return EXIT_OK
 
 
 async def _show(settings: DlqSettings, topic: str, selection: Selection) -> int:
     async with aclosing(read_letters(KafkaCluster.of(settings), topic, selection)) as found:
-        letters = [letter.details() async for letter in found]
-    if not letters:
-        fail(f"There is no such dead letter of {topic}.")
-        return EXIT_PROBLEM
-    for letter in letters:
-        print(as_json(letter))
-    return EXIT_OK
+        async for letter in found:
+            print(as_json(letter.details()))
+            return EXIT_OK
+    fail(f"There is no such dead letter of {topic}.")
+    return EXIT_PROBLEM
 
 
 async def _replay(
@@ -232,7 +229,6 @@ async def _replay(
 
 
 async def _answer(settings: AnswerSettings, selection: Selection, options: ReplayOptions, execute: bool) -> int:
-    settings.require_model()
     from penstock.ops.cli.dead_letters.answerer import open_answerer  # loads what the other commands do not need
     from penstock.ops.cli.dead_letters.letter_answers import LetterAnswers
 
