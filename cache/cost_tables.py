@@ -16,6 +16,8 @@ from typing import Any
 import aiosqlite
 import structlog
 
+from penstock.cache.private_files import check_regular, make_private_directory, make_private_file
+
 _SCHEMA = {
     "cost_table": """
 CREATE TABLE IF NOT EXISTS cost_table (
@@ -27,7 +29,7 @@ CREATE TABLE IF NOT EXISTS served_name (
     revision TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (revision, name)) WITHOUT ROWID
 """,
 }
-_BUSY_TIMEOUT_S = 5.0  # another process's writes take milliseconds
+_BUSY_TIMEOUT_S = 0.5  # another process's writes take milliseconds, and the start of a worker waits for them
 # Errors for a damaged file or row (ValueError: of JSON and of text), and for a directory.
 _FILE_ERRORS = (sqlite3.Error, OSError, ValueError, OverflowError, MemoryError, RecursionError)
 
@@ -75,7 +77,7 @@ class CostTables:
         """Store a table, plain JSON data, under this key; returns True if it was stored."""
         row = (*astuple(key), time.time(), json.dumps(table, allow_nan=False))
         try:
-            await asyncio.to_thread(self._path.parent.mkdir, parents=True, exist_ok=True)
+            await asyncio.to_thread(make_private_directory, self._path.parent)
             async with self._open() as db:
                 await db.execute_fetchall("INSERT OR REPLACE INTO cost_table VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         except _FILE_ERRORS as error:
@@ -128,7 +130,7 @@ class CostTables:
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[aiosqlite.Connection]:
         # Connected here first: aiosqlite's thread survives a failure to connect, and may outlive the event loop.
-        await asyncio.to_thread(lambda: sqlite3.connect(self._path).close())
+        await asyncio.to_thread(self._try_to_connect)
         async with aiosqlite.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None) as db:
             # Text is decoded by `_text`: if sqlite3 fails to decode it, its statement stays open and holds the lock.
             db.text_factory = bytes
@@ -136,6 +138,12 @@ class CostTables:
             for table in _SCHEMA.keys() - there:
                 await db.execute_fetchall(_SCHEMA[table])
             yield db
+
+    def _try_to_connect(self) -> None:
+        """Raises OSError and sqlite3.Error."""
+        check_regular(str(self._path))
+        make_private_file(str(self._path))
+        sqlite3.connect(self._path).close()
 
     def _warn(self, error: BaseException) -> None:
         if not self._warned:

@@ -12,11 +12,15 @@ from pathlib import Path
 import aiosqlite
 import structlog
 
+from penstock.cache.private_files import check_regular, make_private_file
+
 # Errors of sqlite3 for a damaged file, whose messages may quote bytes that are not text, and whose lengths may be huge.
 FILE_ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError, OverflowError, MemoryError)
 MEMORY = ":memory:"  # a path: the database belongs to its connection
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # between attempts, while the file fails
 _LOOK_EVERY_S = 1.0  # at the path, for another file than the one that is open
+# Members of a fleet hold the lock of the directory for some milliseconds each. Anybody who may read it may hold it.
+_DIRECTORY_LOCK_S, _LOCK_PAUSE_S = 0.5, 0.01
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}  # primary codes of SQLite
 
 log = structlog.get_logger("penstock.cache")
@@ -129,10 +133,10 @@ class RetryingConnection:
             if self._reader is not None:  # its look-ups wait until the file is whole
                 await stack.enter_async_context(self._reader._closed())
             if self._prepare is not None and self._path != MEMORY:
-                await asyncio.to_thread(_clear_for_new_file, self._path, stack)
+                await asyncio.to_thread(_make_new_file, self._path, stack)
             name, is_uri = self._uri or self._path, self._uri is not None
             # Connected here first: aiosqlite's thread survives a failure to connect, and may outlive the event loop.
-            await asyncio.to_thread(lambda: sqlite3.connect(name, uri=is_uri).close())
+            await asyncio.to_thread(_try_to_connect, self._path, name, is_uri)
             db = self._db = await aiosqlite.connect(name, uri=is_uri, timeout=self._lock_s, isolation_level=None)
             self._file = await asyncio.to_thread(_identity, self._path)
             if self._prepare is not None:
@@ -170,6 +174,13 @@ class RetryingConnection:
                 await db.close()
 
 
+def _try_to_connect(path: str, name: str, is_uri: bool) -> None:
+    """Raises OSError and sqlite3.Error."""
+    if path != MEMORY:
+        check_regular(path)
+    sqlite3.connect(name, uri=is_uri).close()
+
+
 def _identity(path: str) -> tuple[int, int] | None:
     """Device and inode of a file; None if there is none."""
     try:
@@ -196,17 +207,26 @@ def _remove(path: str, file: tuple[int, int]) -> bool:
 
 
 def _lock_directory(path: str, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> None:
-    """Lock the directory of a file until `stack` ends, against other processes that make or remove the file."""
+    """Lock the directory of a file until `stack` ends, against other processes that make or remove the file.
+
+    Raises OSError if another program does not give the lock back.
+    """
     directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     stack.callback(os.close, directory)
-    fcntl.flock(directory, fcntl.LOCK_EX)
+    for _ in range(int(_DIRECTORY_LOCK_S / _LOCK_PAUSE_S)):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_LOCK_PAUSE_S)
+    raise OSError("another program has locked the directory of the file")
 
 
-def _clear_for_new_file(path: str, stack: contextlib.AsyncExitStack) -> None:
-    """If there is no file, remove what is left of an earlier one, and lock the directory until `stack` ends.
+def _make_new_file(path: str, stack: contextlib.AsyncExitStack) -> None:
+    """If there is no file, make one in place of what is left of an earlier one. Locks the directory until `stack` ends.
 
     Processes that still have the removed file open would share its index with the new one.
     """
+    check_regular(path)
     if _identity(path) is not None:
         return
     _lock_directory(path, stack)
@@ -214,3 +234,4 @@ def _clear_for_new_file(path: str, stack: contextlib.AsyncExitStack) -> None:
         for suffix in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)
+        make_private_file(path)

@@ -33,7 +33,7 @@ from penstock.cache.rows import (
 )
 
 LOOK_UP_S = 0.25  # a look-up that takes longer finds nothing: computing is better than waiting for a slow disk
-LOCK_S = 5.0  # no reply waits for a write, so it may wait long for other processes
+LOCK_S = 1.0  # the writes of other processes take milliseconds; the end of a worker waits for this one
 _LOW_WATER = 0.95  # share of max_bytes that eviction leaves, so that it is rare
 _EVICTED_ROWS = 256  # and two for each row written: a write stays short however large the file is
 _PROCESS_BITS = 11  # of an id: two processes may use rows in the same µs
@@ -107,9 +107,14 @@ class ResponseCache:
         self._reader = reader or self._writer
 
     async def open(self) -> Self:
-        """Open or create the file. Called once, first."""
+        """Open or create the file. Called once, first. What takes longer than a look-up may, goes on meanwhile."""
+        opening = asyncio.create_task(self._writer.run(self._read_totals))
+        self._look_ups.add(opening)
+        opening.add_done_callback(self._look_up_done)
         try:
-            await self._writer.run(self._read_totals)
+            done, _ = await asyncio.wait([opening], timeout=self._look_up_s)
+            for one in done:
+                one.result()
         except BaseException:
             await self.close()
             raise

@@ -5,6 +5,7 @@ EngineError
 │   └── UnsupportedCheckpoint   the files are sound, but the architecture or a module is not implemented
 ├── UnsupportedDevice       the requested device or precision is not available here
 ├── InvalidBatch            a batch that would read outside of the model's tables
+├── NotFinite               a result holds NaN or infinity
 ├── InvalidOption           an option of generation that has a wrong value or is not implemented
 ├── InvalidSource           a source that no generator can decode: empty, too long, or with unknown tokens
 ├── GeneratorFull           as many requests wait as the generator lets wait
@@ -42,6 +43,10 @@ class UnsupportedDevice(EngineError):
 
 class InvalidBatch(EngineError, ValueError):
     """A batch's bounds or token types are not the model's; nothing was computed."""
+
+
+class NotFinite(EngineError):
+    """The result of a sequence holds NaN or infinity. The other sequences of its batch are not affected."""
 
 
 class InvalidOption(EngineError, ValueError):

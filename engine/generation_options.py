@@ -20,11 +20,19 @@ _NEUTRAL: dict[str, Any] = {
     "encoder_repetition_penalty": 1.0,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
+    "guidance_scale": 1.0,
+    "min_p": 0.0,
     "num_beam_groups": 1,
     "num_return_sequences": 1,
+    "penalty_alpha": 0.0,
     "remove_invalid_values": False,
+    "token_healing": False,
     "typical_p": 1.0,
 }
+# Options of one way to choose tokens. The other ways do not read them, so there any number is as good as the default.
+_OF_SAMPLING = ("temperature", "top_k", "top_p")
+_OF_BEAMS = ("length_penalty", "early_stopping")
+_LENGTHS = {"max_new_tokens": 0, "min_new_tokens": 0, "max_length": 1, "min_length": 1}  # start tokens that each counts
 # Options that change no token.
 _IGNORED = frozenset(
     (
@@ -115,7 +123,10 @@ class GenerationOptions:
                 values[_FIELDS.get(name, name)] = kind(name, given.pop(name))
         if given:
             raise InvalidOption(f"{min(given)} is not implemented. Leave it out.")
-        return cls(**_without_start(values))
+        unread = (() if values.get("do_sample") else _OF_SAMPLING) + (
+            () if values.get("num_beams", 1) > 1 else _OF_BEAMS
+        )
+        return cls(**_without_start({name: value for name, value in values.items() if name not in unread}))
 
     def require_tokens(self, vocab_size: int) -> None:
         """Raise InvalidOption for a token that is not in the vocabulary."""
@@ -133,9 +144,24 @@ class GenerationOptions:
             if wrong:
                 raise InvalidOption(f"{name} must be a token in [0, {vocab_size}). Given: {wrong[0]!r}")
 
+    def require_token_left(self, vocab_size: int) -> None:
+        """Raise InvalidOption where they leave out every token of the vocabulary."""
+        ends = self.eos_token_ids if self.min_new_tokens else ()
+        left_out = {*self.suppress_tokens, *ends, *(word[0] for word in self.bad_words_ids if len(word) == 1)}
+        if len(left_out) >= vocab_size:
+            raise InvalidOption("suppress_tokens and bad_words_ids leave no token.")
+
     def without_lengths(self) -> "GenerationOptions":
         """The options with one value of max_new_tokens: those of equal requests that differ in it are equal."""
         return replace(self, max_new_tokens=_DEFAULT_NEW_TOKENS)
+
+
+def clip_lengths(config: Mapping[str, Any], most_tokens: int) -> dict[str, Any]:
+    """A model's generation_config.json, with lengths that the model or its worker allows."""
+    return {
+        name: min(value, most_tokens + _LENGTHS[name]) if name in _LENGTHS and isinstance(value, int) else value
+        for name, value in config.items()
+    }
 
 
 def _without_start(values: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, encode_on_cpu, prepare_for_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device_for, gpu_precision
+from penstock.engine.errors import NotFinite
 from penstock.engine.families import family_of
-from penstock.engine.model.checkpoint import memory_checkpoint
+from penstock.engine.model.checkpoint import Checkpoint, Tensors, memory_checkpoint
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import Int32Array, PackedBatch, TaskOptions
@@ -33,15 +34,20 @@ def from_torch(hf_model: Any, dtype: str = "auto", device: str = "auto") -> "Pac
     dtype: precision of the arithmetic, as in `load_engine`. Results have the model's own dtype.
     Raises UnsupportedCheckpoint, CheckpointError, UnsupportedDevice.
     """
-    weights = weights_of(hf_model)
-    return PackedModel(_encode_on(device, dtype, weights), weights, hf_model.dtype)
+    checkpoint = _copied(hf_model)
+    weights = family_of(checkpoint).encoder(checkpoint)
+    return PackedModel(_encode_on(device, dtype, weights, checkpoint.weights), weights, hf_model.dtype)
 
 
 def weights_of(hf_model: Any) -> EncoderWeights:
     """A copy of a transformers model's encoder weights."""
-    state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in hf_model.state_dict().items()}
-    checkpoint = memory_checkpoint(type(hf_model).__name__, hf_model.config.to_dict(), state)
+    checkpoint = _copied(hf_model)
     return family_of(checkpoint).encoder(checkpoint)
+
+
+def _copied(hf_model: Any) -> Checkpoint:
+    state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in hf_model.state_dict().items()}
+    return memory_checkpoint(type(hf_model).__name__, hf_model.config.to_dict(), state)
 
 
 class PackedModel:
@@ -86,7 +92,8 @@ class PackedModel:
     def packed(self, token_ids: Tensor, cu_seqlens: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Last hidden states [T, H] of sequences end to end; sequence i is token_ids[cu_seqlens[i] : cu_seqlens[i+1]].
 
-        Raises ValueError where ids, types, bounds or lengths are not the model's.
+        Raises ValueError where ids, types, bounds or lengths are not the model's, and NotFinite, which names the
+        sequences whose hidden states hold NaN or infinity. A GPU's work is waited for.
         """
         ids, bounds = _checked("token ids", token_ids, self._vocab_size), cu_seqlens.cpu().numpy().astype(np.int32)
         types = None
@@ -96,15 +103,20 @@ class PackedModel:
         if self._max_tokens is not None and longest > self._max_tokens:
             raise ValueError(f"the longest sequence has {longest} tokens; the model takes {self._max_tokens}.")
         hidden = self._encode(PackedBatch(ids, bounds, longest, types, [_ANY_TASK] * (len(bounds) - 1)))
+        _require_finite(hidden, bounds)
         return hidden.to(token_ids.device, self._dtype)
 
 
-def _encode_on(device: str, dtype: str, weights: EncoderWeights) -> Encode:
+def _encode_on(device: str, dtype: str, weights: EncoderWeights, tensors: Tensors) -> Encode:
     match choose_device_for(weights, device):
         case "cpu":
-            return _cpu_encode(weights, CPU_DTYPES[cpu_precision(dtype)])
+            arithmetic = CPU_DTYPES[cpu_precision(dtype)]
+            tensors.require_range(arithmetic)
+            return _cpu_encode(weights, arithmetic)
         case "cuda":
-            return _gpu_encode(weights, GPU_DTYPES[gpu_precision(dtype)])
+            arithmetic = GPU_DTYPES[gpu_precision(dtype)]
+            tensors.require_range(arithmetic)
+            return _gpu_encode(weights, arithmetic)
         case other:
             raise RuntimeError(f"no encoder for device {other!r}. This is a bug.")
 
@@ -132,6 +144,17 @@ def _gpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
             return encoder.run(batch).clone()  # `run`'s result is overwritten by the next batch
 
     return encode
+
+
+def _require_finite(hidden: Tensor, bounds: Int32Array) -> None:
+    if not len(hidden) or bool(torch.stack(hidden.aminmax()).isfinite().all()):  # one pass; NaN is both
+        return
+    bad = np.flatnonzero(~hidden.isfinite().all(dim=1).cpu().numpy())
+    sequences = np.unique(np.searchsorted(bounds, bad, side="right") - 1).tolist()
+    raise NotFinite(
+        f"the hidden states of sequences {sequences} hold NaN or infinity: numbers overflow in this dtype. The other "
+        "sequences are not affected; leave these out, or use a wider dtype."
+    )
 
 
 def _checked(name: str, values: Tensor, size: int) -> Int32Array:

@@ -1,7 +1,7 @@
 """Types of the engine's interface: flat arrays in, rows out. They know nothing of requests, Kafka or torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -81,12 +81,20 @@ def require_valid(batch: PackedBatch, num_types: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """Results in the order of the batch's sequences."""
+    """Results in the order of the batch's sequences. Rows that `not_finite` names are no results."""
 
     # N arrays: the vector (embed) [D], a score for each label (classify) [C], the pair's score (rerank) [1], or such
     # scores for each token (token_classify) [L, C]
     rows: Sequence[Float32Array]
     device_s: float  # seconds the device worked on this batch
+    not_finite: tuple[int, ...] = field(init=False)  # indices of rows that hold NaN or infinity
+
+    def __post_init__(self) -> None:
+        """Looks at all rows, of any engine, on the thread that made them: a copy of a batch's rows is one pass."""
+        bad: tuple[int, ...] = ()
+        if len(self.rows) and not np.isfinite(np.concatenate(self.rows, axis=None)).all():
+            bad = tuple([index for index, row in enumerate(self.rows) if not np.isfinite(row).all()])
+        object.__setattr__(self, "not_finite", bad)
 
 
 class Emission(NamedTuple):

@@ -1,7 +1,8 @@
-"""The client's side: the async Client, wire format, errors, tokenization and bulk jobs."""
+"""The client's side: the clients, wire format, errors, tokenization and bulk jobs."""
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.producer.caller_errors import KafkaUnreachable, MixedRevisions, WrongArgument, WrongLoop
 from penstock.producer.errors import (
     BackendError,
     BadTokenId,
@@ -19,10 +20,11 @@ from penstock.producer.errors import (
 
 if TYPE_CHECKING:
     from penstock.producer.client import Client
+    from penstock.producer.sync_client import SyncClient
     from penstock.producer.wire.messages import Classification, Generation, Options, Ranked, TokenClass
 
 # Looked up on first use: the command line reads settings and errors without loading Kafka or numpy.
-_LAZY = {"Client": "client"} | dict.fromkeys(
+_LAZY = {"Client": "client", "SyncClient": "sync_client"} | dict.fromkeys(
     ("Classification", "Generation", "Options", "Ranked", "TokenClass"), "wire.messages"
 )
 
@@ -36,21 +38,28 @@ __all__ = [
     "Expired",
     "Generation",
     "InvalidRequest",
+    "KafkaUnreachable",
+    "MixedRevisions",
     "Options",
     "Overloaded",
     "PenstockError",
     "Ranked",
     "ShuttingDown",
+    "SyncClient",
     "TokenClass",
     "TooLong",
     "UnknownModel",
     "UnsupportedTask",
+    "WrongArgument",
+    "WrongLoop",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # type checkers would take any name
 
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.codec import MAX_RECORD_BYTES
 from penstock.producer.wire.messages import Options, Row, Text, utf8_fault
 
@@ -24,7 +25,13 @@ class Mapper(Protocol):
     """The part of `Client` that streams use."""
 
     async def map(
-        self, task: str, texts: Sequence[Text], *, options: Options | None = None, timeout_s: float | None = None
+        self,
+        task: str,
+        texts: Sequence[Text],
+        *,
+        options: Options | None = None,
+        timeout_s: float | None = None,
+        revision: OneRevision | None = None,
     ) -> list[Result]:
         """One result a text, in order."""
         ...
@@ -52,13 +59,14 @@ async def answer_stream(
     *,
     options: Options | None = None,
     timeout_s: float | None = None,
+    revision: OneRevision,
 ) -> AsyncGenerator[tuple[B, list[Result]], None]:
-    """Each batch with one result a text, in order.
+    """Each batch with one result a text, in order. Raises MixedRevisions once an answer is not of the one `revision`.
 
     At most `MOST_WINDOW_ROWS` texts, and one batch, are read ahead of the consumer. An answered batch does not wait for
     the source. Close the generator (`contextlib.aclosing`) to cancel what is in flight.
     """
-    in_flight = _InFlight[B](lambda texts: _answer(client, task, texts, options, timeout_s))
+    in_flight = _InFlight[B](lambda texts: _answer(client, task, texts, options, timeout_s, revision))
     reading: asyncio.Task[B | None] | None = None
     is_at_end = False
     try:
@@ -148,11 +156,15 @@ async def _answer(
     texts: Sequence[Text | PenstockError],
     options: Options | None,
     timeout_s: float | None,
+    revision: OneRevision,
 ) -> list[Result]:
     """A result for each text: the client's, or the error of a text that cannot be sent."""
     checked = [_check(text) for text in texts]
     good = [text for text in checked if not isinstance(text, PenstockError)]
-    answers = iter(await client.map(task, good, options=options, timeout_s=timeout_s) if good else ())
+    found: list[Result] = []
+    if good:
+        found = await client.map(task, good, options=options, timeout_s=timeout_s, revision=revision)
+    answers = iter(found)
     return [text if isinstance(text, PenstockError) else next(answers) for text in checked]
 
 

@@ -1,29 +1,37 @@
 """Calls of one client: sequences are checked, sent in records that calls share, and answered by rows."""
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy.typing as npt
 from pydantic import ValidationError
 
 from penstock.producer.answer_stream import answer_stream
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.caller_errors import WrongArgument, WrongLoop, did_you_mean
+from penstock.producer.errors import BadTokenId, EmptyInput, InvalidRequest, PenstockError, TooLong
+from penstock.producer.keywords import ClientKeywords
+from penstock.producer.one_revision import OneRevision
 from penstock.producer.request_preparation import prepare
-from penstock.producer.row_source import row_batches
+from penstock.producer.row_source import column_names, row_batches
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_file import SettingsFileError
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.attempts import Attempts
-from penstock.producer.transport.call_batcher import CallBatcher
+from penstock.producer.transport.call_batcher import Answers, CallBatcher
 from penstock.producer.transport.exchange import Exchange
 from penstock.producer.wire.messages import STEPPED_TASKS, Options, Reply, Request, Row, Text
 from penstock.producer.wire.options import check_task, check_timeout_s, recheck_options
-from penstock.producer.wire.sequences import Checked, Kind, check, check_fields
+from penstock.producer.wire.sequences import Kind, check
 from penstock.producer.wire.topics import bulk_topic, request_topic
+
+_OWN_KEYWORDS = ("tokenizer", "bulk", "on_reply")  # of `Caller`, beside the settings
+_OF_ONE_TEXT = (TooLong, EmptyInput, BadTokenId)
+_TYPE_FAULTS = ("_type", "_parsing")  # end pydantic's names of the errors of a type
 
 
 class Caller:
@@ -35,7 +43,7 @@ class Caller:
         tokenizer: str | Path | None = None,
         bulk: bool = False,
         on_reply: Callable[[Reply, int], object] = lambda reply, num_rows: None,
-        **settings: Any,
+        **settings: Unpack[ClientKeywords],
     ) -> None:
         """Check the settings; `start` connects.
 
@@ -47,9 +55,10 @@ class Caller:
             settings: fields of `ClientSettings` (model=…, bootstrap_servers=…); PENSTOCK_* variables give the others.
 
         Raises:
-            InvalidRequest: settings are missing, unknown or out of bounds; the message names each.
+            WrongArgument: a keyword is unknown, or of another type; the message names it.
+            InvalidRequest: settings are missing or out of bounds; the message names each.
         """
-        checked = _checked(settings)
+        checked = _checked(dict(settings))
         self._settings = _on_bulk_topic(checked) if bulk else checked
         self._default_timeout_s = check_timeout_s(self._settings.timeout_s)
         self._exchange = Exchange(self._settings, patient=bulk)
@@ -61,13 +70,26 @@ class Caller:
             one_per_record=() if bulk else STEPPED_TASKS,
         )
         self._tokenizer = Tokenizer.from_directory(tokenizer) if tokenizer is not None else None
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of the first `start`
 
     async def start(self) -> None:
-        """Connect; waits for the broker without limit, and logs it."""
-        await self._exchange.start()
+        """Connect. From now on the client belongs to the running event loop.
+
+        Raises:
+            KafkaUnreachable: no broker has answered within `connect_timeout_s`.
+            InvalidRequest: the credentials are refused, a topic is missing, or this client may not use it.
+        """
+        self._check_loop()
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._exchange.start()
+        except BaseException:
+            await self._exchange.close()
+            raise
 
     async def close(self) -> None:
         """Fail what is pending with `ShuttingDown` and disconnect. Safe to call twice."""
+        self._check_loop()
         await self._exchange.close()
         if self._tokenizer is not None:
             self._tokenizer.close()
@@ -93,15 +115,25 @@ class Caller:
         ids: Sequence[npt.ArrayLike] | None = None,
         options: Options | None = None,
         timeout_s: float | None = None,
+        revision: OneRevision | None = None,
     ) -> list[Row | PenstockError]:
         """One result a sequence, in order: its row, or its own error. For `sequence`, `texts` are maps of fields.
 
         Sequences at fault are removed from their record and the others sent again. Retriable errors are retried after
         growing pauses: `Overloaded` three times, or with `bulk` until the deadline.
+
+        Args:
+            revision: shared by several calls whose answers must be of one revision of the model.
+
+        Raises:
+            MixedRevisions: two revisions of the model answered; see the setting `allow_mixed_revisions`.
         """
+        self._check_loop()
         task, options = check_task(task), recheck_options(options, task, is_text=texts is not None)
-        kind, sequences = _check(task, texts, ids)
-        return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s))
+        kind, sequences = check(task, texts, ids)
+        if revision is None:
+            revision = self._one_revision()
+        return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s), revision)
 
     async def map_rows(
         self,
@@ -122,10 +154,13 @@ class Caller:
             column: of mappings and tables, the text's key or column; of pairs, the two.
 
         Raises:
-            InvalidRequest: `rows` is none of these, or a table has no such column.
+            WrongArgument: `rows` is none of these.
+            InvalidRequest: a table has no such column.
+            MixedRevisions: another revision of the model answered than before. The rows so far are of one.
         """
-        columns = () if column is None else (column,) if isinstance(column, str) else column
-        answered = answer_stream(self, task, row_batches(rows, columns), options=options, timeout_s=timeout_s)
+        self._check_loop()
+        batches, revision = row_batches(rows, column_names(column)), self._one_revision()
+        answered = answer_stream(self, task, batches, options=options, timeout_s=timeout_s, revision=revision)
         async with aclosing(answered):
             async for batch, results in answered:
                 for row_and_result in zip(batch.rows, results, strict=True):
@@ -137,10 +172,25 @@ class Caller:
         Raises:
             PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
         """
+        self._check_loop()
+        if not isinstance(request, Request):
+            raise WrongArgument(f"`request` must be a Request. Given: {type(request).__name__}")
         task = check_task(request.task)
         options = recheck_options(request.options, task, is_text=request.text is not None)
         checked = dataclasses.replace(request, task=task, options=options)
         return await self._exchange.ask(checked, Attempts.within(self._timeout_s(timeout_s)))
+
+    def _check_loop(self) -> None:
+        """Raise WrongLoop where an answer would never come: replies are handed out on the loop of `start`."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise WrongLoop(
+                "This client was started on another event loop, such as that of an earlier asyncio.run or of another "
+                "thread. Make a Client in each loop, or use SyncClient, which any thread may call."
+            )
+
+    def _one_revision(self) -> OneRevision:
+        """What the answers of several calls share, so that they are of one revision of the model."""
+        return OneRevision(allow_mixed=self._settings.allow_mixed_revisions)
 
     def _timeout_s(self, timeout_s: float | None) -> float:
         return self._default_timeout_s if timeout_s is None else check_timeout_s(timeout_s)
@@ -154,13 +204,15 @@ class Caller:
         timeout_s: float | None,
     ) -> list[Any]:
         """Every row. Raises the first error; nothing is sent if a sequence fails its checks."""
+        self._check_loop()
         options = recheck_options(options, task, is_text=texts is not None)
-        kind, sequences = _check(task, [texts] if isinstance(texts, str) else texts, ids)
+        kind, sequences = check(task, [texts] if isinstance(texts, str) else texts, ids)
         if not sequences:
             raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
         raise_first(sequences)
-        rows = await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s))
-        raise_first(rows)
+        timeout_s = self._timeout_s(timeout_s)
+        rows = await self._batcher.results(task, options, kind, sequences, timeout_s, self._one_revision())
+        raise_first([_named(row, kind, index) for index, row in enumerate(rows)])
         return rows
 
     async def _ask(
@@ -169,41 +221,49 @@ class Caller:
         options: Options,
         sequences: Sequence[Any],
         attempts: Attempts,
-        partial: Callable[[Sequence[Row]], object] | None = None,
-    ) -> Sequence[Row]:
-        """Send one record of these sequences, all of one kind; returns the rows of its reply.
+        partial: Callable[[Answers], object] | None = None,
+    ) -> Answers:
+        """Send one record of these sequences, all of one kind; returns the answers of its reply.
 
-        `partial`: called with the rows of each partial reply.
+        `partial`: called with those of each partial reply.
         """
         self._exchange.check_open()  # the tokenizer's thread ends with the exchange
         prepared = await prepare(self._settings.model, task, options, sequences, self._tokenizer)
-        got_partial = None if partial is None else lambda reply: partial(prepared.rows_of(reply))
+
+        def answers(reply: Reply) -> Answers:
+            return Answers(prepared.rows_of(reply), reply.model, reply.revision)
+
+        got_partial = None if partial is None else lambda reply: partial(answers(reply))
         reply = await self._exchange.ask(prepared.request, attempts, got_partial)
         self._on_reply(reply, len(sequences))
-        return prepared.rows_of(reply)
-
-
-def _check(task: str, texts: Any, ids: Sequence[npt.ArrayLike] | None) -> tuple[Kind, list[Checked]]:
-    """The sequences of a call, each checked. Raises InvalidRequest."""
-    if task != "sequence":
-        return check(texts, ids)
-    if texts is None or ids is not None:
-        raise InvalidRequest("`sequence` takes maps of fields, and no `ids`.")
-    return Kind.FIELDS, check_fields(texts)
+        return answers(reply)
 
 
 def _checked(settings: dict[str, Any]) -> ClientSettings:
+    known = {*ClientSettings.model_fields, *_OWN_KEYWORDS}
+    for name in settings.keys() - known:
+        raise WrongArgument(f"A client has no argument `{name}`.{did_you_mean(name, known)}")
     try:
         return ClientSettings(**settings)
     except ValidationError as error:
         faults = [f"`{'.'.join(map(str, fault['loc']))}`: {fault['msg']}" for fault in error.errors()]
-        raise InvalidRequest("; ".join(faults).replace("Value error, ", "") + ".") from error
+        is_typed = not any(fault["type"].endswith(_TYPE_FAULTS) for fault in error.errors())
+        reason = "; ".join(faults).replace("Value error, ", "") + "."
+        raise (InvalidRequest if is_typed else WrongArgument)(reason) from error
     except SettingsFileError as error:
         raise InvalidRequest(str(error)) from error
 
 
 def _on_bulk_topic(settings: ClientSettings) -> ClientSettings:
     return settings.model_copy(update={"topic": bulk_topic(settings.topic or request_topic(settings.model))})
+
+
+def _named(row: Row | PenstockError, kind: Kind, index: int) -> Row | PenstockError:
+    """A worker's error with the place of its text in the call; the worker knows only the place in a record."""
+    if not isinstance(row, _OF_ONE_TEXT):
+        return row
+    text = "Text" if kind in (Kind.TEXTS, Kind.PAIRS) else "Sequence"
+    return type(row)(f"{text} {index}: {row.message}")
 
 
 def raise_first(results: Sequence[object]) -> None:

@@ -6,14 +6,16 @@ async with Client(bootstrap_servers="localhost:9092", model="all-MiniLM-L6-v2") 
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.producer.caller import Caller, raise_first
-from penstock.producer.errors import InvalidRequest
+from penstock.producer.caller_errors import WrongArgument
+from penstock.producer.keywords import GenerationKeywords
 from penstock.producer.transport.attempts import Attempts
+from penstock.producer.transport.call_batcher import Answers
 from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import (
     NO_OPTIONS,
@@ -28,7 +30,7 @@ from penstock.producer.wire.messages import (
 )
 from penstock.producer.wire.options import recheck_options
 from penstock.producer.wire.sequence_codec import Emitted
-from penstock.producer.wire.sequences import check
+from penstock.producer.wire.sequences import check, check_list
 
 __all__ = ["Client", "Row"]
 
@@ -36,8 +38,9 @@ __all__ = ["Client", "Row"]
 class Client(Caller):
     """Client of one model. Use as an async context manager, from one event loop; calls may run concurrently.
 
-    Methods raise errors of `penstock.producer.errors`. Each call ends by its deadline (`timeout_s`, which is sent with
-    it). After `close`, pending and later calls fail with `ShuttingDown`.
+    Methods raise errors of `penstock.producer.errors`: `MixedRevisions` where two revisions of the model answer one
+    call. Each call ends by its deadline (`timeout_s`, which is sent with it). After `close`, pending and later calls
+    fail with `ShuttingDown`.
     """
 
     async def embed(
@@ -105,9 +108,12 @@ class Client(Caller):
         Raises:
             PenstockError: the first pair's error; use `map` to get the other results as well.
         """
-        if isinstance(documents, str):
-            raise InvalidRequest("`documents` must be a list of strings.")
-        pairs = [(query, document) for document in documents]
+        if not isinstance(query, str):
+            raise WrongArgument(f"`query` must be a string. Given: {type(query).__name__}")
+        pairs = [(query, document) for document in check_list("documents", documents, "a list of strings")]
+        for index, (_, document) in enumerate(pairs):
+            if not isinstance(document, str):
+                raise WrongArgument(f"`documents` item {index} must be a string. Given: {type(document).__name__}")
         scores = await self._rows("rerank", pairs, None, Options(truncate=truncate), timeout_s)
         ranked = [Ranked(index, score) for index, score in enumerate(scores)]
         return sorted(ranked, key=lambda one: one.score, reverse=True)
@@ -138,7 +144,7 @@ class Client(Caller):
         ids: Sequence[npt.ArrayLike] | None = None,
         truncate: bool = False,
         timeout_s: float | None = None,
-        **generation: Any,
+        **generation: Unpack[GenerationKeywords],
     ) -> list[Generation]:
         """Generate with an encoder-decoder model from each text or sequence of token ids; a single text gives one row.
 
@@ -158,7 +164,7 @@ class Client(Caller):
         ids: npt.ArrayLike | None = None,
         truncate: bool = False,
         timeout_s: float | None = None,
-        **generation: Any,
+        **generation: Unpack[GenerationKeywords],
     ) -> AsyncGenerator[Generation, None]:
         """`generate` for one text, or one sequence of token ids: `async for so_far in client.stream(…)`.
 
@@ -169,23 +175,30 @@ class Client(Caller):
 
         Closing the iterator (`contextlib.aclosing`) takes the request back.
         """
+        self._check_loop()
         options = recheck_options(
             Options(truncate=truncate, generation=read_generation(generation), stream=True), "generate", is_text=True
         )
-        _, checked = check(None if text is None else [text], None if ids is None else [ids])
+        if text is not None and not isinstance(text, str):
+            raise WrongArgument(f"`text` must be a string. Given: {type(text).__name__}")
+        _, checked = check("generate", None if text is None else [text], None if ids is None else [ids])
         raise_first(checked)
-        partials: asyncio.Queue[Sequence[Row] | None] = asyncio.Queue()
+        partials: asyncio.Queue[Answers | None] = asyncio.Queue()
         attempts = Attempts.within(self._timeout_s(timeout_s))
         asking = asyncio.create_task(self._ask("generate", options, checked, attempts, partials.put_nowait))
         asking.add_done_callback(lambda _: partials.put_nowait(None))
         shown: tuple[int, ...] = ()
+        revision = self._one_revision()
         try:
-            while (rows := await partials.get()) is not None:
-                row: Generation = rows[0]  # type: ignore[assignment]  # generate's rows are generations
+            while (so_far := await partials.get()) is not None:
+                revision.check(so_far.model, so_far.revision)
+                row: Generation = so_far.rows[0]  # type: ignore[assignment]  # generate's rows are generations
                 if len(row.tokens) > len(shown) and row.tokens[: len(shown)] == shown:
                     shown = row.tokens
                     yield row
-            yield (await asking)[0]  # type: ignore[misc]  # likewise
+            answers = await asking
+            revision.check(answers.model, answers.revision)
+            yield answers.rows[0]  # type: ignore[misc]  # likewise
         finally:
             asking.cancel()
 
@@ -202,4 +215,5 @@ class Client(Caller):
         Raises:
             PenstockError: the first sequence's error; use `map("sequence", …)` to get the other results as well.
         """
+        check_list("sequences", sequences, "a list of maps of fields")
         return await self._rows("sequence", sequences, None, NO_OPTIONS, timeout_s)

@@ -13,6 +13,8 @@
     ├── BackendError       backend            the engine failed on this input
     └── ShuttingDown       shutting_down      the worker or client is closing                 (retriable)
 
+`caller_errors` has those that no reply carries.
+
 `retriable`: sending the same bytes again may succeed. It is a property of the class.
 """
 
@@ -31,7 +33,8 @@ class PenstockError(Exception):
     retriable: ClassVar[bool] = False
 
     def __init__(self, message: str = "", rows: "Mapping[int, PenstockError] | None" = None) -> None:
-        super().__init__(message)
+        """Control characters are escaped: a message may quote what anybody has sent, and comes to terminals."""
+        super().__init__(message if message.isprintable() else _printable(message))
         self.rows: Mapping[int, PenstockError] = rows or {}
 
     @property
@@ -106,6 +109,10 @@ class ShuttingDown(PenstockError):
 
     code = "shutting_down"
     retriable = True
+
+
+def _printable(text: str) -> str:
+    return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])
 
 
 ERRORS_BY_CODE: dict[str, type[PenstockError]] = {

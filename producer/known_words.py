@@ -23,13 +23,14 @@ _WORDS_PER_LESSON = 8
 class KnownWords:
     """Words and their ids, as bytes of int32 without special tokens. Thread-safe. Made by `of`."""
 
-    def __init__(self, plain: Any, before: bytes, after: bytes) -> None:
+    def __init__(self, plain: Any, before: bytes, after: bytes, *, cuts_left: bool) -> None:
         self._plain = plain
+        self._cuts_left = cuts_left
         self._before, self._after = before, after  # the special tokens of a text
         self._ids: dict[str, bytes] = {}
 
     @classmethod
-    def of(cls, plain: Any) -> Self | None:
+    def of(cls, plain: Any, *, cuts_left: bool = False) -> Self | None:
         """The words of a `tokenizers.Tokenizer` without truncation. None where a text is more than its words.
 
         BERT's normalizer and pre-tokenizer treat a word in a text as they treat it alone. No composed character crosses
@@ -53,7 +54,7 @@ class KnownWords:
         before, after = whole.ids[:num_before], whole.ids[num_before + len(word) :]
         if any(whole.type_ids) or before + word + after != whole.ids:
             return None
-        return cls(plain, _as_bytes(before), _as_bytes(after))
+        return cls(plain, _as_bytes(before), _as_bytes(after), cuts_left=cuts_left)
 
     def find(self, text: Text, max_tokens: int | None) -> bytes | None:
         """Ids of a text with its special tokens, cut to `max_tokens`. None for new words, long texts and pairs."""
@@ -82,7 +83,8 @@ class KnownWords:
 
     def _framed(self, ids: bytes, max_tokens: int | None) -> bytes:
         if max_tokens is not None:
-            ids = ids[: 4 * max_tokens - len(self._before) - len(self._after)]
+            num_bytes = 4 * max_tokens - len(self._before) - len(self._after)
+            ids = ids[max(0, len(ids) - num_bytes) :] if self._cuts_left else ids[:num_bytes]
         return self._before + ids + self._after
 
     def _ids_of(self, word: str) -> bytes:

@@ -14,7 +14,6 @@ from penstock.producer.wire.messages import (
     Reply,
     Request,
     Row,
-    Uint32Array,
     concatenate_tokens,
     join_tokens,
 )
@@ -32,7 +31,19 @@ class PreparedRequest:
         """The rows of a reply, with the texts and spans that only the client knows."""
         if self.tokenizer is not None and reply.generations is not None:
             return _with_texts(reply.generations, self.tokenizer)
-        return _with_spans(reply, self.encoded).rows(self.request.task)
+        return self._with_spans(reply).rows(self.request.task)
+
+    def _with_spans(self, reply: Reply) -> Reply:
+        """The reply with the spans of its tokens, which only the client knows when it has tokenized the texts."""
+        spans = [sequence.spans for sequence in self.encoded if sequence.spans is not None]
+        if self.tokenizer is None or not spans or reply.tokens is None:
+            return reply
+        lens = reply.tokens.lens
+        if len(lens) != len(spans) or any(length > len(span) for length, span in zip(lens, spans, strict=True)):
+            raise BackendError("The worker answered with other tokens than were sent.")
+        frame = self.tokenizer.frame
+        cut = [frame.cut(span, length) for span, length in zip(spans, lens, strict=True)]
+        return dataclasses.replace(reply, tokens=dataclasses.replace(reply.tokens, spans=np.concatenate(cut)))
 
 
 async def prepare(
@@ -55,23 +66,6 @@ async def prepare(
     return PreparedRequest(of_ids, encoded, tokenizer)
 
 
-def _with_spans(reply: Reply, encoded: Sequence[Encoded]) -> Reply:
-    """The reply with the spans of its tokens, which only the client knows when it has tokenized the texts."""
-    spans = [sequence.spans for sequence in encoded if sequence.spans is not None]
-    if not spans or reply.tokens is None:
-        return reply
-    lens = reply.tokens.lens
-    if len(lens) != len(spans) or any(length > len(span) for length, span in zip(lens, spans, strict=True)):
-        raise BackendError("The worker answered with other tokens than were sent.")
-    cut = [_cut(span, length) for span, length in zip(spans, lens, strict=True)]
-    return dataclasses.replace(reply, tokens=dataclasses.replace(reply.tokens, spans=np.concatenate(cut)))
-
-
 def _with_texts(rows: Sequence[Generation], tokenizer: Tokenizer) -> list[Generation]:
     texts = tokenizer.decode([row.tokens for row in rows])
     return [dataclasses.replace(row, text=text) for row, text in zip(rows, texts, strict=True)]
-
-
-def _cut(spans: Uint32Array, num_tokens: int) -> Uint32Array:
-    """The spans that remain when a worker truncates: the first tokens and the last one."""
-    return spans if len(spans) == num_tokens else np.concatenate([spans[: num_tokens - 1], spans[-1:]])

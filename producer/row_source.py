@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.producer.caller_errors import WrongArgument
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.wire.messages import Text
 
@@ -36,18 +37,28 @@ async def row_batches(rows: Any, columns: Sequence[str]) -> AsyncIterator[RowBat
             in Arrow's tables.
 
     Raises:
-        InvalidRequest: `rows` is no iterable, or is a table without such columns of strings, or one that Arrow cannot
+        WrongArgument: `rows` is no iterable.
+        InvalidRequest: `rows` is a table without such columns of strings, or one that Arrow cannot
             hold.
     """
     if hasattr(rows, "__aiter__"):
         async for row in rows:  # one by one: the next row may depend on the answer to this one
             yield RowBatch([_text_of(row, columns)], [row])
         return
-    for batch in _batches(rows, columns):
+    for batch in read_batches(rows, columns):
         yield batch
 
 
-def _batches(rows: Any, columns: Sequence[str]) -> Iterator[RowBatch]:
+def column_names(column: object) -> tuple[str, ...]:
+    """The columns that a caller names: none, one, or the two of pairs. Raises WrongArgument."""
+    columns = () if column is None else (column,) if isinstance(column, str) else column
+    if not isinstance(columns, tuple | list) or not all(isinstance(name, str) for name in columns) or len(columns) > 2:
+        raise WrongArgument(f"`column` must be a string or a pair of strings. Given: {type(column).__name__}")
+    return tuple(columns)
+
+
+def read_batches(rows: Any, columns: Sequence[str]) -> Iterator[RowBatch]:
+    """`row_batches` of what is no async iterable."""
     if hasattr(rows, "with_format") and hasattr(rows, "iter"):  # a data set of Hugging Face
         _check_named(columns)
         if _is_transformed(rows):
@@ -76,8 +87,8 @@ def _check_named(columns: Sequence[str]) -> None:
 
 
 def _of_rows(rows: Any, columns: Sequence[str]) -> Iterator[RowBatch]:
-    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
-        raise InvalidRequest(f"`rows` must be an iterable of rows, or a table. Given: {type(rows).__name__}")
+    if isinstance(rows, str | bytes | bytearray | memoryview | Mapping) or not isinstance(rows, Iterable):
+        raise WrongArgument(f"`rows` must be an iterable of rows, or a table. Given: {type(rows).__name__}")
     remaining = iter(rows)
     while batch := list(itertools.islice(remaining, _BATCH_ROWS)):
         yield RowBatch([_text_of(row, columns) for row in batch], batch)
@@ -86,7 +97,7 @@ def _of_rows(rows: Any, columns: Sequence[str]) -> Iterator[RowBatch]:
 def _text_of(row: Any, columns: Sequence[str]) -> Text | PenstockError:
     if columns:
         if not isinstance(row, Mapping):
-            return InvalidRequest(f"A row must be a mapping with {' and '.join(columns)}. Given: {type(row).__name__}")
+            return WrongArgument(f"A row must be a mapping with {' and '.join(columns)}. Given: {type(row).__name__}")
         missing = [column for column in columns if column not in row]
         if missing:
             return InvalidRequest(f"The row has no {missing[0]!r}.")
@@ -94,7 +105,7 @@ def _text_of(row: Any, columns: Sequence[str]) -> Text | PenstockError:
     is_pair = isinstance(row, tuple) and len(row) == 2
     if all(isinstance(part, str) for part in (row if is_pair else (row,))):
         return row  # type: ignore[no-any-return]  # checked in this line's condition
-    return InvalidRequest(f"A text must be a string or a pair of strings. Given: {type(row).__name__}")
+    return WrongArgument(f"A text must be a string or a pair of strings. Given: {type(row).__name__}")
 
 
 def _arrow(rows: Any) -> "Iterable[pa.RecordBatch] | None":

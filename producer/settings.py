@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
+from penstock.producer.keywords import IsolationLevel
 from penstock.producer.secret_url import SecretUrl
 from penstock.producer.settings_sources import FileSettings
 from penstock.producer.tls import tls_context
@@ -119,6 +120,13 @@ class KafkaSettings(FileSettings):
     ssl_endpoint_identification_algorithm: Literal["https", "none"] = Field(
         "https", description="https: the certificate must name the broker's host. none: any host."
     )
+    connect_timeout_s: float | None = Field(
+        30.0,
+        gt=0,
+        le=1e6,
+        description="Longest wait for Kafka to answer when a client or a command connects, and in a command that reads "
+        "or sends records.",
+    )
     fetch_max_wait_ms: int = Field(
         500,
         ge=1,
@@ -204,7 +212,7 @@ class ClientSettings(KafkaSettings):
     reply_topic: Annotated[str, AfterValidator(check_topic)] = Field(
         REPLY_TOPIC, description="Topic on which replies are read."
     )
-    isolation_level: Literal["read_uncommitted", "read_committed"] = Field(
+    isolation_level: IsolationLevel = Field(
         "read_uncommitted",
         description="Replies that are read. read_committed: of workers with delivery exactly_once, only those whose "
         "transactions are committed.",
@@ -218,4 +226,9 @@ class ClientSettings(KafkaSettings):
         True,
         description="Calls of one turn of the event loop share records, which raises throughput and delays no call. "
         "Off: each call has its own record.",
+    )
+    allow_mixed_revisions: bool = Field(
+        False,
+        description="Answers of one call, stream or job may come from several revisions of the model. Otherwise it "
+        "ends with an error that names both.",
     )

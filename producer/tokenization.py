@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import functools
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ import tokenizers
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.known_words import KnownWords
 from penstock.producer.prompts import Prompts, read_prompts
+from penstock.producer.special_frame import frame_of
+from penstock.producer.tokenizer_files import LoadedTokenizer, TokenizerError
+from penstock.producer.tokenizer_loading import load_backend
 from penstock.producer.wire.messages import Text, utf8_fault
 
 Int32Array = npt.NDArray[np.int32]
@@ -25,11 +30,8 @@ Uint32Array = npt.NDArray[np.uint32]
 _FEW_TEXTS = 4
 _FEW_CHARACTERS = 2000
 _CHUNK_CHARACTERS = 1 << 16
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token of one byte, as the library's ByteFallback names it
 _KNOWN_CHARACTERS = 1 << 16  # looking up so many takes 1.5 ms, which the event loop can wait
-
-
-class TokenizerError(ValueError):
-    """The checkpoint has no usable tokenizer. The message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +39,7 @@ class Encoded:
     """Tokens of one text or one pair of texts."""
 
     ids: Int32Array  # [n], with special tokens
-    token_type_ids: Int32Array | None  # [n]; None: all zero
+    token_type_ids: Int32Array | None  # [n]; None: all zero, or not given to the model
     spans: Uint32Array | None = None  # [n, 2], each token's first character and the one after its last; if asked for
 
 
@@ -47,41 +49,38 @@ class Tokenizer:
     Truncation and padding stored in the tokenizer's file (all-MiniLM-L6-v2: cut and pad to 128) are removed on loading.
     """
 
-    def __init__(self, plain: Any, prompts: Prompts) -> None:
-        """`plain` is a `tokenizers.Tokenizer`, which this object modifies. Called by `from_directory`."""
+    def __init__(self, loaded: LoadedTokenizer, prompts: Prompts) -> None:
+        """This object modifies the tokenizer that is loaded. Called by `from_directory`."""
         self.prompts = prompts  # of the checkpoint; callers apply them before `encode`
+        plain = loaded.backend
         plain.no_truncation()
         plain.no_padding()
-        self._whole = _Encoder(plain, None, KnownWords.of(plain))
+        self.frame = frame_of(plain, cuts_left=loaded.cuts_left)
+        self._whole = _Encoder(plain, None, KnownWords.of(plain, cuts_left=loaded.cuts_left), loaded.gives_types)
         self._cutting: dict[int, _Encoder] = {}  # max_tokens -> one with a copy that truncates there
         self._copying = threading.Lock()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer-long")
 
     @classmethod
     def from_directory(cls, path: str | Path) -> "Tokenizer":
-        """Load `tokenizer.json`, or without one the older files, by transformers.
+        """The tokenizer of a checkpoint as transformers and sentence-transformers load it: see `load_backend`.
 
         Raises:
-            TokenizerError: both fail, or the checkpoint's prompts cannot be read.
+            MissingTokenizer: the directory has none.
+            TokenizerError: it cannot be loaded, or the checkpoint's prompts cannot be read.
         """
         directory = Path(path)
-        file = directory / "tokenizer.json"
         try:
             prompts = read_prompts(directory)
         except (OSError, ValueError) as error:
             raise TokenizerError(f"The prompts of {directory} cannot be read: {error}.") from error
-        if not file.is_file():
-            return cls(_from_transformers(directory), prompts)
-        try:
-            return cls(tokenizers.Tokenizer.from_file(str(file)), prompts)
-        except Exception as error:  # the library raises bare Exception for a file that it cannot parse
-            raise TokenizerError(
-                f"{file} cannot be read as a tokenizer ({error}). Download the checkpoint again."
-            ) from error
+        return cls(load_backend(directory), prompts)
 
     def close(self) -> None:
-        """End the thread of `encode_async` after its last call, without waiting. `encode` remains usable."""
+        """End the threads of `encode_async` after their last calls, without waiting. `encode` remains usable."""
         self._executor.shutdown(wait=False)
+        self._long_texts.shutdown(wait=False)
 
     def encode(
         self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
@@ -89,8 +88,8 @@ class Tokenizer:
         """Token ids of each text or pair, in order. Blocks; several new texts are spread over the processor's cores.
 
         Args:
-            truncate: cut sequences longer than `max_tokens` on the right, keeping the special tokens; of a pair, the
-                longer member first.
+            truncate: cut sequences longer than `max_tokens`, on the side that the checkpoint states (the right one, if
+                it states none), keeping the special tokens; of a pair, the longer member first.
             max_tokens: longest sequence, with special tokens. Required with `truncate`, ignored without it.
             spans: return each token's place in its text, or in its member of a pair.
 
@@ -108,12 +107,33 @@ class Tokenizer:
         decoded: list[str] = self._whole.plain.decode_batch(sequences, skip_special_tokens=True)
         return decoded
 
+    def decode_part(self, tokens: Sequence[int]) -> str:
+        """The text of the first tokens of a sequence, as far as no later token can change it.
+
+        A character may take several tokens. Until all are there, the library has U+FFFD in its place, and with tokens
+        of one byte each also in the place of those right before it.
+        """
+        end = len(tokens)
+        while end and self._is_open(tokens[end - 1]):
+            end -= 1
+        return self.decode([tokens[:end]])[0].rstrip("\N{REPLACEMENT CHARACTER}")
+
+    def _is_open(self, token: int) -> bool:
+        """Whether a token is a byte, or has no text, so that a byte may continue the one before it."""
+        name = self._whole.plain.id_to_token(token)
+        return name is None or token in self._special_ids or _BYTE.fullmatch(name) is not None
+
+    @functools.cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = self._whole.plain.get_added_tokens_decoder()
+        return frozenset(id for id, token in added.items() if token.special)
+
     async def encode_async(
         self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
     ) -> list[Encoded]:
         """`encode`, at once for texts of known words and for few others; for many others in this object's thread.
 
-        Calls at the same time take turns there.
+        Calls at the same time take turns there. A text that is longer than a turn has a thread of its own kind.
         """
         encoder = self._encoder(truncate, max_tokens)
         with _refusing_surrogates(texts):
@@ -125,7 +145,9 @@ class Tokenizer:
             loop = asyncio.get_running_loop()
             encoded: list[Encoded] = []
             for chunk in _chunks(new):
-                encoded += await loop.run_in_executor(self._executor, encoder.encode_new, chunk, spans)
+                is_long = _num_characters(chunk[-1:]) > _CHUNK_CHARACTERS
+                executor = self._long_texts if is_long else self._executor
+                encoded += await loop.run_in_executor(executor, encoder.encode_new, chunk, spans)
             return _filled(found, encoded)
 
     def _encoder(self, truncate: bool, max_tokens: int | None) -> "_Encoder":
@@ -139,8 +161,9 @@ class Tokenizer:
                 if max_tokens <= plain.num_special_tokens_to_add(is_pair=True):
                     raise ValueError(f"max_tokens={max_tokens} leaves no room for text with the special tokens.")
                 copy = tokenizers.Tokenizer.from_str(plain.to_str())
-                copy.enable_truncation(max_tokens, strategy="longest_first", direction="right")
-                self._cutting[max_tokens] = _Encoder(copy, max_tokens, self._whole.words)
+                direction = "left" if self.frame.cuts_left else "right"
+                copy.enable_truncation(max_tokens, strategy="longest_first", direction=direction)
+                self._cutting[max_tokens] = replace(self._whole, plain=copy, max_tokens=max_tokens)
             return self._cutting[max_tokens]
 
 
@@ -151,6 +174,7 @@ class _Encoder:
     plain: Any  # a `tokenizers.Tokenizer`
     max_tokens: int | None
     words: KnownWords | None
+    gives_types: bool
 
     def find(self, texts: Sequence[Text], spans: bool) -> list[Encoded | None]:
         """The texts whose words are all known."""
@@ -168,10 +192,17 @@ class _Encoder:
     def _encode_whole(self, texts: Sequence[Text], spans: bool) -> list[Encoded]:
         if not texts:
             return []
-        if len(texts) == 1:  # a batch would wait for the library's threads
-            return [_encoded(self.plain.encode(*_parts(texts[0])), spans)]
+        if len(texts) == 1 and _num_characters(texts) <= _FEW_CHARACTERS:
+            # A batch would wait for the library's threads. But only a batch lets other threads run Python meanwhile.
+            return [self._encoded(self.plain.encode(*_parts(texts[0])), spans)]
         encode = self.plain.encode_batch if spans else self.plain.encode_batch_fast  # without spans
-        return [_encoded(encoding, spans) for encoding in encode(texts)]
+        return [self._encoded(encoding, spans) for encoding in encode(texts)]
+
+    def _encoded(self, encoding: Any, with_spans: bool) -> Encoded:
+        types = np.array(encoding.type_ids, dtype=np.int32) if self.gives_types else None
+        spans = np.array(encoding.offsets, dtype=np.uint32).reshape(-1, 2) if with_spans else None
+        has_types = types is not None and types.any()
+        return Encoded(np.array(encoding.ids, dtype=np.int32), types if has_types else None, spans)
 
 
 def _chunks(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
@@ -208,32 +239,6 @@ def _parts(text: Text) -> tuple[str, ...]:
 
 def _num_characters(texts: Sequence[Text]) -> int:
     return sum([len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts])
-
-
-def _from_transformers(directory: Path) -> Any:
-    """The `tokenizers.Tokenizer` that transformers builds from vocab.txt, sentencepiece.bpe.model and the like."""
-    advice = "Save one with AutoTokenizer.from_pretrained(...).save_pretrained(directory)."
-    if not directory.is_dir():
-        raise TokenizerError(f"{directory} is not a directory: there is no tokenizer to load.")
-    from transformers import AutoTokenizer  # takes seconds to import, and few checkpoints need it
-
-    try:
-        wrapped = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # transformers raises many unrelated types
-        raise TokenizerError(f"{directory} has no tokenizer.json, nor files to build one from. {advice}") from error
-    if not any((directory / name).exists() for name in wrapped.vocab_files_names.values()):
-        # It was built from config.json alone: each word is unknown to it.
-        raise TokenizerError(f"{directory} has no tokenizer.json, nor files to build one from. {advice}")
-    backend = getattr(wrapped, "backend_tokenizer", None)
-    if not isinstance(backend, tokenizers.Tokenizer):
-        raise TokenizerError(f"The tokenizer in {directory} has no fast form. {advice}")
-    return backend
-
-
-def _encoded(encoding: Any, with_spans: bool) -> Encoded:
-    types = np.array(encoding.type_ids, dtype=np.int32)
-    spans = np.array(encoding.offsets, dtype=np.uint32).reshape(-1, 2) if with_spans else None
-    return Encoded(np.array(encoding.ids, dtype=np.int32), types if types.any() else None, spans)
 
 
 @contextlib.contextmanager

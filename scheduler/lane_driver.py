@@ -43,6 +43,9 @@ class Dispatch(NamedTuple):
 class LaneDriver:
     """Keeps every lane busy: one batch a lane, and one prepared ahead once waiting cannot make it any fuller.
 
+    The last idle lane of several is for full batches, for bulk work and for jobs that cannot wait. A short queue leaves
+    its core to what else runs on the machine, the event loop first of all, and grows until another lane is free.
+
     Lanes take up batches in order of submission. Ask `dispatch` after arrivals, after each `finish`, and at `wake_at`.
     """
 
@@ -96,6 +99,10 @@ class LaneDriver:
                 continue
             first_free_s = min([batch.left_s(now) for batch in self._submitted]) if self.is_busy else 0.0
             idle_lanes = max(1, self.num_lanes - len(self._submitted))
+            if self.num_lanes > 1 and not self.is_busy and (latest := self._waits_until(now)) is not None:
+                idle_lanes -= 1
+                if idle_lanes == 0:
+                    return done._replace(wake_at=latest)
             plan = self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s, draining=self.is_draining)
             done.rejected.extend(plan.rejected)
             if isinstance(plan, Wait):
@@ -128,6 +135,12 @@ class LaneDriver:
         """A batch that the caller hands to the lanes at once, such as a health probe."""
         batch.started = None if self.is_busy else now
         self._submitted.append(batch)
+
+    def _waits_until(self, now: float) -> float | None:
+        """See `Scheduler.waits_until`; a lane of those that run is the next to be free, now if none runs."""
+        if self.is_draining:
+            return None
+        return self.scheduler.waits_until(now + min([batch.left_s(now) for batch in self._submitted], default=0.0))
 
     def _has_room(self) -> bool:
         excess = len(self._submitted) - self.num_lanes

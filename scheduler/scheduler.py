@@ -13,6 +13,8 @@ from penstock.scheduler.queueing.work_estimator import BATCH_SHARE
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.types import Cause, Job, Plan, RejectedJob, Trigger, Wait
 
+_HOLD_S = 0.03  # longest wait for a busy lane beside an idle one: a few small batches of a CPU
+
 
 class Scheduler:
     """Queues jobs until a trigger fires, then plans batches of those due first. Not thread-safe.
@@ -54,6 +56,20 @@ class Scheduler:
         # Bulk jobs count only when they have the lanes to themselves.
         is_quiet = self._bulk_share.is_quiet(self._latest)
         return is_quiet and bool(self._bulk) and self._planner.outlook(self._bulk).is_full
+
+    def waits_until(self, begin: float) -> float | None:
+        """How long the queue may wait for a lane that is free at `begin`, on the caller's clock; None: it may not.
+
+        It may if it is short, less than a full batch and no bulk job, and if no job waits for `_HOLD_S`, or will have
+        used half of its SLO at the end of the batch.
+        """
+        if not self._online or self._bulk:
+            return None
+        outlook = self._planner.outlook(self._online)
+        if outlook.is_full:
+            return None
+        latest = min(outlook.half_slo_at - outlook.run_s, outlook.oldest_arrival + _HOLD_S) - self._ahead_s
+        return latest if begin < latest else None
 
     def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0, together: bool = False) -> list[RejectedJob]:
         """Queue jobs. Returns those rejected. ValueError, and nothing queued, for a used id, no token or a time of NaN.

@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("producer", "worker", "engine", "scheduler", "cache", "ops")
+PACKAGE = ROOT / "ops" / "package" / "penstock"
 MAY_IMPORT = {
     "producer": set[str](),
     "scheduler": set[str](),
@@ -50,7 +51,7 @@ HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
 @functools.cache
 def room_files(room: str) -> tuple[Path, ...]:
     files = (path for path in (ROOT / room).rglob("*") if path.is_file())
-    return tuple(sorted(path for path in files if not {"__pycache__", "typing"} & set(path.relative_to(ROOT).parts)))
+    return tuple(sorted(path for path in files if not {"__pycache__", "package"} & set(path.relative_to(ROOT).parts)))
 
 
 def shipped_files() -> list[Path]:
@@ -193,7 +194,7 @@ def test_every_library_that_the_wheel_imports_is_declared() -> None:
     """In the dependencies, or in an extra for users."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    of_users = ("worker", "parquet", "demo", "bench", "logs", "otel")
+    of_users = ("worker", "parquet", "parity", "demo", "bench", "logs", "otel")
     lines = [*project["dependencies"], *(line for extra in of_users for line in extras[extra])]
     declared = {distribution(line) for line in lines}
     libraries = packages_distributions()
@@ -264,13 +265,12 @@ def test_no_room_is_importable_or_imported_by_its_bare_name() -> None:
 
 
 def test_the_type_checker_sees_every_file() -> None:
-    """mypy follows the links of ops/typing; a file without one would go unchecked."""
-    linked = ROOT / "ops" / "typing" / "penstock"
+    """mypy follows the links of the package, as Python does; a file without one would be missing."""
     unseen = [
         path.relative_to(ROOT)
         for room in ROOMS
         for path in room_files(room)
-        if path.suffix == ".py" and not (linked / path.relative_to(ROOT)).exists()
+        if path.suffix == ".py" and not (PACKAGE / path.relative_to(ROOT)).exists()
     ]
     assert unseen == []
 
@@ -301,7 +301,9 @@ def test_the_wheel_holds_the_runtime_and_the_command_line_and_no_benchmark(wheel
     shipped = {f"penstock/{path.relative_to(ROOT).as_posix()}" for path in shipped_files()}
     # For a checkout only.
     shipped -= {"penstock/ops/constraints.txt", "penstock/ops/mkdocs.yml", "penstock/scheduler/ABLATION.md"}
-    assert packed == shipped
+    own = {f"penstock/{path.name}" for path in PACKAGE.iterdir() if path.is_file()}
+    assert packed == shipped | own
+    assert own == {"penstock/__init__.py", "penstock/__main__.py", "penstock/py.typed"}
     assert {f"penstock/{room}/py.typed" for room in ROOMS} <= packed
     assert {"penstock/producer/wire/WIRE.md", "penstock/ops/kafka/pom.xml"} <= packed
     checkout_only = tuple(f"penstock/ops/{folder.name}/" for folder in CHECKOUT_ONLY)

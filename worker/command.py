@@ -15,10 +15,12 @@ from penstock.worker.telemetry.logs import configure_logs
 def run_members(settings: WorkerSettings) -> int:
     """Run the members that the settings ask for on this machine. Blocks; returns the exit code.
 
-    Raises CannotPlace, and what `process.run_worker` and `supervisor.supervise` raise.
+    Raises CannotPlace, CheckpointError for a model that is neither a directory nor an id, and what `process.run_worker`
+    and `supervisor.supervise` raise.
     """
     ignore_resize_signals()  # until there is a supervisor that follows them
     configure_logs(settings.log_format, settings.log_level, settings.log_file)  # `this_machine` may warn
+    settings.require_model()
     machine = this_machine()
     placements = placements_for(settings, machine)
     if len(placements) == 1:

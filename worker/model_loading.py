@@ -6,8 +6,9 @@ import structlog
 
 import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.engine import Engine
-from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.producer.tokenization import Tokenizer, TokenizerError
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.producer.tokenization import Tokenizer
+from penstock.producer.tokenizer_files import MissingTokenizer, TokenizerError
 from penstock.worker.model_settings import NULL_MODEL, ModelSettings
 from penstock.worker.resolved_settings import batch_caps_on
 
@@ -63,11 +64,16 @@ def require_encoder(loaded: "Engine | GenerationModel | ServedCells") -> Engine:
 
 
 def load_tokenizer(settings: ModelSettings) -> Tokenizer | None:
-    """Load the tokenizer of the model; None, with a warning, if it has none. The caller closes it."""
+    """Load the tokenizer of the model; None, with a warning, if it has none. The caller closes it.
+
+    Raises CheckpointError where it has one that cannot be loaded as transformers loads it.
+    """
     if settings.model == NULL_MODEL:
         return None
     try:
         return Tokenizer.from_directory(penstock.engine.resolve_model(settings.model))
-    except TokenizerError as error:
+    except MissingTokenizer as error:
         log.warning("no_tokenizer", reason=str(error), consequence="requests with text are rejected")
         return None
+    except TokenizerError as error:
+        raise CheckpointError(str(error)) from error

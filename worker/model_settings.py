@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from penstock.engine.model.model_place import local_directory
 from penstock.producer.settings_sources import FileSettings
 from penstock.producer.wire.topics import check_served_name
 
@@ -73,3 +74,8 @@ class ModelSettings(FileSettings):
         description="File of measured cost tables (SQLite), which several workers may share. Default: "
         "penstock/costs.sqlite in the user's cache directory (XDG_CACHE_HOME, else ~/.cache).",
     )
+
+    def require_model(self) -> None:
+        """Raise CheckpointError for a model that is neither a directory nor an id. Called before torch is imported."""
+        if self.cells is None and self.model != NULL_MODEL:
+            local_directory(self.model)

@@ -55,8 +55,7 @@ def run_worker(settings: WorkerSettings, supervisor: SupervisorLink | None = Non
     without one drains on SIGHUP too.
 
     Raises:
-        EngineError: the model cannot be loaded, or not run in so many lanes.
-        TokenizerError: the model's tokenizer is invalid.
+        EngineError: the model or its tokenizer cannot be loaded, or not run in so many lanes.
     """
     labels = {} if supervisor is None else {"worker": supervisor.worker}
     configure_logs(settings.log_format, settings.log_level, settings.log_file, **labels)

@@ -81,7 +81,7 @@ def _defaults(settings: WorkerSettings, info: ModelInfo, processes: int) -> Mapp
         },
         f"default for {device}": {
             "lanes": len(os.sched_getaffinity(0)) if device == "cpu" and not info.tasks & STEPPED_TASKS else 1,
-            "max_wait_ms": 2.0 if device == "cpu" else 0.0,
+            "max_wait_ms": 0.0,
             "max_batch_sequences": max_sequences,
             "max_batch_tokens": max_tokens,
         },

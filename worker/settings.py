@@ -62,6 +62,13 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
 
     table: ClassVar[str] = "worker"
 
+    connect_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="Longest wait for Kafka to answer when the worker starts, which then ends. Default: it goes on "
+        "trying, and logs that it does.",
+    )
     processes: Annotated[int | None, BeforeValidator(_open_if_auto)] = Field(
         None,
         ge=1,
@@ -131,7 +138,7 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
         ge=0,
         allow_inf_nan=False,
         description="Longest wait of a lazy trigger for a fuller batch. More: larger batches. Less: lower latency. "
-        "Default: 2 on a CPU; 0 on a GPU, where batches grow while the last one runs.",
+        "Default: 0, as batches grow while others run.",
     )
     partition: PartitionName = Field(
         "auto",

@@ -74,6 +74,7 @@ class Worker:
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
         done = traces.ending(self._ledger.acknowledge)
         self.metrics = Metrics(info, load, self._backpressure, self._ledger)
+        self.metrics.show("penstock_skipped_offsets_total", lambda: self.consumer.num_skipped)
         counted = self.metrics.count
         self._delivery = Delivery(self._outbox, self._backpressure, done, replied, counted, settings.group_id, number)
         self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)
@@ -197,7 +198,8 @@ class Worker:
         self._delivery.reject(rejections)
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
-        await self._drain.partitions(sources, self._processing_bulk, self._settings.drain_s)
+        drain_s = 0.0 if self.consumer.is_evicted else self._settings.drain_s  # what others answer is not finished
+        await self._drain.partitions(sources, self._processing_bulk, drain_s)
         self._quarantine.hand_over()
         await self._committer.commit_last()
         self._ledger.forget(sources)

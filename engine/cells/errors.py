@@ -2,7 +2,7 @@
 
 EngineError
 ├── InvalidCell             a cell's declaration contradicts itself, or its step does not do what it declares
-├── CellFailed              a row of a batch raised or became NaN; the other rows have results
+├── CellFailed              a row of a batch raised or is not finite; the other rows have results
 └── InvalidBatch
     └── InvalidGraph        a request that cannot run as it is
         ├── InvalidSequence     its fields are missing or have the wrong form
@@ -22,7 +22,7 @@ class InvalidCell(EngineError, ValueError):
 
 
 class CellFailed(EngineError):
-    """A row raised or became NaN; the error's cause is what the cell raised. The other rows have results."""
+    """A row raised or is not finite; the error's cause is what the cell raised. The other rows have results."""
 
 
 class InvalidGraph(InvalidBatch):

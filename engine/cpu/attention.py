@@ -7,8 +7,9 @@ one of two methods, as measured:
   long, and a call of oneDNN's bfloat16 product takes longer than the float32 products of a few sequences.
 - more tokens: torch's scaled_dot_product_attention.
 
-The method depends on a sequence's length alone, so its result does not depend on its batch. Attention with relative
-positions is in `engine.cpu.attention_bias`.
+The method depends on a sequence's length alone, so its result does not depend on its batch. torch's fused kernel and
+its bfloat16 products choose their way by the number of sequences too, so each longer sequence is computed alone.
+Attention with relative positions is in `engine.cpu.attention_bias`.
 """
 
 import math
@@ -33,20 +34,26 @@ def attend(qkv: Tensor, groups: Sequence[Group], num_heads: int) -> Tensor:
         rows = slice(group.start, group.stop)
         view = qkv[rows].view(group.count, group.length, 3, num_heads, width // num_heads).permute(2, 0, 3, 1, 4)
         out = context[rows].view(group.count, group.length, num_heads, -1).transpose(1, 2)
-        if group.length > _SHORT_TOKENS:
-            out.copy_(F.scaled_dot_product_attention(*view))
-            continue
-        for first in range(0, group.count, _SHORT_SEQUENCES):
-            few = slice(first, first + _SHORT_SEQUENCES)
-            out[few].copy_(_attend_short(view[:, few]))
+        is_short = is_computed_in_float32(group.length)
+        step = _SHORT_SEQUENCES if is_short else 1
+        for first in range(0, group.count, step):
+            some = view[:, first : first + step]
+            part = _attend_short(some) if is_short else F.scaled_dot_product_attention(*some)
+            out[first : first + step].copy_(part)
     context[groups[-1].stop :] = 0
     return context
+
+
+def is_computed_in_float32(length: int) -> bool:
+    """Whether attention of so many tokens is computed in float32, whatever the dtype."""
+    return length <= _SHORT_TOKENS
 
 
 def _attend_short(qkv: Tensor) -> Tensor:
     """qkv [3, n, heads, L, d] of any floating type to context [n, heads, L, d], float32."""
     _, n, num_heads, length, head_dim = qkv.shape
-    query, key, value = qkv.float().reshape(3, n * num_heads, length, head_dim)
+    # Contiguous: MKL's rounding may depend on strides and alignment, which are then the same for each sequence.
+    query, key, value = qkv.float().contiguous().view(3, n * num_heads, length, head_dim)
     scores = torch.bmm(query, key.transpose(1, 2)).mul_(1.0 / math.sqrt(head_dim))
     if length < _VECTOR:
         scores = F.pad(scores, (0, _VECTOR - length), value=-math.inf)

@@ -1,6 +1,7 @@
 """Self-attention with relative positions on a CPU, in plain torch, for sequences of one length at a time.
 
-Scores and softmax are float32 in any precision of the products.
+Scores and softmax are float32 in any precision of the products. Each sequence is computed alone: the rounding of
+products may depend on the number of rows and on their place in memory, and a result must not depend on its batch.
 """
 
 import math
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.engine.cpu.attention import is_computed_in_float32
 from penstock.engine.model.layout import Group
 from penstock.engine.model.relative import relative_rows
 from penstock.engine.model.weights import BiasedAttention, DisentangledAttention, DistanceAttention, RotaryAttention
@@ -25,8 +27,12 @@ def attend_groups(qkv: Tensor, groups: Sequence[Group], num_heads: int, attentio
     for group in groups:
         rows = slice(group.start, group.stop)
         view = qkv[rows].view(group.count, group.length, 3, num_heads, width // num_heads)
-        part = attention(*view.permute(2, 3, 0, 1, 4))
-        context[rows] = part.permute(1, 2, 0, 3).reshape(group.count * group.length, width)
+        out = context[rows].view(group.count, group.length, num_heads, -1)
+        if is_computed_in_float32(group.length):
+            view = view.float()
+        for index in range(group.count):
+            alone = view[index : index + 1].permute(2, 3, 0, 1, 4).contiguous()
+            out[index] = attention(*alone)[:, 0].transpose(0, 1)
     return context
 
 

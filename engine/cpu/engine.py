@@ -30,7 +30,7 @@ class CpuEngine:
         threads: int,
     ) -> None:
         self._info = info
-        self.directory = directory  # holds tokenizer.json
+        self.directory = directory  # of the checkpoint
         self._encoder = encoder
         self._dtype = dtype
         self._tail = tail

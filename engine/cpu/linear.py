@@ -1,10 +1,11 @@
 """Matrix multiplication with a weight that is laid out for the processor at load.
 
 oneDNN's fused linear with a reordered weight was measured at 1.05 (1,024 tokens) to 1.3 (16 tokens) times the speed of
-F.linear on AVX-512, with activation or residual addition fused. Builds of torch without oneDNN use plain operators.
+F.linear on AVX-512, with the activation fused. Builds of torch without oneDNN use plain operators.
 
-oneDNN's result for a row does not depend on the other rows, bit for bit, if there are at least two: a single row takes
-another way through long sums. So a sequence's result on a CPU does not depend on its batch.
+A row's result does not depend on the other rows, bit for bit: `engine.model.row_counts` sees to that for products, and
+`activate` for activations. The residual is added to the product: a fused addition has, in bfloat16 with AMX, other
+results for 7 rows than for 300. `tests/engine/test_batch_independence.py` looks at all of it.
 """
 
 from typing import Protocol
@@ -13,19 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.model.dense import HAS_ONEDNN, activate, require_activation
+from penstock.engine.model.dense import HAS_ONEDNN, activate, function_of, require_activation
+from penstock.engine.model.row_counts import product_by_row, reordered
 from penstock.engine.model.weights import Dense
 
-# config.json's name -> oneDNN's attribute and algorithm. "gelu" is the exact erf form.
+# Function -> oneDNN's attribute and algorithm. The others are a separate pass.
 _FUSED: dict[str, tuple[str, str]] = {
     "identity": ("none", ""),
     "gelu": ("gelu", "none"),
-    "gelu_new": ("gelu", "tanh"),
-    "gelu_pytorch_tanh": ("gelu", "tanh"),
-    "gelu_fast": ("gelu", "tanh"),
+    "gelu_tanh": ("gelu", "tanh"),
     "relu": ("relu", ""),
     "silu": ("swish", ""),
-    "swish": ("swish", ""),
     "tanh": ("tanh", ""),
 }
 
@@ -52,27 +51,25 @@ class OneDnnLinear:
     """oneDNN with a reordered weight."""
 
     def __init__(self, dense: Dense, dtype: torch.dtype) -> None:
-        # The operator that torch's compiler emits for frozen weights; it has no public name.
-        self._run = torch.ops.mkldnn._linear_pointwise.default
-        self._run_plus = torch.ops.mkldnn._linear_pointwise.binary
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(dense.weight.to(dtype).contiguous(), None)
+        self._width = len(dense.weight)
+        self._weight = reordered(dense.weight.to(dtype))
         self._bias = None if dense.bias is None else dense.bias.to(dtype)
         # In bfloat16 a fused GELU took 8.8 ms against 6.9 as a separate pass (1,024 tokens, 384 to 1,536).
-        fused = dtype != torch.bfloat16
-        self._after = "identity" if fused else dense.activation
-        self._attribute, self._algorithm = _FUSED[dense.activation if fused else "identity"]
+        function = function_of(dense.activation)
+        fused = dtype != torch.bfloat16 and function in _FUSED
+        self._after = "identity" if fused else function
+        self._attribute, self._algorithm = _FUSED[function if fused else "identity"]
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) == 1:
-            return self(x.repeat(2, 1))[:1]
-        product = self._run(x, self._weight, self._bias, self._attribute, [], self._algorithm)
-        return activate(product, self._after)
+        return activate(self._product(x, self._attribute, self._algorithm), self._after)
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        if len(x) == 1:
-            return self.plus(x.repeat(2, 1), residual.repeat(2, 1))[:1]
-        result: Tensor = self._run_plus(x, residual, self._weight, self._bias, "add")
-        return result
+        return self._product(x, "none", "").add_(residual)
+
+    def _product(self, x: Tensor, attribute: str, algorithm: str) -> Tensor:
+        return product_by_row(
+            x, self._weight, self._bias, self._width, is_reordered=True, attribute=attribute, algorithm=algorithm
+        )
 
 
 class PlainLinear:

@@ -14,6 +14,7 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.model.dense import activate
 from penstock.engine.model.forward import forward, forward_convolved, forward_pre_norm
 from penstock.engine.model.layout import Layout
+from penstock.engine.model.pad_positions import pad_positions
 from penstock.engine.model.weights import (
     Attention,
     BiasedAttention,
@@ -50,12 +51,14 @@ def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, 
     """Hidden states [R, H] of a batch, in the order of `layout`. Raises InvalidBatch."""
     types, table = batch.token_type_ids, encoder.embeddings.token_types
     require_valid(batch, None if table is None else len(table))
+    positions = pad_positions(batch, encoder.embeddings)
     ops = CpuOps(
         layout,
         torch.from_numpy(batch.token_ids[layout.tokens]),
         None if types is None else torch.from_numpy(types[layout.tokens]),
         encoder.num_heads,
         dtype,
+        None if positions is None else torch.from_numpy(positions[layout.tokens]),
     )
     if encoder.pre_norm:
         return forward_pre_norm(encoder, ops)
@@ -89,11 +92,17 @@ class CpuOps(RowOps):
     """Implements `Ops`, `PreNormOps` and `ConvolutionOps` of `penstock.engine.model.forward` for one batch."""
 
     def __init__(
-        self, layout: Layout, token_ids: Tensor, token_type_ids: Tensor | None, num_heads: int, dtype: torch.dtype
+        self,
+        layout: Layout,
+        token_ids: Tensor,
+        token_type_ids: Tensor | None,
+        num_heads: int,
+        dtype: torch.dtype,
+        positions: Tensor | None = None,
     ) -> None:
-        """`token_ids` and `token_type_ids` [R] are in the order of `layout`."""
+        """All three [R] are in the order of `layout`, whose own positions are the default."""
         self._token_ids = token_ids
-        self._positions = torch.from_numpy(layout.positions)
+        self._positions = torch.from_numpy(layout.positions) if positions is None else positions
         self._token_type_ids = token_type_ids
         self._num_heads = num_heads
         self._dtype = dtype

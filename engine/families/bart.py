@@ -81,14 +81,20 @@ def read_seq2seq(
 def read_words(checkpoint: Checkpoint, *names: str) -> Tensor:
     """A table of words, under the first of `names` that exists, scaled where the configuration says so."""
     hidden = require_int(checkpoint.config, "d_model")
-    words = first_of(checkpoint.weights, names, -1, hidden)
-    return words * math.sqrt(hidden) if checkpoint.config.get("scale_embedding") else words
+    name = first_name(checkpoint.weights, names)
+    if checkpoint.config.get("scale_embedding"):
+        return checkpoint.weights.take_scaled(name, math.sqrt(hidden), -1, hidden)
+    return checkpoint.weights.take(name, -1, hidden)
 
 
 def first_of(weights: Tensors, names: tuple[str, ...], *shape: int) -> Tensor:
     """The first of some tensors that exists; a tied tensor is saved under one of its names. Raises CheckpointError."""
-    name = next((name for name in names if name in weights), names[-1])
-    return weights.take(name, *shape)
+    return weights.take(first_name(weights, names), *shape)
+
+
+def first_name(weights: Tensors, names: tuple[str, ...]) -> str:
+    """The first of some names that a tensor has, or the last, under which `take` misses it."""
+    return next((name for name in names if name in weights), names[-1])
 
 
 def _read_layer(checkpoint: Checkpoint, prefix: str, intermediate: str) -> Layer[Dense]:

@@ -10,6 +10,7 @@ from penstock.engine.families.readers import (
     require_int,
 )
 from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.pad_positions import with_pad_row
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights
 
 _PREFIXES = ("", "bert.")
@@ -24,7 +25,7 @@ LAYER = LayerNames(
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     """The encoder of a BERT checkpoint, saved with any head or none."""
     prefix = checkpoint.weights.prefix(_PREFIXES, _PROBE)
-    return read_encoder(checkpoint, prefix, first_position=0)
+    return read_encoder(checkpoint, prefix)
 
 
 def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
@@ -33,8 +34,8 @@ def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
     return read_classifier(checkpoint.weights, prefix + "pooler.dense", "tanh", "classifier")
 
 
-def read_encoder(checkpoint: Checkpoint, prefix: str, first_position: int) -> EncoderWeights:
-    """An encoder with BERT's tensor names. Rows of the position table before `first_position` are never used."""
+def read_encoder(checkpoint: Checkpoint, prefix: str, pad_token: int | None = None) -> EncoderWeights:
+    """An encoder with BERT's tensor names. `pad_token`: of a family that numbers tokens without padding."""
     config, weights = checkpoint.config, checkpoint.weights
     refuse_variants(checkpoint)
     hidden, eps = require_int(config, "hidden_size"), float(config.get("layer_norm_eps", 1e-12))
@@ -42,13 +43,16 @@ def read_encoder(checkpoint: Checkpoint, prefix: str, first_position: int) -> En
     narrow = projection + ".weight" in weights  # ELECTRA's small models
     width = require_int(config, "embedding_size") if narrow else hidden
     embeddings = prefix + "embeddings."
-    positions = weights.take(embeddings + "position_embeddings.weight", -1, width)[first_position:]
+    positions = weights.take(embeddings + "position_embeddings.weight", -1, width)
+    if pad_token is not None:
+        positions = with_pad_row(positions, pad_token)
     return Encoder(
         embeddings=Embeddings(
             words=weights.take(embeddings + "word_embeddings.weight", -1, width),
             positions=positions,
             token_types=weights.take(embeddings + "token_type_embeddings.weight", -1, width),
             norm=read_norm(weights, embeddings + "LayerNorm", width, eps),
+            pad_token=pad_token,
         ),
         projection=read_dense(weights, projection, hidden, width) if narrow else None,
         layers=tuple(
@@ -57,5 +61,5 @@ def read_encoder(checkpoint: Checkpoint, prefix: str, first_position: int) -> En
         ),
         hidden_size=hidden,
         num_heads=require_int(config, "num_attention_heads"),
-        max_tokens=len(positions),
+        max_tokens=len(positions) - (pad_token is not None),
     )

@@ -11,7 +11,7 @@ _PROBE = "embeddings.word_embeddings.weight"
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     """The encoder of an ELECTRA checkpoint: the same for discriminator and generator."""
-    return read_encoder(checkpoint, checkpoint.weights.prefix(_PREFIXES, _PROBE), first_position=0)
+    return read_encoder(checkpoint, checkpoint.weights.prefix(_PREFIXES, _PROBE))
 
 
 def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:

@@ -4,39 +4,34 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
-from penstock.engine.model.checkpoint import Checkpoint, Config, Tensors, read_safetensors
+from penstock.engine.model.checkpoint import Checkpoint, Tensors
+from penstock.engine.model.files import Config, read_safetensors
 from penstock.engine.model.heads import Head
 from penstock.engine.model.weights import Dense, Norm
+
+_SHOWN_NAMES = 3  # of the tensors of a file that is no head
 
 # Activations that a CrossEncoder's configuration may name. Looked up, never imported.
 _CROSS_ENCODER_SCORES = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
     "torch.nn.modules.linear.Identity": "raw",
 }
-_BARE = ("Model", "ForMaskedLM", "ForPreTraining")  # architectures whose heads serve training only
 
 
 def checkpoint_heads(checkpoint: Checkpoint) -> dict[str, Head]:
-    """Heads of a checkpoint by task; empty for a bare encoder.
-
-    Raises UnsupportedCheckpoint for an architecture whose head is not implemented.
-    """
-    heads: dict[str, Head] = {}
-    for architecture in map(str, checkpoint.config.get("architectures") or ()):
-        if architecture.endswith("ForSequenceClassification"):
-            heads |= _sequence_heads(checkpoint)
-        elif architecture.endswith("ForTokenClassification"):
+    """Heads of a checkpoint by task; empty for a bare encoder. Raises CheckpointError, UnsupportedCheckpoint."""
+    match checkpoint.task:
+        case "classify":
+            return _sequence_heads(checkpoint)
+        case "token_classify":
             layers = family_of(checkpoint).token_classifier(checkpoint)
-            heads["token_classify"] = _head(checkpoint, layers, _num_labels(layers), "tokens")
-        elif not architecture.endswith(_BARE):
-            raise UnsupportedCheckpoint(
-                f"{checkpoint.directory}: architecture {architecture!r} is not implemented. Supported of model_type "
-                f"{checkpoint.config.get('model_type')!r}: ...{', ...'.join(_BARE)} (the encoder alone), "
-                "...ForSequenceClassification, ...ForTokenClassification."
-            )
-    return heads
+            return {"token_classify": _head(checkpoint, layers, _num_labels(layers), "tokens")}
+        case _:
+            return {}
 
 
 def logit_heads(checkpoint: Checkpoint, num_labels: int, *, of_tokens: bool) -> dict[str, Head]:
@@ -105,7 +100,8 @@ def linear_head(path: Path, dim: int) -> Head:
     Metadata `scores` may say "sigmoid" for multi-label heads; without it, "softmax". Raises CheckpointError.
     """
     found, metadata = read_safetensors(path)
-    tensors = Tensors(path.parent, found)
+    _require_linear(path, found, dim)
+    tensors = Tensors(path, found)  # whose errors name the head, as the model's directory is not at fault
     weight = tensors.take("weight", -1, dim)
     num_labels = weight.shape[0]
     scores = metadata.get("scores", "softmax")
@@ -113,6 +109,26 @@ def linear_head(path: Path, dim: int) -> Head:
         raise CheckpointError(f"{path}: metadata 'scores' must be softmax or sigmoid, not {scores!r}.")
     layer = Dense(weight, tensors.take("bias", num_labels), "identity")
     return Head((layer,), scores, _head_labels(path, metadata, num_labels), reads="embedding")
+
+
+def require_head_file(path: Path) -> None:
+    """Raise CheckpointError for a head that cannot be one by its name. Called before the model is read."""
+    if path.suffix != ".safetensors":
+        raise CheckpointError(f"The head {path} must be a safetensors file.")
+    if not path.is_file():
+        raise CheckpointError(f"The head {path} {'is not a regular file' if path.exists() else 'does not exist'}.")
+
+
+def _require_linear(path: Path, found: dict[str, torch.Tensor], dim: int) -> None:
+    weight, bias = found.get("weight"), found.get("bias")
+    if weight is None or bias is None:
+        names = ", ".join(sorted(found)[:_SHOWN_NAMES]) or "no tensor"
+        raise CheckpointError(f"The head {path} must hold the tensors `weight` and `bias`. Found: {names}")
+    if weight.ndim != 2 or weight.shape[1] != dim or bias.shape != weight.shape[:1]:
+        raise CheckpointError(
+            f"The head {path} does not fit the model: `weight` must be [labels, {dim}] and `bias` [labels]. "
+            f"They are {tuple(weight.shape)} and {tuple(bias.shape)}."
+        )
 
 
 def _head_labels(path: Path, metadata: dict[str, str], num_labels: int) -> tuple[str, ...]:
@@ -128,25 +144,28 @@ def _head_labels(path: Path, metadata: dict[str, str], num_labels: int) -> tuple
 
 
 def _labels(config: Config, num_labels: int) -> tuple[str, ...]:
-    """id2label in order of id; without it transformers' LABEL_i."""
-    id2label = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(num_labels)}
-    try:
-        return tuple(str(id2label[str(i)]) for i in range(num_labels))
-    except KeyError as error:
+    """id2label in order of id; without it transformers' LABEL_i. Raises CheckpointError unless it is of this head."""
+    id2label = config.get("id2label")
+    if not id2label:
+        if config.get("num_labels", 2) != num_labels:  # transformers' default
+            raise CheckpointError(f"config.json has no id2label, and the classifier has {num_labels} rows.")
+        return tuple(f"LABEL_{i}" for i in range(num_labels))
+    if not isinstance(id2label, dict) or set(id2label) != {str(i) for i in range(num_labels)}:
         raise CheckpointError(
-            f"config.json: id2label has no entry {error} although the classifier has {num_labels} rows."
-        ) from error
+            f"config.json: id2label must have entries for 0 to {num_labels - 1}, the rows of the classifier; found "
+            f"{', '.join(sorted(map(str, id2label))[:10]) if isinstance(id2label, dict | list) else id2label!r}."
+        )
+    return tuple(str(id2label[str(i)]) for i in range(num_labels))
 
 
 def _kind_of_scores(checkpoint: Checkpoint, num_labels: int) -> str:
+    """As transformers' pipeline has them: the softmax of a single label would always be 1."""
     match checkpoint.config.get("problem_type"):
         case "multi_label_classification":
             return "sigmoid"
         case "regression":
             return "raw"
-        case "single_label_classification":
-            return "softmax"
-        case None:
-            return "raw" if num_labels == 1 else "softmax"  # as in transformers, one label means a regression
+        case "single_label_classification" | None:
+            return "sigmoid" if num_labels == 1 else "softmax"
         case other:
             raise UnsupportedCheckpoint(f"{checkpoint.directory}: problem_type {other!r} is not implemented.")

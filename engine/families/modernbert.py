@@ -4,8 +4,9 @@ import torch
 
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.readers import read_dense, read_norm, require_int
-from penstock.engine.model.checkpoint import Checkpoint, Config
+from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.dense import require_activation
+from penstock.engine.model.files import Config
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, Norm, RotaryAttention
 
 _PREFIXES = ("", "model.")

@@ -7,12 +7,13 @@ from penstock.engine.errors import CheckpointError
 from penstock.engine.families.readers import LayerNames, read_layer, read_norm, refuse_variants, require_int
 from penstock.engine.families.t5 import distance_buckets
 from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.pad_positions import with_pad_row
 from penstock.engine.model.weights import BiasedAttention, Embeddings, Encoder, EncoderWeights
 
 _PREFIXES = ("", "mpnet.")
 _PROBE = "embeddings.word_embeddings.weight"
 # Constants of the reference implementation, which ignores config.json here.
-_FIRST_POSITION = 2
+_PAD_TOKEN = 1  # of the numbering of positions
 _NUM_BUCKETS = 32
 _MAX_DISTANCE = 128
 _LAYER = LayerNames(
@@ -28,11 +29,12 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     refuse_variants(checkpoint)
     prefix = weights.prefix(_PREFIXES, _PROBE)
     hidden, num_heads = require_int(config, "hidden_size"), require_int(config, "num_attention_heads")
-    positions = weights.take(prefix + "embeddings.position_embeddings.weight", -1, hidden)[_FIRST_POSITION:]
+    positions = with_pad_row(weights.take(prefix + "embeddings.position_embeddings.weight", -1, hidden), _PAD_TOKEN)
+    max_tokens = len(positions) - 1
     table = weights.take(prefix + "encoder.relative_attention_bias.weight", -1, num_heads)
     if len(table) < _NUM_BUCKETS:
         raise CheckpointError(f"{checkpoint.directory}: {len(table)} relative positions; MPNet needs {_NUM_BUCKETS}.")
-    attention = BiasedAttention(_bias(table, len(positions)))
+    attention = BiasedAttention(_bias(table, max_tokens))
     eps = float(config.get("layer_norm_eps", 1e-12))
     return Encoder(
         embeddings=Embeddings(
@@ -40,6 +42,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
             positions=positions,
             token_types=None,
             norm=read_norm(weights, prefix + "embeddings.LayerNorm", hidden, eps),
+            pad_token=_PAD_TOKEN,
         ),
         projection=None,
         layers=tuple(
@@ -48,7 +51,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         ),
         hidden_size=hidden,
         num_heads=num_heads,
-        max_tokens=len(positions),
+        max_tokens=max_tokens,
     )
 
 

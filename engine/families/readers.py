@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.model.checkpoint import Checkpoint, Config, Tensors
+from penstock.engine.model.checkpoint import Checkpoint, Tensors
+from penstock.engine.model.files import Config
 from penstock.engine.model.weights import Attention, Dense, Layer, Norm, PlainAttention
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.bart import first_of
 from penstock.engine.families.readers import read_dense, read_norm, require_int
-from penstock.engine.model.checkpoint import Checkpoint, Config
+from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.dense import require_activation
+from penstock.engine.model.files import Config
 from penstock.engine.model.seq2seq import (
     CrossAttention,
     DecoderLayer,
@@ -125,9 +126,9 @@ def _read_attention(checkpoint: Checkpoint, prefix: str) -> tuple[Dense, Dense, 
     config, weights, hidden = checkpoint.config, checkpoint.weights, require_int(checkpoint.config, "d_model")
     head_dim = require_int(config, "d_kv")
     width = head_dim * require_int(config, "num_heads")
-    query, key, value = (read_dense(weights, prefix + name, width, hidden, bias=False) for name in "qkv")
-    scaled = replace(query, weight=query.weight * math.sqrt(head_dim))
-    return scaled, key, value, read_dense(weights, prefix + "o", hidden, width, bias=False)
+    query = Dense(weights.take_scaled(f"{prefix}q.weight", math.sqrt(head_dim), width, hidden), None, "identity")
+    key, value = (read_dense(weights, prefix + name, width, hidden, bias=False) for name in "kv")
+    return query, key, value, read_dense(weights, prefix + "o", hidden, width, bias=False)
 
 
 def _norm(checkpoint: Checkpoint, name: str) -> Norm:

@@ -29,7 +29,7 @@ from penstock.engine.model.seq2seq import Seq2SeqWeights
 from penstock.engine.types import Int32Array
 
 _MOST_OPTIONS = 4096  # whose verdict is kept
-_Finish = Literal["stop", "length", "invalid"]  # invalid: NaN, or no token left
+_Finish = Literal["stop", "length", "invalid", "no token"]  # invalid: scores of the model that are not numbers
 
 
 class Progress(NamedTuple):
@@ -91,6 +91,7 @@ class Generator:
         is_searched = self._is_searched(options)
         num_pages = self._limits.pages_of(len(input_ids), options)
         self._limits.require_pages(num_pages)
+        options.require_token_left(self._weights.target_vocab_size)
         if len(waiting) >= self._limits.max_waiting:
             raise GeneratorFull(f"{len(waiting)} requests wait, which is the limit. Try again later.")
         waiting[id] = GenerationRequest(
@@ -233,6 +234,6 @@ class Generator:
 
 def _finish(request: GenerationRequest, choice: Choice) -> _Finish:
     if choice.is_invalid:
-        return "invalid"
+        return "no token" if choice.by_options else "invalid"
     has_stopped = choice.tokens[-1:] and choice.tokens[-1] in request.options.eos_token_ids
     return "stop" if has_stopped else "length"

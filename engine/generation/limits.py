@@ -46,11 +46,15 @@ class GeneratorLimits:
     def require_options(self, options: GenerationOptions, weights: Seq2SeqWeights) -> None:
         """Raise InvalidOption where the model or these limits do not allow the options."""
         options.require_tokens(weights.target_vocab_size)
-        longest = min(filter(None, (self.max_new_tokens, weights.max_target_tokens)))
+        longest = self.longest_result(weights)
         if options.max_new_tokens > longest:
             raise InvalidOption(f"max_new_tokens must be at most {longest}. Given: {options.max_new_tokens}")
         if options.num_beams > self.max_rows:
             raise InvalidOption(f"num_beams must be at most {self.max_rows}. Given: {options.num_beams}")
+
+    def longest_result(self, weights: Seq2SeqWeights) -> int:
+        """Most new tokens of a request."""
+        return min(filter(None, (self.max_new_tokens, weights.max_target_tokens)))
 
     def require_pages(self, num_pages: int) -> None:
         """Raise InvalidOption where a request needs more pages than there are, and would wait forever."""

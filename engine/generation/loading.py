@@ -8,7 +8,10 @@ from typing import Any
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families import bart, marian, t5
 from penstock.engine.generation_options import OPTION_NAMES, GenerationOptions
-from penstock.engine.model.checkpoint import Checkpoint, read_checkpoint, read_json, resolve_model
+from penstock.engine.model.admission import GENERATE
+from penstock.engine.model.architectures import architectures_of
+from penstock.engine.model.checkpoint import Checkpoint, Tensors, read_checkpoint, resolve_model
+from penstock.engine.model.files import read_config, read_json
 from penstock.engine.model.seq2seq import Seq2SeqWeights
 
 SEQ2SEQ_FAMILIES: Mapping[str, Callable[[Checkpoint], Seq2SeqWeights]] = {
@@ -18,7 +21,6 @@ SEQ2SEQ_FAMILIES: Mapping[str, Callable[[Checkpoint], Seq2SeqWeights]] = {
     "t5": t5.seq2seq,
 }
 _WIDE = frozenset({"mt5", "t5"})  # trained in bfloat16: their residuals grow from layer to layer
-_HEADS = ("ForConditionalGeneration", "MarianMTModel")
 _CONFIG = "generation_config.json"
 
 
@@ -26,8 +28,9 @@ _CONFIG = "generation_config.json"
 class Seq2SeqCheckpoint:
     """An encoder-decoder model as its directory describes it."""
 
-    directory: Path  # holds tokenizer.json
+    directory: Path  # of the checkpoint
     weights: Seq2SeqWeights
+    tensors: Tensors  # that the weights were read from
     generation_config: Mapping[str, Any]
     overflows_float16: bool  # whether hidden states may exceed the range of float16
 
@@ -44,24 +47,26 @@ def generates(model: str) -> bool:
     directory = resolve_model(model)
     if (directory / "modules.json").exists():  # an embedding model of sentence-transformers
         return False
-    config = read_json(directory / "config.json")
-    architectures = map(str, config.get("architectures") or ())
-    return str(config.get("model_type")) in SEQ2SEQ_FAMILIES and any(name.endswith(_HEADS) for name in architectures)
+    config = read_config(directory)
+    model_type = str(config.get("model_type"))
+    known = architectures_of(model_type) if model_type in SEQ2SEQ_FAMILIES else None
+    return known is not None and any(name in known.generators for name in config.get("architectures") or ())
 
 
 def load_seq2seq(model: str) -> Seq2SeqCheckpoint:
     """Read a model directory or Hugging Face id. Raises CheckpointError, UnsupportedCheckpoint."""
     directory = resolve_model(model)
     checkpoint = read_checkpoint(directory)
-    model_type = str(checkpoint.config.get("model_type"))
-    reader = SEQ2SEQ_FAMILIES.get(model_type)
-    if reader is None:
+    model_type = str(checkpoint.config["model_type"])
+    if checkpoint.task != GENERATE:
         raise UnsupportedCheckpoint(
-            f"{directory}: model_type {model_type!r} does not generate here. "
-            f"Supported model types: {', '.join(sorted(SEQ2SEQ_FAMILIES))}."
+            f"{directory}: model_type {model_type!r} does not generate here: it is for {checkpoint.task}. "
+            f"Supported model types, with the head that generates: {', '.join(sorted(SEQ2SEQ_FAMILIES))}."
         )
+    weights = SEQ2SEQ_FAMILIES[model_type](checkpoint)
+    checkpoint.weights.require_layers_used()
     config = _generation_config(checkpoint)
-    return Seq2SeqCheckpoint(checkpoint.directory, reader(checkpoint), config, model_type in _WIDE)
+    return Seq2SeqCheckpoint(checkpoint.directory, weights, checkpoint.weights, config, model_type in _WIDE)
 
 
 def _generation_config(checkpoint: Checkpoint) -> Mapping[str, Any]:

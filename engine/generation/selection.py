@@ -50,9 +50,11 @@ class Choice(NamedTuple):
     parents: Int64Array | None = None  # of beams: the row that each row continues; None at the end
     is_invalid: bool = False  # whether scores were not finite, or the rules left no token
     steps: int = 1  # that it took: more of a device's search
+    by_options: bool = False  # of an invalid one: whether the model's own scores were finite
 
 
 _INVALID = Choice((), is_finished=True, is_invalid=True)
+_NO_TOKEN = Choice((), is_finished=True, is_invalid=True, by_options=True)
 
 
 def choose(logits: Tensor, sequences: Sequence[Hypotheses]) -> list[Choice]:
@@ -101,7 +103,7 @@ def _is_finite(scores: Tensor) -> Tensor:
 
 def _choice_of(sequence: Hypotheses, token: int, has_token: bool) -> Choice:
     if not has_token:
-        return _INVALID
+        return _NO_TOKEN
     (row,), options = sequence.rows, sequence.options
     return Choice((token,), is_finished=token in options.eos_token_ids or len(row) >= options.max_new_tokens)
 
@@ -116,7 +118,7 @@ def _advance_beams(scores: Tensor, has_token: list[bool], sequences: list[Hypoth
     for i, search in enumerate(searches):
         first = i * len(search.hypotheses)
         if not any(has_token[first : first + len(search.hypotheses)]):  # what has ended counts
-            yield Choice(search.best, is_finished=True) if search.has_ended else _INVALID
+            yield Choice(search.best, is_finished=True) if search.has_ended else _NO_TOKEN
             continue
         chosen = search.advance(Continuations(best.values[i].numpy(), parents[i], tokens[i]))
         if chosen is None:

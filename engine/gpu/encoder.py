@@ -19,6 +19,7 @@ from penstock.engine.gpu.products import Products
 from penstock.engine.gpu.support import require_supported
 from penstock.engine.gpu.workspace import Workspace
 from penstock.engine.kernels.library import block_shared_bytes
+from penstock.engine.model.pad_positions import pad_positions
 from penstock.engine.model.program import record
 from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import PackedBatch, require_valid
@@ -56,6 +57,7 @@ class GpuEncoder:
         self._tables = AttentionTables.of(encoder, self.device)
         activations = {dense.activation for layer in encoder.layers for dense in (layer.qkv, layer.up)}
         self._products = Products.on(self.device, dtype, weights.hidden_size, activations)
+        self._embeddings = encoder.embeddings
         types = encoder.embeddings.token_types
         self._num_types = None if types is None else len(types)
         self._has_types = self._num_types is not None and self._num_types > 1
@@ -92,8 +94,8 @@ class GpuEncoder:
     def upload(self, batch: PackedBatch) -> Inputs:
         """Check the batch and queue the copy of its description, over that of the batch before. Raises InvalidBatch."""
         num_tokens = len(batch.token_ids)
-        one = self._single.get(num_tokens)
-        if one is not None and one.is_of(batch):
+        one, positions = self._single.get(num_tokens), pad_positions(batch, self._embeddings)
+        if one is not None and positions is None and one.is_of(batch):
             one.write(batch, self._uploads.buffer(len(one.values)))
             self._uploads.upload(one.inputs.address, len(one.values))
             return one.inputs
@@ -105,9 +107,9 @@ class GpuEncoder:
             kernel = self._kernel_for(batch.max_seqlen, num_tokens)
             inputs = self._inputs_of(batch, exact_shape(batch, kernel, has_types=self._has_types))
         values = self._uploads.buffer(inputs.shape.num_values)
-        describe(batch, inputs.shape, values)
+        describe(batch, inputs.shape, values, positions)
         self._uploads.upload(inputs.address, len(values))
-        if inputs.at_rest and num_tokens <= _SINGLE_TOKENS:
+        if inputs.at_rest and num_tokens <= _SINGLE_TOKENS and positions is None:
             first = OneSequence(inputs, values.copy())
             if first.is_of(batch):
                 self._single[num_tokens] = first

@@ -49,7 +49,7 @@ class GpuEngine:
     ) -> None:
         """`tail` and `heads` lie on the encoder's device."""
         self.info = info
-        self.directory = directory  # tokenizer.json lies here
+        self.directory = directory  # of the checkpoint
         self._encoder = encoder
         self._tail = tail
         self._heads = heads

@@ -85,8 +85,11 @@ def exact_shape(batch: PackedBatch, kernel: AttentionKernel, *, has_types: bool 
     )
 
 
-def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
-    """Write the batch's description, `shape.num_values` values, to `out`. ValueError if it does not fit the shape."""
+def describe(batch: PackedBatch, shape: Shape, out: Int32Array, own_positions: Int32Array | None = None) -> None:
+    """Write the batch's description, `shape.num_values` values, to `out`. ValueError if it does not fit the shape.
+
+    own_positions: [T], where tokens have other positions than those of their places.
+    """
     num_tokens = len(batch.token_ids)
     token_ids, positions, cu_seqlens, token_types, plan = (out[section] for section in _sections(shape))
     _fill_bounds(cu_seqlens, batch.cu_seqlens, shape)
@@ -94,6 +97,8 @@ def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
     token_ids[num_tokens:] = 0
     positions[:] = _arange(shape.rows)
     positions -= np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+    if own_positions is not None:
+        positions[:num_tokens] = own_positions
     if shape.has_types:
         token_types[:num_tokens] = 0 if batch.token_type_ids is None else batch.token_type_ids
         token_types[num_tokens:] = 0

@@ -19,14 +19,9 @@ from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.residual_norm import residual_norm, split_norm
 from penstock.engine.kernels.short_product import short_product, split_product
 from penstock.engine.kernels.wide_product import wide_product
+from penstock.engine.model.dense import function_of
 from penstock.engine.model.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm, RotaryAttention
 
-KERNEL_ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "swish": "silu",
-}
 _OPERATIONS = ("embed", "project", "gate", "project_add_norm", "project_add_norm_sum", "attend")
 
 
@@ -60,7 +55,7 @@ def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.d
     def dense(d: Dense) -> GpuDense:
         bias = None if d.bias is None else table(d.bias)
         weight = table(d.weight)
-        return GpuDense(weight, weight.t(), bias, KERNEL_ACTIVATIONS.get(d.activation, d.activation))
+        return GpuDense(weight, weight.t(), bias, function_of(d.activation))
 
     return weights.prepared(dense, table)
 
@@ -111,7 +106,7 @@ class GpuOps:
 
     @staticmethod
     def gate(out: Tensor, x: Tensor, activation: str) -> Tensor:
-        gated(out, x, KERNEL_ACTIVATIONS.get(activation, activation))
+        gated(out, x, function_of(activation))
         return out
 
     def project_add_norm(self, out: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm) -> Tensor:

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 
 from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
-from penstock.engine.model.dense import require_activation
+from penstock.engine.model.dense import function_of
 from penstock.engine.model.seq2seq import Seq2SeqWeights
 from penstock.engine.model.weights import Dense, EncoderWeights
 
 
 def require_supported(weights: EncoderWeights) -> None:
-    """Raise UnsupportedDevice for sizes without a kernel, UnsupportedCheckpoint for an unknown activation.
+    """Raise UnsupportedDevice for sizes or activations without a kernel, UnsupportedCheckpoint for an unknown one.
 
     `choose_kernel` checks attention and its head size.
     """
@@ -19,16 +20,21 @@ def require_supported(weights: EncoderWeights) -> None:
     for layer in weights.layers:
         _require_width("intermediate size", layer.down.weight.shape[1], None)
         if layer.gate is not None:
-            require_activation(layer.gate)
+            _require_activation(layer.gate)
     for dense in _matrices(weights):
-        require_activation(dense.activation)
+        _require_activation(dense.activation)
 
 
 def require_seq2seq_supported(weights: Seq2SeqWeights) -> None:
     """As `require_supported`, for an encoder-decoder in halves. For other sizes torch computes what kernels would."""
     for layer in (*weights.encoder.layers, *(own.layer for own in weights.decoder.layers)):
         _require_width("feed-forward size", layer.down.weight.shape[1], None)
-        require_activation(layer.up.activation if layer.gate is None else layer.gate)
+        _require_activation(layer.up.activation if layer.gate is None else layer.gate)
+
+
+def _require_activation(name: str) -> None:
+    if function_of(name) not in KINDS:
+        raise UnsupportedDevice(f"activation {name!r} has no kernel; use device='cpu'.")
 
 
 def _require_width(name: str, width: int, largest: int | None) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from penstock.engine.kernels.library import index_of, kernel, multiprocessors, pointer, pointer_or_null
 
-KINDS = ("gelu", "gelu_tanh", "relu", "silu", "tanh", "identity")
+KINDS = ("gelu", "gelu_tanh", "relu", "silu", "tanh", "quick_gelu", "gelu_10", "identity")
 _THREADS, _VECTOR, _ROWS_IN_FLIGHT = 128, 8, 4  # as in activation.cu
 _BLOCKS_PER_PROCESSOR = 16  # as many as fit
 _MAX_GRID_Y = 65_535

@@ -42,6 +42,18 @@ struct Tanh {
     static __device__ __forceinline__ float apply(float x) { return tanhf(x); }
 };
 
+// x sigmoid(1.702 x)
+struct QuickGelu {
+    static __device__ __forceinline__ float apply(float x) {
+        return __fdividef(x, 1.f + exp2_approx(-2.455466957f * x));
+    }
+};
+
+// GELU within [-10, 10]; it is never below -0.17.
+struct Gelu10 {
+    static __device__ __forceinline__ float apply(float x) { return min_nan(Gelu::apply(x), 10.f); }
+};
+
 struct Identity {
     static __device__ __forceinline__ float apply(float x) { return x; }
 };
@@ -66,6 +78,8 @@ __device__ __forceinline__ void activate(int kind, float (&values)[VECTOR]) {
         case 2: return apply_to_all<Relu>(values);
         case 3: return apply_to_all<Silu>(values);
         case 4: return apply_to_all<Tanh>(values);
+        case 5: return apply_to_all<QuickGelu>(values);
+        case 6: return apply_to_all<Gelu10>(values);
         default: return;  // identity
     }
 }

@@ -9,10 +9,13 @@ import structlog
 from penstock.engine.cpu.engine import CpuEngine
 from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, gpu_precision
+from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families import FAMILIES, family_of
-from penstock.engine.families.heads import checkpoint_heads, linear_head
+from penstock.engine.families.heads import checkpoint_heads, linear_head, require_head_file
+from penstock.engine.model.admission import GENERATE
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
 from penstock.engine.model.heads import Head, on_device
+from penstock.engine.model.length_limit import stated_max_tokens
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import EncoderWeights
@@ -46,8 +49,15 @@ def load_engine(
     threads: CPU threads of one batch; `run` sets the calling thread's torch thread count to it.
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
     """
+    if head is not None:
+        require_head_file(Path(head))
     directory = resolve_model(model)
     checkpoint = read_checkpoint(directory)
+    if checkpoint.task == GENERATE:
+        raise UnsupportedCheckpoint(
+            f"{directory}: this checkpoint generates, and is no encoder. Serve it without a head and not padded; its "
+            "encoder alone is served if it is saved as an ...EncoderModel."
+        )
     own_name = name or default_name(model)
     revision = revision_of(directory, (Path(head),) if head is not None else ())
     if _runs_padded(engine, checkpoint):
@@ -63,17 +73,20 @@ def _load_packed(
     weights = family_of(checkpoint).encoder(checkpoint)
     on_gpu = choose_device_for(weights, device) == "cuda"
     precision = gpu_precision(dtype) if on_gpu else cpu_precision(dtype)
+    arithmetic = (GPU_DTYPES if on_gpu else CPU_DTYPES)[precision]
+    checkpoint.weights.require_range(arithmetic)
     tail = embedding_tail(checkpoint)
     width = tail.width(weights.hidden_size)
     dim = min(width, tail.dimensions or width)
     heads = {"classify": linear_head(Path(head), dim)} if head is not None else checkpoint_heads(checkpoint)
+    checkpoint.weights.require_layers_used()
     info = ModelInfo(
         name=name,
         revision=revision,
         dtype=precision,
         device=device_name() if on_gpu else "cpu",
         vocab_size=weights.vocab_size,
-        max_tokens=min(filter(None, (checkpoint.max_tokens, weights.max_tokens))),
+        max_tokens=min(filter(None, (stated_max_tokens(checkpoint), weights.max_tokens))),
         tasks=frozenset({"embed", *heads}),
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
@@ -81,7 +94,6 @@ def _load_packed(
     )
     if on_gpu:
         return _on_gpu(info, checkpoint.directory, weights, tail, heads)
-    arithmetic = CPU_DTYPES[precision]
     encoder = prepare_for_cpu(weights, arithmetic)
     return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
 

@@ -12,7 +12,7 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
-from penstock.engine.generation_options import GenerationOptions
+from penstock.engine.generation_options import GenerationOptions, clip_lengths
 from penstock.engine.host_memory import free_host_bytes
 from penstock.engine.model.checkpoint import default_name, resolve_model, revision_of
 from penstock.engine.types import ModelInfo
@@ -40,6 +40,7 @@ class GenerationModel:
         """device: "cpu", or the name of the current GPU."""
         weights = checkpoint.weights
         self._checkpoint = checkpoint
+        self._own_options = clip_lengths(checkpoint.generation_config, limits.longest_result(weights))
         self.limits = limits
         self.info = ModelInfo(
             name=name,
@@ -56,9 +57,10 @@ class GenerationModel:
     def options(self, changes: Mapping[str, Any]) -> GenerationOptions:
         """The model's own options with some changed, by their names in generation_config.json.
 
+        The model's own lengths end where the limits do: a `max_length` of 2048 is that of no request.
         Raises InvalidOption, which names the option, where the model or the limits do not allow it.
         """
-        options = self._checkpoint.options(**changes)
+        options = GenerationOptions.of({**self._own_options, **changes})
         self.limits.require_options(options, self._checkpoint.weights)
         return options
 
@@ -103,6 +105,7 @@ def load_generation_model(
     limits = GeneratorLimits(**{field: value for field, value in given.items() if value is not None})
     checkpoint, revision = load_seq2seq(model), revision_of(resolve_model(model))
     precision, own_name = _precision(dtype, place, checkpoint), name or default_name(model)
+    checkpoint.tensors.require_range(_DTYPES[precision])
     limits = replace(limits, num_pages=_num_pages(limits, checkpoint, _DTYPES[precision], place, page_bytes))
     if place == "cuda":
         place = device_name()

@@ -1,42 +1,47 @@
-"""Reader of model directories: JSON and safetensors only. No code of a checkpoint is executed."""
+"""Reader of model directories: what is admitted, its weights and limits, and the hash of all that decides results."""
 
 import hashlib
-import json
 import math
 import os
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from penstock.engine.errors import CheckpointError
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice
+from penstock.engine.model.admission import EMBED, admit
+from penstock.engine.model.files import Config, read_safetensors, weight_files
+from penstock.engine.model.model_place import local_directory
+from penstock.engine.model.module_list import Module, read_modules
 
-Config = dict[str, Any]
-
-_HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*/*.safetensors", "*/*.json", "README.md"]
-_RESULT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # the last two: older tokenizers
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-
-@dataclass(frozen=True, slots=True)
-class Module:
-    """One entry of sentence-transformers' modules.json."""
-
-    kind: str  # last component of its type: "Transformer", "Pooling", "Dense", "Normalize", ...
-    directory: Path
+# Beside JSON: vocabularies (*.txt) and SentencePiece models of older tokenizers; the card has dimensions.
+_RESULT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm")
+_HUB_PATTERNS = [*_RESULT_FILES, *(f"*/{pattern}" for pattern in _RESULT_FILES), "README.md"]
+_WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Names that older versions of TensorFlow's and transformers' checkpoints have, as transformers reads them.
+_OLD_NAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
+_IN_LAYER = re.compile(r"(?:^|\.)(?:layers?|block|h|albert_layers)\.\d+\.")
+# Of older versions: computed from config.json, or, in T5, without effect.
+_BUFFERS = (
+    "inv_freq",
+    "position_ids",
+    ".attn.bias",
+    ".attn.masked_bias",
+    "EncDecAttention.relative_attention_bias.weight",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Contents of a model directory, not yet interpreted by a family's reader."""
 
-    directory: Path  # holds tokenizer.json
+    directory: Path
     config: Config  # config.json of the transformer
     weights: "Tensors"  # of the transformer
     modules: tuple[Module, ...]  # empty for a plain Hugging Face directory
-    max_tokens: int | None  # the smallest limit that a file states; None: the position table alone limits
+    task: str  # a task of engine.model.admission: what the weights are for
     sentence_transformers: Config = field(default_factory=dict)  # config_sentence_transformers.json; {}: there is none
 
     @property
@@ -46,11 +51,12 @@ class Checkpoint:
 
 
 class Tensors:
-    """Tensors of a safetensors file or a set of shards, as float32, with their shapes checked."""
+    """Tensors of a safetensors file or a set of shards, as float32, with their shapes and values checked."""
 
     def __init__(self, directory: Path, tensors: dict[str, torch.Tensor]) -> None:
         self._directory = directory
         self._tensors = tensors
+        self._largest: dict[str, float] = {}  # magnitude of each tensor that was taken
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -65,7 +71,10 @@ class Tensors:
         )
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor as float32. A -1 in `shape` matches any size. Raises CheckpointError when missing or misshapen."""
+        """The tensor as float32. A -1 in `shape` matches any size.
+
+        Raises CheckpointError when it is missing or misshapen, or holds NaN or infinity.
+        """
         tensor = self._tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self._directory}: tensor {name!r} is missing from the safetensors files.")
@@ -75,13 +84,68 @@ class Tensors:
             raise CheckpointError(
                 f"{self._directory}: tensor {name!r} has shape {tuple(tensor.shape)}, but config.json implies {shape}."
             )
-        return tensor.float()
+        values = tensor.float()
+        if name not in self._largest:
+            self._largest[name] = self._magnitude(name, values)
+        return values
 
-    def require_numbers(self) -> None:
-        """Raise CheckpointError for a tensor that holds NaN."""
+    def take_scaled(self, name: str, factor: float, *shape: int) -> torch.Tensor:
+        """The tensor times `factor`, which is the value that `require_range` looks at. Raises as `take` does."""
+        values = self.take(name, *shape)
+        self._largest[name] = max(self._largest[name], self._magnitude(name, values) * factor)
+        return values * factor
+
+    def require_layers_used(self) -> None:
+        """Raise UnsupportedCheckpoint for a tensor of a layer that was not taken. Called after all readers."""
+        require_no_layers(self._directory, self._tensors.keys() - self._largest.keys())
+
+    def require_finite(self) -> None:
+        """Raise CheckpointError for a tensor, taken or not, that holds NaN or infinity."""
         for name, tensor in self._tensors.items():
-            if tensor.is_floating_point() and bool(tensor.isnan().any()):
-                raise CheckpointError(f"{self._directory}: tensor {name!r} holds values that are not numbers (NaN).")
+            self._magnitude(name, tensor.float())
+
+    def require_range(self, dtype: torch.dtype) -> None:
+        """Raise UnsupportedDevice for a tensor that was taken and has, as it is used, a value beyond `dtype`."""
+        for name, largest in self._largest.items():
+            if not math.isfinite(torch.tensor(largest).to(dtype).item()):
+                raise UnsupportedDevice(
+                    f"{self._directory}: tensor {name!r} is used with a value of {largest:.4g}, which overflows in "
+                    f"{str(dtype).removeprefix('torch.')}. {wider_than(dtype)}"
+                )
+
+    def _magnitude(self, name: str, values: torch.Tensor) -> float:
+        if values.numel() == 0:
+            return 0.0
+        low, high = values.aminmax()  # one pass, and NaN where there is one
+        largest = torch.maximum(-low, high).item()
+        if not math.isfinite(largest):
+            raise CheckpointError(
+                f"{self._directory}: tensor {name!r} holds values that are not finite (NaN or infinity). The file is "
+                "damaged, or its training diverged; take an earlier or another checkpoint."
+            )
+        return largest
+
+
+def wider_than(dtype: torch.dtype) -> str:
+    """The way out where a number overflows in `dtype`."""
+    if dtype == torch.float16:
+        return "Use --dtype bfloat16, which has the range of float32, or float32 on a CPU."
+    if dtype == torch.float32:
+        return "No --dtype has a wider range; take an earlier or another checkpoint."
+    return "Use --dtype float32."
+
+
+def require_no_layers(directory: Path, unused: Iterable[str]) -> None:
+    """Raise UnsupportedCheckpoint where tensors of layers would not be used: layers more than config.json has, or LoRA.
+
+    Tensors outside of layers are those of heads that serve training.
+    """
+    of_layers = sorted(name for name in unused if _IN_LAYER.search(name) and not name.endswith(_BUFFERS))
+    if of_layers:
+        raise UnsupportedCheckpoint(
+            f"{directory}: by config.json, the tensors {', '.join(of_layers[:3])} would not be used "
+            f"({len(of_layers)} in all). Correct config.json, or save the model without them."
+        )
 
 
 def default_name(model: str) -> str:
@@ -94,13 +158,8 @@ def resolve_model(model: str) -> Path:
 
     Raises CheckpointError for anything else.
     """
-    path = Path(model)
-    if path.is_dir():
-        return path
-    if path.exists() or model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise CheckpointError(
-            f"{model!r} is not a directory. Give a model directory, or a Hugging Face id such as org/name."
-        )
+    if (directory := local_directory(model)) is not None:
+        return directory
     from huggingface_hub import snapshot_download  # slow to import, and needed for ids only
 
     try:
@@ -113,65 +172,41 @@ def resolve_model(model: str) -> Path:
 
 def read_checkpoint(directory: Path) -> Checkpoint:
     """Read configuration, modules and weights. Raises CheckpointError, which names the file and the remedy."""
-    modules = _read_modules(directory)
-    root = modules[0].directory if modules else directory
-    config = read_json(root / "config.json")
+    admitted = admit(directory)
     return Checkpoint(
-        directory=directory if (directory / "tokenizer.json").exists() else root,
-        config=config,
-        weights=read_tensors(root),
-        modules=modules,
-        max_tokens=_stated_max_tokens(directory, root),
-        sentence_transformers=_read_optional(directory / "config_sentence_transformers.json"),
+        directory=directory,
+        config=admitted.config,
+        weights=read_tensors(admitted.root),
+        modules=admitted.modules,
+        task=admitted.task,
+        sentence_transformers=admitted.sentence_transformers,
     )
 
 
 def memory_checkpoint(name: str, config: Config, tensors: dict[str, torch.Tensor]) -> Checkpoint:
     """A checkpoint of tensors in memory. Errors give `name` as the directory."""
     directory = Path(name)
-    return Checkpoint(directory, config, Tensors(directory, tensors), modules=(), max_tokens=None)
-
-
-def read_json(path: Path) -> Config:
-    """The JSON object in a file. Raises CheckpointError when it is missing or is something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist; a checkpoint needs it.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not a {type(value).__name__}.")
-    return value
+    return Checkpoint(directory, config, Tensors(directory, tensors), modules=(), task=EMBED)
 
 
 def read_tensors(directory: Path) -> Tensors:
     """The tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
     tensors: dict[str, torch.Tensor] = {}
-    for file in _weight_files(directory):
+    for file in weight_files(directory):
         tensors.update(read_safetensors(file)[0])
-    return Tensors(directory, tensors)
+    for name, tensor in tensors.items():
+        if name.endswith("weight") and tensor.dtype not in _WEIGHT_DTYPES:
+            raise UnsupportedCheckpoint(
+                f"{directory}: tensor {name!r} is {str(tensor.dtype).removeprefix('torch.')}. Quantised weights are "
+                "not run. Serve the checkpoint that was quantised."
+            )
+    return Tensors(directory, {_present_name(name): tensor for name, tensor in tensors.items()})
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if not index.exists():
-        return [directory / "model.safetensors"]
-    shards = read_json(index).get("weight_map", {})
-    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-        raise CheckpointError(f"{index}: `weight_map` must map names of tensors to names of files.")
-    return [directory / name for name in sorted(set(shards.values()))]
-
-
-def read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors (memory-mapped) and metadata of one file. Raises CheckpointError when missing, a pickle, or damaged."""
-    try:
-        if path.suffix != ".safetensors" or not path.is_file():
-            raise CheckpointError(_missing_weights(path))
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118 -- not a dict
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or not a safetensors file ({error}); download it again.") from error
+def _present_name(name: str) -> str:
+    for old, new in _OLD_NAMES:
+        name = name.replace(old, new)
+    return name
 
 
 def revision_of(checkpoint_directory: Path, extra_files: tuple[Path, ...] = ()) -> str:
@@ -180,57 +215,15 @@ def revision_of(checkpoint_directory: Path, extra_files: tuple[Path, ...] = ()) 
     Equal revisions give equal results, so the tokenizer's files count too. Files of the directory, of its modules and
     of an index of shards are read, and no other folders. Raises CheckpointError for a broken modules.json or index.
     """
-    folders = {checkpoint_directory, *(module.directory for module in _read_modules(checkpoint_directory))}
+    folders = {checkpoint_directory, *(module.directory for module in read_modules(checkpoint_directory))}
     files = {path for folder in folders for pattern in _RESULT_FILES for path in folder.glob(pattern)}
-    files.update(path for folder in folders for path in _weight_files(folder))
+    files.update(path for folder in folders for path in weight_files(folder))
     named = {Path(os.path.relpath(path, checkpoint_directory)).as_posix(): path for path in files if path.is_file()}
+    for path in extra_files:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} is not a regular file.")
     total = hashlib.sha256()
     for name, path in (*sorted(named.items()), *(("head", path) for path in extra_files)):
         with path.open("rb") as file:
             total.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()[:32]
-
-
-def _read_modules(directory: Path) -> tuple[Module, ...]:
-    path = directory / "modules.json"
-    if not path.exists():
-        return ()
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        modules = tuple(Module(str(e["type"]).rpartition(".")[2], directory / e["path"]) for e in entries)
-        is_inside = all(m.directory.resolve().is_relative_to(directory.resolve()) for m in modules)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not a sentence-transformers module list: {error!r}") from error
-    if not is_inside:
-        raise CheckpointError(f"{path} names a module outside the model's directory.")
-    if not modules or modules[0].kind != "Transformer":
-        raise CheckpointError(f"{path} must begin with a Transformer module.")
-    return modules
-
-
-def _stated_max_tokens(directory: Path, root: Path) -> int | None:
-    """The smaller of max_seq_length in sentence_bert_config.json and the tokenizer's model_max_length, if stated."""
-    limits = []
-    for path, key in (
-        (root / "sentence_bert_config.json", "max_seq_length"),
-        (directory / "tokenizer_config.json", "model_max_length"),
-    ):
-        value = _read_optional(path).get(key)
-        if isinstance(value, int | float) and 0 < value < math.inf:
-            limits.append(int(value))
-    return min(limits, default=None)
-
-
-def _read_optional(path: Path) -> Config:
-    return read_json(path) if path.exists() else {}
-
-
-def _missing_weights(path: Path) -> str:
-    pickles = sorted(p.name for pattern in _PICKLES for p in path.parent.glob(pattern))
-    if path.suffix == ".safetensors" and not pickles:
-        return f"{path} does not exist. Weights are read from safetensors files only."
-    return (
-        f"{path.parent} has no {path.name if path.suffix == '.safetensors' else 'safetensors file'}, only pickles "
-        f"({', '.join(pickles) or path.name}), which can run code when opened and are never read. If you trust them, "
-        "convert them: transformers.AutoModel.from_pretrained(DIR).save_pretrained(OUT, safe_serialization=True)."
-    )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.engine.model.dense import by_vectors
 from penstock.engine.model.pooling import EmbeddingTail, apply_layers
 from penstock.engine.model.weights import Dense, Norm
 
@@ -29,7 +30,7 @@ class Head:
             case "softmax":
                 return torch.softmax(logits, dim=1)
             case "sigmoid":
-                return torch.sigmoid(logits)
+                return by_vectors(torch.sigmoid_, logits)
             case "raw":
                 return logits
             case _:

@@ -3,8 +3,10 @@
 import re
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.model.checkpoint import Checkpoint, Config, Module, read_json, read_tensors
+from penstock.engine.model.checkpoint import Checkpoint, read_tensors
 from penstock.engine.model.dense import require_activation
+from penstock.engine.model.files import Config, read_json
+from penstock.engine.model.module_list import Module
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import Dense
 
@@ -30,7 +32,7 @@ _ACTIVATIONS = {
 def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
     """Pooling, dense layers, cutting, normalisation; mean pooling alone for a directory without modules.json.
 
-    Raises UnsupportedCheckpoint for a module or a pooling that is not implemented.
+    Raises UnsupportedCheckpoint for a pooling or an option that is not implemented.
     """
     pooling, dense, normalize = "mean", list[Dense](), False
     for module in checkpoint.modules[1:]:
@@ -48,10 +50,7 @@ def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
             case "Dropout":
                 pass  # no effect outside training
             case other:
-                raise UnsupportedCheckpoint(
-                    f"{module.directory}: module {other!r} is not implemented. "
-                    "Supported: Transformer, Pooling, Dense, Normalize, Dropout."
-                )
+                raise RuntimeError(f"module {other!r} was admitted after the transformer. This is a bug.")
     return EmbeddingTail(pooling, tuple(dense), normalize, _truncate_dim(checkpoint))
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.engine.errors import CheckpointError
 from penstock.engine.model.dense import activate, linear_by_row
 from penstock.engine.model.layout import Group
 from penstock.engine.model.weights import Dense, Norm
@@ -26,8 +27,13 @@ class EmbeddingTail:
     dimensions: int | None = None  # leading values that are kept; None: all
 
     def width(self, hidden_size: int) -> int:
-        """Length of an embedding before it is cut."""
-        return self.dense[-1].weight.shape[0] if self.dense else hidden_size
+        """Length of an embedding before it is cut. Raises CheckpointError where the dense modules do not fit."""
+        width = hidden_size
+        for dense in self.dense:
+            if dense.weight.shape[1] != width:
+                raise CheckpointError(f"A Dense module takes {dense.weight.shape[1]} values, but is given {width}.")
+            width = dense.weight.shape[0]
+        return width
 
     def __call__(self, hidden: Tensor, groups: Sequence[Group], wanted: TaskOptions = OWN) -> Tensor:
         """Embeddings [N, D] in the order of `groups`; `wanted` may differ from the checkpoint's own options."""

@@ -34,12 +34,16 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Word + position + token type, then LayerNorm. Row i of `positions` belongs to a sequence's i-th token."""
+    """Word + position + token type, then LayerNorm. Row i of `positions` belongs to a sequence's i-th token.
+
+    With a pad token, its row is the last one, and i counts the other tokens: see `engine.model.pad_positions`.
+    """
 
     words: Tensor  # [V, E]
-    positions: Tensor | None  # [max_tokens, E], without the rows of a family's offset
+    positions: Tensor | None  # [max_tokens, E], without the rows of a family's offset; one more with a pad token
     token_types: Tensor | None  # [K, E]
     norm: Norm
+    pad_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class PaddedEngine:
     ) -> None:
         """`model`: a transformers model in eval mode; `tail` and `heads` are on its device."""
         self.info = info
-        self.directory = directory  # holds tokenizer.json
+        self.directory = directory  # of the checkpoint
         self._model = model
         self._tail = tail
         self._heads = heads

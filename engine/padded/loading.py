@@ -12,20 +12,22 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 
 from penstock.engine.cpu.ops import cpu_precision
 from penstock.engine.device import choose_device, device_name, gpu_precision
-from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint
+from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.families.heads import linear_head, logit_heads
-from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.admission import CLASSIFY, EMBED, TOKEN_CLASSIFY
+from penstock.engine.model.checkpoint import Checkpoint, require_no_layers, wider_than
 from penstock.engine.model.heads import Head, on_device
+from penstock.engine.model.length_limit import stated_max_tokens
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
 from penstock.engine.padded.engine import PaddedEngine
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
 
-_AUTO_CLASSES: dict[str, Any] = {  # by suffix of an architecture's name; transformers leaves them untyped
-    "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
-    "ForTokenClassification": transformers.AutoModelForTokenClassification,
+_AUTO_CLASSES: dict[str, Any] = {  # by the checkpoint's task; transformers leaves them untyped
+    CLASSIFY: transformers.AutoModelForSequenceClassification,
+    TOKEN_CLASSIFY: transformers.AutoModelForTokenClassification,
 }
 _ENCODER: Any = transformers.AutoModel
-_ENCODER_OF_TWO: Any = transformers.AutoModelForTextEncoding  # without the decoder
+_ENCODER_OF_TWO: Any = transformers.AutoModelForTextEncoding  # without the decoder, where a model type has one
 _UNSTATED_MAX_TOKENS = 512  # of models without positions and without a stated limit
 _TRIAL_TOKENS = 1024  # of the longer sequence, unless the model takes fewer
 _MAX_REASON_CHARS = 300  # transformers' messages may list all of its models
@@ -66,24 +68,25 @@ def load_padded(
 
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
     """
-    _refuse(checkpoint)
     on_gpu = choose_device(device, padded=True) == "cuda"
     precision = _precision(dtype, on_gpu=on_gpu)
-    kind = "" if head is not None else _kind_of_head(checkpoint)
-    model = _load(checkpoint, kind, getattr(torch, precision)).to("cuda" if on_gpu else "cpu")
+    task = EMBED if head is not None else checkpoint.task
+    model = _load(checkpoint, task, getattr(torch, precision))
+    _require_finite(model, checkpoint, getattr(torch, precision))
+    model = model.to("cuda" if on_gpu else "cpu")
     if on_gpu:
         torch.backends.cuda.enable_cudnn_sdp(False)
     tail = embedding_tail(checkpoint)
     width = tail.width(int(model.config.hidden_size))
     dim = min(width, tail.dimensions or width)
-    heads = {"classify": linear_head(Path(head), dim)} if head is not None else _own_heads(checkpoint, kind, model)
+    heads = {"classify": linear_head(Path(head), dim)} if head is not None else _own_heads(checkpoint, task, model)
     info = ModelInfo(
         name=name,
         revision=revision,
         dtype=precision,
         device=device_name() if on_gpu else "cpu",
         vocab_size=model.get_input_embeddings().num_embeddings,
-        max_tokens=min(filter(None, (checkpoint.max_tokens, _max_positions(model)))),
+        max_tokens=min(filter(None, (stated_max_tokens(checkpoint), _max_positions(model)))),
         tasks=frozenset({"embed", *heads}),
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
@@ -96,37 +99,10 @@ def load_padded(
     return engine
 
 
-def _refuse(checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedCheckpoint for models that transformers would load as something else."""
-    config = checkpoint.config
-    if config.get("auto_map"):
-        raise UnsupportedCheckpoint(
-            f"{checkpoint.directory}: config.json's auto_map says that this model is computed by code of its own, "
-            "which is never run."
-        )
-    if config.get("quantization_config"):
-        raise UnsupportedCheckpoint(f"{checkpoint.directory}: quantised weights (quantization_config) are not run.")
-    if (checkpoint.root / "adapter_config.json").exists():
-        raise UnsupportedCheckpoint(f"{checkpoint.directory}: adapters are not loaded. Merge this one into its model.")
-    if config.get("is_encoder_decoder") and config.get("model_type") not in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES:
-        raise UnsupportedCheckpoint(
-            f"{checkpoint.directory}: model_type {config.get('model_type')!r} does not generate here, and transformers "
-            "cannot run only its encoder."
-        )
-    if config.get("is_encoder_decoder") and _kind_of_head(checkpoint):
-        raise UnsupportedCheckpoint(f"{checkpoint.directory}: heads of encoder-decoder models are not implemented.")
-
-
-def _kind_of_head(checkpoint: Checkpoint) -> str:
-    """A key of _AUTO_CLASSES; empty if only the encoder is used."""
-    architectures = list(map(str, checkpoint.config.get("architectures") or ()))
-    return next((kind for kind in _AUTO_CLASSES if any(name.endswith(kind) for name in architectures)), "")
-
-
-def _own_heads(checkpoint: Checkpoint, kind: str, model: Any) -> dict[str, Head]:
-    if not kind:
+def _own_heads(checkpoint: Checkpoint, task: str, model: Any) -> dict[str, Head]:
+    if task == EMBED:
         return {}
-    return logit_heads(checkpoint, model.config.num_labels, of_tokens=kind == "ForTokenClassification")
+    return logit_heads(checkpoint, model.config.num_labels, of_tokens=task == TOKEN_CLASSIFY)
 
 
 def _precision(dtype: str, *, on_gpu: bool) -> str:
@@ -136,14 +112,15 @@ def _precision(dtype: str, *, on_gpu: bool) -> str:
     return dtype if dtype == "float32" else gpu_precision(dtype)
 
 
-def _load(checkpoint: Checkpoint, kind: str, dtype: torch.dtype) -> Any:
+def _load(checkpoint: Checkpoint, task: str, dtype: torch.dtype) -> Any:
     """The transformers model, in eval mode on the CPU, with no weight missing from the checkpoint."""
     root = checkpoint.root
-    encoder = _ENCODER_OF_TWO if checkpoint.config.get("is_encoder_decoder") else _ENCODER
+    model_type = checkpoint.config["model_type"]
+    encoder = _ENCODER_OF_TWO if model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES else _ENCODER
     try:
         config: Any = transformers.AutoConfig.from_pretrained(root, trust_remote_code=False, local_files_only=True)
         config._attn_implementation = None  # transformers' own choice: a name may stand for code on the hub
-        model, report = _AUTO_CLASSES.get(kind, encoder).from_pretrained(
+        model, report = _AUTO_CLASSES.get(task, encoder).from_pretrained(
             root,
             config=config,
             dtype=dtype,
@@ -151,16 +128,34 @@ def _load(checkpoint: Checkpoint, kind: str, dtype: torch.dtype) -> Any:
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # its error would not name them
         )
     except Exception as error:  # transformers raises a dozen unrelated types; each means the same here
         reason = str(error).strip().partition("\n")[0][:_MAX_REASON_CHARS]
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: transformers cannot load it: {reason}") from error
     # A checkpoint that was saved with another head has no pooler, which is not used.
-    missing = sorted(name for name in report["missing_keys"] if kind or "pooler" not in name)
+    missing = sorted(name for name in report["missing_keys"] if task != EMBED or "pooler" not in name)
     if missing:
         raise CheckpointError(f"{root}: no tensors for {', '.join(missing[:5])}; {len(missing)} are missing.")
+    if report["mismatched_keys"]:
+        name, found, wanted = sorted(report["mismatched_keys"])[0]
+        raise CheckpointError(
+            f"{root}: tensor {name!r} has shape {tuple(found)}, but config.json implies {tuple(wanted)}."
+        )
+    require_no_layers(root, (name for name in report["unexpected_keys"] if not name.startswith("decoder.")))
     model.config.use_cache = False
     return model.eval()
+
+
+def _require_finite(model: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    """Raise CheckpointError for weights that hold NaN or infinity, and UnsupportedDevice where `dtype` made it."""
+    for name, tensor in model.named_parameters():
+        if not bool(tensor.isfinite().all()):
+            checkpoint.weights.require_finite()
+            raise UnsupportedDevice(
+                f"{checkpoint.root}: tensor {name!r} holds a value that overflows in "
+                f"{str(dtype).removeprefix('torch.')}. {wider_than(dtype)}"
+            )
 
 
 def _max_positions(model: Any) -> int:

@@ -34,9 +34,10 @@ from penstock.ops.chaos.verdict.commit_watch import CommitWatch
 from penstock.ops.chaos.verdict.fault_effects import KILLS
 from penstock.ops.chaos.verdict.judge import Judge
 from penstock.ops.chaos.verdict.latencies import MOST_RECOVERY_S, SLOW_S
-from penstock.ops.chaos.verdict.read_topics import read_topics
+from penstock.ops.chaos.verdict.read_topics import read_topics, topic_ids
 from penstock.ops.chaos.verdict.refusals import refusals
 from penstock.ops.kafka import BrokerCluster
+from penstock.producer.keywords import IsolationLevel
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
 
 _NAME = "chaos"
@@ -74,7 +75,9 @@ class ChaosRun:
             TopicFaults(self._servers, self._privileges, settings.outage_s / 2, self._num_assignments),
             CacheFaults(self.worker, folder / "cache.sqlite", settings.outage_s / 2),
         )
-        self._isolation = "read_committed" if settings.delivery == "exactly_once" else "read_uncommitted"
+        self._isolation: IsolationLevel = (
+            "read_committed" if settings.delivery == "exactly_once" else "read_uncommitted"
+        )
         self.traffic = Traffic(
             Calls(self._servers, _NAME, self._isolation, info.vocab_size, settings.callers, settings.seed),
             RawLoad(self._servers, _NAME, self.topics[0], info.vocab_size, settings.rate, settings.seed),
@@ -214,7 +217,7 @@ class ChaosRun:
     def _judge(self, commits: Sequence[Commit], unreadable: Sequence[str]) -> Judge:
         excuses = [*refusals(self.faults.injected, self.settings.delivery)]
         judge = Judge(poison(self._engine.info), self._direct, excuses)
-        judge.requests(read_topics(self._servers, self.topics))
+        judge.requests(read_topics(self._servers, self.topics), topic_ids(self._servers, self.topics))
         judge.check_sent(self.traffic.raw.acknowledged)
         judge.check_results(self.traffic.calls.results)
         judge.complain("wrong_error_of_a_call", self.traffic.calls.wrong_errors)

@@ -16,7 +16,8 @@ COMMANDS = {
     "demo": "Start here: run a broker, a worker and a client on this machine on real texts.",
     "check": "Find problems of a set-up.",
     "config": "Print the settings of a worker or a client with their origins, or explain one.",
-    "parity": "Compare a checkpoint's outputs with those of transformers.",
+    "parity": "Compare a checkpoint's answers with those of sentence-transformers and transformers.",
+    "convert": "Copy a checkpoint with safetensors in place of pickles.",
     "calibrate": "Measure the batch times of a model on this machine, for the scheduler.",
     "capacity": "Compute how many members, devices and partitions serve a load.",
     "worker": "Answer the requests of a model's topic until stopped.",
@@ -34,7 +35,7 @@ COMMANDS = {
 }
 # Folder -> its commands. The function of a command, or the typer app of several, has the name of its module.
 FOLDERS = {
-    "checks": ("check", "config", "parity"),
+    "checks": ("check", "config", "convert", "parity"),
     "planning": ("calibrate", "capacity"),
     "workers": ("worker", "top", "logs"),
     "jobs": ("embed", "classify", "generate", "rerank"),

@@ -163,7 +163,7 @@ def narrate_logs(bootstrap_servers: str) -> None:
 def _narrated(method: str, event: MutableMapping[str, Any], servers: str) -> str:
     match event["event"]:
         case "kafka_unreachable":
-            return f"Kafka at {servers} does not answer. Waiting for it; Ctrl-C ends."
+            return f"Kafka at {servers} does not answer yet. Trying again; Ctrl-C ends."
         case "kafka_back":
             return f"Kafka at {servers} is back."
         case "send_failed":

@@ -25,10 +25,13 @@ __all__ = [
 ]
 
 
-def open_broker(kind: BrokerKind) -> KafkaBroker | MockBroker:
-    """A broker to start: `with open_broker("mock") as broker: print(broker.bootstrap_servers)`."""
+def open_broker(kind: BrokerKind, port: int | None = None) -> KafkaBroker | MockBroker:
+    """A broker to start: `with open_broker("mock") as broker: print(broker.bootstrap_servers)`.
+
+    `port`: of 127.0.0.1; None for a free one.
+    """
     if kind == "kafka":
-        return KafkaBroker()
+        return KafkaBroker(port=port)
     if kind == "mock":
-        return MockBroker()
+        return MockBroker(port)
     raise ValueError(f"kind must be 'kafka' or 'mock'. Given: {kind!r}")

@@ -48,6 +48,7 @@ class KafkaBroker:
         config: Mapping[str, str] = MappingProxyType({}),  # further lines of server.properties, with precedence
         listeners: Mapping[str, str] = MappingProxyType({}),  # further ones: name -> its security protocol
         jvm_flags: Sequence[str] = FAST_START,
+        port: int | None = None,  # None: a free one
         node_id: int = 1,  # distinct in a cluster
         cluster_id: str | None = None,  # None: a new one
     ) -> None:
@@ -62,7 +63,8 @@ class KafkaBroker:
         self._node_id = node_id
         self._cluster_id = cluster_id or new_cluster_id()
         self._ports = ReservedPorts(2 + len(listeners))
-        self._port, self._controller_port, *ports = self._ports.numbers
+        free_port, self._controller_port, *ports = self._ports.numbers
+        self._port = port or free_port
         self._listeners = dict(listeners)
         self._listener_ports = dict(zip(listeners, ports, strict=True))
         self._log_start = 0  # bytes of the log before the last start

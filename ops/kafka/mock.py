@@ -10,6 +10,7 @@ For development only. As observed with librdkafka 2.16 and aiokafka 0.14:
   within about 4 s after the last member left may wait for half a minute.
 - Transactions are accepted, but aborted records are delivered to all consumers, and commit markers have no checksum: a
   consumer of the topic needs `check_crcs=False`. Exactly-once delivery cannot be shown.
+- It chooses its ports. One that a user chooses forwards to it; clients connect to its own after their first answer.
 - No administration: creating, deleting and describing topics or groups fails.
 """
 
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.ops.kafka.errors import BrokerFailed, BrokerMissing
+from penstock.ops.kafka.forwarder import Forwarder
 
 START_TIMEOUT_S = 60.0
 LOG_ERRORS_ONLY = 3  # syslog severity; the mock announces itself at 5 (notice)
@@ -25,8 +27,11 @@ LOG_ERRORS_ONLY = 3  # syslog severity; the mock announces itself at 5 (notice)
 class MockBroker:
     """One mock broker, which runs between entering and leaving the context."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int | None = None) -> None:
+        """`port`: of 127.0.0.1; None for a free one."""
         self._owner: Any = None  # the librdkafka client that owns the mock cluster
+        self._port = port
+        self._forwarder: Forwarder | None = None
         self._bootstrap_servers = ""
 
     @property
@@ -37,7 +42,7 @@ class MockBroker:
         return self._bootstrap_servers
 
     def __enter__(self) -> Self:
-        """Raises BrokerMissing without confluent-kafka, BrokerFailed when the mock does not answer."""
+        """Raises BrokerMissing without confluent-kafka, BrokerFailed without an answer, or if the port is taken."""
         try:
             import confluent_kafka
         except ImportError as error:
@@ -50,11 +55,18 @@ class MockBroker:
         except confluent_kafka.KafkaException as error:
             self._owner = None
             raise BrokerFailed(f"librdkafka's mock cluster did not start: {error}") from error
-        self._bootstrap_servers = ",".join(f"{node.host}:{node.port}" for node in nodes)
+        (node,) = nodes
+        self._bootstrap_servers = f"{node.host}:{node.port}"
+        if self._port is not None:
+            self._forwarder = Forwarder(self._port, node.port)
+            self._bootstrap_servers = f"127.0.0.1:{self._port}"
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._owner = None  # the last reference to the client; librdkafka stops the cluster with it
+        if self._forwarder is not None:
+            self._forwarder.close()
+            self._forwarder = None
         self._bootstrap_servers = ""

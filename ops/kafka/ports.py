@@ -52,6 +52,16 @@ def _bound(port: int) -> socket.socket:
     return held
 
 
+def is_free(port: int) -> bool:
+    """Whether a server can listen at this port of 127.0.0.1."""
+    with contextlib.suppress(OSError), socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, beside connections that have ended
+        tried.bind(("127.0.0.1", port))
+        tried.listen()
+        return True
+    return False
+
+
 def answers(port: int) -> bool:
     """Whether a broker at this port answers a metadata request with at least one live node."""
     # Size, api key 3 (Metadata), version 1, correlation id, null client id, empty list of topics.

@@ -1,1 +1,1 @@
-"""Comparison of a checkpoint on this runtime with transformers in float32."""
+"""Comparison of a checkpoint's answers here with those of sentence-transformers and transformers."""

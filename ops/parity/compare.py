@@ -1,180 +1,163 @@
-"""Comparison of a checkpoint here with transformers in float32, on random sequences. Used by `penstock parity`."""
+"""Comparison of answers here with those of a reference. Used by `penstock parity`."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from penstock.engine.types import Int32Array
-from penstock.ops.parity.sides import Input, Pack, Runtime, Side
+from penstock.ops.parity.calls import Answer, Call, answer_of, cosine, distance
+from penstock.ops.parity.references import Reference
+from penstock.producer.errors import PenstockError, TooLong
+from penstock.producer.wire.messages import Options, Row, Text
 
-LENGTHS = (1, 2, 127, 128, 129, 512)  # around kernel block sizes; random packs are no longer than the last
-MIN_COSINE = 0.9999
+# Largest distances that pass. The second is of 16-bit arithmetic, where twice what transformers loses passes too.
+# Two vectors whose cosine is 0.9999 differ by 0.0141 of their length.
+_BOUNDS = {"embed": (1e-3, 1.41e-2), "generate": (0.0, 0.1)}
+_BOUNDS_OF_SCORES = (1e-4, 5e-3)
+_TOGETHER = 32  # texts of one request
 
-_TOKENS_PER_LENGTH, _SEQUENCES_PER_LENGTH = 1024, 64  # most for each of LENGTHS
-_MAX_PACK = 32  # most sequences in a random pack
-
-
-_Results = list[tuple[Tensor, Tensor]]  # of one side and of the reference, for each pack
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Distance of one side from the reference."""
-
-    cosine_min: float
-    cosine_mean: float
-    error: float  # largest difference / largest value, maximum over all packs
+Ask = Callable[[str, Sequence[Text], Options], Awaitable[Sequence[Row]]]  # one request: a row a text, or PenstockError
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report."""
+    """One line of the report. Texts are named by their index, from 0."""
 
     what: str
-    num_sequences: int
-    ours: Agreement
-    theirs: Agreement | None  # transformers in the runtime's precision; None in float32, which is the reference
-    needed: float  # smallest cosine that passes
+    num_texts: int  # that were compared
+    distance: float = 0.0  # the largest; of generated tokens the mean
+    bound: float = 0.0
+    worst: int | None = None  # text of the largest distance
+    cosine_min: float | None = None  # of vectors
+    theirs: float | None = None  # distance of transformers in the same arithmetic from the reference
+    fault: str = ""  # why it fails, where it is not the distance
+    refused: dict[int, str] = field(default_factory=dict)  # texts that one side does not answer, with its reason
 
     @property
     def passed(self) -> bool:
-        """Whether the cosine suffices; False for NaN."""
-        return self.ours.cosine_min >= self.needed
-
-
-@dataclass
-class _Tally:
-    """Accumulates cosines and errors for an `Agreement`."""
-
-    cosines: list[Tensor] = field(default_factory=list)
-    errors: list[float] = field(default_factory=list)
-
-    def add(self, got: Tensor, want: Tensor) -> None:
-        """Rows [N, D]: a cosine for each."""
-        got, want = got.to("cpu", torch.float64), want.to("cpu", torch.float64)
-        self.cosines.append(F.cosine_similarity(got, want, dim=1))
-        self.errors.append(((got - want).abs().max() / want.abs().max()).item())
-
-    def agreement(self) -> Agreement:
-        cosines = torch.cat(self.cosines)
-        return Agreement(cosines.min().item(), cosines.mean().item(), float(np.max(self.errors)))
+        """False for a distance that is no number, and where nothing was compared."""
+        return not self.fault and self.num_texts > 0 and self.distance <= self.bound
 
 
 class Comparison:
-    """Runs both sides and the reference on random packs. `run` yields the lines of the report."""
+    """Compares one task. `run` yields the lines of the report."""
 
-    def __init__(self, runtime: Runtime, reference: Side, beside: Side | None, *, packs: int, seed: int) -> None:
-        """`beside`: transformers in the runtime's precision. `packs`: number of random packs."""
+    def __init__(
+        self, ask: Ask, dtype: str, reference: Reference, beside: Reference | None, texts: Sequence[str]
+    ) -> None:
+        """`dtype`: the arithmetic here. `beside`: the reference in it; None in float32."""
+        self._ask = ask
+        self._is_half = dtype != "float32"
         self._reference = reference
-        self._sides: list[Side] = [runtime] if beside is None else [runtime, beside]
-        self._info = runtime.info
-        self._task = runtime.task
-        self._inputs = _RandomInputs(runtime, seed)
-        self._packs = packs
+        self._beside = beside
+        self._texts = texts
 
-    @property
-    def num_packs(self) -> int:
-        """Number of calls of `done`."""
-        return len(self._inputs.lengths) + self._packs
-
-    def run(self, done: Callable[[], None]) -> Iterator[Check]:
-        """Yield the checks. `done` is called after each pack."""
-        results: list[_Results] = [[] for _ in self._sides]
-        num_results = 0
-        for length in self._inputs.lengths:
-            pack = self._inputs.equal(length)
-            tallies = [_Tally() for _ in self._sides]
-            self._compare(pack, tallies, results)
-            num_results += len(pack)
+    async def run(self, call: Call, done: Callable[[], None]) -> AsyncIterator[Check]:
+        """Each text alone, and all together. `done` is called after each text."""
+        texts: Sequence[Text] = self._texts
+        if call.of_pairs:
+            texts = [(first, second) for first, second in itertools.pairwise(self._texts) if first and second]
+        refused: dict[int, str] = {}
+        ours: dict[int, Answer] = {}
+        want: dict[int, Answer] = {}
+        near: dict[int, Answer] = {}
+        for index, text in enumerate(texts):
+            try:
+                want[index] = self._reference.answer(call, text)
+                if self._beside is not None:
+                    near[index] = self._beside.answer(call, text)
+            except Exception as error:  # the libraries raise dozens of unrelated types
+                refused[index] = f"{self._reference.name}: {type(error).__name__}: {error}"[:300]
+            answer = await self._answer(call, [text])
+            if isinstance(answer, PenstockError):
+                refused[index] = f"penstock: {answer.code}: {answer.message}"
+            else:
+                [ours[index]] = answer
             done()
-            yield self._check(f"{length} token{'s' if length > 1 else ''}", len(pack), tallies)
-        packed, alone = ([_Tally() for _ in self._sides] for _ in range(2))
-        num_packed = 0
-        for _ in range(self._packs):
-            pack = self._inputs.random()
-            hidden = self._compare(pack, packed, results)
-            self._compare_alone(pack, hidden, alone)
-            num_packed += len(pack)
-            done()
-        yield self._check("random packs", num_packed, packed)
-        yield self._check("alone vs pack", self._packs, alone)
-        what = {"embed": "vectors", "classify": "scores", "token_classify": "token scores"}[self._task]
-        tallies = [_result_tally(result, is_vector_each=self._task == "embed") for result in results]
-        yield self._check(what, num_results + num_packed, tallies)
+        compared = [index for index in ours if index in want]
+        yield replace(self._check(call, call.what, compared, ours, want, near), refused=refused)
+        together: dict[int, Answer] = {}
+        fault = ""
+        for start in range(0, len(compared), _TOGETHER):
+            indices = compared[start : start + _TOGETHER]
+            answers = await self._answer(call, [texts[index] for index in indices])
+            if isinstance(answers, PenstockError):
+                fault = f"{answers.code}: {answers.message}"
+            else:
+                together |= dict(zip(indices, answers, strict=True))
+        yield replace(self._check(call, f"{call.what}, together", list(together), together, want, near), fault=fault)
 
-    def _compare(self, pack: Pack, tallies: Sequence[_Tally], results: Sequence[_Results]) -> list[Tensor]:
-        """Compare each side with the reference. Returns each side's hidden states."""
-        want = self._reference.run(pack)
-        hidden = []
-        for side, tally, result in zip(self._sides, tallies, results, strict=True):
-            got = side.run(pack)
-            tally.add(got.hidden, want.hidden)
-            result.append((got.results.cpu(), want.results.cpu()))
-            hidden.append(got.hidden)
-        return hidden
+    async def limits(self, call: Call) -> Check:
+        """Whether the same texts are too long here as are cut by the reference."""
+        limit, wrong, num_texts = self._reference.limit, list[int](), 0
+        for index, text in enumerate(self._texts if limit is not None else ()):
+            answer = await self._answer(call, [text], truncate=False, prompt="" if call.task == "embed" else None)
+            if isinstance(answer, PenstockError) and not isinstance(answer, TooLong):
+                continue
+            num_texts += 1
+            if isinstance(answer, TooLong) != (num_tokens(self._reference, text) > (limit or 0)):
+                wrong.append(index)
+        fault = (
+            f"{len(wrong)} texts are too long on one side alone; the reference cuts at {limit} tokens" if wrong else ""
+        )
+        return Check("too long", num_texts, worst=wrong[0] if wrong else None, fault=fault)
 
-    def _compare_alone(self, pack: Pack, together: list[Tensor], tallies: Sequence[_Tally]) -> None:
-        """Compare each side with itself: one sequence of the pack, alone and within the pack."""
-        place = self._inputs.place_in(pack)
-        start = sum(len(sequence.ids) for sequence in pack[:place])
-        for side, hidden, tally in zip(self._sides, together, tallies, strict=True):
-            alone = side.run([pack[place]]).hidden
-            tally.add(hidden[start : start + len(alone)], alone)
+    async def _answer(
+        self, call: Call, texts: Sequence[Text], *, truncate: bool = True, prompt: str | None = None
+    ) -> list[Answer] | PenstockError:
+        top_k = 0 if call.task in ("classify", "token_classify") else 1
+        truncate = truncate and self._reference.limit is not None
+        normalize = None if call.dimensions is None else True
+        options = Options(
+            truncate=truncate,
+            top_k=top_k,
+            prompt_name=call.prompt_name,
+            prompt=prompt,
+            dimensions=call.dimensions,
+            normalize=normalize,
+        )
+        try:
+            return [answer_of(row) for row in await self._ask(call.task, texts, options)]
+        except PenstockError as error:
+            return error
 
-    def _check(self, what: str, num_sequences: int, tallies: Sequence[_Tally]) -> Check:
-        ours, *others = (tally.agreement() for tally in tallies)
-        theirs = others[0] if others else None
-        return Check(what, num_sequences, ours, theirs, _needed(self._info.dtype, theirs))
+    def _check(
+        self,
+        call: Call,
+        what: str,
+        indices: Sequence[int],
+        ours: dict[int, Answer],
+        want: dict[int, Answer],
+        near: dict[int, Answer],
+    ) -> Check:
+        if not indices:
+            return Check(what, 0, fault="no text has an answer of both sides")
+        distances = {index: distance(call.task, ours[index], want[index]) for index in indices}
+        total = _total(call, list(distances.values()))
+        theirs = None
+        if near:
+            theirs = _total(call, [distance(call.task, near[index], want[index]) for index in indices])
+        cosines = [cosine(ours[index], want[index]) for index in indices] if call.task == "embed" else None
+        return Check(
+            what,
+            len(indices),
+            total,
+            self._bound(call, theirs),
+            max(distances, key=lambda index: distances[index]),
+            None if cosines is None else min(cosines),
+            theirs,
+        )
+
+    def _bound(self, call: Call, theirs: float | None) -> float:
+        exact, half = _BOUNDS.get(call.task, _BOUNDS_OF_SCORES)
+        return max(half, 2 * (theirs or 0.0)) if self._is_half else exact
 
 
-def _needed(dtype: str, theirs: Agreement | None) -> float:
-    """Smallest cosine that passes. bfloat16 has three digits: there, twice the angle of transformers passes.
-
-    1 - cos x is x^2 / 2 for small x, so twice the angle is four times the distance from 1.
-    """
-    if dtype != "bfloat16" or theirs is None:
-        return MIN_COSINE
-    return min(MIN_COSINE, 1 - 4 * (1 - theirs.cosine_min))
+def num_tokens(reference: Reference, text: str) -> int:
+    """Tokens of a text, special ones included, by the reference's tokenizer."""
+    return len(reference.tokenizer(text, truncation=False, verbose=False)["input_ids"])
 
 
-def _result_tally(results: _Results, *, is_vector_each: bool) -> _Tally:
-    """Scores are compared as one vector: single scores have no direction."""
-    got, want = (torch.cat(parts) for parts in zip(*results, strict=True))
-    tally = _Tally()
-    tally.add(*((got, want) if is_vector_each else (got.reshape(1, -1), want.reshape(1, -1))))
-    return tally
-
-
-class _RandomInputs:
-    """Random sequences without the padding id, to which some families of transformers assign no position."""
-
-    def __init__(self, runtime: Runtime, seed: int) -> None:
-        ids = np.arange(runtime.info.vocab_size, dtype=np.int32)
-        self._ids = ids[ids != (-1 if runtime.config.pad_token_id is None else runtime.config.pad_token_id)]
-        self._has_types = runtime.takes_types
-        self._rng = np.random.default_rng(seed)
-        self._longest = min(LENGTHS[-1], runtime.info.max_tokens)
-        self.lengths = tuple(sorted({min(length, self._longest) for length in LENGTHS}))
-
-    def equal(self, length: int) -> Pack:
-        return self._pack([length] * min(_SEQUENCES_PER_LENGTH, _TOKENS_PER_LENGTH // length), typed=False)
-
-    def random(self) -> Pack:
-        """1 to 32 sequences with a log-uniform longest length; every second pack has token types."""
-        longest = int(np.exp(self._rng.uniform(0, np.log(self._longest + 1))))
-        lengths = self._rng.integers(1, longest + 1, self._rng.integers(1, _MAX_PACK + 1))
-        return self._pack(lengths.tolist(), typed=self._has_types and bool(self._rng.integers(2)))
-
-    def place_in(self, pack: Pack) -> int:
-        return int(self._rng.integers(len(pack)))
-
-    def _pack(self, lengths: Sequence[int], *, typed: bool) -> Pack:
-        return [Input(self._rng.choice(self._ids, n), self._types(n) if typed else None) for n in lengths]
-
-    def _types(self, length: int) -> Int32Array:
-        """Zeros, then ones from a random position on."""
-        return (np.arange(length) >= self._rng.integers(1, length + 1)).astype(np.int32)
+def _total(call: Call, distances: Sequence[float]) -> float:
+    return float(np.mean(distances) if call.task == "generate" else np.max(distances))

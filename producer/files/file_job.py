@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from penstock.producer.answer_stream import Mapper, Result, answer_stream
 from penstock.producer.errors import PenstockError, UnknownModel, UnsupportedTask
 from penstock.producer.files.row_blocks import Block
+from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.messages import Options
 
 
@@ -51,6 +52,7 @@ async def run_bulk(
     reader: Iterable[Block],
     writer: Writer,
     *,
+    revision: OneRevision | None = None,
     options: Options | None = None,
     timeout_s: float | None = None,
     resumed: BulkResult | None = None,
@@ -64,6 +66,7 @@ async def run_bulk(
 
     Args:
         client: a started client, which other work may share.
+        revision: of the model. Every answer must have it. None: that of the first answer.
         reader: read from a thread, ahead of the writer as far as `answer_stream` reads.
         resumed: the rows of earlier runs, which `reader` leaves out.
         max_errors: failed rows, those of earlier runs included, that do not end the job; None: any number.
@@ -72,9 +75,12 @@ async def run_bulk(
     Raises:
         TooManyErrors: more than `max_errors` rows failed. The block of the last one is not written.
         FLEET_ERRORS: the workers can answer no row. The block is not written.
+        MixedRevisions: an answer is of another revision of the model. The block is not written.
     """
     written = _WrittenBlocks(writer, resumed or BulkResult(0, 0, 0.0), on_progress)
-    answered = answer_stream(client, task, _in_thread(reader), options=options, timeout_s=timeout_s)
+    blocks = _in_thread(reader)
+    one = revision or OneRevision()
+    answered = answer_stream(client, task, blocks, options=options, timeout_s=timeout_s, revision=one)
     num_answered = written.result.rows
     first = ""  # failed row of this run
     try:

@@ -49,7 +49,7 @@ class Manifest:
     """State of a job. The file is replaced as a whole, so that a reader finds this state or the one before it."""
 
     job: dict[str, Any]
-    revision: str | None = None  # of the model that answered
+    revision: str | None = None  # of the model that answered first
     parts: list[int] = field(default_factory=list)  # bytes of each finished part
     report: JobReport = field(default_factory=JobReport)
     output: list[int] | None = None  # stamp of the joined file, before it gets its name
@@ -103,18 +103,6 @@ class Manifest:
                     f"{directory} is of another job: {_difference(name, before, now)} It holds {self.report.rows:,} "
                     "finished rows. To discard them give --restart; to keep them write to another file."
                 )
-
-    def check_revisions(self, revisions: set[str], directory: Path) -> None:
-        """Take the model's revision from the first answers. Raise TableError if later ones are of another."""
-        if self.revision is None and revisions:
-            self.revision = min(revisions)
-        others = revisions - {self.revision}
-        if others:
-            raise TableError(
-                f"{directory} holds answers of revision {self.revision!r} of the model {self.job['model']!r}; the "
-                f"workers now answer with revision {min(others)!r}. Run workers of the first revision, or discard the "
-                "finished rows with --restart."
-            )
 
 
 def _checked(value: Any, kind: type[T]) -> T:

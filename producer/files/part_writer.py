@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from penstock.producer.answer_stream import Result, num_chars
+from penstock.producer.caller_errors import MixedRevisions
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.durable import give_up, sync
 from penstock.producer.files.encoders import TableEncoder
@@ -16,6 +17,7 @@ from penstock.producer.files.part_directory import PartDirectory
 from penstock.producer.files.reply_tally import ReplyTally
 from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, TableError, cannot_write
+from penstock.producer.one_revision import OneRevision
 
 # Bounds of a part, which a killed run loses. The output does not depend on them: a part ends with a block, and row
 # groups are made of blocks.
@@ -28,14 +30,23 @@ class PartWriter:
     """An output table, made by `open_writer`. A context manager.
 
     Finished parts are kept in OUT.parts, whatever ends the process. A context that ends without an error gives the
-    joined file the name of the output, and removes the parts. One that ends by `TooManyErrors` finishes its part.
+    joined file the name of the output, and removes the parts. One that ends by `TooManyErrors` or
+    `MixedRevisions` finishes its part.
     """
 
     def __init__(
-        self, path: Path, directory: PartDirectory, encoder: TableEncoder, columns: ResultColumns, *, overwrite: bool
+        self,
+        path: Path,
+        directory: PartDirectory,
+        encoder: TableEncoder,
+        columns: ResultColumns,
+        *,
+        overwrite: bool,
+        allow_mixed_revisions: bool,
     ) -> None:
         self.path = path
         self.tally = ReplyTally()  # of the client's replies
+        self.revision = OneRevision(directory.manifest.revision, allow_mixed=allow_mixed_revisions)  # of all runs
         self.report = directory.manifest.report  # of all rows that were written
         self.kept_rows = self.report.rows  # of finished parts
         self.is_resumable = directory.manifest.is_resumable
@@ -49,14 +60,10 @@ class PartWriter:
         self._begun = 0.0  # steady clock, in seconds
 
     def write(self, block: Block, results: Sequence[Result]) -> None:
-        """Append the block's rows with one result each. Called in the order of the file.
-
-        Raises:
-            TableError: the file cannot be written, or another revision of the model answers.
-        """
+        """Append the block's rows with one result each. Called in the order of the file. Raises TableError."""
         if len(results) != len(block.texts):
             raise ValueError(f"{len(results)} results for {len(block.texts)} rows. This is a bug.")
-        self._directory.manifest.check_revisions(self.tally.revisions, self._directory.path)
+        self._directory.manifest.revision = self.revision.first
         try:
             if self._file is None:
                 self._file = self._directory.unfinished.open("wb")
@@ -80,7 +87,7 @@ class PartWriter:
         try:
             if error is None:
                 self._finish()
-            elif isinstance(error, TooManyErrors) and self._file is not None and self.is_resumable:
+            elif isinstance(error, TooManyErrors | MixedRevisions) and self._file is not None and self.is_resumable:
                 self._finish_part(self._file)  # it holds whole blocks
             elif self.kept_rows == 0 or not self.is_resumable:
                 self._directory.remove()

@@ -4,13 +4,12 @@ from penstock.producer.wire.messages import REQUEST_TOKENS, Reply
 
 
 class ReplyTally:
-    """Rows, tokens and revisions of the replies that a client has received."""
+    """Rows and tokens of the replies that a client has received."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.cached = 0  # rows that came from the workers' cache
         self.tokens = 0  # of the rows; of those from the cache as well
-        self.revisions: set[str] = set()
 
     def add(self, reply: Reply, num_rows: int) -> None:
         """Count a reply."""
@@ -18,4 +17,3 @@ class ReplyTally:
         self.cached += reply.cached
         tokens = reply.batch.get(REQUEST_TOKENS, 0)
         self.tokens += tokens if isinstance(tokens, int) else 0
-        self.revisions.add(reply.revision)

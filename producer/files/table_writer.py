@@ -17,6 +17,7 @@ from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import Reader, by_extension, format_of
+from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.messages import NO_OPTIONS, Options
 
 _ENCODERS: dict[str, Callable[[Sequence[str] | None, Any, Sequence[str]], TableEncoder]] = {
@@ -35,6 +36,7 @@ def open_writer(
     options: Options = NO_OPTIONS,
     overwrite: bool = False,
     restart: bool = False,
+    allow_mixed_revisions: bool = False,
 ) -> PartWriter:
     """Create the output of a job that reads from `reader`, or continue it: `reader` then leaves out finished rows.
 
@@ -42,6 +44,7 @@ def open_writer(
         task: "embed", "classify", "generate" or "rerank", which decides the result columns.
         model: name of the model. A job of another model, task, input or options is not continued.
         restart: discard the finished rows of an earlier run.
+        allow_mixed_revisions: answers may come from several revisions of the model; see `OneRevision`.
 
     Raises:
         TableError: the file exists and `overwrite` is off, its format is unknown, it cannot be created, or its parts
@@ -55,7 +58,9 @@ def open_writer(
         directory = PartDirectory(path, job, restart=restart or STANDARD in reader.paths)
     except OSError as error:
         raise cannot_write(path, error) from error
-    writer = PartWriter(path, directory, encoder, columns, overwrite=overwrite)
+    writer = PartWriter(
+        path, directory, encoder, columns, overwrite=overwrite, allow_mixed_revisions=allow_mixed_revisions
+    )
     if not directory.is_published:
         try:
             refuse_existing(path, overwrite)
@@ -121,10 +126,20 @@ def _job(path: Path, reader: Reader, task: str, model: str, options: Options) ->
 class StreamWriter:
     """Writer to standard output, which no later run continues."""
 
-    def __init__(self, file: IO[bytes], extension: str, reader: Reader, task: str, options: Options) -> None:
+    def __init__(
+        self,
+        file: IO[bytes],
+        extension: str,
+        reader: Reader,
+        task: str,
+        options: Options,
+        *,
+        allow_mixed_revisions: bool = False,
+    ) -> None:
         """Write the header. Raises TableError for an extension other than .csv and .jsonl."""
         _check_stream(reader, extension)
         self.tally = ReplyTally()
+        self.revision = OneRevision(allow_mixed=allow_mixed_revisions)
         self.report = JobReport()
         self._file = file
         self._columns = ResultColumns(task, options)

@@ -13,16 +13,16 @@ from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.protocol.fetch import FetchRequest
 
 from penstock.producer.transport.failover_client import FailoverClient
-from penstock.producer.transport.record_batches import UnpackBounds, is_packed, unpack
+from penstock.producer.transport.record_batches import UnpackBounds, needs_unpacking, unpack
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 MAX_BATCH_ITEMS = 512 * 1024  # of about 100 bytes each
-_FETCH_BYTES = 48 * 1024 * 1024  # unpacked and not polled; the rest of an answer is fetched again
+_FETCH_BYTES = 48 * 1024 * 1024  # unpacked and not polled; more is fetched again when there is room
 _FETCH_ITEMS = MAX_BATCH_ITEMS
 # Partitions that bring so little, and unpack to so little, are unpacked on the event loop: a thread costs more.
 _SMALL_PACKED_BYTES = 16 * 1024
 _SMALL = UnpackBounds(batch_bytes=128 * 1024, batch_items=4096, total_bytes=128 * 1024, total_items=4096)
-_HELD_POLL_S = 0.01
+_HELD_S = 0.01  # until the next fetch, while nothing large may be unpacked
 
 log = structlog.get_logger("penstock.fetch")
 
@@ -54,17 +54,24 @@ class _UnpackingClient:
 
     async def send(self, node_id: int, request: Any, **options: Any) -> Any:
         response = await self._client.send(node_id, request, **options)
-        if isinstance(request, FetchRequest) and any(is_packed(data) for *_, data in _partitions(response)):
+        if isinstance(request, FetchRequest) and any(needs_unpacking(data) for *_, data in _partitions(response)):
             async with self._unpacking:
-                while self._num_held_bytes() >= _FETCH_BYTES:  # noqa: ASYNC110  # aiokafka has no event for it
-                    await asyncio.sleep(_HELD_POLL_S)
+                if self._num_held_bytes() >= _FETCH_BYTES:
+                    await asyncio.sleep(_HELD_S)
                 await _Unpacking(self._num_held_bytes()).unpack(response)
         return response
 
     def _num_held_bytes(self) -> int:
-        """Bytes of batches that no poll has taken, as they are after unpacking."""
+        """Bytes of batches that no poll has taken, as they are after unpacking. Paused partitions hold up no others."""
         results = [result for result in self._fetched.values() if isinstance(result, FetchResult)]
-        return sum([result._partition_records._records.size_in_bytes() for result in results if result.has_more()])
+        taken = [result for result in results if result.has_more() and not is_paused(result)]
+        return sum([result._partition_records._records.size_in_bytes() for result in taken])
+
+
+def is_paused(result: FetchResult) -> bool:
+    """Whether the partition of what a fetch has brought is paused."""
+    assignment = result._assignment
+    return bool(assignment.active and assignment.state_value(result._topic_partition).paused)
 
 
 def _partitions(response: Any) -> list[tuple[Any, ...]]:
@@ -85,16 +92,16 @@ class _Unpacking:
         for topic, partitions in response.topics:
             unpacked = []
             for *head, data in partitions:
-                is_done = not is_packed(data)
+                is_done = not needs_unpacking(data)
                 unpacked.append((*head, data if is_done else await self._unpack(f"{topic}-{head[0]}", data)))
             topics.append((topic, unpacked))
         response.topics = topics
 
     async def _unpack(self, partition: str, data: bytes) -> bytes:
-        if min(self._bytes_left, self._items_left) <= 0:
-            return b""
         result = unpack(data, _SMALL) if len(data) <= _SMALL_PACKED_BYTES else None
         if result is None or result.faults or not result.is_whole:
+            if min(self._bytes_left, self._items_left) <= 0:
+                return b""  # what is small needs no room: the records of one partition hold up no others
             bounds = UnpackBounds(MAX_BATCH_BYTES, MAX_BATCH_ITEMS, self._bytes_left, self._items_left)
             result = await asyncio.to_thread(unpack, data, bounds)
         self._bytes_left -= result.num_bytes

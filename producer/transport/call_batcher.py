@@ -11,17 +11,35 @@ settled at least one row, or that made the client halve a record which was too l
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded, PenstockError, ShuttingDown
+from penstock.producer.caller_errors import MixedRevisions
+from penstock.producer.errors import (
+    BackendError,
+    Expired,
+    InvalidRequest,
+    Overloaded,
+    PenstockError,
+    ShuttingDown,
+)
+from penstock.producer.one_revision import OneRevision
 from penstock.producer.transport.attempts import Attempts
 from penstock.producer.wire.messages import Options, Row
 from penstock.producer.wire.sequences import Checked, Kind, num_bytes
 
 Result = Row | PenstockError
 
+
+class Answers(NamedTuple):
+    """The answers of one reply."""
+
+    rows: Sequence[Row]
+    model: str
+    revision: str
+
+
 # Sends the sequences, all of one kind, as one record, and returns one row a sequence. Raises PenstockError.
-Ask = Callable[[str, Options, Sequence[Any], Attempts], Awaitable[Sequence[Row]]]
+Ask = Callable[[str, Options, Sequence[Any], Attempts], Awaitable[Answers]]
 
 _OF_RECORD = (Overloaded, ShuttingDown, Expired)  # errors of the moment, which no row alone has
 _RECORD_BYTES = 256 * 1024  # records of long sequences stay well below the broker's usual 1 MiB
@@ -47,10 +65,16 @@ class CallBatcher:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def results(
-        self, task: str, options: Options, kind: Kind, sequences: list[Checked], timeout_s: float
+        self,
+        task: str,
+        options: Options,
+        kind: Kind,
+        sequences: list[Checked],
+        timeout_s: float,
+        revision: OneRevision,
     ) -> list[Result]:
-        """One result a sequence, in order: its row, or its own error."""
-        call = _Call(sequences)
+        """One result a sequence, in order: its row, or its own error. Raises MixedRevisions."""
+        call = _Call(sequences, revision)
         records = self._assign(call, (task, options, kind, timeout_s))
         if not records:
             return call.items
@@ -58,7 +82,7 @@ class CallBatcher:
             if not self._share:
                 await self._answer(records[-1])  # of this call alone, so it needs no task
             await call.finished
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, MixedRevisions):
             call.finished.cancel()
             for record in records:
                 record.abandon()
@@ -117,8 +141,8 @@ class CallBatcher:
             try:
                 sequences = [call.items[index] for call, index in rows]
                 answers = await self._ask(record.task, record.options, sequences, record.attempts)
-                if len(answers) != len(rows):
-                    raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
+                if len(answers.rows) != len(rows):
+                    raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers.rows)} rows.")
             except PenstockError as error:
                 record.refuse(rows, error)
             else:
@@ -130,10 +154,11 @@ class CallBatcher:
 class _Call:
     """The sequences of one call, each replaced by its result."""
 
-    __slots__ = ("finished", "items", "unsettled")
+    __slots__ = ("finished", "items", "revision", "unsettled")
 
-    def __init__(self, sequences: list[Checked]) -> None:
+    def __init__(self, sequences: list[Checked], revision: OneRevision) -> None:
         self.items: list[Any] = sequences  # those that are errors are never sent
+        self.revision = revision
         self.unsettled = 0
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -145,7 +170,7 @@ class _Call:
             self.finished.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """End the whole call with an unexpected error."""
+        """End the whole call with an error."""
         if not self.finished.done():
             self.finished.set_exception(error)
 
@@ -176,10 +201,17 @@ class _Record:
             rows = [row for row in self.parts.pop() if not row[0].finished.done()]
         return rows
 
-    def answer(self, rows: list[_RowRef], answers: Sequence[Row]) -> None:
-        """Settle a part with its answers."""
+    def answer(self, rows: list[_RowRef], answers: Answers) -> None:
+        """Settle a part with its answers. Calls that have answers of another revision end with an error."""
         self.largest = max(self.largest, len(rows))
-        for (call, index), answer in zip(rows, answers, strict=True):
+        checked: _Call | None = None
+        for (call, index), answer in zip(rows, answers.rows, strict=True):
+            if call is not checked:
+                checked = call
+                try:
+                    call.revision.check(answers.model, answers.revision)
+                except MixedRevisions as error:
+                    call.fail(error)
             call.settle(index, answer)
 
     def refuse(self, rows: list[_RowRef], error: PenstockError) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 
+from penstock.producer.caller_errors import KafkaUnreachable
 from penstock.producer.settings import TOKEN_MECHANISMS, KafkaSettings
 from penstock.producer.tls import ReloadingContext
 from penstock.producer.transport.token_source import TokenSource
@@ -40,6 +42,7 @@ class KafkaCluster:
 
     bootstrap_servers: str
     security: Mapping[str, Any] = field(default_factory=dict, repr=False)  # aiokafka's arguments; with secrets
+    connect_timeout_s: float | None = None  # None: waits for a broker have no end
 
     @classmethod
     def of(cls, settings: KafkaSettings) -> Self:
@@ -52,12 +55,31 @@ class KafkaCluster:
             security |= _sasl(settings)
             if not settings.uses_tls:
                 log.warning("sasl_unencrypted", security_protocol=protocol, sasl_mechanism=mechanism)
-        return cls(settings.bootstrap_servers, security)
+        return cls(settings.bootstrap_servers, security, settings.connect_timeout_s)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of aiokafka's producers, consumers and admin clients."""
         return {"bootstrap_servers": self.bootstrap_servers, **self.security}
+
+    @asynccontextmanager
+    async def patience(self) -> AsyncIterator[None]:
+        """Bound a wait for Kafka. Raises KafkaUnreachable when `connect_timeout_s` is over."""
+        try:
+            async with asyncio.timeout(self.connect_timeout_s) as limit:
+                yield
+        except TimeoutError:
+            if limit.expired():
+                raise self.unreachable() from None
+            raise
+
+    def unreachable(self) -> KafkaUnreachable:
+        """The error after `connect_timeout_s` without an answer."""
+        waited = f" within {self.connect_timeout_s:g} s" if self.connect_timeout_s is not None else ""
+        return KafkaUnreachable(
+            f"Kafka at {self.bootstrap_servers} does not answer{waited}. Set bootstrap_servers to your Kafka "
+            "(PENSTOCK_BOOTSTRAP_SERVERS), or start one on this machine: penstock broker"
+        )
 
     async def refusal(self) -> KafkaRefused | None:
         """Ask the servers why they cannot be used. None unless one refuses clearly.

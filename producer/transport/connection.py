@@ -27,6 +27,7 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 5.0
 _CREATION_PAUSES_S = (0.5, 1.0, 2.0)
 _NO_PRODUCER = "Kafka denies an idempotent producer. Its user needs the ACL WRITE on a topic."
 _WATCH_EVERY_S, _ANSWER_S = 3.0, 5.0
+_STOP_S = 1.0  # of a client that is not connected
 
 log = structlog.get_logger("penstock.kafka")
 
@@ -42,15 +43,21 @@ C = TypeVar("C", bound=_Connectable)
 async def connect(cluster: KafkaCluster, make: Callable[[], C]) -> C:
     """Start a producer or consumer made by `make`; retries, with a log line, while no broker answers.
 
-    Raises KafkaRefused for credentials, a certificate or a missing ACL, which a retry does not mend.
+    Raises KafkaUnreachable after the cluster's `connect_timeout_s`, and KafkaRefused for credentials, a certificate or
+    a missing ACL, which a retry does not mend.
     """
+    async with cluster.patience():
+        return await _connect(cluster, make)
+
+
+async def _connect(cluster: KafkaCluster, make: Callable[[], C]) -> C:
     retry_s = _FIRST_RETRY_S
     while True:
         client = make()
         try:
             await client.start()
         except KafkaError as error:
-            await client.stop()
+            await disconnect(client, _STOP_S)
             if isinstance(error, ClusterAuthorizationFailedError):
                 raise KafkaRefused(_NO_PRODUCER) from error
             if not isinstance(error, KafkaConnectionError) and not error.retriable:
@@ -62,7 +69,7 @@ async def connect(cluster: KafkaCluster, make: Callable[[], C]) -> C:
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, _LAST_RETRY_S)
         except BaseException:
-            await client.stop()
+            await disconnect(client, _STOP_S)
             raise
         else:
             return client

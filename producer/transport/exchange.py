@@ -62,6 +62,7 @@ class Exchange:
             isolation_level=settings.isolation_level,
         )
         self._ids = _correlation_ids()
+        self._unsent: set[bytes] = set()  # correlation ids of records without an acknowledgement
         self._permits = Permits(settings.max_in_flight)  # replaced, as the next, by `start`
         self._partitioner = StickyPartitioner(1)
         self._patient = patient
@@ -71,14 +72,16 @@ class Exchange:
         self._spans: SendSpans | None = None  # None: no traces
 
     async def start(self) -> None:
-        """Connect and find the topics; waits for the broker without limit, and logs it.
+        """Connect and find the topics, and log that the broker is waited for.
 
         Raises:
+            KafkaUnreachable: no broker has answered within `connect_timeout_s`.
             InvalidRequest: the credentials are refused, a topic is missing, or this client may not use it.
             BackendError: any other refusal of Kafka.
         """
         try:
-            await self._start()
+            async with self._cluster.patience():
+                await self._start()
         except KafkaRefused as error:
             raise InvalidRequest(str(error)) from error
         except KafkaError as error:
@@ -114,7 +117,7 @@ class Exchange:
             await spans.close()
 
     def check_open(self) -> None:
-        """Raises `ShuttingDown` before `start` and after `close`."""
+        """Raise `ShuttingDown` before `start` and after `close`."""
         if not self._open:
             raise _closed()
 
@@ -138,11 +141,18 @@ class Exchange:
                 answer = self._post(correlation_id, partition, key, value, attempts, permit, partial)
                 try:
                     reply = await answer
+                except Expired as error:
+                    if correlation_id in self._unsent:
+                        servers = self._settings.bootstrap_servers
+                        reason = f"Kafka at {servers} did not take the request before its deadline. Does it answer?"
+                        raise Expired(reason) from error
+                    raise
                 except (asyncio.CancelledError, ShuttingDown):
                     if request.task in STEPPED_TASKS:
                         self._cancel(correlation_id, partition, key)
                     raise
                 finally:
+                    self._unsent.discard(correlation_id)
                     self._inbox.forget(correlation_id)
                 if not isinstance(reply, ErrorReply):
                     return reply
@@ -195,6 +205,7 @@ class Exchange:
             headers.append((TRACEPARENT, span.traceparent))
 
         def sent(_: Sequence[OutRecord], error: Exception | None) -> None:
+            self._unsent.discard(correlation_id)
             permit.release()
             if span is not None:
                 span.end(error)
@@ -203,6 +214,7 @@ class Exchange:
                 is_refused = isinstance(error, REFUSED)
                 inbox.fail(correlation_id, InvalidRequest(reason) if is_refused else BackendError(reason))
 
+        self._unsent.add(correlation_id)
         self._outbox.put(self._topic, partition, [OutRecord(key, value, headers, sent)])
         return answer
 

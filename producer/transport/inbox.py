@@ -113,7 +113,7 @@ class Inbox:
             group_id=None,
             fetch_max_wait_ms=self._fetch_max_wait_ms,
             enable_auto_commit=False,
-            auto_offset_reset="latest",
+            auto_offset_reset="earliest",  # of a reply topic that was recreated; `start` seeks to the end
             isolation_level=self._isolation_level,
             max_partition_fetch_bytes=8 * 1024 * 1024,
             retry_backoff_ms=BACKOFF_MS,

@@ -68,7 +68,7 @@ class Outbox:
         self._idle.set()
 
     async def start(self) -> None:
-        """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
+        """Connect, and log that the broker is waited for. Raises KafkaUnreachable and KafkaRefused."""
         await self._producer.start()
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:

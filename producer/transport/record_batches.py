@@ -1,17 +1,19 @@
-"""Record batches of a fetch: uncompressed within bounds, so that aiokafka has nothing to decompress. Pure functions.
+"""Record batches of a fetch: uncompressed within bounds, and short, so that aiokafka parses a bounded part at a time.
 
-The format is RecordBatch (magic 2). A batch that cannot be unpacked is replaced by one of a single record, which
-says why, has the batch's bytes and the batch's last offset.
+Pure functions. The format is RecordBatch (magic 2). A batch that cannot be unpacked is replaced by one of a single
+record, which says why, has the batch's bytes and the batch's last offset. One of many records is replaced by several.
 """
 
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from aiokafka.record.util import calc_crc32c, decode_varint
+from aiokafka.record.util import calc_crc32c
 
 from penstock.producer.transport.decompression import BombError, CorruptError, decompress
+from penstock.producer.transport.record_table import RecordTable
 
 UNREADABLE_BATCH = "penstock-unreadable-batch"  # header of a record that stands for a batch; its value says why
 
@@ -21,7 +23,9 @@ _EPOCH_AND_MAGIC, _CHECKSUM, _CHECKED = slice(12, 17), slice(17, 21), slice(21, 
 _LAST_DELTA, _COUNT, _HEADER_BYTES = slice(23, 27), slice(57, 61), 61
 _MAGIC, _OLD_ATTRIBUTES, _ATTRIBUTES = 16, 17, 22
 _CODEC = 7  # mask of the attributes
-_CONTINUED = 0x80  # a byte of a number after which comes another
+# Records and headers of a batch that aiokafka parses in one step; a record with more is at fault.
+_PART_ITEMS = 512
+_MOST_HEADERS = 4096
 OLD_FORMAT = "its format is that of Kafka before 0.11, which has no headers"
 
 
@@ -47,24 +51,24 @@ class Unpacked:
     faults: list[str] = field(default_factory=list)  # why batches could not be unpacked
 
 
-def is_packed(data: bytes | None) -> bool:
-    """Whether any of the batches is compressed. None: a broker may send it beside an error."""
-    return data is not None and any(_codec(batch) for batch in _batches(data))
+def needs_unpacking(data: bytes | None) -> bool:
+    """Whether any of the batches is compressed, or long. None: a broker may send it beside an error."""
+    return data is not None and any(_codec(batch) or _is_long(batch) for batch in _batches(data))
 
 
 def unpack(data: bytes, bounds: UnpackBounds) -> Unpacked:
-    """Uncompress the batches of one partition. Called from any thread.
+    """Uncompress the batches of one partition, and divide long ones. Called from any thread.
 
     At least one batch is unpacked, so that a partition always goes on.
     """
     parts: list[bytes | memoryview] = []
     result = Unpacked(b"")
     for batch in _batches(data):
-        if _codec(batch):
+        if _codec(batch) or _is_long(batch):
             if result.num_bytes >= bounds.total_bytes or result.num_items >= bounds.total_items:
                 result.is_whole = False
                 break
-            parts.append(_unpack(batch, bounds, result))
+            parts += _unpack(batch, bounds, result)
         else:
             parts.append(batch)
     result.data = b"".join(parts)
@@ -83,29 +87,71 @@ def stand_in(batch: memoryview, reason: str) -> bytes:
     return _framed(base, built if is_old else batch, 1, built[_HEADER_BYTES:])
 
 
-def _unpack(batch: memoryview, bounds: UnpackBounds, result: Unpacked) -> bytes | memoryview:
+def _unpack(batch: memoryview, bounds: UnpackBounds, result: Unpacked) -> list[bytes | memoryview]:
     """The uncompressed form of a batch, or what stands for it. A wrong checksum is left for the reader to find."""
     if batch[_MAGIC] < 2:
-        return _at_fault(batch, OLD_FORMAT, result)
+        return [_at_fault(batch, OLD_FORMAT, result)]
     if calc_crc32c(bytes(batch[_CHECKED])) != int.from_bytes(batch[_CHECKSUM], "big"):
-        return batch
+        return [batch]
     try:
-        records = decompress(_codec(batch), batch[_HEADER_BYTES:], bounds.batch_bytes)
+        records = _uncompressed(batch, bounds.batch_bytes)
     except BombError:
         result.num_bytes += bounds.batch_bytes
-        return _at_fault(batch, f"it unpacks to more than {bounds.batch_bytes:,} bytes", result)
+        return [_at_fault(batch, f"it unpacks to more than {bounds.batch_bytes:,} bytes", result)]
     except CorruptError as error:
-        return _at_fault(batch, str(error), result)
+        return [_at_fault(batch, str(error), result)]
     result.num_bytes += len(records)
-    num_records = int.from_bytes(batch[_COUNT], "big", signed=True)
-    try:
-        num_items = _count_items(records, num_records, bounds.batch_items)
-    except ValueError as error:
-        return _at_fault(batch, str(error), result)
+    num_items = num_records = int.from_bytes(batch[_COUNT], "big", signed=True)
+    if num_records <= bounds.batch_items:
+        try:
+            table = RecordTable.of(records, max(0, num_records))
+        except ValueError as error:
+            return [_at_fault(batch, str(error), result)]
+        num_items += int(np.minimum(table.num_headers, bounds.batch_items + 1).sum())
     result.num_items += num_items
     if num_items > bounds.batch_items:
-        return _at_fault(batch, f"it has more than {bounds.batch_items:,} records and headers", result)
-    return _framed(_START.unpack_from(batch)[0], batch, num_records, records)
+        return [_at_fault(batch, f"it has more than {bounds.batch_items:,} records and headers", result)]
+    if num_items <= _PART_ITEMS:
+        return [_framed(_START.unpack_from(batch)[0], batch, num_records, records)]
+    return _divided(batch, records, table, result)
+
+
+def _uncompressed(batch: memoryview, max_bytes: int) -> bytes:
+    codec, packed = _codec(batch), batch[_HEADER_BYTES:]
+    if codec:
+        return decompress(codec, packed, max_bytes)
+    if len(packed) > max_bytes:
+        raise BombError
+    return bytes(packed)
+
+
+def _divided(batch: memoryview, records: bytes, table: RecordTable, result: Unpacked) -> list[bytes | memoryview]:
+    """The batch as batches of at most `_PART_ITEMS`, or of one record. Their offsets are those of the batch."""
+    base = _START.unpack_from(batch)[0]
+    last_delta = int.from_bytes(batch[_LAST_DELTA], "big", signed=True)
+    parts: list[bytes | memoryview] = []
+    firsts = _part_firsts(table)
+    for first, end in zip(firsts, [*firsts[1:], len(table.ends)], strict=True):
+        start_byte = int(table.ends[first - 1]) if first else 0
+        end_byte = int(table.ends[end - 1]) if end else 0
+        delta = last_delta if end == len(table.ends) else int(table.offset_deltas[end - 1])
+        part = _framed(base, batch, end - first, records[start_byte:end_byte], delta)
+        if end - first == 1 and table.num_headers[first] > _MOST_HEADERS:
+            part = _at_fault(memoryview(part), f"a record has more than {_MOST_HEADERS:,} headers", result)
+        parts.append(part)
+    return parts
+
+
+def _part_firsts(table: RecordTable) -> list[int]:
+    """The index of the first record of each part; that of an empty batch is 0."""
+    items = np.cumsum(table.num_headers + 1)
+    firsts, taken = [0], 0
+    while True:
+        end = max(firsts[-1] + 1, int(np.searchsorted(items, taken + _PART_ITEMS, side="right")))
+        if end >= len(items):
+            return firsts
+        firsts.append(end)
+        taken = int(items[end - 1])
 
 
 def _at_fault(batch: memoryview, reason: str, result: Unpacked) -> bytes:
@@ -113,43 +159,16 @@ def _at_fault(batch: memoryview, reason: str, result: Unpacked) -> bytes:
     return stand_in(batch, reason)
 
 
-def _count_items(records: bytes, num_records: int, at_most: int) -> int:
-    """The number of records and headers; if that is more than `at_most`, any such number. Parses no header.
-
-    Raises ValueError for some batches that aiokafka cannot parse either.
-    """
-    num_items, end = num_records, 0
-    for _ in range(num_records):
-        if num_items > at_most:
-            return num_items
-        length, start = _varint(records, end)
-        end = start + length
-        _, position = _varint(records, start + 1)  # time stamp, after the attributes
-        if records[start] & _CONTINUED:
-            raise ValueError("a record has unknown attributes")
-        _, position = _varint(records, position)  # offset
-        for _ in range(2):  # key and value
-            length, position = _varint(records, position)
-            position += max(0, length)
-        num_headers, _ = _varint(records, position)
-        num_items += max(0, num_headers)
-    if end != len(records):
-        raise ValueError(f"its records end at byte {end:,} of {len(records):,}")
-    return num_items
-
-
-def _varint(records: bytes, position: int) -> tuple[int, int]:
-    """The number at a position, and the position after it. aiokafka's own function reads beyond the buffer's end."""
-    if not 0 <= position < len(records):
-        raise ValueError("a record ends after its batch")
-    number, after = decode_varint(records, position)  # bytes end with a zero, and so does any number
-    return number, after
-
-
-def _framed(base_offset: int, header: memoryview, num_records: int, records: bytes | memoryview) -> bytes:
+def _framed(
+    base_offset: int, header: memoryview, num_records: int, records: bytes | memoryview, last_delta: int | None = None
+) -> bytes:
     """An uncompressed batch with this header, except for what depends on the records."""
     checked = bytearray(header[_CHECKED][: _COUNT.start - _CHECKED.start])
     checked[_ATTRIBUTES - _CHECKED.start] &= ~_CODEC
+    if last_delta is not None:
+        checked[_LAST_DELTA.start - _CHECKED.start : _LAST_DELTA.stop - _CHECKED.start] = last_delta.to_bytes(
+            4, "big", signed=True
+        )
     checked += num_records.to_bytes(4, "big", signed=True) + records
     rest = bytes(header[_EPOCH_AND_MAGIC]) + _CRC.pack(calc_crc32c(checked)) + checked
     return _START.pack(base_offset, len(rest)) + rest
@@ -157,6 +176,11 @@ def _framed(base_offset: int, header: memoryview, num_records: int, records: byt
 
 def _codec(batch: memoryview) -> int:
     return batch[_OLD_ATTRIBUTES if batch[_MAGIC] < 2 else _ATTRIBUTES] & _CODEC
+
+
+def _is_long(batch: memoryview) -> bool:
+    """Whether there may be more in it than is parsed in one step. A header takes two bytes, a record more."""
+    return batch[_MAGIC] >= 2 and int.from_bytes(batch[_COUNT], "big") > _PART_ITEMS
 
 
 def _batches(data: bytes) -> Iterator[memoryview]:

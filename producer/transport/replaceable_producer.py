@@ -24,6 +24,7 @@ from aiokafka.errors import (
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from penstock.producer.caller_errors import KafkaUnreachable
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import connect, disconnect
 
@@ -47,7 +48,7 @@ class ReplaceableProducer:
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
+        """Connect, and log that the broker is waited for. Raises KafkaUnreachable and KafkaRefused."""
         self.current = await connect(self._cluster, self._make)
 
     async def stop(self) -> None:
@@ -87,7 +88,7 @@ class ReplaceableProducer:
                 return
             try:
                 self.current = await connect(self._cluster, self._make)
-            except KafkaError as error:  # the next batch fails as well, and retries this
+            except (KafkaError, KafkaUnreachable) as error:  # the next batch fails as well, and retries this
                 log.warning("producer_not_replaced", error=repr(error))
                 return
             log.warning("producer_replaced")

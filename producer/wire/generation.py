@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.producer.caller_errors import WrongArgument, did_you_mean
 from penstock.producer.errors import InvalidRequest
 
 GivenOptions = tuple[tuple[str, Any], ...]  # sorted by name; lists are tuples
@@ -16,7 +17,7 @@ GivenOptions = tuple[tuple[str, Any], ...]  # sorted by name; lists are tuples
 MAX_TOKENS_LISTED = 4096  # of one option that lists tokens
 _MAX_TOKEN = 2**31 - 1
 _MAX_SEED = 2**63 - 1
-_Read = Callable[[object], Any]  # the value in its one form; raises ValueError
+_Read = Callable[[object], Any]  # the value in its one form; raises TypeError or ValueError
 
 
 def read_generation(given: object, prefix: str = "") -> GivenOptions:
@@ -25,7 +26,8 @@ def read_generation(given: object, prefix: str = "") -> GivenOptions:
     Which numbers a model allows is for its worker to say.
 
     Raises:
-        InvalidRequest: an option is unknown or not implemented, or has another type; the message names it.
+        WrongArgument: an option is unknown or not implemented, or has another type; the message names it.
+        InvalidRequest: `given` is no map, or an option is out of range.
     """
     if isinstance(given, tuple):
         given = dict(given) if all(isinstance(pair, tuple) and len(pair) == 2 for pair in given) else None
@@ -33,29 +35,42 @@ def read_generation(given: object, prefix: str = "") -> GivenOptions:
         raise InvalidRequest(f"`{prefix}generation` must be a map of options.")
     read: dict[str, Any] = {}
     for name, value in given.items():
+        if _is_neutral(name, value):
+            continue
         if name not in GENERATION_OPTIONS:
             shown = repr(name[:40]) if isinstance(name, str) else "no name"
+            near = did_you_mean(name, GENERATION_OPTIONS) if isinstance(name, str) and len(name) <= 40 else ""
             fault = "an option is none of `generate`, or not implemented"
-            raise InvalidRequest(f"`{prefix}generation`: {fault}. Given: {shown}")
+            raise WrongArgument(f"`{prefix}generation`: {fault}. Given: {shown}{near and '.' + near}")
         if value is None:
             continue
         expected, read_value = GENERATION_OPTIONS[name]
         try:
             read[name] = read_value(value.item() if isinstance(value, np.generic) else value)
-        except (ValueError, OverflowError):
+        except (TypeError, ValueError, OverflowError) as error:
             shown = repr(value)[:40] if isinstance(value, str | int | float | bool) else "another type"
-            raise InvalidRequest(f"`{prefix}generation.{name}` must be {expected}. Given: {shown}") from None
+            wrong = WrongArgument if isinstance(error, TypeError) else InvalidRequest
+            raise wrong(f"`{prefix}generation.{name}` must be {expected}. Given: {shown}") from None
     return tuple(sorted(read.items()))
+
+
+def _is_neutral(name: object, value: object) -> bool:
+    """Whether it is an option that is not implemented, with the value that changes nothing."""
+    if not isinstance(name, str) or name not in NEUTRAL_OPTIONS:
+        return False
+    return value is None or (isinstance(value, bool | int | float) and value == NEUTRAL_OPTIONS[name])
 
 
 def _bool(value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError
+        raise TypeError
     return value
 
 
 def _int(value: object, most: int = _MAX_TOKEN) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError
+    if not 0 <= value <= most:
         raise ValueError
     return value
 
@@ -65,7 +80,9 @@ def _seed(value: object) -> int:
 
 
 def _float(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError
+    if not math.isfinite(value):
         raise ValueError
     return float(value)
 
@@ -84,9 +101,9 @@ def _tokens(value: object) -> tuple[int, ...]:
 
 
 def _words(value: object) -> tuple[tuple[int, ...], ...]:
-    if not isinstance(value, list | tuple) or len(value) > MAX_TOKENS_LISTED:
-        raise ValueError
-    if not all(isinstance(word, list | tuple) for word in value) or sum(map(len, value)) > MAX_TOKENS_LISTED:
+    if not isinstance(value, list | tuple) or not all(isinstance(word, list | tuple) for word in value):
+        raise TypeError
+    if max(len(value), sum(map(len, value))) > MAX_TOKENS_LISTED:
         raise ValueError
     return tuple([_tokens(word) for word in value])
 
@@ -120,4 +137,20 @@ GENERATION_OPTIONS: dict[str, tuple[str, _Read]] = {
     "temperature": _NUMBER,
     "top_k": _COUNT,
     "top_p": _NUMBER,
+}
+# Options of transformers that are not implemented -> the value that changes nothing. A request may have them so.
+NEUTRAL_OPTIONS: dict[str, bool | int | float] = {
+    "diversity_penalty": 0.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "guidance_scale": 1.0,
+    "min_p": 0.0,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "penalty_alpha": 0.0,
+    "remove_invalid_values": False,
+    "token_healing": False,
+    "typical_p": 1.0,
 }

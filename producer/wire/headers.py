@@ -1,5 +1,6 @@
 """Kafka record headers of the wire format: reply address, deadline, class. Names are those of Spring Kafka."""
 
+import base64
 import functools
 import hashlib
 import re
@@ -28,6 +29,9 @@ ERROR_ATTEMPTS = "penstock-error-attempts"
 ERROR_WORKER = "penstock-error-worker"
 SOURCE = "penstock-source"
 SOURCE_TIMESTAMP_MS = "penstock-source-timestamp-ms"
+SOURCE_TOPIC_ID = "penstock-source-topic-id"
+LAST_OFFSET = "penstock-last-offset"  # of a letter of several records
+RECORDS = "penstock-records"  # their number; the last header of such a letter
 # The names that brokers give to the dead letters of share groups: KIP-1191, ShareGroupDLQStateManager of Kafka 4.4.
 DLQ_TOPIC = "__dlq.errors.topic"
 DLQ_PARTITION = "__dlq.errors.partition"
@@ -36,11 +40,12 @@ DLQ_GROUP = "__dlq.errors.group"
 DLQ_DELIVERY_COUNT = "__dlq.errors.delivery.count"
 DLQ_MESSAGE = "__dlq.errors.message"
 _OF_DEAD_LETTER = re.compile(
-    r"penstock-(error-(code|message|type|attempts|worker)|source(-timestamp-ms)?"
+    r"penstock-(error-(code|message|type|attempts|worker)|source(-timestamp-ms|-topic-id)?|last-offset|records"
     r"|(value|headers|key)-left-out-(bytes|sha256))|__dlq\.errors\..*"
 )
 
 _IS_BULK = {None: False, b"online": False, b"bulk": True}
+_TOPIC_ID = re.compile(rb"[a-zA-Z0-9_-]{22}")
 _TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
 
 Headers = Sequence[tuple[str, bytes]]
@@ -54,7 +59,7 @@ class ReplyAddress:
     partition: int | None  # None: chosen by the reply's key
     correlation_id: bytes | None
     traceparent: bytes | None  # copied unchanged
-    replay_of: bytes | None = None  # the record that this one repeats: its replies have that record's key
+    replay_of: bytes | None = None  # copied unchanged: the record that this one repeats, as its sender says
 
     def headers(self) -> list[tuple[str, bytes]]:
         """The reply record's headers."""
@@ -63,6 +68,8 @@ class ReplyAddress:
             headers.append((CORRELATION_ID, self.correlation_id))
         if self.traceparent is not None:
             headers.append((TRACEPARENT, self.traceparent))
+        if self.replay_of is not None:
+            headers.append((REPLAY_OF, self.replay_of))
         return headers
 
 
@@ -109,6 +116,18 @@ def _destination(raw_topic: bytes | None, raw_partition: bytes | None) -> tuple[
 def position(topic: str, partition: int, offset: int) -> bytes:
     """A record's position, as `penstock-source` and `penstock-replay-of` name it."""
     return f"{topic}-{partition}-{offset}".encode()
+
+
+def topic_id_text(topic_id: bytes) -> bytes:
+    """A topic's id, 16 bytes, as Kafka's tools print it and `penstock-source-topic-id` holds it."""
+    return base64.urlsafe_b64encode(topic_id).rstrip(b"=")
+
+
+def parse_topic_id(text: bytes | None) -> bytes | None:
+    """What `topic_id_text` has written, or None."""
+    if text is None or _TOPIC_ID.fullmatch(text) is None:
+        return None
+    return base64.urlsafe_b64decode(text + b"==")
 
 
 def original_headers(headers: Headers) -> list[tuple[str, bytes]]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.producer.caller_errors import WrongArgument
 from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError, error_from_code
 from penstock.producer.wire.generation import GivenOptions
 from penstock.producer.wire.sequence_codec import EmissionTable, Emitted, Fields
@@ -230,7 +231,8 @@ def token_bytes(sequence: npt.ArrayLike, index: int) -> bytes:
 
     Raises:
         EmptyInput: there are zero ids.
-        InvalidRequest: not a list, or an id is negative, not an integer or over 32 bits.
+        WrongArgument: not a list of integers.
+        InvalidRequest: an id is negative, or over 32 bits.
     """
     if isinstance(sequence, list) and sequence:
         with contextlib.suppress(TypeError, OverflowError):  # reported below
@@ -238,7 +240,7 @@ def token_bytes(sequence: npt.ArrayLike, index: int) -> bytes:
     try:
         given = np.asarray(sequence)
     except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"Sequence {index} must be a list of token ids: {error}") from error
+        raise WrongArgument(f"Sequence {index} must be a list of token ids: {error}") from error
     if given.size == 0 and given.ndim:
         raise EmptyInput(f"Sequence {index} has zero ids.")
     if given.ndim == 1 and given.dtype.kind in "iu":
@@ -246,4 +248,5 @@ def token_bytes(sequence: npt.ArrayLike, index: int) -> bytes:
         # Comparing bytes takes a third of the time of a maximum. An id of 2^63 or more wraps to a negative int64.
         if ids.astype(np.int64).tobytes() == given.astype(np.int64, copy=False).tobytes():
             return ids.tobytes()
-    raise InvalidRequest(f"Sequence {index} must be a list of token ids, each an integer of 32 bits, unsigned.")
+    wrong = WrongArgument if given.ndim != 1 or given.dtype.kind not in "iu" else InvalidRequest
+    raise wrong(f"Sequence {index} must be a list of token ids, each an integer of 32 bits, unsigned.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.producer.caller_errors import WrongArgument
 from penstock.producer.errors import InvalidRequest, UnsupportedTask
 from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import DTYPES, NO_OPTIONS, POOLINGS, TASKS, Options, utf8_fault
@@ -16,16 +17,19 @@ from penstock.producer.wire.reply_rows import is_int
 
 _LONGEST_S = 10 * 365 * 86400.0  # the wire can encode its deadline
 _PROMPT_CHARS = 1024  # a prompt is prepended to each of up to 4096 texts, so a short record can mean much to tokenize
-_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "pooling": (lambda v: v is None or (isinstance(v, str) and v in POOLINGS), f"one of {', '.join(POOLINGS)}"),
-    "normalize": (lambda v: v is None or isinstance(v, bool), "true or false"),
-    "truncate": (lambda v: isinstance(v, bool), "true or false"),
-    "top_k": (lambda v: is_int(v) and 0 <= v <= 1_000_000, "a count, 0 for all"),
-    "dtype": (lambda v: isinstance(v, str) and v in DTYPES, f"one of {', '.join(DTYPES)}"),
-    "prompt_name": (lambda v: v is None or _is_short_text(v), f"a string of at most {_PROMPT_CHARS} characters"),
-    "prompt": (lambda v: v is None or _is_short_text(v), f"a string of at most {_PROMPT_CHARS} characters"),
-    "stream": (lambda v: isinstance(v, bool), "true or false"),
-    "dimensions": (lambda v: v is None or (is_int(v) and 1 <= v <= 1_000_000), "a count, at least 1"),
+_SHORT_TEXT = f"a string of at most {_PROMPT_CHARS} characters"
+_NONE = type(None)
+# Option -> its types, its test, and what it must be.
+_CHECKS: dict[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
+    "pooling": ((str, _NONE), lambda v: v is None or v in POOLINGS, f"one of {', '.join(POOLINGS)}"),
+    "normalize": ((bool, _NONE), lambda v: True, "true or false"),
+    "truncate": ((bool,), lambda v: True, "true or false"),
+    "top_k": ((int,), lambda v: is_int(v) and 0 <= v <= 1_000_000, "a count, 0 for all"),
+    "dtype": ((str,), lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}"),
+    "prompt_name": ((str, _NONE), lambda v: v is None or _is_short_text(v), _SHORT_TEXT),
+    "prompt": ((str, _NONE), lambda v: v is None or _is_short_text(v), _SHORT_TEXT),
+    "stream": ((bool,), lambda v: True, "true or false"),
+    "dimensions": ((int, _NONE), lambda v: v is None or (is_int(v) and 1 <= v <= 1_000_000), "a count, at least 1"),
 }
 
 
@@ -35,7 +39,8 @@ def check_options(given: Mapping[str, object], prefix: str = "") -> Options:
     Numpy's scalars become Python's. `prefix` precedes the name in messages.
 
     Raises:
-        InvalidRequest: an option has another type or is out of range; the message names it.
+        WrongArgument: an option has another type; the message names it.
+        InvalidRequest: it is out of range.
     """
     asked: dict[str, Any] = {}
     for name, value in given.items():
@@ -44,10 +49,13 @@ def check_options(given: Mapping[str, object], prefix: str = "") -> Options:
         if name == "generation":
             asked[name] = read_generation(value, prefix)
             continue
-        is_valid, expected = _CHECKS[name]
+        types, is_valid, expected = _CHECKS[name]
         plain = value.item() if isinstance(value, np.generic) else value
-        if not is_valid(plain):
-            raise InvalidRequest(f"`{prefix}{name}` must be {expected}. Given: {show(value)}")
+        is_typed = isinstance(plain, types)
+        if not (is_typed and is_valid(plain)):
+            raise (InvalidRequest if is_typed else WrongArgument)(
+                f"`{prefix}{name}` must be {expected}. Given: {show(value)}"
+            )
         asked[name] = plain
     return Options(**asked) if asked else NO_OPTIONS
 
@@ -80,12 +88,13 @@ def recheck_options(options: Options | None, task: str, *, is_text: bool) -> Opt
     """A caller's Options, checked as the wire's; None stands for the defaults.
 
     Raises:
-        InvalidRequest: as `check_options` and `check_applicable`, or the argument is not of type Options.
+        WrongArgument: the argument is not of type Options, or as `check_options`.
+        InvalidRequest: as `check_options` and `check_applicable`.
     """
     if options is None:
         return NO_OPTIONS
     if not isinstance(options, Options):
-        raise InvalidRequest(f"`options` must be Options. Given: {show(options)}")
+        raise WrongArgument(f"`options` must be Options. Given: {show(options)}")
     if options.generation:  # the types inside are no part of its hash
         return _checked.__wrapped__(task, is_text, *options)
     try:
@@ -109,10 +118,10 @@ def check_task(task: str) -> str:
 
 
 def check_timeout_s(timeout_s: float) -> float:
-    """Seconds, limited to deadlines that the wire can encode. Raises InvalidRequest for anything but a number."""
+    """Seconds, limited to deadlines that the wire can encode. Raises WrongArgument for anything but a number."""
     is_number = isinstance(timeout_s, int | float | np.integer | np.floating) and not isinstance(timeout_s, bool)
     if not is_number or timeout_s != timeout_s:
-        raise InvalidRequest(f"`timeout_s` must be a number of seconds. Given: {show(timeout_s)}")
+        raise WrongArgument(f"`timeout_s` must be a number of seconds. Given: {show(timeout_s)}")
     return float(min(max(timeout_s, 0.0), _LONGEST_S))
 
 

@@ -13,6 +13,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from penstock.producer.caller_errors import WrongArgument
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
 
 Fields = dict[str, Any]  # name -> a number, string or bool, or a list of them, or of such lists
@@ -73,7 +74,7 @@ def read_fields(given: object, index: int) -> Fields | PenstockError:
     """
     try:
         if not isinstance(given, Mapping):
-            raise InvalidRequest(f"Sequence {index} must be a map of fields. Given: {type(given).__name__}")
+            raise WrongArgument(f"Sequence {index} must be a map of fields. Given: {type(given).__name__}")
         fields = {name: _plain(value) for name, value in given.items()}
         _count(fields, index, MAX_ITEMS)
         msgpack.packb(fields)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from penstock.producer.caller_errors import WrongArgument
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.wire.messages import Text, token_bytes, utf8_fault
 from penstock.producer.wire.sequence_codec import Fields, packed_fields, read_fields
@@ -23,30 +24,52 @@ class Kind(StrEnum):
     FIELDS = "fields"  # maps
 
 
-def check(texts: Sequence[Text] | None, ids: Sequence[npt.ArrayLike] | None) -> tuple[Kind, list[Checked]]:
-    """The sequences of a call; a faulty one is replaced by its error.
+# Task -> what each of its texts must be. Other tasks take either.
+_PAIR, _STRING, _EITHER = "a pair of strings, as a tuple", "a string", "a string or a pair of strings, as a tuple"
+_WANTED = {"rerank": _PAIR, "token_classify": _STRING, "generate": _STRING}
+
+
+def check(task: str, texts: Sequence[Any] | None, ids: Sequence[npt.ArrayLike] | None) -> tuple[Kind, list[Checked]]:
+    """The sequences of a call; a faulty one is replaced by its error. For the task `sequence`, `texts` are maps.
 
     Raises:
-        InvalidRequest: not exactly one of the two is given, or it is not a list.
+        WrongArgument: not exactly one of the two is given, or it is not a list.
+        InvalidRequest: the task takes no ids.
     """
+    if task == "sequence":
+        return Kind.FIELDS, _check_fields(texts, ids)
+    wanted = _WANTED.get(task, _EITHER)
     if (texts is None) == (ids is None):
-        raise InvalidRequest("Give exactly one of `texts` and `ids`.")
+        fault = "Neither was given." if texts is None else "Both were given."
+        raise WrongArgument(f"Give either `texts`, a list, each {wanted}; or `ids`, a list of lists. {fault}")
     if texts is not None:
-        if isinstance(texts, str) or not hasattr(texts, "__len__"):
-            raise InvalidRequest("`texts` must be a list of strings, or of pairs of strings.")
-        is_paired = any(isinstance(text, tuple) for text in texts)
+        listed = check_list("texts", texts, f"a list, each {wanted}")
+        is_paired = any(isinstance(text, tuple) for text in listed)
         kind = Kind.PAIRS if is_paired else Kind.TEXTS
-        return kind, [_check_text(text, index) for index, text in enumerate(texts)]
-    if ids is None or isinstance(ids, str) or not hasattr(ids, "__len__"):
-        raise InvalidRequest("`ids` must be a list of sequences of token ids.")
-    return Kind.IDS, [_check_ids(sequence, index) for index, sequence in enumerate(ids)]
+        return kind, [_check_text(text, index, wanted) for index, text in enumerate(listed)]
+    if task == "rerank":
+        raise InvalidRequest("`rerank` needs texts: `ids` cannot say where the second text of a pair begins.")
+    listed = check_list("ids", ids, "a list of sequences of token ids", most_dimensions=2)
+    return Kind.IDS, [_check_ids(sequence, index) for index, sequence in enumerate(listed)]
 
 
-def check_fields(sequences: Sequence[Mapping[str, Any]]) -> list[Checked]:
-    """The sequences of a call of `sequence`; a faulty one is replaced by its error. Raises InvalidRequest."""
-    if isinstance(sequences, str | Mapping) or not hasattr(sequences, "__len__"):
-        raise InvalidRequest("`sequences` must be a list of maps of fields.")
-    return [read_fields(fields, index) for index, fields in enumerate(sequences)]
+def check_list(name: str, given: Any, wanted: str, most_dimensions: int = 1) -> Sequence[Any]:
+    """The argument `name`, which has an order and a length: a list, a tuple, an array or a series.
+
+    Raises WrongArgument for anything else, such as a map, whose items would be its keys.
+    """
+    is_listed = hasattr(given, "__len__") and hasattr(given, "__getitem__")
+    is_other = isinstance(given, str | bytes | bytearray | memoryview | Mapping)
+    if not is_listed or is_other or getattr(given, "ndim", 1) > most_dimensions:
+        raise WrongArgument(f"`{name}` must be {wanted}. Given: {type(given).__name__}")
+    return given  # type: ignore[no-any-return]  # checked above
+
+
+def _check_fields(sequences: Any, ids: object) -> list[Checked]:
+    if ids is not None:
+        raise WrongArgument("`sequence` takes maps of fields, and no `ids`.")
+    listed = check_list("sequences", sequences, "a list of maps of fields")
+    return [read_fields(fields, index) for index, fields in enumerate(listed)]
 
 
 def num_bytes(sequence: Text | bytes | Fields) -> int:
@@ -58,12 +81,13 @@ def num_bytes(sequence: Text | bytes | Fields) -> int:
     return sum([num_bytes(part) for part in sequence]) if isinstance(sequence, tuple) else len(sequence)
 
 
-def _check_text(text: Any, index: int) -> Checked:
-    parts = text if isinstance(text, tuple) and len(text) == 2 else (text,)
+def _check_text(text: Any, index: int, wanted: str) -> Checked:
+    is_pair = isinstance(text, tuple) and len(text) == 2
+    is_other = wanted == (_STRING if is_pair else _PAIR)
+    parts = text if is_pair else (text,)
     for part in parts:
-        if not isinstance(part, str):
-            what = type(text).__name__
-            return InvalidRequest(f"`texts` item {index} must be a string or a pair of strings. Given: {what}")
+        if not isinstance(part, str) or is_other:
+            return WrongArgument(f"`texts` item {index} must be {wanted}. Given: {type(text).__name__}")
         # A worker would reject it too, and the record would have to be sent again.
         if not part or part.isspace():
             return EmptyInput(f"Text {index} is empty.")

@@ -148,3 +148,21 @@ async def test_bytes_changed_anywhere_give_a_table_or_none_and_never_an_error(
 async def test_values_that_are_no_json_are_the_callers_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         await CostTables(tmp_path / "costs").put(KEY, {"floor_s": float("nan")})
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+async def test_its_files_are_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    path = tmp_path / "cache" / "penstock" / "costs"
+    before = os.umask(umask)
+    try:
+        await CostTables(path).put(KEY, TABLE)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert {parent.stat().st_mode & 0o777 for parent in (path.parent, path.parent.parent)} == {0o700}
+
+
+async def test_a_fifo_in_its_place_is_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "costs"
+    os.mkfifo(path)
+    await assert_one_warning_and_no_table(path)

@@ -1,6 +1,7 @@
 """The response cache on real files: what it keeps, what it lets go, and how it fails."""
 
 import asyncio
+import fcntl
 import os
 import resource
 import sqlite3
@@ -728,3 +729,107 @@ async def test_after_close_it_finds_nothing_and_says_nothing() -> None:
         await cache.put_many(values(1))
         await cache.close()
     assert logs == []
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """As by `flock PATH` of anybody who may read it."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+async def test_a_locked_directory_delays_no_start_fails_no_write_and_is_tried_again(tmp_path: Path) -> None:
+    clock = Clock()
+    with capture_logs() as logs:
+        with locked(tmp_path):
+            cache = await open_cache(tmp_path / "cache.db", clock=clock)
+            await assert_finds_nothing(cache)
+            clock.now += 1.0
+            await assert_finds_nothing(cache)
+        clock.now += 2.0
+        await cache.put_many(values(1))
+        assert await cache.get_many([key(1)]) == values(1)
+        await cache.close()
+    assert [entry["event"] for entry in logs] == ["cache_unavailable", "cache_recovered"]
+
+
+async def assert_finds_nothing(cache: ResponseCache) -> None:
+    await cache.put_many(values(1))
+    assert await cache.get_many([key(1)]) == {}
+    assert not cache.stats.works
+
+
+async def test_a_directory_that_is_locked_while_its_file_is_gone_fails_no_end(tmp_path: Path) -> None:
+    path, clock = tmp_path / "cache.db", Clock()
+    with capture_logs() as logs:
+        cache = await open_cache(path, clock=clock)
+        await cache.put_many(values(1))
+        await cache.get_many([key(1)])
+        remove(tmp_path, "*")
+        clock.now += 1.0
+        with locked(tmp_path):
+            await cache.put_many(values(2))
+            await cache.close()
+    assert [entry["event"] for entry in logs] == ["cache_unavailable"]
+
+
+async def test_a_locked_file_holds_up_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    path.touch()
+    with locked(path):
+        async with await open_cache(path) as cache:
+            await cache.put_many(values(1))
+            assert await cache.get_many([key(1)]) == values(1)
+
+
+async def test_an_exclusive_lock_of_another_program_holds_up_no_start(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("CREATE TABLE taken (x)")
+        other.execute("BEGIN EXCLUSIVE")
+        cache = ResponseCache(path, max_bytes=1 << 20, ttl_s=100.0, look_up_s=0.0, lock_s=0.2)
+        with capture_logs() as logs:
+            await cache.open()
+            assert logs == []  # it is still being opened
+            assert await cache.get_many([key(1)]) == {}
+            await cache.close()
+        assert [entry["event"] for entry in logs] == ["cache_unavailable"]
+    other.close()
+
+
+def modes_in(directory: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mode & 0o777 for file in directory.iterdir()}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+async def test_its_files_are_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        async with await open_cache(tmp_path / "cache.db") as cache:
+            await cache.put_many(values(1))
+            await cache.get_many([key(1)])
+            modes = modes_in(tmp_path)
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(["cache.db", "cache.db-wal", "cache.db-shm"], 0o600)
+
+
+async def test_a_fifo_in_its_place_makes_the_cache_unavailable(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "cache.db")
+    with capture_logs() as logs:
+        await assert_unavailable(await open_cache(tmp_path / "cache.db"), logs)
+
+
+async def test_a_link_to_nothing_makes_the_cache_unavailable_and_a_link_to_a_cache_is_one(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "cache.db")
+    with capture_logs() as logs:
+        await assert_unavailable(await open_cache(tmp_path / "link.db"), logs)
+    assert not (tmp_path / "cache.db").exists()
+    async with await open_cache(tmp_path / "cache.db") as cache:
+        await cache.put_many(values(1))
+    async with await open_cache(tmp_path / "link.db") as cache:
+        assert await cache.get_many([key(1)]) == values(1)

@@ -4,6 +4,7 @@ import hashlib
 import re
 import struct
 import tracemalloc
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from penstock.engine.types import Float32Array
 from penstock.ops.chaos.load.asked import Headers, Ids, Record
 from penstock.ops.chaos.verdict.commit_log import Commit
+from penstock.ops.chaos.verdict.joint_letters import alone
 from penstock.ops.chaos.verdict.judge import Judge
 from penstock.ops.chaos.verdict.refusals import Refusal
 
@@ -23,6 +25,7 @@ REQUESTS, REPLIES, LETTERS = "requests", "replies", "letters"
 POISON = 99
 ADDRESS = (("kafka_correlationId", b"c"), ("kafka_replyTopic", b"replies"))
 DEADLINE_MS = 60_000
+TOPIC_ID = b"0123456789abcdef"
 
 
 def record(topic: str, offset: int, value: bytes, key: bytes | None = None, headers: Headers = ()) -> Record:
@@ -43,7 +46,8 @@ def request(offset: int, *ids: int, headers: Headers = ADDRESS) -> Record:
 
 
 def key_of(record: Record) -> bytes:
-    return hashlib.blake2b(f"{record.topic}-0-{record.offset}".encode(), digest_size=16).digest()
+    place = f"{record.topic}-0-{record.offset}-{record.timestamp}".encode()
+    return hashlib.blake2b(TOPIC_ID + place, digest_size=16).digest()
 
 
 def reply(to: Record, offset: int, *row: float) -> Record:
@@ -117,7 +121,7 @@ def judged(
     commits: Sequence[tuple[int, int]] = COMMITS,
 ) -> Judge:
     judge = Judge(POISON, direct, refusals)
-    judge.requests(requests)
+    judge.requests(requests, {REQUESTS: TOPIC_ID})
     judge.check_sent(set(acknowledged))
     judge.check_results([(packed(5, 6), np.array([2, result], np.float32))])
     for one in replies:
@@ -274,10 +278,25 @@ def test_a_million_requests_fit_into_memory() -> None:
     tracemalloc.start()
     try:
         judge = Judge(POISON, direct)
-        judge.requests(one._replace(headers=[*one.headers]) for one in requests)
+        judge.requests((one._replace(headers=[*one.headers]) for one in requests), {REQUESTS: TOPIC_ID})
         for answer in answers:
             judge.reply(answer, is_copy=False)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert held / num_requests < 1_300
+
+
+def test_a_shared_letter_is_judged_record_by_record() -> None:
+    originals = [
+        [7, 5, None, b"a", [["x", b"1"]], "backend", "why", "builtins.E", 2],
+        [8, 5, b"k", None, [], "empty", "no", "E", 1],
+    ]
+    headers = [("__dlq.errors.topic", b"requests"), ("__dlq.errors.partition", b"0"), ("penstock-records", b"2")]
+    shared = record(LETTERS, 0, zlib.compress(msgpack.packb(originals)), b"made", tuple(headers))
+    first, second = alone(shared)
+    assert [dict(one.headers)["penstock-source"] for one in (first, second)] == [b"requests-0-7", b"requests-0-8"]
+    assert (first.key, first.value, first.headers[0]) == (b"made", b"a", ("x", b"1"))
+    assert (second.key, second.value, dict(second.headers)["penstock-error-code"]) == (b"k", None, b"empty")
+    plain = letter(request(3, 1), 0, "backend")
+    assert list(alone(plain)) == [plain]

@@ -138,20 +138,26 @@ _MEASURED = {
 _WEIGHTS = {"weight": np.zeros((2, 4), np.float32), "bias": np.zeros(2, np.float32)}
 _CHECKPOINT: Mapping[str, bytes] = {
     "config.json": b'{"model_type": "bert", "hidden_size": 4}',
-    "modules.json": b'[{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}]',
+    "modules.json": b'[{"name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}, '
+    b'{"name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]',
     "model.safetensors": save(_WEIGHTS),
     "config_sentence_transformers.json": b'{"prompts": {"query": "q: ", "d": ""}, "default_prompt_name": "query"}',
     "sentence_bert_config.json": b'{"max_seq_length": 128}',
 }
-_INDEX = b'{"weight_map": {"weight": "model.safetensors", "bias": "model.safetensors"}}'
+_INDEX = b'{"weight_map": {"weight": "part.safetensors", "bias": "part.safetensors"}}'
 _HEAD = save(_WEIGHTS, metadata={"labels": '["a", "b"]', "scores": "sigmoid"})
 
 
-def _of_checkpoint(name: str, sample: bytes) -> Decoder:
+def _read_shards(directory: Path) -> object:
+    (directory / "model.safetensors").rename(directory / "part.safetensors")  # beside it, the index is not read
+    return read_checkpoint(directory)
+
+
+def _of_checkpoint(name: str, sample: bytes, read: Callable[[Path], object] = read_checkpoint) -> Decoder:
     """A file that `read_checkpoint` reads."""
     is_json = name.endswith(".json")
     mutations = (mutated_bytes, mutated_json) if is_json else (mutated_bytes,)
-    return Decoder(name, [sample], _in_checkpoint(name, read_checkpoint), (EngineError,), mutations)
+    return Decoder(name, [sample], _in_checkpoint(name, read), (EngineError,), mutations)
 
 
 FILES = (
@@ -188,7 +194,7 @@ FILES = (
         (mutated_bytes, mutated_json),
     ),
     *(_of_checkpoint(name, sample) for name, sample in _CHECKPOINT.items()),
-    _of_checkpoint("model.safetensors.index.json", _INDEX),
+    _of_checkpoint("model.safetensors.index.json", _INDEX, _read_shards),
     Decoder(
         "prompts",
         [_CHECKPOINT["config_sentence_transformers.json"]],

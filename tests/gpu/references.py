@@ -16,6 +16,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
     "tanh": torch.tanh,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "gelu_10": lambda x: F.gelu(x).clamp(-10, 10),
     "identity": lambda x: x,
 }
 

@@ -28,6 +28,10 @@ def activate(x: Tensor, kind: str) -> Tensor:
             return F.silu(x)
         case "tanh":
             return x.tanh()
+        case "quick_gelu":
+            return x * torch.sigmoid(1.702 * x)
+        case "gelu_10":
+            return activate(x, "gelu").clamp(-10, 10)
         case "identity":
             return x
         case _:

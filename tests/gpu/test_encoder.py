@@ -16,7 +16,7 @@ from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.inputs import Shape
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.types import Float32Array, Int32Array
-from tests.engine.helpers import FAMILIES, MAX_TOKENS, pack, random_sequences, reference_hidden, save_encoder
+from tests.engine.helpers import FAMILIES, MAX_TOKENS, PAD, pack, random_sequences, reference_hidden, save_encoder
 
 pytestmark = pytest.mark.gpu
 
@@ -65,6 +65,30 @@ def test_every_family_equals_transformers(
     for _ in range(3):  # eager, captured, replayed
         for got, want in zip(hidden(encoder, sequences), expected, strict=True):
             assert cosine(got, want) >= (0.9999 if dtype == torch.float16 else 0.998)
+
+
+@pytest.mark.parametrize("family", ["roberta", "mpnet"])
+def test_pad_tokens_in_a_text_have_the_positions_of_transformers(
+    tmp_path: Path, family: str, dtype: torch.dtype
+) -> None:
+    model = save_encoder(tmp_path, family, **sizes_of(family))
+    encoder = load(tmp_path, dtype)
+    sequences = random_sequences((40, 40, 9, 130))
+    for place in (0, 3, 7):
+        sequences[1][place] = sequences[2][place] = PAD
+    expected = [reference_hidden(model, sequence) for sequence in sequences]
+    for chosen in (
+        [0],
+        [1],
+        [0],
+        [1],
+        [1],
+        [0],
+        [0, 1, 2, 3],
+    ):  # a description is kept for single sequences of a length
+        for _ in range(3):
+            for got, index in zip(hidden(encoder, [sequences[i] for i in chosen]), chosen, strict=True):
+                assert cosine(got, expected[index]) >= (0.9999 if dtype == torch.float16 else 0.998)
 
 
 def test_products_of_many_rows_in_a_forward(tmp_path: Path, dtype: torch.dtype) -> None:

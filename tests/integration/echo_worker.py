@@ -35,6 +35,7 @@ HANGS = bool(os.environ.get("ECHO_HANGS"))  # whether batches of more than one t
 HANG_S = os.environ.get("ECHO_HANG_S")  # after how long the worker notices it
 METADATA_MAX_AGE_MS = os.environ.get("ECHO_METADATA_MAX_AGE_MS")  # of the outbox
 STALL_S = os.environ.get("ECHO_STALL_S")  # after how long a destination is stalled
+REVISION = os.environ.get("ECHO_REVISION")  # of the model; its length is added to each number of a vector
 RELEASE = Path(os.environ.get("ECHO_RELEASE", ""))
 
 
@@ -43,6 +44,8 @@ class EchoEngine(NullEngine):
 
     def __init__(self, name: str) -> None:
         super().__init__(4, name=name)
+        if REVISION is not None:
+            self._info = replace(self._info, revision=REVISION)
         self.broken = self.serves = False
 
     def run(self, batch: PackedBatch) -> BatchOutput:
@@ -58,7 +61,7 @@ class EchoEngine(NullEngine):
             raise ValueError("cannot compute this")
         sequences = np.split(batch.token_ids, batch.cu_seqlens[1:-1])
         rows = [np.array([len(ids), ids[0], ids[-1], ids.sum()], np.float32) for ids in sequences]
-        return BatchOutput(rows, BATCH_S)
+        return BatchOutput([row + len(REVISION or "") for row in rows], BATCH_S)
 
 
 class LateOutbox(Outbox):

@@ -119,7 +119,7 @@ async def test_a_reply_is_sent_then_acknowledged_then_its_offset_is_committed(
         revision="r",
         fetch_max_wait_ms=50,
         drain_s=1,
-        received=lambda originals: taken.extend(ledger.receive(originals)),
+        received=lambda originals, topic_id: taken.extend(ledger.receive(originals)),
         revoked=revoked,
     )
     committer = Committer(offsets, consumer)

@@ -1,6 +1,8 @@
 """Requests answered twice after a crash: none that the dead member had committed as finished beyond its prefix."""
 
 import asyncio
+import os
+import signal
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -43,7 +45,7 @@ async def replies(kafka: KafkaBroker, topics: list[str], until: int) -> Counter[
 
 def finished_beyond(commit: OffsetAndMetadata) -> frozenset[int]:
     """Offsets in the metadata of a commit; the owner's mark follows them."""
-    return commit_metadata.decode(commit.offset, commit.metadata.partition(";")[0])
+    return commit_metadata.decode(commit.offset, commit.metadata.partition(";")[0])[1]
 
 
 async def group_commit(kafka: KafkaBroker, group: str, source: TopicPartition) -> OffsetAndMetadata | None:
@@ -94,6 +96,33 @@ async def test_a_member_killed_behind_a_slow_head_of_line_leaves_one_duplicate(
     assert {n: count for n, count in counts.items() if count > 1} == {0: 2}  # all of them, without the metadata
     assert second.events("stopped")[0]["answered"] == 2
     assert (await committed(kafka, group))[source] == BEHIND + 2
+
+
+@pytest.mark.timeout(180)
+async def test_a_member_that_slept_through_its_eviction_finishes_nothing_that_others_have_answered(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its batches end after it has heard of the eviction: what it finished then was answered twice."""
+    model, reply_topic, gate = unique("zombie"), unique("penstock.replies."), tmp_path / "gate"
+    topic, group = f"penstock.requests.{model}", f"penstock.{model}"
+    zombie = await start_worker(kafka, served_name=model, echo_gate=gate, max_batch_tokens=4).ready()
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+        await producer.partitions_for(reply_topic)
+        await send(producer, topic, model, list(range(60)), reply_topic)
+        async with asyncio.timeout(60):
+            while await group_commit(kafka, group, TopicPartition(topic, 0)) is None:  # noqa: ASYNC110 — it asks
+                await asyncio.sleep(0.1)  # the mark of its owner, which is committed before a record runs
+        os.kill(zombie.process.pid, signal.SIGSTOP)
+        other = start_worker(kafka, served_name=model)
+        assert set((await replies(kafka, [reply_topic], 60)).values()) == {1}
+        os.kill(zombie.process.pid, signal.SIGCONT)
+        await zombie.event("drained")
+        gate.touch()
+        await zombie.until(lambda: next(iter(zombie.events("partitions_assigned")[1:]), None), "a new assignment", 60)
+        await send(producer, topic, model, [60], reply_topic)
+        counts = await replies(kafka, [reply_topic], 61)
+    assert counts == dict.fromkeys(range(61), 1)
+    assert other.events("partitions_revoked")
 
 
 async def test_commit_metadata_of_another_program_is_ignored_with_one_warning(

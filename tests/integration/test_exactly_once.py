@@ -100,7 +100,8 @@ async def marks(broker: KafkaBroker, group: str) -> set[str]:
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     await admin.start()
     try:
-        return {found.metadata for found in (await admin.list_consumer_group_offsets(group)).values()}
+        commits = (await admin.list_consumer_group_offsets(group)).values()
+        return {"".join(found.metadata.partition(";")[1:]) for found in commits}
     finally:
         await admin.close()
 
@@ -156,10 +157,13 @@ async def test_a_member_killed_mid_load_loses_nothing_and_answers_nothing_twice(
 
 
 @pytest.mark.timeout(180)
-async def test_a_member_that_slept_through_its_eviction_is_fenced(
+async def test_a_member_that_slept_through_its_eviction_publishes_nothing_that_others_have_answered(
     kafka: KafkaBroker, unique: Unique, start: StartWorker
 ) -> None:
-    """Stopped with answers in its hands, and woken after another member has answered the same requests."""
+    """Stopped with answers in its hands, and woken after another member has answered the same requests.
+
+    Either the group tells it that it is evicted, or the coordinator of its transactions that it is fenced.
+    """
     async with pipeline(kafka, unique, "zombie") as line:
         zombie = start(line, transaction_window_ms=3000)
         await zombie.ready()
@@ -170,7 +174,6 @@ async def test_a_member_that_slept_through_its_eviction_is_fenced(
         await other.event("batch_done")
         assert sorted(await line.answers()) == list(range(100))
         os.kill(zombie.process.pid, signal.SIGCONT)
-        await zombie.event("partition_fenced")
         await zombie.until(lambda: next(iter(zombie.events("partitions_assigned")[1:]), None), "a new assignment", 60)
         await line.send(100)
         await line.assert_exactly_once()

@@ -37,7 +37,7 @@ async def _online_in_first_fetch(kafka: KafkaBroker, online: str, bulk: str, num
     """How many online records a member of a new group gets with the first records of all."""
     taken: list[str] = []
 
-    def take(records: Sequence[KafkaRecord]) -> None:
+    def take(records: Sequence[KafkaRecord], topic_id: bytes) -> None:
         taken.extend(record.topic for record in records)
 
     async def revoked(_: object) -> None: ...

@@ -9,7 +9,6 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-import torch
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -26,7 +25,7 @@ Unique = Callable[[str], str]
 StartWorker = Callable[..., Any]
 CountRecords = Callable[[KafkaBroker, str], Any]
 
-POISON = VOCAB - 1  # the token that the encoder cannot read
+POISON = VOCAB - 1  # a token whose embedding is finite, and overflows in the encoder's first product
 
 
 def add_tokenizer(directory: Path) -> None:
@@ -36,17 +35,26 @@ def add_tokenizer(directory: Path) -> None:
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}', encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A random T5 and its directory. Its encoder's vector of one token is not a number."""
+    """A random T5 and its directory."""
     directory = tmp_path_factory.mktemp("t5")
     model = save_seq2seq(directory, "t5-gated")
-    words = model.shared.weight.detach().clone()
-    words[POISON] = torch.nan
-    tensors = {name: tensor.clone() for name, tensor in load_file(directory / "model.safetensors").items()}
-    save_file({**tensors, "encoder.embed_tokens.weight": words}, directory / "model.safetensors")
+    add_tokenizer(directory)
+    return directory, model
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A random Marian model whose scores of a source with POISON are not finite. Norms hide large vectors in T5."""
+    directory = tmp_path_factory.mktemp("marian")
+    model = save_seq2seq(directory, "marian-untied", max_position_embeddings=1024)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.encoder.embed_tokens.weight"][POISON] = 3e38
+    save_file(tensors, directory / "model.safetensors")
     add_tokenizer(directory)
     return directory, model
 
@@ -96,11 +104,11 @@ async def test_a_request_that_is_late_poisoned_or_wrong_ends_alone(
     kafka: KafkaBroker,
     unique: Unique,
     start_worker: StartWorker,
-    checkpoint: tuple[Path, Any],
+    overflowing: tuple[Path, Any],
     count_records: CountRecords,
 ) -> None:
-    directory, reference = checkpoint
-    model = unique("t5")
+    directory, reference = overflowing
+    model = unique("marian")
     worker = start_worker(kafka, model=directory, served_name=model)
     (source,) = sources([6], seed=4)
     long = {"max_new_tokens": 1000, "min_new_tokens": 1000}
@@ -108,14 +116,21 @@ async def test_a_request_that_is_late_poisoned_or_wrong_ends_alone(
         await worker.ready()
         good = asyncio.create_task(client.generate(ids=[source], max_new_tokens=300, min_new_tokens=300))
         late = asyncio.create_task(answer(kafka, unique, model, source, long, within_s=0.3))
-        poisoned = await client.map("generate", ids=[source, [POISON, 20]], options=Options(generation=(("top_k", 1),)))
-        assert isinstance(poisoned[0], Generation)
-        assert isinstance(poisoned[1], BackendError)
+        ways = [(("top_k", 1),), (("num_beams", 3),), (("do_sample", True), ("seed", 5)), (("top_k", 1),)]
+        for way in ways:  # the last as the first: what has failed is not cached
+            poisoned = await client.map("generate", ids=[source, [POISON, 20]], options=Options(generation=way))
+            assert isinstance(poisoned[0], Generation)
+            assert isinstance(poisoned[1], BackendError)
+            assert "not finite" in str(poisoned[1])
         (row,) = await good
         assert list(row.tokens) == expected(reference, source, max_new_tokens=300, min_new_tokens=300)
         # It leaves at the step after its deadline, or is not admitted where the device is known to be too slow.
         assert (await late)["error"]["code"] in {"expired", "overloaded"}
-        wrongs: list[dict[str, Any]] = [{"num_beams": 10_000}, {"max_new_tokens": 0}, {"temperature": -1.0}]
+        wrongs: list[dict[str, Any]] = [
+            {"num_beams": 10_000},
+            {"max_new_tokens": 0},
+            {"temperature": -1.0, "do_sample": True},
+        ]
         for wrong in wrongs:
             with pytest.raises(InvalidRequest, match=next(iter(wrong))):
                 await client.generate(ids=[source], **wrong)
@@ -123,7 +138,7 @@ async def test_a_request_that_is_late_poisoned_or_wrong_ends_alone(
             await client.embed(ids=[source])
     refused = [event["code"] for event in worker.events("request_refused")]
     assert refused.count("expired") + refused.count("overloaded") == 1
-    dead_letters, expected_letters = f"{request_topic(model)}.dead-letter", 1 + len(wrongs) + 1
+    dead_letters, expected_letters = f"{request_topic(model)}.dead-letter", len(ways) + len(wrongs) + 1
     async with asyncio.timeout(60):  # a letter may be written after its reply
         while await count_records(kafka, dead_letters) < expected_letters:  # noqa: ASYNC110 — brokers are asked
             await asyncio.sleep(0.1)

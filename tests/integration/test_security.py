@@ -355,20 +355,20 @@ async def test_a_running_worker_waits_for_revoked_transactional_ids(
     secured: KafkaBroker, keys: Keys, model: str, start_worker: StartWorker
 ) -> None:
     group = f"penstock.{model}"
-    allow(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}-")
+    allow(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}:")
     exactly_once: dict[str, Any] = {"delivery": "exactly_once", **credentials(secured, keys, "PLAIN", "worker")}
     worker = start_worker(secured, served_name=model, partitions=1, **exactly_once)
     async with Client(model=model, timeout_s=60, **credentials(secured, keys, "PLAIN", "client")) as client:
         assert (await client.embed(ids=[[4]])).tolist() == [[1, 4, 4, 4]]
-        deny(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}-")
+        deny(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}:")
         admin = AdminClient({"bootstrap.servers": secured.bootstrap_servers})
         while not worker.events("transactions_not_opened"):  # the broker applies it when it has read the metadata log
             for member in admin.describe_consumer_groups([group])[group].result(60).members:
                 await evict(KafkaCluster(secured.bootstrap_servers), group, member.member_id)  # assigned them again
             await asyncio.sleep(2.0)
         event = await worker.event("transactions_not_opened")
-        assert f"ACL WRITE on transactional ids with the prefix {group}-" in event["hint"]
-        allow(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}-")
+        assert f"ACL WRITE on transactional ids with the prefix {group}:" in event["hint"]
+        allow(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}:")
         assert (await client.embed(ids=[[4, 5]])).tolist() == [[2, 4, 5, 9]]
 
 
@@ -445,7 +445,7 @@ async def test_denied_topics_fail_a_client_with_a_sentence(secured: KafkaBroker,
 
 
 def test_check_reports_a_refusal(secured: KafkaBroker, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_probe, "KAFKA_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(kafka_probe, "_ANSWER_S", 60.0)
     settings = credentials(secured, keys, "PLAIN", "worker")
     options = [part for name, value in settings.items() for part in ("--" + name.replace("_", "-"), str(value))]
     done = CliRunner().invoke(app, ["check", *options], env={"COLUMNS": "200"})

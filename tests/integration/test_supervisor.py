@@ -308,11 +308,13 @@ async def test_each_member_ends_at_the_end_of_the_topics(kafka: KafkaBroker, uni
     assert len(worker.events("end_reached")) == 2
 
 
-async def test_a_model_that_is_not_there_ends_all_with_its_reason(start: Start) -> None:
-    worker = start(model="/no/such/model", processes=2)
-    assert await worker.exit_code(60) == 3
+@pytest.mark.timeout(200)
+async def test_a_model_that_cannot_be_read_ends_all_with_its_reason(tmp_path: Path, start: Start) -> None:
+    (tmp_path / "empty").mkdir()
+    worker = start(model=str(tmp_path / "empty"), processes=2)
+    assert await worker.exit_code(180) == 3
     (event,) = worker.events("could_not_start")
-    assert "/no/such/model" in event["reason"]
+    assert str(tmp_path / "empty") in event["reason"]
 
 
 async def test_a_member_without_a_partition_says_so(unique: Unique, start: Start) -> None:
@@ -322,6 +324,7 @@ async def test_a_member_without_a_partition_says_so(unique: Unique, start: Start
     assert {event["worker"] for event in worker.events("member_idle")} == {2}
 
 
+@pytest.mark.timeout(200)
 async def test_members_move_to_the_cpu_if_the_model_does_not_run_on_a_gpu(
     tmp_path: Path, unique: Unique, start: Start, fake_gpus: Callable[[int], None]
 ) -> None:
@@ -329,7 +332,7 @@ async def test_members_move_to_the_cpu_if_the_model_does_not_run_on_a_gpu(
     fake_gpus(64_000)
     save_encoder(tmp_path / "tiny", "bert")
     worker = start(model=str(tmp_path / "tiny"), served_name=unique("moved"), engine="padded", cost_path=tmp_path / "c")
-    await worker.event("members_moved_to_cpu")
+    await worker.event("members_moved_to_cpu", timeout_s=180)
     pids = await members(worker, 1)
     (settings,) = [event for event in worker.events("settings_resolved") if event["pid"] == pids[0]]
     assert settings["lanes"] == len(os.sched_getaffinity(0))

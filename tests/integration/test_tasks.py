@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.producer import Client, InvalidRequest, PenstockError, TokenClass, TooLong, UnsupportedTask
+from penstock.producer import Client, InvalidRequest, PenstockError, TokenClass, TooLong, UnsupportedTask, WrongArgument
 from penstock.producer.wire.messages import Options, Request, Text
 from tests.engine.helpers import (
     MAX_TOKENS,
@@ -130,18 +130,16 @@ async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
         in_order = [row for row in await client.map("rerank", pairs) if isinstance(row, float)]
         np.testing.assert_allclose(in_order, reference.predict(pairs), atol=1e-5)
 
-        # The logit itself: equal pairs in another task have other results, also with a cache.
+        # Equal pairs in another task, also with a cache: the sigmoid of the one label, as the pipeline gives it.
         rows = await client.classify(pairs)
-        logits = np.array([row.score for row in rows])
-        np.testing.assert_allclose(1 / (1 + np.exp(-logits)), in_order, atol=1e-5)
+        np.testing.assert_allclose([row.score for row in rows], in_order, atol=1e-5)
 
         unlike: list[Text] = [("w1", "w2"), "w3", ("w1", "w2 " * MAX_TOKENS)]
         mixed = await client.map("rerank", unlike)
         assert isinstance(mixed[0], float)
-        assert [type(row) for row in mixed[1:]] == [InvalidRequest, TooLong]
-        [refused] = await client.map("rerank", ids=[[2, 6, 3]])
-        assert isinstance(refused, InvalidRequest)
-        assert "`rerank` needs `text`" in refused.message
+        assert [type(row) for row in mixed[1:]] == [WrongArgument, TooLong]
+        with pytest.raises(InvalidRequest, match="`rerank` needs texts"):
+            await client.map("rerank", ids=[[2, 6, 3]])
         with pytest.raises(UnsupportedTask, match=r"can classify or embed or rerank\. Asked for: 'token_classify'"):
             await client.token_classify("w1")
 
@@ -189,7 +187,7 @@ async def test_each_token_has_the_label_and_the_span_that_transformers_gives_it(
 
         [refused] = await client.map("token_classify", [("w1", "w2")])
         assert isinstance(refused, InvalidRequest)
-        assert "must be a single string" in refused.message
+        assert "`texts` item 0 must be a string" in refused.message
         with pytest.raises(UnsupportedTask, match=r"can embed or token_classify\. Asked for: 'rerank'"):
             await client.rerank("w1", ["w2"])
 

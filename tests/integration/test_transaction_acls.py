@@ -51,13 +51,13 @@ async def is_open(broker: KafkaBroker, transactional_id: str) -> bool:
 
 
 async def test_a_transactional_id_that_is_denied_is_named(broker: KafkaBroker, start_worker: StartWorker) -> None:
-    await deny(broker, TRANSACTIONAL_ID, "penstock.denied-", PREFIXED)
+    await deny(broker, TRANSACTIONAL_ID, "penstock.denied:", PREFIXED)
     async with asyncio.timeout(60):  # the broker applies it when it has read the metadata log
-        while await is_open(broker, "penstock.denied-"):
+        while await is_open(broker, "penstock.denied:"):
             pass
     worker = start_worker(broker, served_name="denied", partitions=1, delivery="exactly_once")
     assert await worker.exit_code(60) != 0
-    assert "Kafka denies the transactional id penstock.denied-penstock.requests.denied" in worker.tail()
+    assert "Kafka denies the transactional id penstock.denied:penstock.requests.denied" in worker.tail()
     assert "ACLs WRITE and DESCRIBE" in worker.tail()
 
 

@@ -125,7 +125,7 @@ def test_what_is_refused_is_not_run_and_what_is_run_is_not_refused() -> None:
 
 
 def test_lanes_never_run_more_batches_at_once_than_there_are() -> None:
-    outcome = run(settings(num_lanes=2), stream(20_000.0, 3000))
+    outcome = run(settings(num_lanes=2), stream(200_000.0, 3000))  # more than one can take: it is not held back
     begins = np.array([batch.started for batch in outcome.batches])
     ends = begins + [batch.measured_s for batch in outcome.batches]
     running = [int(((begins <= moment) & (ends > moment)).sum()) for moment in begins]

@@ -52,6 +52,8 @@ def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
     monkeypatch.setenv("PENSTOCK_FETCH_MAX_WAIT_MS", "5")  # the mock's
     monkeypatch.setattr(kafka, "systems", lambda bench, slo_s: [no_batch(bench.limits(slo_s))])
     monkeypatch.setattr(critical, "_REACH", 1.5)
+    monkeypatch.setattr(kafka, "LOADS", (0.9,))
+    monkeypatch.setattr(kafka, "tei", no_batch)  # its saturation is some hundred requests a second
     monkeypatch.setattr(critical, "_MOST_CONFIRMED", 1)
     # Of this process: whether the client's runs keep up is the machine's affair, and so is the rate that it finds.
     monkeypatch.setattr(Outcome, "keeps_up", lambda outcome, slo_s: True)
@@ -79,9 +81,11 @@ def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
     assert (in_process["rate_per_s"], in_process["was_sustained"]) == (pytest.approx(2 * first), True)
     assert through_kafka["tried"][0][0] == pytest.approx(0.7 * in_process["rate_per_s"])
     assert through_kafka["client_busy"] > 0
-    (grid,) = grids({"parts": parts, "engines": {}})
+    grid, at_loads = grids({"parts": parts, "engines": {}})
     assert [cells[0] for cells in grid.rows] == ["packed, none, in process", "packed, none, through Kafka"]
     assert all(len(cells) == len(grid.columns) for cells in grid.rows)
+    assert [(cells[0], float(cells[1])) for cells in at_loads.rows] == [("packed, none", load) for load in kafka.LOADS]
+    assert all(len(cells) == len(at_loads.columns) for cells in at_loads.rows)
 
 
 def test_a_worker_is_told_all_that_makes_a_system() -> None:

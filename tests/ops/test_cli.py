@@ -27,7 +27,7 @@ from penstock.ops.cli import terminal
 from penstock.ops.cli.checks import kafka_probe
 from penstock.ops.cli.checks.finding import CheckSettings
 from penstock.ops.cli.command_settings import settings_by_command
-from penstock.ops.cli.development.broker import BrokerSettings
+from penstock.ops.cli.development.broker import BrokerSettings, default_port
 from penstock.ops.cli.jobs import embed as embed_module
 from penstock.ops.cli.jobs import generate as generate_module
 from penstock.ops.cli.jobs.classify import ClassifySettings
@@ -36,6 +36,8 @@ from penstock.ops.cli.jobs.generate import GenerateSettings
 from penstock.ops.cli.main import COMMANDS, EPILOG, app
 from penstock.ops.cli.setting_options import option_name
 from penstock.ops.kafka import MockBroker
+from penstock.ops.kafka.ports import ReservedPorts
+from penstock.producer import Client
 from penstock.producer.errors import Overloaded
 from penstock.producer.transport import connection as kafka
 from penstock.producer.transport.cluster import KafkaCluster
@@ -122,6 +124,30 @@ class TestHelp:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
+
+    @pytest.mark.parametrize(
+        "args",
+        [
+            ("worker", "--model", "./nope"),
+            ("calibrate", "--model", "./nope"),
+            ("parity", "./nope"),
+            ("dlq", "answer", "--model", "./nope"),
+            ("classify", "--local", "--model", "./nope", "--text", "a text"),
+        ],
+        ids=" ".join,
+    )
+    def test_a_wrong_model_is_told_before_torch_is_imported(self, args: tuple[str, ...]) -> None:
+        """Which takes seconds."""
+        code = (
+            "import sys; from penstock.ops.cli.main import app\n"
+            f"code = app({args!r}, standalone_mode=False)\n"
+            "print(code, 'torch' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert "'./nope' is not a directory" in done.stderr
+        assert "Starting" not in done.stderr
+        assert done.stdout.split()[0] != "0"
+        assert done.stdout.split()[1] == "False"
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
     def test_a_gpu_that_is_not_there_is_no_bug_of_the_benchmark_of_cells(self) -> None:
@@ -344,7 +370,7 @@ def test_a_lost_broker_and_its_return_are_printed_once_each(capsys: pytest.Captu
     finally:
         structlog.configure(**before)
     assert capsys.readouterr().err.splitlines() == [
-        "Kafka at kafka:9092 does not answer. Waiting for it; Ctrl-C ends.",
+        "Kafka at kafka:9092 does not answer yet. Trying again; Ctrl-C ends.",
         "Kafka at kafka:9092 is back.",
     ]
 
@@ -358,7 +384,7 @@ class TestCheck:
     @pytest.fixture(autouse=True)
     def patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A broker that runs answers in time, however long the machine stands still."""
-        monkeypatch.setattr(kafka_probe, "KAFKA_TIMEOUT_S", 60.0)
+        monkeypatch.setattr(kafka_probe, "_ANSWER_S", 60.0)
 
     def test_no_broker(self) -> None:
         code, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1")
@@ -576,11 +602,27 @@ def processes() -> Iterator[list[Process]]:
         running.process.communicate()
 
 
+def test_a_broker_has_the_port_of_a_client_without_settings_if_it_is_free() -> None:
+    client = Client(model="m")
+    assert client._settings.bootstrap_servers == f"localhost:{default_port(lambda port: True)}"
+    assert default_port(lambda port: False) is None
+
+
+def test_a_broker_at_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, text = penstock("broker", "--port", str(port))
+    assert (code, text) == (1, f"Error: Port {port} of 127.0.0.1 is taken. Give another --port, or none.")
+
+
 def test_broker_until_ctrl_c(processes: list[Process]) -> None:
-    processes.append(running := Process("broker"))
-    running.wait_for("Kafka is at 127.0.0.1:")
+    ports = ReservedPorts(1)
+    (port,) = ports.numbers
+    processes.append(running := Process("broker", "--port", str(port)))
+    running.wait_for(f"Kafka is at 127.0.0.1:{port}")
+    ports.release()
     running.wait_for("for development only")
-    running.wait_for("export PENSTOCK_BOOTSTRAP_SERVERS=127.0.0.1:")
+    running.wait_for(f"export PENSTOCK_BOOTSTRAP_SERVERS=127.0.0.1:{port}")
     running.wait_for("export PENSTOCK_FETCH_MAX_WAIT_MS=5")
     running.wait_for("Ctrl-C stops it.")
     assert running.interrupt() == 130
@@ -589,7 +631,7 @@ def test_broker_until_ctrl_c(processes: list[Process]) -> None:
 
 def test_waits_for_a_broker_that_is_down_and_ends_on_ctrl_c(processes: list[Process]) -> None:
     processes.append(running := Process("embed", "--model", "m", "--text", "x", "--bootstrap-servers", "127.0.0.1:1"))
-    running.wait_for("Kafka at 127.0.0.1:1 does not answer. Waiting for it; Ctrl-C ends.")
+    running.wait_for("Kafka at 127.0.0.1:1 does not answer yet. Trying again; Ctrl-C ends.")
     assert running.interrupt() == 130
     assert "Traceback" not in running.said
     assert running.said.count("does not answer") == 1

@@ -116,7 +116,8 @@ def test_a_setting_that_differs_between_worker_and_client_is_explained_for_both(
 
 def test_the_settings_of_jobs_and_of_capacity_are_explained() -> None:
     lines = output("--explain", "column").splitlines()
-    assert lines[0] == "column"
+    assert lines[0] == "column of classify, embed, generate"
+    assert "column of parity" in lines
     assert not [line for line in lines if line.startswith("  file")]
     assert lines[-1] == "  decided   by the option, else the variable, else the default"
     timeouts = output("--explain", "timeout_s")

@@ -21,6 +21,7 @@ from penstock.producer import client
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import BackendError, UnsupportedTask
 from penstock.producer.files import part_writer, row_blocks
+from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.messages import Classification, Reply, Text
 from penstock.scheduler import CostTable
 from penstock.scheduler.costs.cost import PackedCost
@@ -32,6 +33,7 @@ class InstantClient:
     """Answers each text with its first word as label, or a pair with its length. Two texts are errors."""
 
     num_answered = 0
+    revisions: tuple[str, ...] = ("v1",)  # of the calls; the last one of all further ones
     interrupt_at: int | None = None
 
     def __init__(self, *, bulk: bool, on_reply: Callable[[Reply, int], object], **settings: Any) -> None:
@@ -43,8 +45,11 @@ class InstantClient:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def map(self, task: str, texts: Sequence[Text], **options: Any) -> list[Result]:
+    async def map(self, task: str, texts: Sequence[Text], *, revision: OneRevision, **options: Any) -> list[Result]:
         type(self).num_answered += len(texts)
+        now, *later = self.revisions
+        type(self).revisions = tuple(later) or (now,)
+        revision.check("m", now)
         if self.interrupt_at is not None and self.num_answered > self.interrupt_at:
             raise KeyboardInterrupt
         self._on_reply(Reply("m", "v1", cached=len(texts) // 2, batch={"request_tokens": 2 * len(texts)}), len(texts))
@@ -132,6 +137,36 @@ class TestContinuation:
         assert code == 130
         assert "out.csv was not written." in said
         assert not (tmp_path / "out.csv.parts").exists()
+
+    def test_another_revision_of_the_model_ends_the_job_and_its_continuation(
+        self, tmp_path: Path, instant: type[InstantClient]
+    ) -> None:
+        source, target = write_rows(tmp_path / "in.csv", *CARDS), tmp_path / "out.csv"
+        instant.revisions = (*["v1"] * 5, "v2")
+        code, said, _ = penstock("classify", source, target)
+        assert code == 1
+        assert "mixed_revisions: Two revisions of the model 'm' answered" in said
+        assert "'v1' and 'v2'" in said
+        assert f"finished rows are kept in {target}.parts" in said
+        assert "--restart discards them; --allow-mixed-revisions adds rows of others." in said
+        code, said, _ = penstock("classify", source, target)
+        assert code == 1
+        assert "'v1' and 'v2'" in said
+        assert not target.exists()
+        code, said, _ = penstock("classify", source, target, "--allow-mixed-revisions")
+        assert code == 0
+        assert len(target.read_text().splitlines()) == 31
+
+    def test_a_job_to_standard_output_ends_at_another_revision(self, instant: type[InstantClient]) -> None:
+        instant.revisions = ("v1", "v2")
+        given = b"text\n" + b"card\n" * 9
+        code, said, _ = penstock("classify", "-", "-", "--format", "csv", given=given)
+        assert code == 1
+        assert "'v1' and 'v2'" in said
+        instant.revisions = ("v1", "v2")
+        code, _, out = penstock("classify", "-", "-", "--format", "csv", "--allow-mixed-revisions", given=given)
+        assert code == 0
+        assert len(out.splitlines()) == 10
 
     def test_restart(self, tmp_path: Path, instant: type[InstantClient]) -> None:
         source, target = write_rows(tmp_path / "in.csv", *CARDS), tmp_path / "out.csv"

@@ -1,6 +1,7 @@
 """Dead letters hold what anybody has written: no list, replay or answer ends with one of them."""
 
 import json
+import zlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,7 +26,7 @@ from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
 from penstock.ops.cli.dead_letters.dlq import AnswerSettings
 from penstock.ops.cli.dead_letters.letter_answers import LetterAnswers
 from penstock.ops.cli.dead_letters.letter_selection import Selection, read_letters
-from penstock.ops.cli.dead_letters.letter_table import as_json, print_letters
+from penstock.ops.cli.dead_letters.letter_table import Listing, as_json
 from penstock.ops.cli.dead_letters.record_sender import RecordSender, open_sender
 from penstock.ops.cli.dead_letters.replayer import Replayer, ReplayOptions
 from penstock.ops.cli.terminal import EXIT_PROBLEM, BadUsage
@@ -33,6 +34,7 @@ from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import decode_reply, encode_request
+from penstock.producer.wire.joint_letters import LetterRecord, encode_letter_records
 from penstock.producer.wire.messages import Reply, Request, join_tokens
 from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
 from tests.engine.helpers import cpu_engine, save_encoder
@@ -48,14 +50,21 @@ def letter(timestamp: int, *headers: tuple[str, bytes]) -> DeadLetter:
     return DeadLetter.of(record, bulk=False)
 
 
+def print_letters(letters: Sequence[DeadLetter], most: int = 100) -> None:
+    listing = Listing(most)
+    for one in letters:
+        listing.add(one.summary())
+    listing.print()
+
+
 @pytest.mark.parametrize("timestamp", [-1, 2**62, 253_402_300_800_000, -(10**15)])
 def test_a_letter_with_any_timestamp_is_listed(timestamp: int, capsys: pytest.CaptureFixture[str]) -> None:
-    print_letters([letter(timestamp).summary()])
+    print_letters([letter(timestamp)])
     assert "0:1" in capsys.readouterr().out
 
 
 def test_no_letter_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    print_letters([letter(0, ("penstock-error-message", b"\x1b[2J\x1b]0;title\x07text")).summary()])
+    print_letters([letter(0, ("penstock-error-message", b"\x1b[2J\x1b]0;title\x07text"))])
     shown = capsys.readouterr().out
     assert "text" in shown
     assert "\x1b" not in shown
@@ -91,7 +100,7 @@ async def test_a_record_that_cannot_be_sent_again_is_counted_and_the_others_are_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     broker = Broker()
-    replayer = Replayer(OPTIONS, RecordSender(broker))  # type: ignore[arg-type]
+    replayer = Replayer(OPTIONS, RecordSender(broker, KafkaCluster("nowhere:1")))  # type: ignore[arg-type]
     for topic in ("there", "gone", "there"):
         await replayer.offer((topic, 0, 1), RECORD, [], topic)
     await replayer.offer(("there", 0, 2), RECORD, [(UNREADABLE_BATCH, b"a bomb")], "there")
@@ -113,7 +122,7 @@ async def test_the_reason_of_the_first_refusal_is_said(
     error: KafkaError, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker = Broker()
-    replayer = Replayer(OPTIONS, RecordSender(broker))  # type: ignore[arg-type]
+    replayer = Replayer(OPTIONS, RecordSender(broker, KafkaCluster("nowhere:1")))  # type: ignore[arg-type]
     for offset in range(2):
         await replayer.offer(("there", 0, offset), RECORD, [], "there")
     broker.sent[0].done([], error)
@@ -126,7 +135,7 @@ async def test_the_reason_of_the_first_refusal_is_said(
 async def test_a_header_whose_name_could_not_be_read_is_not_sent_again() -> None:
     """A worker would reject the record for it each time."""
     broker = Broker()
-    replayer = Replayer(OPTIONS, RecordSender(broker))  # type: ignore[arg-type]
+    replayer = Replayer(OPTIONS, RecordSender(broker, KafkaCluster("nowhere:1")))  # type: ignore[arg-type]
     await replayer.offer(("there", 0, 1), RECORD, [(UNREADABLE, b"1"), ("mine", b"2")], "there")
     (sent,) = broker.sent
     assert sent.headers == [("mine", b"2"), ("penstock-replay-of", b"there-0-1"), ("penstock-replays", b"1")]
@@ -209,7 +218,7 @@ class TestAnswers:
     ) -> list[dict[str, Any]]:
         given: dict[str, Any] = {"model": "null", "max_batch_tokens": 3}
         settings = AnswerSettings(**given)
-        sender = None if broker is None else RecordSender(broker)  # type: ignore[arg-type]
+        sender = None if broker is None else RecordSender(broker, KafkaCluster("nowhere:1"))  # type: ignore[arg-type]
         async with open_answerer(settings, settings) as answerer:
             answers = LetterAnswers(replace(OPTIONS, as_json=True), answerer, sender)
             for one in letters:
@@ -235,8 +244,9 @@ class TestAnswers:
     ) -> None:
         broker = Broker()
         await self.outcomes(capsys, request(1), request(9, ("penstock-replay-of", b"t-0-1")), broker=broker)
-        assert [record.key for record in broker.sent] == [blake2b(b"t-0-1", digest_size=16).digest()] * 2
-        assert broker.sent[0].headers == [("kafka_correlationId", b"c")]
+        keys = [blake2b(bytes(16) + place, digest_size=16).digest() for place in (b"t-0-1-9", b"t-0-9-9")]
+        assert [record.key for record in broker.sent] == keys
+        assert broker.sent[1].headers == [("kafka_correlationId", b"c"), ("penstock-replay-of", b"t-0-1")]
         reply = decode_reply(broker.sent[0].value)
         assert isinstance(reply, Reply)
         assert reply.vectors is not None
@@ -252,7 +262,7 @@ class TestAnswers:
         record = SimpleNamespace(topic="t", partition=0, offset=1, timestamp=0, key=None, value=value)
         record.headers = [("kafka_replyTopic", b"penstock.replies")]
         async with open_answerer(settings, settings) as answerer:
-            reply = decode_reply((await answerer.answer(record, bulk=False)).value)
+            reply = decode_reply((await answerer.answer(record, bytes(16), bulk=False)).value)
         batch = PackedBatch.of(sequences, [TaskOptions("embed")] * 3)
         assert isinstance(reply, Reply)
         assert reply.vectors is not None
@@ -280,3 +290,62 @@ class TestAnswers:
         first, second = await self.outcomes(capsys, request(1, ids=[13]), request(2), code=EXIT_PROBLEM)
         assert (first["code"], second["outcome"]) == ("backend", "answered")
         assert "cannot compute this" in first["message"]
+
+
+def shared_letter(*codes: str) -> SimpleNamespace:
+    """A letter of a record for each code, of offsets from 7 on."""
+    records = [
+        LetterRecord(7 + i, 1000 + i, None, b"value %d" % i, [("x", b"%d" % i)], code, f"why {i}", "builtins.E", 1)
+        for i, code in enumerate(codes)
+    ]
+    headers = [
+        ("penstock-error-code", ",".join(dict.fromkeys(codes)).encode()),
+        ("__dlq.errors.topic", b"t"),
+        ("__dlq.errors.partition", b"3"),
+        ("__dlq.errors.offset", b"7"),
+        ("penstock-last-offset", b"%d" % (6 + len(codes))),
+        ("penstock-records", b"%d" % len(codes)),
+    ]
+    value = encode_letter_records(records)
+    return SimpleNamespace(
+        topic="t.dead-letter", partition=0, offset=1, key=b"k", value=value, timestamp=5, headers=headers
+    )
+
+
+async def test_records_that_share_a_letter_are_listed_in_a_line_and_taken_one_by_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    letters = list(DeadLetter.all_of(shared_letter("backend", "too_long", "backend"), bulk=False))
+    assert [one.position for one in letters] == [("t", 3, 7 + i) for i in range(3)]
+    assert [one.code for one in letters] == ["backend", "too_long", "backend"]
+    assert {one.id for one in letters} == {"0:1"}
+    assert not any(one.obstacle for one in letters)
+    print_letters(letters)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert "t-3-7 and 1 more" in lines[1]
+    selection = Selection.of("backend", None, "all", None, 0, None)
+    broker = Broker()
+    sender = RecordSender(broker, KafkaCluster("nowhere:1"))  # type: ignore[arg-type]  # the broker stands for the outbox
+    replayer = Replayer(OPTIONS, sender)
+    for one in filter(selection.holds, letters):
+        assert one.position is not None
+        await replayer.offer(one.position, one.record, one.original_headers, "there")
+    assert [(record.value, dict(record.headers)["penstock-replay-of"]) for record in broker.sent] == [
+        (b"value 0", b"t-3-7"),
+        (b"value 2", b"t-3-9"),
+    ]
+
+
+def test_a_header_of_a_client_makes_no_letter_a_shared_one() -> None:
+    plain = letter(0, ("penstock-records", b"2"), ("penstock-error-code", b"backend"))
+    assert [one.record for one in DeadLetter.all_of(plain.record, bulk=False)] == [plain.record]
+    assert "shared" not in plain.obstacle
+
+
+@pytest.mark.parametrize("value", [None, b"", b"x", zlib.compress(b"\xc0"), zlib.compress(b"\x91\x91\x01")])
+def test_a_shared_letter_that_cannot_be_read_is_one_with_an_obstacle(value: bytes | None) -> None:
+    spoilt = shared_letter("backend")
+    spoilt.value = value
+    (one,) = DeadLetter.all_of(spoilt, bulk=False)
+    assert one.obstacle == "the records that it stands for cannot be read"

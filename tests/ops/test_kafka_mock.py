@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from penstock import SyncClient
 from penstock.ops.kafka import BrokerFailed, BrokerMissing, KafkaBroker, MockBroker, open_broker
+from penstock.ops.kafka.ports import ReservedPorts, is_free
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +73,17 @@ def test_open_broker_knows_both_kinds_and_no_other() -> None:
     broker.close()
     with pytest.raises(ValueError, match="Given: 'rabbit'"):
         open_broker("rabbit")  # type: ignore[arg-type]  # the mistake under test
+
+
+def test_a_chosen_port_leads_to_the_mock() -> None:
+    ports = ReservedPorts(1)
+    (port,) = ports.numbers
+    with MockBroker(port) as broker:
+        assert broker.bootstrap_servers == f"127.0.0.1:{port}"
+        with SyncClient(bootstrap_servers=f"localhost:{port}", model="m", fetch_max_wait_ms=5):
+            pass
+        assert not is_free(port)
+        with pytest.raises(BrokerFailed, match=f"Port {port} of 127.0.0.1 cannot be used"), MockBroker(port):
+            pass
+    ports.release()
+    assert is_free(port)

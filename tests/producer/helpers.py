@@ -94,15 +94,22 @@ def first_ids(request: Request) -> Reply:
 async def connected(
     monkeypatch: pytest.MonkeyPatch, answer: Answer, *, times: int = 1, **settings: Any
 ) -> AsyncIterator[tuple[Client, Loop]]:
+    client = Client(model="m", bootstrap_servers="nowhere:1", **settings)
+    loop = stand_in(monkeypatch, client, answer, times)
+    async with client:
+        yield client, loop
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, client: Client, answer: Answer, times: int = 1) -> Loop:
+    """Replace what a client connects to, before it starts."""
+
     async def nothing(*args: object) -> None: ...
 
-    client = Client(model="m", bootstrap_servers="nowhere:1", **settings)
     loop = Loop(client, answer, times)
     monkeypatch.setattr(module, "ensure_topics", nothing)
     monkeypatch.setattr(client._exchange._inbox, "start", nothing)
     monkeypatch.setattr(client._exchange, "_outbox", loop)
-    async with client:
-        yield client, loop
+    return loop
 
 
 async def within(seconds: float, call: Awaitable[Any]) -> Any:

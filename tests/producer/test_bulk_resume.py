@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.producer.answer_stream import Result
+from penstock.producer.caller_errors import MixedRevisions
 from penstock.producer.errors import PenstockError
 from penstock.producer.files import (
     PartWriter,
@@ -26,7 +27,7 @@ from penstock.producer.files import (
     row_blocks,
 )
 from penstock.producer.files import part_writer as parts
-from penstock.producer.wire.messages import Classification, Options, Reply, Text
+from penstock.producer.wire.messages import Classification, Options, Text
 
 NUM_ROWS = 30
 EXTENSIONS = ("csv", "jsonl", "parquet")
@@ -275,18 +276,31 @@ class TestRefusals:
         def answered_by(*revisions: str) -> Callable[[PartWriter], None]:
             def set_up(writer: PartWriter) -> None:
                 for revision in revisions:
-                    writer.tally.add(Reply("m", revision), 1)
+                    writer.revision.check("m", revision)
 
             return set_up
 
         target = tmp_path / "out.csv"
         interrupt(source, target, model="m", set_up=answered_by("v1"))
-        says = r"holds answers of revision 'v1' of the model 'm'; the workers now answer with revision 'v2'"
-        with pytest.raises(TableError, match=says):
+        with pytest.raises(MixedRevisions, match=r"model 'm' .*'v1' and 'v2'"):
             run(source, target, model="m", set_up=answered_by("v2"))
-        with pytest.raises(TableError, match=says):  # a worker of each
+        with pytest.raises(MixedRevisions):  # a worker of each
             run(source, target, model="m", set_up=answered_by("v1", "v2"))
         assert run(source, target, model="m", set_up=answered_by("v1")) == 14
+
+    def test_another_revision_that_is_allowed(self, tmp_path: Path, source: Path) -> None:
+        target = tmp_path / "out.csv"
+        interrupt(source, target, model="m", set_up=lambda writer: writer.revision.check("m", "v1"))
+        assert (
+            run(
+                source,
+                target,
+                model="m",
+                allow_mixed_revisions=True,
+                set_up=lambda writer: writer.revision.check("m", "v2"),
+            )
+            == 14
+        )
 
 
 def test_a_job_whose_first_part_is_unfinished_leaves_nothing(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.producer.errors import BadTokenId, Expired, InvalidRequest, PenstockError, TooLong
+from penstock.producer.one_revision import OneRevision
 from penstock.producer.transport.attempts import Attempts
-from penstock.producer.transport.call_batcher import CallBatcher, Result
-from penstock.producer.wire.messages import Options, Row
+from penstock.producer.transport.call_batcher import Answers, CallBatcher, Result
+from penstock.producer.wire.messages import Options
 from penstock.producer.wire.sequences import Kind, check
 from tests.examples import examples
 
@@ -30,7 +31,7 @@ class Worker:
         self.records: list[list[list[int]]] = []
         self.deadlines: list[float] = []
 
-    async def ask(self, task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Sequence[Row]:
+    async def ask(self, task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Answers:
         await asyncio.sleep(0)
         given = [np.frombuffer(sequence, np.uint32).tolist() for sequence in sequences]
         self.records.append(given)
@@ -41,7 +42,7 @@ class Worker:
             rows = {i: kind(f"found {max(ids)}") for i, ids in enumerate(given) if lowest <= max(ids) < highest}
             if rows:
                 raise kind(f"Sequence {next(iter(rows))}: at fault", rows)
-        return np.array([[len(ids), sum(ids)] for ids in given], options.dtype)  # type: ignore[return-value]  # rows
+        return Answers(np.array([[len(ids), sum(ids)] for ids in given], options.dtype), "m", "r")  # type: ignore[arg-type]  # rows
 
 
 def make(worker: Worker, *, share: bool = True, sequences_per_record: int = 64) -> CallBatcher:
@@ -51,7 +52,7 @@ def make(worker: Worker, *, share: bool = True, sequences_per_record: int = 64) 
 async def ask(
     batcher: CallBatcher, ids: Sequence[Any], *, dtype: str = "float32", timeout_s: float = 30
 ) -> list[Result]:
-    return await batcher.results("embed", Options(dtype=dtype), *check(None, ids), timeout_s)
+    return await batcher.results("embed", Options(dtype=dtype), *check("embed", None, ids), timeout_s, OneRevision())
 
 
 def shown(results: list[Result]) -> list[object]:
@@ -121,7 +122,7 @@ async def test_a_list_shares_its_last_record() -> None:
 
 async def test_nothing_that_can_be_sent_is_no_record() -> None:
     worker = Worker()
-    assert shown(await ask(make(worker), [[], None])) == shown(check(None, [[], None])[1])  # type: ignore[arg-type,list-item]  # errors
+    assert shown(await ask(make(worker), [[], None])) == shown(check("embed", None, [[], None])[1])  # type: ignore[arg-type,list-item]  # errors
     assert worker.records == []
 
 
@@ -143,12 +144,12 @@ async def test_a_cancelled_call_does_not_affect_the_others_and_is_not_sent_again
 async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
     ended = asyncio.Event()
 
-    async def never(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Sequence[Row]:
+    async def never(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Answers:
         try:
             await asyncio.Event().wait()
         finally:
             ended.set()
-        return []
+        raise RuntimeError("Never came.")
 
     batcher = CallBatcher(never, sequences_per_record=64, share=True)
     calls = [asyncio.create_task(ask(batcher, [[n], [n]])) for n in range(3)]
@@ -166,7 +167,7 @@ async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
 
 @pytest.mark.parametrize("error", [Expired("too late"), ValueError("a bug")])
 async def test_an_error_of_the_whole_record_is_that_of_each_call(error: Exception) -> None:
-    async def fail(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Sequence[Row]:
+    async def fail(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Answers:
         raise error
 
     batcher = CallBatcher(fail, sequences_per_record=64, share=True)
@@ -180,9 +181,9 @@ async def test_an_error_of_the_whole_record_is_that_of_each_call(error: Exceptio
 
 
 def test_texts_and_pairs_are_told_apart() -> None:
-    assert check(["a", "b"], None)[0] is Kind.TEXTS
-    assert check(["a", ("b", "c")], None)[0] is Kind.PAIRS
-    assert check(None, [[1]])[0] is Kind.IDS
+    assert check("embed", ["a", "b"], None)[0] is Kind.TEXTS
+    assert check("embed", ["a", ("b", "c")], None)[0] is Kind.PAIRS
+    assert check("embed", None, [[1]])[0] is Kind.IDS
 
 
 IDS = st.lists(st.integers(1, 9) | st.sampled_from([1000, 1001, 2000, 2001]), max_size=3)

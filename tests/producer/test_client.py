@@ -25,6 +25,7 @@ from penstock.producer import (
     ShuttingDown,
     TooLong,
     UnsupportedTask,
+    WrongArgument,
 )
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport import exchange as module
@@ -122,6 +123,20 @@ async def test_sequences_at_fault_are_taken_out_and_the_others_sent_again(monkey
     assert [type(row) for row in rows] == [np.ndarray, BadTokenId, np.ndarray, EmptyInput, np.ndarray, BadTokenId]
     assert [row.tolist() for row in rows if isinstance(row, np.ndarray)] == [[1, 1, 0], [2, 1, 0], [3, 2, 0]]
     assert [request.num_sequences for request in loop.requests[:2]] == [5, 3]
+
+
+async def test_an_error_of_one_text_names_it_by_its_place_in_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever record the text was sent in, and whatever place it had there."""
+
+    def answer(request: Request) -> Reply | PenstockError:
+        reply = first_ids(request)
+        assert reply.vectors is not None
+        faults = {index: TooLong("Given: 600") for index in np.flatnonzero(reply.vectors[:, 0] == 600).tolist()}
+        return TooLong("Sequence 0: Given: 600", faults) if faults else reply
+
+    async with connected(monkeypatch, answer, sequences_per_record=2) as (client, _):
+        with pytest.raises(TooLong, match=r"^Sequence 3: Given: 600$"):
+            await client.embed(ids=[[1], [2], [3], [600], [600]])
 
 
 @pytest.mark.parametrize("error", [TooLong, BackendError, Expired, InvalidRequest])
@@ -359,17 +374,17 @@ async def test_one_request_one_reply(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BAD_SEQUENCES: list[tuple[dict[str, Any], type[PenstockError]]] = [
-    ({"texts": ["fine", None]}, InvalidRequest),
-    ({"texts": ["fine", 5]}, InvalidRequest),
-    ({"texts": ["fine", ("a", None)]}, InvalidRequest),
-    ({"texts": ["fine", ("a", "b", "c")]}, InvalidRequest),
+    ({"texts": ["fine", None]}, WrongArgument),
+    ({"texts": ["fine", 5]}, WrongArgument),
+    ({"texts": ["fine", ("a", None)]}, WrongArgument),
+    ({"texts": ["fine", ("a", "b", "c")]}, WrongArgument),
     ({"texts": ["fine", " "]}, EmptyInput),
     ({"texts": ["fine", ("a", "")]}, EmptyInput),
-    ({"ids": [[1], None]}, InvalidRequest),
-    ({"ids": [[1], 5]}, InvalidRequest),
-    ({"ids": [[1], np.array(5)]}, InvalidRequest),
-    ({"ids": [[1], "abc"]}, InvalidRequest),
-    ({"ids": [[1], [[1], [2, 3]]]}, InvalidRequest),
+    ({"ids": [[1], None]}, WrongArgument),
+    ({"ids": [[1], 5]}, WrongArgument),
+    ({"ids": [[1], np.array(5)]}, WrongArgument),
+    ({"ids": [[1], "abc"]}, WrongArgument),
+    ({"ids": [[1], [[1], [2, 3]]]}, WrongArgument),
     ({"ids": [[1], []]}, EmptyInput),
 ]
 
@@ -439,7 +454,7 @@ async def test_a_fault_of_one_call_does_not_fail_another(monkeypatch: pytest.Mon
         wrong = client.embed(ids=[[1]], truncate=1)  # type: ignore[arg-type]  # the mistake
         others = [client.embed(ids=[[n]], truncate=truncate) for n, truncate in ((2, True), (3, np.True_))]  # type: ignore[arg-type]  # taken too
         results = await asyncio.gather(wrong, *others, return_exceptions=True)
-    assert [type(result) for result in results] == [InvalidRequest, np.ndarray, np.ndarray]
+    assert [type(result) for result in results] == [WrongArgument, np.ndarray, np.ndarray]
     [request] = loop.requests
     assert request.num_sequences == 2
     assert request.options.truncate is True
@@ -685,7 +700,9 @@ async def test_what_was_generated_comes_with_its_finish_and_text(monkeypatch: py
         ]
         assert await client.generate(ids=[[1]]) == [Generation((7, 2040), "length")]
         with pytest.raises(InvalidRequest, match=r"none of `generate`, or not implemented\. Given: 'beams'"):
-            await client.generate("a", beams=2)
+            await client.generate("a", beams=2)  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match=r"Given: 'num_beam'\. Did you mean `num_beams`\?"):
+            await client.generate("a", num_beam=4)  # type: ignore[call-arg]
     beams = Options(truncate=True, generation=(("max_new_tokens", 5), ("num_beams", 2)))
     assert [request.options for request in loop.requests] == [beams, beams, Options()]  # a record for each
     async with connected(monkeypatch, echo, tokenizer=CHECKPOINT) as (client, loop):
@@ -760,8 +777,8 @@ async def test_an_answer_to_another_task_is_an_error(monkeypatch: pytest.MonkeyP
         ({"model": None}, "`model`: Input should be a valid string."),
         ({"bootstrap_servers": "kafka"}, "`bootstrap_servers`: must be host:port, several separated by commas."),
         (
-            {"max_in_flight": 0, "colour": "red"},
-            "`max_in_flight`: Input should be greater than or equal to 1; `colour`: ",
+            {"max_in_flight": 0, "sequences_per_record": 0},
+            "`max_in_flight`: Input should be greater than or equal to 1; `sequences_per_record`: ",
         ),
     ],
 )

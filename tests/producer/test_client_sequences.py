@@ -63,7 +63,7 @@ async def test_a_sequence_at_fault_has_its_own_error(monkeypatch: pytest.MonkeyP
         ([], EmptyInput, "nothing to send"),
         ([{}], EmptyInput, "Sequence 0 has no field"),
         ({"values": [1]}, InvalidRequest, "must be a list of maps"),
-        ("values", InvalidRequest, "Sequence 0 must be a map of fields. Given: str"),
+        ("values", InvalidRequest, "must be a list of maps of fields. Given: str"),
         ([[1, 2]], InvalidRequest, "Sequence 0 must be a map of fields. Given: list"),
         ([{"values": {"a": 1}}], InvalidRequest, "must hold numbers, strings and booleans"),
         ([{"values": b"bytes"}], InvalidRequest, "must hold numbers, strings and booleans"),

@@ -3,10 +3,14 @@
 import re
 from pathlib import Path
 
+import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.producer import errors
 from penstock.producer.errors import ERRORS_BY_CODE, BackendError, InvalidRequest, PenstockError, error_from_code
+from penstock.producer.wire.codec import decode_request, encode_error
 
 
 def _all_subclasses(cls: type[PenstockError]) -> set[type[PenstockError]]:
@@ -55,3 +59,20 @@ def test_rows_at_fault() -> None:
     for cls in ERRORS_BY_CODE.values():
         assert cls("Sequence 1.", {1: row}).rows == {1: row}
         assert cls("The envelope.").rows == {}
+
+
+@given(st.text())
+def test_no_message_holds_a_control_character_and_readable_ones_are_as_they_were(text: str) -> None:
+    error = InvalidRequest(text, {0: InvalidRequest(f"Given: {text}")})
+    assert str(error).isprintable()
+    assert error.rows[0].message.isprintable()
+    assert not text.isprintable() or str(error) == text
+
+
+def test_an_error_reply_holds_no_escape_sequence_of_a_client() -> None:
+    hostile = "\x1b]0;title\x07\x9b2J\u202e\n"
+    with pytest.raises(InvalidRequest) as raised:
+        decode_request(msgpack.packb({"v": 1, "model": "m", "task": hostile, "text": "x"}))
+    reply = msgpack.unpackb(encode_error(raised.value))["error"]["message"]
+    assert reply.isprintable()
+    assert error_from_code(hostile, hostile).message.isprintable()  # of a worker that is not to be trusted either

@@ -12,6 +12,7 @@ from penstock.producer.answer_stream import Result
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError, UnknownModel, UnsupportedTask
 from penstock.producer.files.file_job import BulkResult, TooManyErrors, run_bulk
 from penstock.producer.files.row_blocks import Block
+from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.messages import Options, Text
 
 
@@ -45,7 +46,13 @@ class Lengths:
         self.timeout_s: float | None = None
 
     async def map(
-        self, task: str, texts: Sequence[Text], *, options: Options | None = None, timeout_s: float | None = None
+        self,
+        task: str,
+        texts: Sequence[Text],
+        *,
+        options: Options | None = None,
+        timeout_s: float | None = None,
+        revision: OneRevision | None = None,
     ) -> list[Result]:
         self.options, self.timeout_s = options, timeout_s
         self.in_flight += 1
@@ -64,7 +71,13 @@ class Never(Lengths):
         self.all_there = asyncio.Event()
 
     async def map(
-        self, task: str, texts: Sequence[Text], *, options: Options | None = None, timeout_s: float | None = None
+        self,
+        task: str,
+        texts: Sequence[Text],
+        *,
+        options: Options | None = None,
+        timeout_s: float | None = None,
+        revision: OneRevision | None = None,
     ) -> list[Result]:
         self.in_flight += 1
         if self.in_flight == self.expected:

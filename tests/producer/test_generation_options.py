@@ -54,6 +54,7 @@ def test_every_option_passes_through_a_record() -> None:
         ({"top_k": 3, "num_beams": 2}, {"num_beams": 2, "top_k": 3}),
         ({"top_k": None}, {}),
         ((("suppress_tokens", (1, 2)),), {"suppress_tokens": [1, 2]}),
+        ({"num_return_sequences": 1, "min_p": 0, "typical_p": None}, {}),
     ],
 )
 def test_equal_options_have_equal_bytes(given: Any, same: Any) -> None:

@@ -40,7 +40,8 @@ def test_golden_headers() -> None:
 
 
 def test_golden_reply_key() -> None:
-    assert content_key(b"penstock.requests.m-3-1234").hex() == "b16c5f4b2320abb2295fbe645dc1c378"
+    place = b"penstock.requests.m-3-1234-1767225600000"
+    assert content_key(bytes(range(16)) + place).hex() == "81e153a5be672c5155f3b6576df30a92"
 
 
 @given(st.binary(), st.integers(0, 2**31 - 1), st.integers(0, 10**15 - 1) | st.none())

@@ -14,6 +14,7 @@ from penstock.producer import answer_stream
 from penstock.producer.answer_stream import Result
 from penstock.producer.client import Client
 from penstock.producer.errors import InvalidRequest, PenstockError
+from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.messages import Options
 
 
@@ -261,7 +262,9 @@ async def test_options_reach_the_call() -> None:
 
     rows = Options_().map_rows("classify", ["a"], options=Options(top_k=3), timeout_s=7.0)
     assert [row async for row, _ in rows] == ["a"]
-    assert seen == [("classify", {"options": Options(top_k=3), "timeout_s": 7.0})]
+    [(task, given)] = seen
+    assert isinstance(given.pop("revision"), OneRevision)
+    assert (task, given) == ("classify", {"options": Options(top_k=3), "timeout_s": 7.0})
 
 
 async def test_without_pyarrow_a_frame_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,18 +6,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiokafka.codec
+import numpy as np
 import pytest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.producer.transport import bounded_fetch
+from penstock.producer.transport import bounded_fetch, record_table
 from penstock.producer.transport.decompression import BombError, CorruptError, decompress
-from penstock.producer.transport.record_batches import UNREADABLE_BATCH, UnpackBounds, Unpacked, is_packed, unpack
+from penstock.producer.transport.record_batches import (
+    UNREADABLE_BATCH,
+    UnpackBounds,
+    Unpacked,
+    needs_unpacking,
+    unpack,
+)
+from penstock.producer.transport.record_table import RecordTable
 
 CODECS = {"gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 BOUNDS = UnpackBounds(batch_bytes=4096, batch_items=100, total_bytes=8192, total_items=200)
@@ -81,8 +89,8 @@ def test_a_second_gzip_member_is_corrupt() -> None:
 def test_unpacked_batches_have_the_same_records_and_no_codec(codec: int) -> None:
     data = batch(5, [b"a", b"b"], codec=codec, headers=2) + batch(7, [b"c"], codec=0) + batch(9, [b"d"], codec=codec)
     result = unpack(data, BOUNDS)
-    assert is_packed(data)
-    assert not is_packed(result.data)
+    assert needs_unpacking(data)
+    assert not needs_unpacking(result.data)
     assert (result.is_whole, result.faults) == (True, [])
     both = [[(r.offset, r.timestamp, r.key, r.value, r.headers) for r in read(one)] for one in (data, result.data)]
     assert both[0] == both[1]
@@ -135,7 +143,7 @@ def test_any_records_are_read_or_at_fault(records: bytes, count: int) -> None:
     checked = whole[21:57] + count.to_bytes(4, "big", signed=True) + gzip.compress(records, mtime=0)
     rest = whole[12:17] + calc_crc32c(checked).to_bytes(4, "big") + checked
     result = unpack(whole[:8] + len(rest).to_bytes(4, "big") + rest, BOUNDS)
-    assert len(result.faults) == 1 or not is_packed(result.data)
+    assert len(result.faults) == 1 or not needs_unpacking(result.data)
 
 
 async def test_an_answer_brings_at_most_so_much_however_many_partitions_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,3 +167,61 @@ class Answers:
     async def send(self, node_id: int, request: Any) -> Any:
         await asyncio.sleep(0)
         return self.answer
+
+
+def many(num_records: int, *, codec: int = 1, headers: int = 0) -> bytes:
+    return batch(40, [b"value %d" % number for number in range(num_records)], codec=codec, headers=headers)
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+@given(st.integers(513, 1500), st.integers(0, 3))
+@settings(max_examples=5, deadline=None)
+def test_a_long_batch_comes_as_short_ones_with_the_same_records(codec: int, count: int, headers: int) -> None:
+    data = many(count, codec=codec, headers=headers)
+    assert needs_unpacking(data)
+    result = unpack(data, UnpackBounds(1 << 20, 1 << 16, 1 << 20, 1 << 16))
+    both = [[(r.offset, r.timestamp, r.key, r.value, r.headers) for r in read(one)] for one in (data, result.data)]
+    assert both[0] == both[1]
+    batches, lengths, next_offset = MemoryRecords(result.data), [], 40
+    while batches.has_next():
+        one = batches.next_batch()
+        lengths.append(len(list(one)))
+        next_offset += lengths[-1]
+        assert one.next_offset == next_offset
+    assert max(lengths) * (1 + headers) <= 512
+    assert not needs_unpacking(result.data)
+
+
+def test_a_record_with_very_many_headers_is_at_fault_and_its_neighbours_are_read() -> None:
+    builder = DefaultRecordBatchBuilder(2, 1, 0, -1, -1, -1, 1 << 24)
+    for index, headers in enumerate([1, 5000, 1]):
+        builder.append(index, 7, b"key", b"value", [("name", b"x")] * headers)
+    result = unpack(bytes(builder.build()), UnpackBounds(1 << 20, 1 << 16, 1 << 20, 1 << 16))
+    first, stand_in, last = read(result.data)
+    assert (first.offset, stand_in.offset, last.offset) == (0, 1, 2)
+    assert dict(stand_in.headers)[UNREADABLE_BATCH].endswith(b"a record has more than 4,096 headers")
+
+
+def outcome(read_table: Any) -> tuple[list[list[int]], bool]:
+    """The columns, and whether it raised."""
+    try:
+        table = read_table()
+    except ValueError:
+        return [], True
+    return [list(column) for column in (table.ends, table.offset_deltas, table.num_headers)], False
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_records_are_found_alike_one_at_a_time_and_all_at_once(data: st.DataObject) -> None:
+    records = bytearray(batch(0, data.draw(st.lists(st.binary(max_size=200), max_size=5)), codec=0, headers=2)[61:])
+    count = data.draw(st.integers(0, 6))
+    for place in data.draw(st.lists(st.integers(0, max(0, len(records) - 1)), max_size=3)):
+        records[place : place + 1] = data.draw(st.binary(min_size=1, max_size=1))
+    raw = bytes(records)
+
+    def at_once() -> RecordTable:
+        starts, ends = record_table._extents(raw, count)
+        return RecordTable._of_many(raw, np.array(starts, np.int64), np.array(ends, np.int64))
+
+    assert outcome(lambda: RecordTable.of(raw, count)) == outcome(at_once)

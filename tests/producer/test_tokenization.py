@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from penstock.producer.errors import InvalidRequest
-from penstock.producer.tokenization import Encoded, Tokenizer, TokenizerError
+from penstock.producer.tokenization import Encoded, Tokenizer
+from penstock.producer.tokenizer_files import TokenizerError
 from penstock.producer.wire.messages import Text
 from tests.examples import examples
 
@@ -133,6 +134,13 @@ def test_half_a_surrogate_pair_is_refused_and_named() -> None:
     assert sorted(caught.value.rows) == [1, 2]
 
 
+def test_what_the_tokenizer_leaves_out_does_not_count() -> None:
+    """Nothing is cut before it."""
+    text = "\n" * 4100 + "where is my card"
+    assert ids_of(ours([text])) == ids_of(ours([text], max_tokens=6)) == ids_of(ours(["where is my card"]))
+    assert len(ours([text])[0].ids) == 6
+
+
 def test_a_bound_without_room_for_text_is_refused() -> None:
     with pytest.raises(ValueError, match="max_tokens=3 leaves no room"):
         ours(["card"], max_tokens=3)
@@ -188,6 +196,22 @@ async def test_a_large_call_takes_turns_with_those_that_come_after_it() -> None:
     assert not first.done()
     assert ids_of(answers) == ids_of(OURS.encode(small, truncate=True, max_tokens=128))
     assert ids_of(await first) == ids_of(OURS.encode(large, truncate=True, max_tokens=128))
+
+
+async def test_a_huge_text_holds_up_neither_the_event_loop_nor_other_texts() -> None:
+    tokenizer = Tokenizer.from_directory(CHECKPOINT)
+    huge = asyncio.create_task(tokenizer.encode_async(["zq card " * 60_000], truncate=True, max_tokens=128))
+    await asyncio.sleep(0)
+    large = [f"card {number} zqx{number}" * 100 for number in range(40)]
+    answers = await tokenizer.encode_async(large, truncate=True, max_tokens=128)
+    assert not huge.done()
+    turns = 0
+    while not huge.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 20
+    assert [len(one.ids) for one in (*answers, *await huge)] == [128] * 41
+    tokenizer.close()
 
 
 async def test_closing_does_not_wait_for_the_thread() -> None:

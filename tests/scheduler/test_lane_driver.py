@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from penstock.scheduler import Cause, Job, LaneBatch, LaneDriver, PackedCost, Scheduler, SchedulerSettings
 
 COST = PackedCost(floor_s=0.0, alpha_s=0.0, beta_s=0.01, gamma_s=0.0)  # 10 ms a token
@@ -25,6 +27,61 @@ def test_each_lane_gets_a_batch_and_one_more_is_prepared_ahead() -> None:
     assert [batch.ids for batch in dispatch.start] == [(0, 1), (2, 3), (4, 5)]
     assert [batch.started for batch in dispatch.start] == [0.0, 0.0, None]
     assert lanes.dispatch(0.0).start == []
+
+
+def test_a_short_queue_leaves_the_last_idle_lane_free_until_another_is() -> None:
+    lanes = driver(3)
+    started = []
+    for job_id in range(4):
+        lanes.add(jobs(job_id), 0.0)
+        started += lanes.dispatch(0.0).start
+    assert [batch.ids for batch in started] == [(0,), (1,), (2, 3)]  # the third is a full batch
+    lanes.finish(started[0], 0.01)
+    lanes.add(jobs(4, now=0.01), 0.01)
+    waiting = lanes.dispatch(0.01)
+    assert (waiting.start, waiting.wake_at) == ([], 0.04)
+    lanes.finish(started[1], 0.01)
+    assert [batch.ids for batch in lanes.dispatch(0.01).start] == [(4,)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "deadline", "waits_until"),
+    [
+        (2, None, 0.03),  # a lane will be free at 0.02
+        (2, 0.07, 0.025),  # half of its SLO, less the 0.01 s that it runs
+        (2, 0.05, None),  # that is before 0.02
+        (50, None, None),  # no lane will be free for 0.5 s
+    ],
+)
+def test_the_last_lane_takes_a_job_that_cannot_wait(
+    tokens: int, deadline: float | None, waits_until: float | None
+) -> None:
+    lanes = driver(2)
+    lanes.add([Job(0, tokens, 0.0)], 0.0)
+    assert len(lanes.dispatch(0.0).start) == 1
+    lanes.add(jobs(1, deadline=deadline), 0.0)
+    dispatch = lanes.dispatch(0.0)
+    if waits_until is not None:
+        assert not dispatch.start
+        assert dispatch.wake_at == pytest.approx(waits_until)
+        dispatch = lanes.dispatch(dispatch.wake_at or 0.0)  # the first job is late
+    assert [batch.ids for batch in dispatch.start] == [(1,)]
+
+
+def test_the_last_lane_takes_bulk_work_and_what_is_drained() -> None:
+    lanes = driver(2)
+    lanes.add(jobs(0), 0.0)
+    lanes.dispatch(0.0)
+    lanes.add(jobs(1), 0.0)
+    assert lanes.dispatch(0.0).start == []
+    lanes.add([Job(2, 1, 0.0, None, bulk=True)], 0.0)
+    assert [batch.ids for batch in lanes.dispatch(0.0).start] == [(1,)]  # the bulk job is too long to fill it up
+    lanes = driver(2)
+    lanes.add(jobs(0), 0.0)
+    lanes.dispatch(0.0)
+    lanes.add(jobs(1), 0.0)
+    lanes.is_draining = True
+    assert [batch.ids for batch in lanes.dispatch(0.0).start] == [(1,)]
 
 
 def test_planned_jobs_have_left_the_queue_before_their_batch_starts() -> None:

@@ -184,7 +184,7 @@ class World:
         for number in arguments[:1] or self.group:
             self.members[number] = self.members[number].clone()
         getattr(self, f"_{name}")(*arguments)
-        for (_, partition), (offset, beyond, _) in self.committed.items():
+        for (_, partition), (offset, beyond, *_) in self.committed.items():
             passed = {(partition, before) for before in (*range(offset), *beyond)}
             if not passed <= self.answered:
                 raise Violation(f"{sorted(passed)} are committed; answered: {sorted(self.answered)}")

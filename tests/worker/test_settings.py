@@ -125,8 +125,8 @@ def test_lanes_follow_the_device_unless_given(monkeypatch: pytest.MonkeyPatch) -
     assert resolve(make(model="m", lanes=2), GPU).lanes == 2
 
 
-def test_the_longest_wait_follows_the_device_unless_given() -> None:
-    assert resolve(make(model="m"), CPU).max_wait_ms == 2.0
+def test_no_batch_waits_for_company_unless_told() -> None:
+    assert resolve(make(model="m"), CPU).max_wait_ms == 0.0
     assert resolve(make(model="m"), GPU).max_wait_ms == 0.0
     assert resolve(make(model="m", max_wait_ms=1), GPU).max_wait_ms == 1.0
 
@@ -232,6 +232,7 @@ def test_a_resolved_setting_is_never_open() -> None:
         "partition",
         "mps",
         "standby",
+        "connect_timeout_s",  # none: a worker goes on trying
     }
     may_be_open |= {"log_file", "cells", "state_slots", "page_memory_mib"}  # of models that run step by step
     open_settings = {name for name, value in settings if value in (None, "auto")}

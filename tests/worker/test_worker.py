@@ -50,12 +50,22 @@ class FakeConsumer:
         self.coordinator_answers = asyncio.Event()
         self.coordinator_answers.set()
         self._coordinator = SimpleNamespace(
-            _commit_refresh_task=None, fetch_committed_offsets=self._fetch_committed_offsets, member_id=""
+            _commit_refresh_task=None,
+            fetch_committed_offsets=self._fetch_committed_offsets,
+            member_id="",
+            generation=1,
         )
+        self._client, self._fetcher = self, SimpleNamespace()
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
+
+    def get_random_node(self) -> int:
+        return 1
+
+    async def send(self, *_: object) -> None:
+        raise NotImplementedError  # as aiokafka where a broker has no ids of topics
 
     def subscribe(self, _: list[str], *, listener: Any) -> None:
         self._listener = listener

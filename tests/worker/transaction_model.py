@@ -64,19 +64,16 @@ class Member:
         self.plan = self.plan_class(SOURCE, self.tracker, self.marks)
         self.epoch: int | None = None  # of its producer; None: it has failed
         self.position = 0
-        self.found: PartitionProgress | None = None  # committed, before the last owner was fenced
+        self.found = PartitionProgress(0)  # committed, before the last owner was fenced
         self.records: list[PendingRecord] = []  # that the engine has, also of partitions that were lost
         self.sent: Transaction | None = None
 
-    def own(self, committed: PartitionProgress | None) -> None:
+    def own(self, committed: PartitionProgress) -> None:
         """As `Consumer._open` once the earlier owner is fenced."""
-        self.phase, self.position = "owns", 0 if committed is None else committed.offset
-        if committed is not None:
-            found = committed._replace(
-                custody=committed.custody and self.taken_over(committed.custody, committed.offset)
-            )
-            self.tracker.restore({SOURCE: found})
-            self.marks._take_over({SOURCE: found})
+        self.phase, self.position = "owns", committed.offset
+        found = committed._replace(custody=committed.custody and self.taken_over(committed.custody, committed.offset))
+        self.tracker.restore({SOURCE: found})
+        self.marks._take_over({SOURCE: found})
         self.plan.take_over(committed)
 
     def taken_over(self, custody: Custody, offset: int) -> Custody:
@@ -162,7 +159,7 @@ class World:
     losses: int = 0  # of connections, in a transaction
     epoch: int = 0  # of the transactional id
     opened: Transaction | None = None  # at the coordinator
-    committed: PartitionProgress | None = None
+    committed: PartitionProgress = field(default_factory=lambda: PartitionProgress(0))
     committer: int | None = None  # that made the last commit, if it has not died since
     answered: Counter[int] = field(default_factory=Counter)  # visible to readers with read_committed
     owner: int | None = None  # in the eyes of the group
@@ -236,7 +233,7 @@ class World:
 
     def check_end(self) -> None:
         """Nothing can happen any more. Raises Violation if something is left."""
-        if self.committed is None or self.committed.offset != self.num_records:
+        if self.committed.offset != self.num_records:
             raise Violation(f"not all is committed: {self.committed}")
         if any(member.ledger.num_unfinished or member.plan.num_answered for member in self.members):
             raise Violation("a member still holds records")
@@ -249,7 +246,7 @@ class World:
         return members, budgets, opened, delayed, self.committed, self.committer, frozenset(self.answered), self.owner
 
     def _check(self, before: PartitionProgress | None) -> None:
-        offset = 0 if self.committed is None else self.committed.offset
+        offset = self.committed.offset
         if self.answered != Counter(range(offset)):
             raise Violation(f"{offset} is committed, and these are answered: {dict(self.answered)}")
         if before is not None and offset < before.offset:
@@ -273,7 +270,7 @@ class World:
         if member.reads_first:
             self._fence(member)
         member.own(member.found if member.reads_first else self.committed)
-        mark = None if self.committed is None or self.committer != number else self.committed.custody
+        mark = None if self.committer != number else self.committed.custody
         if mark is not None and 0 < mark.deaths < member.marks.custody(SOURCE).deaths:
             raise Violation("a member that lives takes its own mark for that of one that died")
 
@@ -282,7 +279,7 @@ class World:
         member, self.owner = self.members[number], None
         reading, has_marks = member.tracker.reading(SOURCE), member.phase in ("owns", "draining")
         has_run = has_marks and any(record.reading == reading for record in member.records)
-        is_mark_there = self.committed is not None and self.committed.custody is not None
+        is_mark_there = self.committed.custody is not None
         if has_run and member.plan.is_marked and member.epoch == self.epoch and not is_mark_there:
             raise Violation("a member died with records that ran, and has left no mark")
         if member.sent is not None:

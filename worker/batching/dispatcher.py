@@ -186,20 +186,32 @@ class Dispatcher:
         self._dispatch()
 
     def _finish(self, batch: LaneBatch, output: BatchOutput) -> None:
-        """Report the results of a batch. A request fails if its deadline had passed when a lane took up the batch."""
-        leaders = [self._planned.pop(job_id) for job_id in batch.ids]
-        if len(output.rows) != len(leaders):
-            raise RuntimeError(f"The engine answered {len(output.rows)} of {len(leaders)} sequences. This is a bug.")
+        """Report the results of a batch. A request fails if its deadline had passed when a lane took up the batch.
+
+        Sequences whose results are not finite fail; they are neither reported nor cached.
+        """
+        if len(output.rows) != len(batch.ids):
+            raise RuntimeError(f"The engine answered {len(output.rows)} of {len(batch.ids)} sequences. This is a bug.")
+        bad = frozenset(output.not_finite)
+        good = [index for index in range(len(batch.ids)) if index not in bad]
+        if good:
+            self._report(batch, good, output)
+        if bad:
+            self._failures.blame_rows(batch, output)
+
+    def _report(self, batch: LaneBatch, indices: Sequence[int], output: BatchOutput) -> None:
+        """Report the results of these sequences, and the statistics of all."""
+        sums = sums_of([self._planned[job_id] for job_id in batch.ids])
+        flights = self._queue.finish([self._planned.pop(batch.ids[index]) for index in indices])
         results = [
-            (sequence, result)
-            for flight, result in zip(self._queue.finish(leaders), output.rows, strict=True)
+            (sequence, output.rows[index])
+            for flight, index in zip(flights, indices, strict=True)
             for sequence in flight
         ]
         if batch.started is not None:
             for sequence in [one for one, _ in results if deadline_of(one) < batch.started]:
                 late_s = batch.started - deadline_of(sequence)
                 self._queue.reject(sequence, deadline_error(Cause.QUEUED, late_s))
-        sums = sums_of(leaders)
         rule = batch.trigger, batch.partition, batch.dp_gain
         stats = BatchStats(*rule, sums, batch.predicted_s, output.device_s, number=batch.number)
         self._batch_done(stats, results)

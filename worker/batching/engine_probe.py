@@ -43,4 +43,6 @@ class EngineProbe:
         if not ended:
             return f"the idle engine has not computed one token for {PROBE_S:g} s"
         error = self._running.exception()
-        return "" if error is None else f"the idle engine fails on one token: {error!r}"
+        if error is not None:
+            return f"the idle engine fails on one token: {error!r}"
+        return "the idle engine's result for one token is not finite" if self._running.result().not_finite else ""

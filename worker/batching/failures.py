@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from penstock.engine import EngineLanes
-from penstock.engine.errors import DeviceFailed, is_out_of_memory
+from penstock.engine.errors import DeviceFailed, NotFinite, is_out_of_memory
 from penstock.engine.types import BatchOutput
 from penstock.scheduler import LaneBatch, LaneDriver
 from penstock.worker.batching.batch import health_probe, sums_of
@@ -24,6 +24,8 @@ class FailedBatches:
     - Another failure that may pass: the batch runs again, up to `MAX_RETRIES` times, after growing pauses.
     - Else the halves run. k culprits among n sequences take at most 1 + 2k·⌈log2 n⌉ runs, and k probes.
     - A sequence that fails alone is blamed if a probe, a batch of one token, runs. If not, the engine is at fault.
+    - Sequences whose results are not finite are blamed at once if another of their batch has a finite one, else by a
+      probe. They do not run again: equal input gives equal results.
     """
 
     def __init__(
@@ -73,7 +75,22 @@ class FailedBatches:
                     self.token_budget.shrink(sums_of(sequences).tokens)
                 self._split(batch, error)
             case Remedy.ISOLATE:
-                self._isolate(batch, error)
+                self._probe(batch.ids, error)
+
+    def blame_rows(self, batch: LaneBatch, output: BatchOutput) -> None:
+        """A batch ran, and rows of its output are not finite. Those sequences leave `planned`, now or by a probe."""
+        error = NotFinite(
+            "the result holds NaN or infinity. If numbers overflow in this dtype, a wider one may hold them: "
+            "--dtype bfloat16, or float32 on a CPU."
+        )
+        ids = [batch.ids[row] for row in output.not_finite]
+        for job_id in ids:
+            self._planned[job_id].note_failure()
+        if len(ids) == len(batch.ids):
+            self._probe(ids, error)
+            return
+        for job_id in ids:
+            self._blame(job_id, error)
 
     def _retry(self, batch: LaneBatch, error: BaseException) -> None:
         again = self._part(batch, batch.ids)
@@ -88,8 +105,8 @@ class FailedBatches:
         half = len(batch.ids) // 2
         self._run_again([self._part(batch, ids) for ids in (batch.ids[:half], batch.ids[half:])])
 
-    def _isolate(self, batch: LaneBatch, error: BaseException) -> None:
-        """A sequence failed alone: find out whether it or the engine is at fault."""
+    def _probe(self, ids: Sequence[int], error: BaseException) -> None:
+        """No sequence of these has a result: find out whether they or the engine are at fault."""
         probe = LaneBatch((), "probe", "probe", 0.0)
         self._driver.run_now(probe, self._clock())
 
@@ -98,10 +115,13 @@ class FailedBatches:
             if done.cancelled():
                 return
             broken = done.exception()
+            if broken is None and done.result().not_finite:
+                broken = NotFinite("the result of one token holds NaN or infinity.")
             if broken is not None:
                 self._unhealthy(broken)
-            else:
-                self._blame(batch.ids[0], error)
+                return
+            for job_id in ids:
+                self._blame(job_id, error)
 
-        options = self._planned[batch.ids[0]].options
+        options = self._planned[ids[0]].options
         self._lanes.submit(health_probe(options)).add_done_callback(judge)

@@ -76,6 +76,11 @@ class Committer(PartitionMarks):
         self._offsets.restore(committed)
         self._take_over(committed)
 
+    def skipped(self, source: Source, first: int, end: int) -> None:
+        """Commit the new beginning, so that the next owner does not find the gap again."""
+        if self._offsets.skip(source, first, end):
+            self._changed([source])
+
     async def release(self, sources: set[Source]) -> None:
         """The worker has committed last, and forgotten the offsets."""
         self._forget_marks()

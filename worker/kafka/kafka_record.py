@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+NO_TOPIC_ID = bytes(16)  # of topics of brokers before Kafka 2.8
+
 
 class KafkaRecord(Protocol):
     """The part of aiokafka's ConsumerRecord that the worker uses."""

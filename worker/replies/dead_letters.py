@@ -2,8 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import structlog
@@ -23,13 +23,18 @@ from penstock.producer.wire.headers import (
     ERROR_MESSAGE,
     ERROR_TYPE,
     ERROR_WORKER,
+    LAST_OFFSET,
+    RECORDS,
     SOURCE,
     SOURCE_TIMESTAMP_MS,
+    SOURCE_TOPIC_ID,
     Headers,
     position,
+    topic_id_text,
 )
+from penstock.producer.wire.joint_letters import LetterRecord, encode_letter_records
 from penstock.producer.wire.topics import dead_letter_topic
-from penstock.worker.kafka.kafka_record import KafkaRecord
+from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.replies.outlet import OutAnswer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields
@@ -42,6 +47,8 @@ _RETRIES = 12  # a minute: a topic that is being created, or a permission that i
 _MAX_LETTER_BYTES = 2 * MAX_RECORD_BYTES
 _HEADER_BYTES = 8  # at most, for one header beside its name and value
 _MAX_MESSAGE_CHARS = 1000
+# Of the records that share a letter; a larger record has its own.
+_JOINT_RECORDS, _JOINT_BYTES = 512, 64 * 1024
 
 log = structlog.get_logger("penstock.dead_letters")
 
@@ -76,14 +83,23 @@ class _Letter:
         return len(self.key) + len(self.value or b"") + headers
 
 
+Ended = Callable[[Sequence[PendingRecord]], None]
+Faults = Sequence[tuple[PendingRecord, Fault]]
+
+
 @dataclass(slots=True)
 class _Sending(OutAnswer):
     """A letter on its way."""
 
     letter: _Letter
-    shorter: Iterator[_Letter]
-    ended: Callable[[], None]
+    records: Sequence[PendingRecord]
+    shorten: Callable[[], bool]  # puts a shorter one in its place; false: there is none
+    ended: Ended
     num_retries: int = 0
+
+    @property
+    def origins(self) -> Sequence[PendingRecord]:
+        return self.records
 
 
 class DeadLetters:
@@ -94,38 +110,65 @@ class DeadLetters:
         self._outlet = outlet
         self._reader = [(ERROR_WORKER, worker.encode()), (DLQ_GROUP, group_id.encode())]
         self._unwritable: set[str] = set()  # topics that have refused a letter to the end
-        self.counts = {"kept": 0, "kept_in_part": 0, "lost": 0}  # letters, by outcome
+        self.counts = {"kept": 0, "kept_in_part": 0, "lost": 0}  # records, by the outcome of their letters
 
-    def keep(self, record: PendingRecord, fault: Fault, ended: Callable[[], None]) -> None:
-        """Write a record's dead letter. `ended` is called once, when the broker has it or the letter was given up.
+    def keep(self, ended_together: Iterable[tuple[PendingRecord, Fault | None]], ended: Ended) -> None:
+        """Write the dead letters of records that end in one step. Those without a fault get none.
 
-        A letter that is too large is written again with less in it: without the value, at last with the position
-        alone. If the topic is missing or not allowed, the letter is sent again for a minute, and then logged and given
-        up. From then on that topic's letters have one attempt each, until it takes one. Otherwise each record at fault
-        would hold up the commits of its partition, and keep what is finished behind it in memory.
+        Records that follow each other in their partition share a letter. `ended` is called once for each record, when
+        the broker has its letter or the letter was given up.
+
+        A letter that is too large is written again with less in it: that of several records as one each, one without
+        the value, at last with the position alone. If the topic is missing or not allowed, the letter is sent again for
+        a minute, and then logged and given up. From then on that topic's letters have one attempt each, until it takes
+        one. Otherwise each record at fault would hold up the commits of its partition, and keep what is finished behind
+        it in memory.
         """
-        letters = _letters(record.original, [*_reasons(record, fault), *self._reader])
-        self._put(record, next(letters), letters, ended)
+        for run in _runs(ended_together):
+            if len(run) == 1:
+                self._keep_alone(*run[0], ended)
+            else:
+                self._keep_jointly(run, ended)
+
+    def _keep_alone(self, record: PendingRecord, fault: Fault, ended: Ended) -> None:
+        letters = _letters(record, [*_reasons(record, fault), *self._reader])
+
+        def put_next() -> bool:
+            letter = next(letters, None)
+            if letter is not None:
+                self._put([record], letter, put_next, ended)
+            return letter is not None
+
+        put_next()
+
+    def _keep_jointly(self, faults: Faults, ended: Ended) -> None:
+        def put_each() -> bool:
+            for record, fault in faults:
+                self._keep_alone(record, fault, ended)
+            return True
+
+        self._put([record for record, _ in faults], _joint_letter(faults, self._reader), put_each, ended)
 
     def _put(
-        self, record: PendingRecord, letter: _Letter, shorter: Iterator[_Letter], ended: Callable[[], None]
+        self, records: Sequence[PendingRecord], letter: _Letter, shorten: Callable[[], bool], ended: Ended
     ) -> None:
-        sending = _Sending(letter.key, letter.value, letter.headers, self._sent, record, letter, shorter, ended)
+        first = records[0]
+        sending = _Sending(letter.key, letter.value, letter.headers, self._sent, first, letter, records, shorten, ended)
         if letter.num_bytes > _MAX_LETTER_BYTES:
             self._shorten(sending, MessageSizeTooLargeError(f"A dead letter has at most {_MAX_LETTER_BYTES:,} bytes"))
         else:
-            self._outlet.put(dead_letter_topic(record.original.topic), None, [sending])
+            self._outlet.put(dead_letter_topic(first.original.topic), None, [sending])
 
     def _sent(self, letters: Sequence[_Sending], error: KafkaError | None) -> None:
         """Letters to one topic have ended together."""
         if error is None:
             self._unwritable.discard(dead_letter_topic(letters[0].origin.original.topic))
             for one in letters:
-                self.counts["kept_in_part" if one.letter.left_out else "kept"] += 1
+                self.counts["kept_in_part" if one.letter.left_out else "kept"] += len(one.records)
                 if one.letter.left_out:
                     named = record_fields(one.origin)
                     log.warning("dead_letter_kept_in_part", left_out=one.letter.left_out, **named)
-                one.ended()
+                one.ended(one.records)
         elif isinstance(error, MessageSizeTooLargeError):
             for one in letters:
                 self._shorten(one, error)
@@ -133,9 +176,7 @@ class DeadLetters:
             self._retry(letters, error)
 
     def _shorten(self, sending: _Sending, error: KafkaError) -> None:
-        if (shorter := next(sending.shorter, None)) is not None:
-            self._put(sending.origin, shorter, sending.shorter, sending.ended)
-        else:
+        if not sending.shorten():
             self._give_up(sending, error)
 
     def _retry(self, letters: Sequence[_Sending], error: KafkaError) -> None:
@@ -155,10 +196,58 @@ class DeadLetters:
             asyncio.get_running_loop().call_later(_RETRY_S, self._outlet.put, topic, None, again)
 
     def _give_up(self, sending: _Sending, error: KafkaError) -> None:
-        self.counts["lost"] += 1
-        named = record_fields(sending.origin)
+        num_records = len(sending.records)
+        self.counts["lost"] += num_records
+        named = {"records": num_records, **record_fields(sending.origin, num_records)}
         log.error("dead_letter_lost", error=repr(error), letter_bytes=sending.letter.num_bytes, **named)
-        sending.ended()
+        sending.ended(sending.records)
+
+
+def _runs(ended_together: Iterable[tuple[PendingRecord, Fault | None]]) -> Iterator[Faults]:
+    """The records at fault that share a letter: between two of them are only others of these, with or without a fault.
+
+    So with exactly-once delivery all that a letter stands for is answered, and committed, together.
+    """
+    by_reading: dict[tuple[Source, int, bytes], list[tuple[PendingRecord, Fault | None]]] = {}
+    for record, fault in ended_together:
+        by_reading.setdefault((record.source, record.reading, record.topic_id), []).append((record, fault))
+    for ended in by_reading.values():
+        run: list[tuple[PendingRecord, Fault]] = []
+        num_bytes, last_offset = 0, -1
+        for record, fault in ended:
+            offset, size = record.original.offset, record.held_bytes if fault is not None else 0
+            if run and (offset != last_offset + 1 or num_bytes + size > _JOINT_BYTES or len(run) == _JOINT_RECORDS):
+                yield run
+                run, num_bytes = [], 0
+            last_offset, num_bytes = offset, num_bytes + size
+            if fault is not None:
+                run.append((record, fault))
+        if run:
+            yield run
+
+
+def _joint_letter(faults: Faults, reader: Headers) -> _Letter:
+    """Its headers are those of the first record, but for the codes, which are those of all."""
+    (first, fault), originals = faults[0], [record.original for record, _ in faults]
+    records = [
+        LetterRecord(
+            one.original.offset,
+            one.original.timestamp,
+            one.original.key,
+            one.original.value,
+            one.original.headers,
+            why.code,
+            why.message[:_MAX_MESSAGE_CHARS],
+            why.type,
+            one.num_attempts,
+        )
+        for one, why in faults
+    ]
+    codes = ",".join(dict.fromkeys([why.code for _, why in faults]))
+    reasons = _reasons(first, replace(fault, code=codes))
+    number = [(LAST_OFFSET, b"%d" % originals[-1].offset), (RECORDS, b"%d" % len(faults))]
+    value = encode_letter_records(records)
+    return _Letter(reply_key(first), value, [*reasons, *reader, *number], left_out="")
 
 
 def _reasons(record: PendingRecord, fault: Fault) -> Headers:
@@ -170,6 +259,7 @@ def _reasons(record: PendingRecord, fault: Fault) -> Headers:
         (ERROR_TYPE, fault.type.encode()),
         (ERROR_ATTEMPTS, b"%d" % attempts),
         (SOURCE, position(original.topic, original.partition, original.offset)),
+        (SOURCE_TOPIC_ID, topic_id_text(record.topic_id)),
         (SOURCE_TIMESTAMP_MS, b"%d" % original.timestamp),
         (DLQ_TOPIC, original.topic.encode()),
         (DLQ_PARTITION, b"%d" % original.partition),
@@ -179,9 +269,10 @@ def _reasons(record: PendingRecord, fault: Fault) -> Headers:
     ]
 
 
-def _letters(record: KafkaRecord, reasons: Headers) -> Iterator[_Letter]:
+def _letters(pending: PendingRecord, reasons: Headers) -> Iterator[_Letter]:
     """The forms of a letter: whole, without the value, the position alone. Headers tell the sizes left out."""
-    key = record.key if record.key is not None else reply_key(record)
+    record, own_key = pending.original, reply_key(pending)
+    key = record.key if record.key is not None else own_key
     yield _Letter(key, record.value, [*record.headers, *reasons], left_out="")
     notes: list[tuple[str, bytes]] = []
     if record.value:
@@ -192,4 +283,4 @@ def _letters(record: KafkaRecord, reasons: Headers) -> Iterator[_Letter]:
     notes.append(("penstock-headers-left-out-bytes", b"%d" % headers_bytes))
     notes.append(("penstock-key-left-out-bytes", b"%d" % len(record.key or b"")))
     value = b"" if record.value else record.value
-    yield _Letter(reply_key(record), value, [*reasons, *notes], left_out="key, value and headers")
+    yield _Letter(own_key, value, [*reasons, *notes], left_out="key, value and headers")

@@ -80,21 +80,24 @@ class Delivery:
         Requests that are late, refused or cancelled leave none: their clients know, and may send them again. Without an
         address the dead letter is the only answer.
         """
-        kinds: dict[str | PenstockError, list[Rejection]] = {}
-        for one in rejections:
-            kinds.setdefault(one.error.code if _is_transient(one.error) else one.error, []).append(one)
+        rejected = list(rejections)
+        kinds: dict[tuple[str, str], list[Rejection]] = {}
+        for one in rejected:
+            reason = "" if _is_transient(one.error) else unquoted_reason(one.error)
+            kinds.setdefault((one.error.code, reason), []).append(one)
         for kind in kinds.values():
             self._reject(kind)
+        self._keep(
+            [(record, None if _is_told(address, error) else Fault.of(error)) for record, address, error in rejected]
+        )
 
     def _reject(self, rejections: Sequence[Rejection]) -> None:
-        """Reject records that are at fault alike, or late or refused with one code."""
+        """Answer records that are at fault alike, or late or refused with one code."""
         _log(rejections)
         is_only_answer = _is_transient(rejections[0].error)
         self._send(self._error_answers(rejections, self._only_answer_sent if is_only_answer else self._error_replied))
-        for record, address, error in rejections:
+        for record, _, error in rejections:
             record.note_error(error)
-            if address is None or not _is_transient(error):
-                self._keep(record, Fault.of(error))
 
     def _error_answers(self, rejections: Iterable[Rejection], done: _Done) -> list[_Reply]:
         """Error replies to the records that have an address. Records that share an error share its bytes."""
@@ -115,7 +118,7 @@ class Delivery:
         value: bytes,
         done: _Done,
     ) -> _Reply:
-        key, made_at = reply_key(record.original, address.replay_of), time.monotonic()
+        key, made_at = reply_key(record), time.monotonic()
         return _Reply(key, value, address.headers(), done, record, address, made_at)
 
     def _send(self, answers: Iterable[_Reply]) -> None:
@@ -165,15 +168,17 @@ class Delivery:
         """The reply topic does not take the answers: dead letters say so, so that the requests are not lost."""
         named = record_fields(answers[0].origin, len(answers))
         log.warning("reply_undeliverable", records=len(answers), error=repr(error), **named)
+        undelivered = BackendError(f"The reply could not be delivered: {error!r}")
+        undelivered.__cause__ = error
         for answer in answers:
-            undelivered = BackendError(f"The reply could not be delivered: {error!r}")
-            undelivered.__cause__ = error
             answer.origin.note_error(undelivered)
-            self._keep(answer.origin, Fault.of(undelivered))
+        self._keep([(answer.origin, Fault.of(undelivered)) for answer in answers])
 
-    def _keep(self, record: PendingRecord, fault: Fault) -> None:
-        record.owe()
-        self._dead_letters.keep(record, fault, lambda: self._pay([record]))
+    def _keep(self, ended_together: Sequence[tuple[PendingRecord, Fault | None]]) -> None:
+        for record, fault in ended_together:
+            if fault is not None:
+                record.owe()
+        self._dead_letters.keep(ended_together, self._pay)
 
     def _pay(self, records: Iterable[PendingRecord]) -> None:
         """The broker has one of the answers that each of these records is owed."""
@@ -197,6 +202,11 @@ def _log(rejections: Sequence[Rejection]) -> None:
 def _is_transient(error: PenstockError) -> bool:
     """Whether nothing is wrong with the record, which may be answered when it is sent again."""
     return error.retriable or isinstance(error, Expired | Cancelled)
+
+
+def _is_told(address: ReplyAddress | None, error: PenstockError) -> bool:
+    """Whether an error reply is all that a record needs."""
+    return address is not None and _is_transient(error)
 
 
 def _num_bytes(answers: Iterable[_Reply]) -> int:

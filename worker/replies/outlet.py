@@ -14,6 +14,11 @@ class OutAnswer(OutRecord):
 
     origin: PendingRecord  # that it answers
 
+    @property
+    def origins(self) -> Sequence[PendingRecord]:
+        """All records that it answers: several of one partition, for a dead letter that they share."""
+        return (self.origin,)
+
 
 class Outlet(Protocol):
     """Sends answers. `done` of each is called once, when the broker has it for good or refuses it."""

@@ -97,7 +97,7 @@ def partial_key(sequence: PendingSequence) -> bytes:
     A reader that drops replies with a key that it has seen, or a compacted topic, takes none for the reply.
     """
     request = sequence.request
-    key = reply_key(request.record.original, request.address.replay_of)
+    key = reply_key(request.record)
     return hashlib.blake2b(b"%d" % sequence.index, key=key, digest_size=16).digest()
 
 

@@ -45,9 +45,14 @@ def encode_replies(
 def encode_partial(
     sequence: PendingSequence, result: Float32Array, info: ModelInfo, tokenizer: Tokenizer | None
 ) -> bytes:
-    """The value of a partial reply: one row, what is generated so far for a sequence."""
-    rows = _generations(sequence.request, [result], tokenizer)
-    return encode_reply(Reply(info.name, info.revision, generations=rows))
+    """The value of a partial reply: one row, what is generated so far for a sequence.
+
+    Its text begins the text of each later one, and of the reply.
+    """
+    row = read_generation_row(result)
+    if sequence.request.message.text is not None and tokenizer is not None:
+        row = dataclasses.replace(row, text=tokenizer.decode_part(row.tokens))
+    return encode_reply(Reply(info.name, info.revision, generations=(row,)))
 
 
 def _shared_notes(request: PendingRequest, stats: BatchStats | None, now: float) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.fetching.consumer import Consumer
-from penstock.worker.kafka.kafka_record import KafkaRecord
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID, KafkaRecord
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
 
@@ -38,9 +38,9 @@ class FetchBuffer:
         self._backpressure = backpressure
         self._records: dict[bool, deque[PendingRecord]] = {False: deque(), True: deque()}  # by whether bulk
 
-    def put(self, originals: Sequence[KafkaRecord]) -> None:
+    def put(self, originals: Sequence[KafkaRecord], topic_id: bytes = NO_TOPIC_ID) -> None:
         """Add fetched records of one partition, in their order."""
-        records = self._ledger.receive(originals)
+        records = self._ledger.receive(originals, topic_id)
         self._records[records[0].from_bulk_topic].extend(records)
 
     async def fill(self, consumer: Consumer) -> None:

@@ -59,8 +59,8 @@ class GenerationRequests:
 
 
 def _seed(request: PendingRequest, index: int) -> int:
-    """As random as the record's position in its topic. A replayed record has the seed of the one that it repeats."""
-    key = reply_key(request.record.original, request.address.replay_of)
+    """As random as the record's position in its topic."""
+    key = reply_key(request.record)
     digest = hashlib.blake2b(b"seed %d" % index, key=key, digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - _SEED_BITS)
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.kafka_record import KafkaRecord
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID, KafkaRecord
 from penstock.worker.kafka.progress.offsets import OffsetTracker, Source
 from penstock.worker.requests.record import PendingRecord, RecordState
 from penstock.worker.requests.request import PendingRequest
@@ -49,11 +49,11 @@ class RecordLedger:
         """Records admitted and neither acknowledged nor given up, of the partitions that this worker has."""
         return self._offsets.num_unfinished
 
-    def receive(self, originals: Sequence[KafkaRecord]) -> list[PendingRecord]:
+    def receive(self, originals: Sequence[KafkaRecord], topic_id: bytes = NO_TOPIC_ID) -> list[PendingRecord]:
         """Records of one partition were polled."""
         first = originals[0]
         source, is_bulk = (first.topic, first.partition), first.topic == self._bulk_topic
-        records = [PendingRecord(original, source, is_bulk) for original in originals]
+        records = [PendingRecord(original, source, is_bulk, topic_id) for original in originals]
         self._backpressure.add_records(len(records), _held_bytes(records), bulk=is_bulk)
         return records
 

@@ -18,6 +18,7 @@ from penstock.producer.errors import (
     TooLong,
     UnsupportedTask,
 )
+from penstock.producer.special_frame import SpecialFrame
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.messages import Request, Text, Tokens, Uint32Array
 from penstock.worker.requests.generation import GenerationRequests
@@ -54,6 +55,7 @@ class RequestPreparer:
         self._info = info
         self._bounds = bounds
         self._tokenizer = tokenizer
+        self._frame = SpecialFrame() if tokenizer is None else tokenizer.frame
         self._has_cache = has_cache
         self._generation = generation
         self._cells = cells
@@ -72,9 +74,9 @@ class RequestPreparer:
             else:
                 wanted = message.options.truncate, message.task == "token_classify"
                 with_text.setdefault(wanted, []).append(request)
-        is_bounded = self._is_bounded(request.message.tokens for request, _ in found)
         for (truncate, spans), chosen in with_text.items():
             found += await self._tokenize(chosen, truncate, spans)
+        is_bounded = self._is_bounded(found)
         sequences: list[PendingSequence] = []
         rejections: list[Rejection] = []
         for request, ids in found:
@@ -101,10 +103,13 @@ class RequestPreparer:
                 rejections.append(request.reject(error))
         return sequences, rejections
 
-    def _is_bounded(self, tokens: Iterable[Tokens | None]) -> bool:
-        """Whether all ids of a slice are in the vocabulary: one look at all of them."""
-        ids = [one.ids for one in tokens if one is not None]
-        return not ids or int(np.concatenate(ids).max()) < self._info.vocab_size
+    def _is_bounded(self, found: Iterable[_Found]) -> bool:
+        """Whether all ids of a slice are in the vocabulary: one look at all of them.
+
+        Those of texts too: a checkpoint's tokenizer may have more tokens than its table.
+        """
+        ids = [one for _, sequences in found if not isinstance(sequences, PenstockError) for one, _ in sequences]
+        return not ids or int(np.concatenate(ids).max(initial=0)) < self._info.vocab_size
 
     async def _tokenize(self, requests: list[PendingRequest], truncate: bool, spans: bool) -> list[_Found]:
         """Tokenize all texts in one call. If it fails, each request gets its own, so that only the culprit fails."""
@@ -133,7 +138,7 @@ class RequestPreparer:
         return found
 
     def _fit(self, message: Request, found: list[_Ids] | PenstockError, *, is_bounded: bool) -> list[_Ids]:
-        """Bound sequences to the vocabulary and the model's maximum. A cut keeps the last id, which ends the text.
+        """Bound sequences to the vocabulary and the model's maximum. A cut keeps the special tokens around the text.
 
         `is_bounded`: no id of the slice is outside the vocabulary.
 
@@ -144,8 +149,8 @@ class RequestPreparer:
         if isinstance(found, PenstockError):
             raise found
         info, lengths = self._info, [len(ids) for ids, _ in found]
-        if message.tokens is not None and not is_bounded and message.tokens.ids.max() >= info.vocab_size:
-            highest = [int(ids.max()) for ids, _ in found]
+        highest = [] if is_bounded else [int(ids.max(initial=0)) for ids, _ in found]
+        if any(value >= info.vocab_size for value in highest):
             raise _above(info.vocab_size - 1, highest, BadTokenId, f"Token ids must be below {info.vocab_size}.")
         if 0 in lengths:
             raise first_error({i: EmptyInput("The text holds no token.") for i, n in enumerate(lengths) if n == 0})
@@ -154,7 +159,11 @@ class RequestPreparer:
             raise _above(info.max_tokens, lengths, TooLong, f"`inputs` must have at most {info.max_tokens} tokens.")
         if message.task == "token_classify":
             self._bounds.check_tokens(message, sum([min(length, info.max_tokens) for length in lengths]))
-        return found if longest <= info.max_tokens else [_cut(sequence, info.max_tokens) for sequence in found]
+        if longest <= info.max_tokens:
+            return found
+        cut = self._frame.cut  # for ids of clients: the tokenizer has cut texts
+        most = info.max_tokens
+        return [(cut(ids, most), None if types is None else cut(types, most)) for ids, types in found]
 
     def _keyed(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:
         if self._generation is not None:
@@ -206,11 +215,3 @@ def _split(tokens: Tokens) -> list[_Ids]:
 def _above(maximum: int, values: list[int], kind: type[InvalidRequest], rule: str) -> PenstockError:
     """The error of a request, for the sequences whose values are above the maximum."""
     return first_error({i: kind(f"{rule} Given: {value}") for i, value in enumerate(values) if value > maximum})
-
-
-def _cut(sequence: _Ids, max_tokens: int) -> _Ids:
-    ids, types = sequence
-    if len(ids) <= max_tokens:
-        return sequence
-    kept = np.concatenate([ids[: max_tokens - 1], ids[-1:]])
-    return kept, None if types is None else np.concatenate([types[: max_tokens - 1], types[-1:]])

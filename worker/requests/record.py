@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from penstock.producer.errors import PenstockError
-from penstock.worker.kafka.kafka_record import KafkaRecord
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID, KafkaRecord
 from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.record_trace import RecordTrace
 
@@ -30,6 +30,7 @@ class PendingRecord:
     original: KafkaRecord  # as it was read: a dead letter carries it
     source: Source  # its topic and partition
     from_bulk_topic: bool
+    topic_id: bytes = NO_TOPIC_ID
     state: RecordState = RecordState.RECEIVED
     reading: int = 0  # of its partition, in which it was admitted; see `OffsetTracker.reading`
     num_sequences: int = 0  # queued; 0 before

@@ -3,13 +3,16 @@
 import hashlib
 
 from penstock.producer.wire.headers import position
-from penstock.worker.kafka.kafka_record import KafkaRecord
+from penstock.worker.requests.record import PendingRecord
 
 
-def reply_key(record: KafkaRecord, replay_of: bytes | None = None) -> bytes:
-    """The key of every answer to one record: a hash of its position, so that readers can drop duplicates.
+def reply_key(record: PendingRecord) -> bytes:
+    """The key of every answer to one record, so that readers can drop duplicates: never that of another record.
 
-    The answers to a replayed record have the key of the record that it repeats.
+    It is a hash of where the record is. The topic's id tells a topic from one of its name that was deleted before, and
+    the timestamp tells records of one offset apart where a broker has no ids or has lost the end of its log. Nothing
+    else that the sender chooses has a part in it, so nobody gets the key of another record by asking for it.
     """
-    source = replay_of or position(record.topic, record.partition, record.offset)
-    return hashlib.blake2b(source, digest_size=16).digest()
+    one = record.original
+    place = b"%b-%d" % (position(one.topic, one.partition, one.offset), one.timestamp)
+    return hashlib.blake2b(record.topic_id + place, digest_size=16).digest()

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import (
@@ -29,9 +28,9 @@ from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest, Rejection, SliceTimes
 
-# Texts with more characters than this for each token that the model accepts are too long, and are not tokenized to find
-# that out: a megabyte of text keeps a core busy for more than a second, and every other request waits behind it.
-_CHARACTERS_PER_TOKEN = 32
+# Of one text, in UTF-8. How many tokens a text has only the tokenizer knows, which takes a core a second for so many.
+MAX_TEXT_BYTES = 1 << 20
+_BYTES_PER_CHARACTER = 4  # at most
 _CANCELLATION = Cancelled("This record takes a request back.")  # not raised: its traceback would grow
 
 
@@ -133,7 +132,9 @@ class RequestValidator:
         """The request in a record's value. Raises PenstockError if this worker cannot answer it."""
         message = decode_request(value)
         self._check(message)
-        return self._bound_texts(self._prompts.apply(message))
+        prompted = self._prompts.apply(message)
+        _require_bounded(prompted.text or ())
+        return prompted
 
     def _check(self, request: Request) -> None:
         info, n = self._info, request.num_sequences
@@ -152,24 +153,6 @@ class RequestValidator:
         else:
             self._bounds.check_generation(request, self._generation.options(request).max_new_tokens)
 
-    def _bound_texts(self, request: Request) -> Request:
-        """Cut or reject texts that take too long to tokenize, as sequences with too many tokens are."""
-        if request.text is None:
-            return request
-        max_characters = self._info.max_tokens * _CHARACTERS_PER_TOKEN
-        sizes = [len(text) if isinstance(text, str) else max(map(len, text)) for text in request.text]
-        if max(sizes, default=0) <= max_characters:
-            return request
-        if request.options.truncate:
-            return replace(request, text=tuple([_cut(text, max_characters) for text in request.text]))
-        message = (
-            f"`text` must have at most {max_characters:,} characters, {_CHARACTERS_PER_TOKEN} for each of the model's "
-            f"{self._info.max_tokens} tokens. Given: "
-        )
-        raise first_error(
-            {index: TooLong(f"{message}{size:,}") for index, size in enumerate(sizes) if size > max_characters}
-        )
-
 
 def first_error(errors: Mapping[int, PenstockError]) -> PenstockError:
     """The error of a record, from those of its sequences, which it names."""
@@ -185,5 +168,17 @@ def _check_names(headers: Mapping[str, bytes]) -> None:
         raise InvalidRequest("The record's headers could not be read: the name of one is not UTF-8.")
 
 
-def _cut(text: Text, max_characters: int) -> Text:
-    return text[:max_characters] if isinstance(text, str) else (text[0][:max_characters], text[1][:max_characters])
+def _require_bounded(texts: Iterable[Text]) -> None:
+    """Raise TooLong for texts that would take too long to tokenize. A cut would change the tokens that remain."""
+    sizes = {
+        index: max(map(_num_bytes, (text,) if isinstance(text, str) else text)) for index, text in enumerate(texts)
+    }
+    rule = f"A text must have at most {MAX_TEXT_BYTES:,} bytes of UTF-8."
+    errors = {i: TooLong(f"{rule} Given: {size:,}") for i, size in sizes.items() if size > MAX_TEXT_BYTES}
+    if errors:
+        raise first_error(errors)
+
+
+def _num_bytes(text: str) -> int:
+    """The bytes of a text; 0 for one that is too short to matter."""
+    return len(text.encode()) if len(text) * _BYTES_PER_CHARACTER > MAX_TEXT_BYTES else 0

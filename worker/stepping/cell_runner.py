@@ -23,7 +23,7 @@ from penstock.worker.stepping.host_time import HostTime
 from penstock.worker.stepping.isolated_cells import IsolatedCells, lost_output
 from penstock.worker.stepping.isolation import StepIsolation
 
-_NOT_NUMBERS = CellFailed("the cells emitted NaN for this request; the other requests were not affected.")
+_NOT_FINITE = CellFailed("the cells emitted NaN or infinity for this request; the other requests were not affected.")
 
 
 class _Device(NamedTuple):
@@ -202,8 +202,8 @@ class CellRunner:
             results = sessions.results(keys)
             sessions.close(keys)
             finished = list(zip(self._jobs.remove(handles), results.rows, strict=True))
-            if np.count_nonzero(results.has_nan):
-                failed |= {finished[place][0]: _NOT_NUMBERS for place in np.flatnonzero(results.has_nan).tolist()}
+            if np.count_nonzero(results.is_not_finite):
+                failed |= {finished[place][0]: _NOT_FINITE for place in np.flatnonzero(results.is_not_finite).tolist()}
                 finished = [result for result in finished if result[0] not in failed]
         if faults or again:
             self._scheduler.cancel([*faults, *again])

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.engine.errors import EngineError, InvalidOption
+from penstock.engine.errors import EngineError, InvalidOption, NotFinite
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.types import Float32Array, Int32Array
@@ -164,18 +164,23 @@ class GenerationRunner:
         ids = task.jobs.tolist()
         num_left = dict.fromkeys(ids, task.quantum)  # steps of the task; a sequence may end before
         finished: list[tuple[int, Float32Array]] = []
+        has_invalid = False
 
         def decode(quantum: int, some: Sequence[int]) -> None:
+            nonlocal has_invalid
             began = self._clock()
             for progress in self._generator.decode(some, quantum):
                 num_left[progress.id] -= progress.steps
                 self._note(progress, finished)
+                has_invalid |= progress.finish == "invalid"
             self._device_s += self._clock() - began
 
         # Once, unless a step within the quantum has failed: sequences are then left behind the others.
         while running := [job_id for job_id in ids if num_left[job_id] and job_id in self._active]:
             quantum = min([num_left[job_id] for job_id in running])
             self._decoding.run(running, StepWork(partial(decode, quantum), self._judge, self._num_rows.__getitem__))
+        if has_invalid and not (self._active or finished):
+            self._run_probe()  # no other sequence shows that the generator works
         ran = task.quantum - np.array([num_left[job_id] for job_id in ids], np.int32)
         is_stopped = np.array([job_id not in self._active for job_id in ids])
         stats = self._finish(task, ran, is_stopped, int(ran.sum()))
@@ -192,7 +197,9 @@ class GenerationRunner:
             del self._active[progress.id]
             self._forget(progress.id)
         if progress.finish == "invalid":
-            self._fail(progress.id, EngineError("The model's scores are not numbers, or its options left no token."))
+            self._fail(progress.id, NotFinite("The model's scores are not finite."))
+        elif progress.finish == "no token":
+            self._fail(progress.id, InvalidOption(f"The options leave no token that could follow token {len(tokens)}."))
         elif progress.finish is not None:
             finished.append((progress.id, generation_row(tokens, progress.finish)))
 
@@ -210,7 +217,8 @@ class GenerationRunner:
         self._generator.start(_PROBE, probe.token_ids, probe.options, probe.seed)
         try:
             self._generator.encode([_PROBE])
-            self._generator.decode([_PROBE])
+            if any(one.id == _PROBE and one.finish == "invalid" for one in self._generator.decode([_PROBE])):
+                raise NotFinite("the scores of clean work are not finite.")
         finally:
             self._generator.cancel(_PROBE)
 

@@ -26,7 +26,6 @@ def _serve(link: SupervisorLink) -> int:
     from aiokafka.errors import KafkaError
 
     from penstock.engine.errors import EngineError, UnsupportedDevice
-    from penstock.producer.tokenization import TokenizerError
     from penstock.worker.process import run_worker
     from penstock.worker.settings import WorkerSettings
 
@@ -34,7 +33,7 @@ def _serve(link: SupervisorLink) -> int:
     sys.excepthook = _log_uncaught
     try:
         return run_worker(settings, link)
-    except (EngineError, TokenizerError, KafkaError) as error:
+    except (EngineError, KafkaError) as error:
         if link.phase == "joined":
             raise
         link.report(failure=str(error) or repr(error), failure_is_of_device=isinstance(error, UnsupportedDevice))

@@ -65,11 +65,19 @@ WORKER_METRICS = (
         "Records that an earlier owner of their partition had answered.",
     ),
     MetricDefinition(
+        "penstock_skipped_offsets_total",
+        "counter",
+        "offsets",
+        ("topic", "cause"),
+        "Offsets that no worker of the group reads, because Kafka has deleted their records: `deleted`, `no_commit` "
+        "(so too, before the group had finished anything of the partition) or `recreated` (with their topic).",
+    ),
+    MetricDefinition(
         "penstock_dead_letters_total",
         "counter",
         "records",
         ("outcome",),
-        "Dead letters: `kept`, `kept_in_part` (too large for their topic) or `lost` (the topic took none).",
+        "Records with a dead letter: `kept`, `kept_in_part` (too large for its topic) or `lost` (the topic took none).",
     ),
     MetricDefinition(
         "penstock_consumer_lag_records",

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, TextIO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
@@ -88,6 +90,12 @@ def _loop_fault(loop: asyncio.AbstractEventLoop) -> str:
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Of a connection: what its client does is no fault of the worker. The log has no line that is not JSON."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.warning("status_request_failed", error=repr(error))
+
 
 class _Silent(WSGIRequestHandler):
     timeout = _SILENT_S
@@ -96,8 +104,20 @@ class _Silent(WSGIRequestHandler):
         with contextlib.suppress(TimeoutError):
             super().handle()
 
+    def get_stderr(self) -> TextIO:
+        """For the traceback of an answer that fails."""
+        return _Event()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
+
+
+class _Event(io.StringIO):
+    """Takes a traceback, and logs its last line."""
+
+    def flush(self) -> None:
+        if lines := self.getvalue().splitlines():
+            log.warning("status_request_failed", error=lines[-1])
 
 
 class _Server6(_Server):

@@ -44,7 +44,7 @@ class PartitionTransactions:
         offsets: OffsetTracker,
         marks: PartitionMarks,
         make_producer: Callable[[], TransactionalProducer],
-        ask_committed: Callable[[], Awaitable[PartitionProgress | None]],
+        ask_committed: Callable[[], Awaitable[PartitionProgress]],
         *,
         carrier: Carrier,
         group_id: str,
@@ -78,7 +78,7 @@ class PartitionTransactions:
             raise
         return producer
 
-    def begin(self, committed: PartitionProgress | None) -> None:
+    def begin(self, committed: PartitionProgress) -> None:
         """Answers will come. `committed` was read after `acquire`."""
         self._plan.take_over(committed)
 

@@ -35,14 +35,14 @@ class TransactionPlan:
         self._offsets = offsets
         self._marks = marks
         self._waiting: dict[int, WaitingAnswers] = {}  # by the reading of their records; nearly always one
-        self._committed: int | None = None  # offset of the last commit, this owner's or an earlier one's
+        self._committed = 0  # offset of the last commit, this owner's or an earlier one's; 0 without one
         self._mark = ""  # of this owner's last commit
         self._in_doubt: TransactionContent | None = None  # what may have been committed
         self._has_metadata = True
 
-    def take_over(self, committed: PartitionProgress | None) -> None:
+    def take_over(self, committed: PartitionProgress) -> None:
         """Go on after the last owner. `committed` was read when it was fenced."""
-        self._committed = None if committed is None else committed.offset
+        self._committed = committed.offset
 
     def put(self, topic: str, partition: int | None, answers: Iterable[OutAnswer]) -> list[OutAnswer]:
         """Hold answers. Returns those of earlier readings of the partition: they are not to be sent."""
@@ -70,11 +70,10 @@ class TransactionPlan:
         before = self._before()
         if not before.reading:  # it was revoked
             return None
-        if before.mark != self._mark or (self._committed is not None and before.offset < self._committed):
+        if before.mark != self._mark or before.offset < self._committed:
             return before
         answered = self._up_to(self._current.is_answered)
-        has_skipped = self._committed is not None and answered.offset > self._committed
-        return answered if answered.offsets or has_skipped else None
+        return answered if answered.offsets or answered.offset > self._committed else None
 
     def answers(self, content: TransactionContent) -> list[Outgoing]:
         """The answers of a transaction."""
@@ -93,13 +92,13 @@ class TransactionPlan:
         self._marks.passed(self._source, content.offset)
         return self._waiting[content.reading].take(content.offsets) if content.offsets else []
 
-    def settle(self, committed: PartitionProgress | None) -> list[OutAnswer]:
+    def settle(self, committed: PartitionProgress) -> list[OutAnswer]:
         """As `finish`, if the transaction in doubt was committed. `committed` was read when all others were fenced.
 
         Raises PartitionLost if another worker has committed.
         """
-        offset = None if committed is None else committed.offset
-        mark = "" if committed is None or committed.custody is None else committed.custody.text()
+        offset = committed.offset
+        mark = "" if committed.custody is None else committed.custody.text()
         if self._in_doubt is not None and (offset, mark) == (self._in_doubt.offset, self._in_doubt.mark):
             return self.finish()
         self._in_doubt = None

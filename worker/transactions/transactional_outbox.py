@@ -54,6 +54,9 @@ class TransactionalOutbox(PartitionMarks):
         self._consumer = consumer
         self._offsets = offsets
         self._group_id = settings.group_id
+        self._id_prefix = (
+            f"{settings.group_id}:"  # no topic's name has a colon, so no other group and topic share an id
+        )
         self._window_s = settings.transaction_window_ms / 1e3
         self._timeout_s = settings.transaction_timeout_ms / 1e3
         self._carriers: list[Carrier] = []
@@ -63,7 +66,7 @@ class TransactionalOutbox(PartitionMarks):
         self._has_opened = False  # an assignment, once or more often
 
     async def start(self) -> None:
-        """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
+        """Connect, and log that the broker is waited for. Raises KafkaUnreachable and KafkaRefused."""
         while len(self._carriers) < _CARRIERS:
             self._carriers.append(Carrier(await connect(self._cluster, self._make_carrier)))
 
@@ -139,7 +142,7 @@ class TransactionalOutbox(PartitionMarks):
                 tasks = self._acquiring.values()
                 done, waiting = await asyncio.wait(tasks, timeout=_WAIT_S, return_when=asyncio.FIRST_EXCEPTION)
                 if waiting:
-                    log.warning("transactions_waiting", prefix=f"{self._group_id}-", num=len(waiting), hint=_HINT)
+                    log.warning("transactions_waiting", prefix=self._id_prefix, num=len(waiting), hint=_HINT)
                 if done:
                     break
         except asyncio.CancelledError:
@@ -170,7 +173,7 @@ class TransactionalOutbox(PartitionMarks):
                 if not self._has_opened:
                     denied = f"Kafka denies the transactional id {transactional_id}."
                     raise KafkaRefused(f"{denied} It needs the ACLs WRITE and DESCRIBE.") from error
-                needs = f"Its user needs the ACL WRITE on transactional ids with the prefix {self._group_id}-."
+                needs = f"Its user needs the ACL WRITE on transactional ids with the prefix {self._id_prefix}"
                 log.warning("transactions_not_opened", id=transactional_id, hint=needs, retry_s=_RETRY_S)
                 await asyncio.sleep(_RETRY_S)
             except InvalidTransactionTimeout as error:
@@ -188,8 +191,13 @@ class TransactionalOutbox(PartitionMarks):
         self._take_over(committed)
         for source in sources:
             transactions = self._partitions[source]
-            transactions.begin(committed.get(source))
+            transactions.begin(committed[source])
             self._running[source] = watched(self._run(source, transactions))
+
+    def skipped(self, source: Source, first: int, end: int) -> None:
+        """Commit the new beginning, so that the next owner does not find the gap again."""
+        if self._offsets.skip(source, first, end):
+            self._changed([source])
 
     async def release(self, sources: set[Source]) -> None:
         """Abort what is open of these partitions, and drop the answers that are held."""
@@ -213,7 +221,7 @@ class TransactionalOutbox(PartitionMarks):
             self._consumer.rejoin()
 
     def _transactional_id(self, source: Source) -> str:
-        return f"{self._group_id}-{source[0]}-{source[1]}"
+        return f"{self._id_prefix}{source[0]}-{source[1]}"
 
     def _make_partition(self, source: TopicPartition) -> PartitionTransactions:
         carrier = self._carriers[source.partition % _CARRIERS]

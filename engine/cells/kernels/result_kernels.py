@@ -14,13 +14,13 @@ _INFINITY = 0x7F800000  # bits of a float32; those above, but for the sign, are 
 
 def collect(nodes: Int32Array, places: Int32Array, values: Int32Array, requests: Int32Array, keys: Int32Array,
             columns: Int32Array, widths: Int32Array, is_float: Int32Array, offsets: Int32Array, results: Int32Array,
-            has_nan: BoolArray) -> int:  # fmt: skip
+            is_not_finite: BoolArray) -> int:  # fmt: skip
     """Write the results of requests end to end, and where each begins and ends to offsets [G + 1].
 
     keys [G]. columns [emissions, cells]: of `places`, where an emission of a cell lies, or NONE. widths, is_float
     [emissions]. A result is the number of rows of each emission, then those rows, emission by emission: those of a node
-    after those of the node before. A float is there by its bits. Writes has_nan [G]. Returns the length of all results,
-    or NONE: they differ. Where `results` is shorter than all of them, only offsets are written.
+    after those of the node before. A float is there by its bits. Writes is_not_finite [G]. Returns the length of all
+    results, or NONE: they differ. Where `results` is shorter than all of them, only offsets are written.
     """
     length = _measure(nodes, requests, keys, columns, widths, offsets)
     if offsets[len(keys)] > len(results):
@@ -28,7 +28,7 @@ def collect(nodes: Int32Array, places: Int32Array, values: Int32Array, requests:
     for number in range(len(keys)):
         first = requests[keys[number], NODE]
         at = offsets[number] + len(widths)
-        has_nan[number] = False
+        is_not_finite[number] = False
         for emission in range(len(widths)):
             num_rows = 0
             for node in range(first, first + requests[keys[number], NUM_NODES]):
@@ -39,8 +39,8 @@ def collect(nodes: Int32Array, places: Int32Array, values: Int32Array, requests:
                         value = values[places[node, START, column] + place]
                         results[at] = value
                         at += 1
-                        if is_float[emission] and value & 0x7FFFFFFF > _INFINITY:
-                            has_nan[number] = True
+                        if is_float[emission] and value & 0x7FFFFFFF >= _INFINITY:
+                            is_not_finite[number] = True
             results[offsets[number] + emission] = num_rows
     return length
 

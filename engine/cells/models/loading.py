@@ -19,7 +19,8 @@ from penstock.engine.cells.models.model import CellModel
 from penstock.engine.cells.models.seq2seq import lstm_seq2seq
 from penstock.engine.cells.models.tree import binary_tree_classifier, child_sum_tree_classifier
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.model.checkpoint import Config, Tensors, read_json, read_tensors, resolve_model, revision_of
+from penstock.engine.model.checkpoint import Tensors, read_tensors, resolve_model, revision_of
+from penstock.engine.model.files import Config, read_config, read_json
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 
@@ -38,7 +39,6 @@ class _Directory:
         self.path = path
         self.config: Config = read_json(path / _CONFIG)
         self.weights: Tensors = read_tensors(path)
-        self.weights.require_numbers()  # the likeliest token of scores that are NaN would be one of them
 
     def number(self, name: str, least: int = 1) -> int:
         """A whole number of config.json."""
@@ -126,13 +126,14 @@ def is_made_of_cells(model: str) -> bool:
     directory = resolve_model(model)
     if (directory / "modules.json").exists():  # an embedding model of sentence-transformers
         return False
-    return str(read_json(directory / _CONFIG).get("model_type")) in CELL_MODELS
+    return str(read_config(directory).get("model_type")) in CELL_MODELS
 
 
 def load_cells(directory: Path, *, dtype: torch.dtype = torch.float32, max_rows: int = 512) -> LoadedCells:
     """Read a directory of config.json and model.safetensors. `max_rows`: of one batch of each cell.
 
-    Raises CheckpointError for files that are missing, damaged or contradict each other, and UnsupportedCheckpoint.
+    Raises CheckpointError for files that are missing, damaged or contradict each other, UnsupportedCheckpoint, and
+    UnsupportedDevice for weights beyond the range of `dtype`.
     """
     found = _Directory(directory)
     model_type = found.config.get("model_type")
@@ -146,6 +147,7 @@ def load_cells(directory: Path, *, dtype: torch.dtype = torch.float32, max_rows:
         model = reader(found, dtype, max_rows)
     except InvalidCell as error:
         raise CheckpointError(f"{directory}: {error}") from error
+    found.weights.require_range(dtype)
     return LoadedCells(model, revision_of(directory))
 
 
@@ -178,7 +180,18 @@ def import_cells(path: str) -> LoadedCells:
         raise CheckpointError(f"{path!r} cannot be loaded: {error!r}.") from error
     if not isinstance(model, CellModel):
         raise CheckpointError(f"{path!r} must be a CellModel or a function that returns one; found {type(model)!r}.")
+    _require_finite(path, model)
     return LoadedCells(model, _code_revision(model, module_name.partition(".")[0]))
+
+
+def _require_finite(path: str, model: CellModel) -> None:
+    """Raise CheckpointError for weights that hold NaN or infinity. Buffers may be masks, which hold -inf."""
+    for cell in model.cells:
+        for name, tensor in cell.step.named_parameters() if isinstance(cell.step, nn.Module) else ():
+            if not bool(tensor.isfinite().all()):
+                raise CheckpointError(
+                    f"{path!r}: tensor {name!r} of cell {cell.spec.name!r} holds values that are not finite."
+                )
 
 
 def _code_revision(model: CellModel, package: str) -> str:

@@ -44,7 +44,7 @@ class Results(NamedTuple):
     """Emissions of requests, as `emissions.split` takes them."""
 
     rows: list[Float32Array]
-    has_nan: BoolArray  # [G] an engine on a GPU does not look
+    is_not_finite: BoolArray  # [G] an engine on a GPU does not look
 
 
 class Sessions:
@@ -153,26 +153,26 @@ class Sessions:
     def results(self, keys: Int32Array) -> Results:
         """Emissions of requests so far, each as one row: see `emissions.split`."""
         num_keys = len(keys)
-        offsets, has_nan = np.empty(num_keys + 1, np.int32), np.empty(num_keys, np.bool_)
+        offsets, is_not_finite = np.empty(num_keys + 1, np.int32), np.empty(num_keys, np.bool_)
         found = np.empty(self._length * num_keys, np.int32)
-        length = self._collect(keys, offsets, found, has_nan)
+        length = self._collect(keys, offsets, found, is_not_finite)
         num_values = int(offsets[-1])
         if num_values > len(found):
             found = np.empty(num_values, np.int32)
-            self._collect(keys, offsets, found, has_nan)
+            self._collect(keys, offsets, found, is_not_finite)
         elif num_values < len(found):
             found = found[:num_values].copy()  # each row would keep all of it
         self._length = length if 0 < length <= _SHORT else 0
         values = found.view(np.float32)
         if length != NONE:
-            return Results(list(values.reshape(num_keys, length)), has_nan)
-        return Results([values[start:end] for start, end in pairwise(offsets.tolist())], has_nan)
+            return Results(list(values.reshape(num_keys, length)), is_not_finite)
+        return Results([values[start:end] for start, end in pairwise(offsets.tolist())], is_not_finite)
 
-    def _collect(self, keys: Int32Array, offsets: Int32Array, found: Int32Array, has_nan: BoolArray) -> int:
+    def _collect(self, keys: Int32Array, offsets: Int32Array, found: Int32Array, is_not_finite: BoolArray) -> int:
         table = self._table
         size: int = self._kernels.collect(
             table.nodes, table.places, table.values, table.requests, keys, self._columns, self._widths, self._is_float,
-            offsets, found, has_nan
+            offsets, found, is_not_finite
         )  # fmt: skip
         return size
 

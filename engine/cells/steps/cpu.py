@@ -43,8 +43,8 @@ class FinishedCells:
 class CpuStepEngine:
     """Implements `penstock.engine.cells.contract.StepEngine`. `start` computes the batch and then returns.
 
-    Rows that raise or become NaN are found by halving the batch, fail alone, and leave their slots undefined. An error
-    that may pass, such as a lack of memory, is raised by `start`, and nothing has changed.
+    Rows that raise are found by halving the batch. They and rows that emit NaN or infinity fail alone, and leave their
+    slots undefined. An error that may pass, such as a lack of memory, is raised by `start`, and nothing has changed.
     """
 
     def __init__(self, cells: Sequence[Cell], num_slots: int, *, threads: int = 1) -> None:
@@ -154,7 +154,7 @@ class CpuStepEngine:
     def _settle(
         self, spec: CellSpec, batch: CellBatch, parts: Sequence[_Rows], failed: dict[int, EngineError]
     ) -> tuple[dict[str, Emissions], Int32Array, npt.NDArray[np.bool_]]:
-        """Write what rows have computed to the pool and to the output's arrays; add the rows that became NaN."""
+        """Write what rows have computed to the pool and to the output's arrays; add the rows that are not finite."""
         num_rows = len(batch.steps)
         write = torch.from_numpy(batch.write).long()
         steps, is_stopped = torch.zeros(num_rows, dtype=torch.int32), torch.ones(num_rows, dtype=torch.bool)
@@ -163,10 +163,10 @@ class CpuStepEngine:
             for emission in spec.emits
         }
         for part in parts:
-            is_nan = _has_nan(part)
-            for row in part.rows[is_nan].tolist():
-                failed[row] = _failure(spec, "computed NaN")
-            good = torch.nonzero(~is_nan & (part.ran > 0))[:, 0]
+            is_bad = _are_no_numbers(part)
+            for row in part.rows[is_bad].tolist():
+                failed[row] = _failure(spec, "computed NaN or infinity")
+            good = torch.nonzero(~is_bad & (part.ran > 0))[:, 0]
             rows = part.rows[good]
             for name, values in part.states.items():
                 self._pools[name].index_copy_(0, write[rows], values[good])
@@ -174,18 +174,22 @@ class CpuStepEngine:
                 self._fed[name].index_copy_(0, write[rows], values[good])
             self._is_stopped[write[rows]] = part.is_stopped[good]
             steps[rows] = part.ran[good]
-            is_stopped[part.rows] = part.is_stopped | is_nan
+            is_stopped[part.rows] = part.is_stopped | is_bad
             for name, values in part.emitted.items():
                 emitted[name][rows] = values[good].to(emitted[name].dtype)
         return {name: values.numpy() for name, values in emitted.items()}, steps.numpy(), is_stopped.numpy()
 
 
-def _has_nan(part: _Rows) -> Tensor:
-    is_nan = torch.zeros(len(part.rows), dtype=torch.bool)
-    for values in (*part.states.values(), *part.emitted.values()):
+def _are_no_numbers(part: _Rows) -> Tensor:
+    """[r] rows with NaN in a state, or NaN or infinity in what they emit: a state may begin as -inf."""
+    found = torch.zeros(len(part.rows), dtype=torch.bool)
+    for values in part.states.values():
         if values.is_floating_point():
-            is_nan |= values.flatten(1).isnan().any(1)
-    return is_nan & (part.ran > 0)
+            found |= values.flatten(1).isnan().any(1)
+    for values in part.emitted.values():
+        if values.is_floating_point():
+            found |= ~values.flatten(1).isfinite().all(1)
+    return found & (part.ran > 0)
 
 
 def _host_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from penstock.engine.cpu.ops import normalise
 from penstock.engine.gpu.generation.cached_attention import CacheLines, attend_lines
-from penstock.engine.gpu.ops import KERNEL_ACTIVATIONS, GpuDense
+from penstock.engine.gpu.ops import GpuDense
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
 from penstock.engine.kernels.residual_norm import residual_norm
-from penstock.engine.model.dense import activate, require_activation
+from penstock.engine.model.dense import activate, function_of
 from penstock.engine.model.seq2seq import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
 from penstock.engine.model.weights import Attention, Dense, Norm, PlainAttention, cached_bias
 
@@ -28,10 +28,9 @@ def prepare_seq2seq(weights: Seq2SeqWeights, dtype: torch.dtype, device: torch.d
         return tensor.to(device, dtype).contiguous()
 
     def dense(d: Dense) -> GpuDense:
-        require_activation(d.activation)
         weight = table(d.weight)
         bias = None if d.bias is None else table(d.bias)
-        return GpuDense(weight, weight.t(), bias, KERNEL_ACTIVATIONS.get(d.activation, d.activation))
+        return GpuDense(weight, weight.t(), bias, function_of(d.activation))
 
     head = weights.decoder.head
     spare = -len(head.weight) % _HEAD_STEP
@@ -59,7 +58,7 @@ class _StackOps:
         if dense.activation == "identity":
             return _product(x, dense)
         if not _has_kernels(x):
-            return activate(_product(x, dense), _CPU_ACTIVATIONS.get(dense.activation, dense.activation))
+            return activate(_product(x, dense), dense.activation)
         product = torch.mm(x, dense.weight_t)
         bias_activation(product, dense.bias, dense.activation)
         return product
@@ -69,7 +68,7 @@ class _StackOps:
             first, second = x.chunk(2, dim=-1)
             return activate(first.contiguous(), activation) * second
         out = torch.empty(len(x), x.shape[1] // 2, dtype=x.dtype, device=x.device)
-        gated(out, x, KERNEL_ACTIVATIONS.get(activation, activation))
+        gated(out, x, function_of(activation))
         return out
 
     def project_add_norm(self, x: Tensor, dense: GpuDense, residual: Tensor, norm: Norm) -> Tensor:
@@ -193,9 +192,6 @@ def uses_flash(x: Tensor, attention: Attention, head_dim: int) -> bool:
     """Whether the encoder's attention of tensors like `x` is FlashAttention, which does not pad sources."""
     is_plain = isinstance(attention, PlainAttention) and head_dim % _FLASH_STEP == 0 and head_dim <= _FLASH_MOST
     return _has_kernels(x) and is_plain
-
-
-_CPU_ACTIVATIONS = {"gelu_tanh": "gelu_new"}
 
 
 def _has_kernels(x: Tensor) -> bool:

@@ -15,6 +15,7 @@ from penstock.engine import NullEngine
 from penstock.engine.types import BatchOutput, Engine, PackedBatch
 from penstock.ops.cli.main import main
 from penstock.producer.prompts import Prompts
+from penstock.producer.special_frame import SpecialFrame
 from penstock.producer.tokenization import Encoded
 from penstock.producer.wire.messages import Text
 from penstock.worker import process
@@ -44,6 +45,7 @@ class EchoTokenizer:
     """Stands for `Tokenizer`: the two ids of a text are its checksum."""
 
     prompts = Prompts()
+    frame = SpecialFrame()
 
     async def encode_async(self, texts: Sequence[Text], **_: Any) -> list[Encoded]:
         return [Encoded(ids, None) for ids in marks_of(texts)]

@@ -1,4 +1,4 @@
-"""200 requests a second through a real Kafka, Poisson, one text each: latencies from the time a request was due."""
+"""20 and 200 requests a second through a real Kafka, Poisson, one text each: latencies from when a request was due."""
 
 import dataclasses
 import math
@@ -13,8 +13,11 @@ from penstock.ops.bench.cpu.part_engine import bfloat16_is_native
 from penstock.ops.kafka import KafkaBroker
 
 _RATE_PER_S = 200.0
+_LOW_RATE_PER_S = 20.0  # where no request waits for another
 _DURATION_S = 6
+_LOW_DURATION_S = 20
 _WARM_UP = 200
+_FEW = 20  # requests, to connect
 
 
 def run_latency(setup: Setup) -> PartResult:
@@ -27,8 +30,9 @@ def run_latency(setup: Setup) -> PartResult:
                 loads[f"FastStream {dtype}"] = _offer(setup, broker, baseline, "plain")
             with minilm_worker(setup, broker, dtype) as worker:
                 loads[f"penstock {dtype}"] = _offer(setup, broker, worker, "penstock")
+                loads[f"penstock {dtype}, {_LOW_RATE_PER_S:.0f}/s"] = _offer_low(setup, broker, worker)
     grid = Grid(
-        f"latency, ms, {setup.count(int(_RATE_PER_S * _DURATION_S)):,} requests each",
+        f"latency, ms, {_RATE_PER_S:.0f} requests/s, {_DURATION_S * setup.scale:g} s each",
         ("pipeline", "p50", "p95", "p99", "max", "never answered"),
         [
             (name, *[_ms(load, which) for which in ("p50", "p95", "p99", "max")], sum(load.failures.values()))
@@ -51,6 +55,22 @@ def _offer(setup: Setup, broker: KafkaBroker, service: Service, target: str) -> 
         num_requests=setup.count(int(_RATE_PER_S * _DURATION_S)),
         warm_up=_WARM_UP,
         rate_per_s=_RATE_PER_S,
+    )
+
+
+def _offer_low(setup: Setup, broker: KafkaBroker, service: Service) -> LoadResult:
+    """The low rate, to a worker that has answered before."""
+    return offer_load(
+        setup,
+        broker,
+        watch={"worker": service.pid},
+        target="penstock",
+        model=SERVED_NAME,
+        payload="text",
+        arrivals="poisson",
+        num_requests=setup.count(int(_LOW_RATE_PER_S * _LOW_DURATION_S)),
+        warm_up=_FEW,
+        rate_per_s=_LOW_RATE_PER_S,
     )
 
 

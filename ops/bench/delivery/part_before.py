@@ -44,7 +44,7 @@ def run_before(setup: Setup) -> PartResult:
         commit = check_out(setup.before, Path(tree))
         asyncio.run(_create_topics(broker.bootstrap_servers))
         # The path of the links goes before an installed penstock.
-        environment = {"PYTHONPATH": f"{tree}/ops/typing"}
+        environment = {"PYTHONPATH": str(next(Path(tree).glob("ops/*/penstock")).parent)}
         earlier = FleetSpec(NULL, NULL_WORKER, members=1, environment=environment)
         with (
             open_side(bench, broker, BEFORE, earlier, None) as before,
@@ -59,7 +59,7 @@ def run_before(setup: Setup) -> PartResult:
 
 def check_out(commit: str, folder: Path) -> str:
     """Write the files of a commit of this checkout into a folder; returns its full name. Raises ProcessFailed."""
-    git = ["git", "-C", str(Path(__file__).parents[3])]
+    git = ["git", "-C", str(Path(__file__).resolve().parents[3])]
     try:
         name = subprocess.run([*git, "rev-parse", f"{commit}^{{commit}}"], capture_output=True, check=True)
         packed = subprocess.run([*git, "archive", "--format=tar", commit], capture_output=True, check=True)

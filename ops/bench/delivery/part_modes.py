@@ -11,10 +11,11 @@ from penstock.ops.bench.pipeline.loads import ROWS, SHORT, Load
 from penstock.ops.bench.pipeline.pipeline_plan import NULL, NULL_WORKER
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec
 from penstock.ops.kafka import FULL_SPEED, KafkaBroker
+from penstock.producer.keywords import IsolationLevel
 
 PARTITIONS = 16
 AT_LEAST_ONCE, EXACTLY_ONCE = "at_least_once", "exactly_once"
-_ISOLATION = {AT_LEAST_ONCE: "read_uncommitted", EXACTLY_ONCE: "read_committed"}
+_ISOLATION: dict[str, IsolationLevel] = {AT_LEAST_ONCE: "read_uncommitted", EXACTLY_ONCE: "read_committed"}
 # Enough in flight that the latency of a transaction does not bound the rate.
 _NULL_SINGLES, _NULL_LISTS, _MODEL_SINGLES = 4096, 96, 256
 _WARM_S, _NULL_S, _MODEL_S = 0.7, 2.0, 4.0

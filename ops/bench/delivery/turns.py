@@ -16,6 +16,7 @@ from penstock.ops.bench.pipeline.loads import Load
 from penstock.ops.bench.pipeline.run_clock import RunClock
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import KafkaBroker
+from penstock.producer.keywords import IsolationLevel
 
 _LIMIT_S = 600.0
 _WORKER = ("member", "supervisor")
@@ -39,7 +40,7 @@ def open_side(
     name: str,
     spec: FleetSpec,
     model: Path | None,
-    isolation_level: str = "read_uncommitted",
+    isolation_level: IsolationLevel = "read_uncommitted",
 ) -> Iterator[FleetBench]:
     """One of the fleets, with a client of its own."""
     folder, servers = bench.folder / name, broker.bootstrap_servers

@@ -18,6 +18,7 @@ from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.pipeline.call_times import CallTimes
 from penstock.ops.bench.pipeline.client_process import ClientSpec
 from penstock.ops.bench.pipeline.loads import Load
+from penstock.producer.keywords import IsolationLevel
 
 _POLL_S = 0.02
 _LEAD_S = 0.2  # from the order to start until the start
@@ -44,7 +45,7 @@ class ClientFleet:
         served_name: str,
         model: Path | None,
         folder: Path,
-        isolation_level: str = "read_uncommitted",
+        isolation_level: IsolationLevel = "read_uncommitted",
     ) -> None:
         """`isolation_level`: of replies."""
         self._folder = folder

@@ -25,6 +25,7 @@ from penstock.ops.bench.pipeline.loads import Load
 from penstock.ops.bench.pipeline.payloads import calls
 from penstock.producer import Client
 from penstock.producer.errors import PenstockError
+from penstock.producer.keywords import IsolationLevel
 from penstock.worker.garbage_collection import calm_garbage_collection
 
 _POOL_ROWS = 16_384  # more than are in flight of one client
@@ -43,7 +44,7 @@ class ClientSpec:
     folder: str  # of its files
     number: int
     num_clients: int
-    isolation_level: str = "read_uncommitted"  # of replies
+    isolation_level: IsolationLevel = "read_uncommitted"  # of replies
 
 
 class LoadRun:

@@ -135,11 +135,6 @@ class Asked:
         topic, partition = self.partition
         return f"{topic}-{partition}-{self.offset}".encode()
 
-    @property
-    def answer_key(self) -> bytes:
-        """The key of all answers to this request."""
-        return answer_key(self.source)
-
     def answered_at_ms(self) -> float:
         """When brokers had all that the request is owed. Infinite while they have not.
 
@@ -189,9 +184,9 @@ class Asked:
         return has_all and all(headers.get(name) == value for name, value in exact.items())
 
 
-def answer_key(source: bytes) -> bytes:
+def answer_key(topic_id: bytes, source: bytes, timestamp: int) -> bytes:
     """The key of all answers to the request at this position, `topic-partition-offset`."""
-    return hashlib.blake2b(source, digest_size=16).digest()
+    return hashlib.blake2b(b"%b%b-%d" % (topic_id, source, timestamp), digest_size=16).digest()
 
 
 def _digest(value: bytes | None, headers: Headers) -> bytes:

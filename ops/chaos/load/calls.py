@@ -10,6 +10,7 @@ from penstock.ops.chaos.load.asked import Ids
 from penstock.ops.chaos.load.sequence_mix import SequenceMix
 from penstock.producer import Client
 from penstock.producer.errors import PenstockError
+from penstock.producer.keywords import IsolationLevel
 
 REPLIES = "penstock.replies"
 CALL_S = 180.0  # longer than any fault
@@ -21,7 +22,9 @@ _LATE = frozenset({"expired", "overloaded"})  # errors of any call
 class Calls:
     """Callers that each make one call after another. `seed` decides the calls, but not when they are made."""
 
-    def __init__(self, servers: str, model: str, isolation: str, vocab_size: int, num_callers: int, seed: int) -> None:
+    def __init__(
+        self, servers: str, model: str, isolation: IsolationLevel, vocab_size: int, num_callers: int, seed: int
+    ) -> None:
         """`isolation`: how the clients read."""
         self.results: list[tuple[Ids, Float32Array]] = []
         self.errors: Counter[str] = Counter()

@@ -23,6 +23,7 @@ from penstock.ops.chaos.load.asked import (
     answer_key,
 )
 from penstock.ops.chaos.verdict.commit_log import Commit
+from penstock.ops.chaos.verdict.joint_letters import alone
 from penstock.ops.chaos.verdict.refusals import Refusal
 
 _AT_ONCE = 10_000  # sequences that the engine runs directly
@@ -49,19 +50,21 @@ class Judge:
         self._expected: dict[Ids, bytes] = {}  # rows
         self._refusals = refusals
         self._asked: dict[bytes, Asked] = {}  # by the key of its answers
+        self._topic_ids: Mapping[str, bytes] = {}
 
     @property
     def asked(self) -> Collection[Asked]:
         """All requests, each with its answers."""
         return self._asked.values()
 
-    def requests(self, records: Iterable[Record]) -> None:
-        """All records of the request topics."""
+    def requests(self, records: Iterable[Record], topic_ids: Mapping[str, bytes]) -> None:
+        """All records of the request topics, and the ids of these."""
+        self._topic_ids = topic_ids
         distinct: dict[Ids, Ids] = {}
         for record in records:
             asked = Asked.of(record, self._poison)
             asked.ids = tuple([distinct.setdefault(ids, ids) for ids in asked.ids])  # equal ones are held once
-            self._asked[asked.answer_key] = asked
+            self._asked[answer_key(topic_ids[record.topic], asked.source, asked.timestamp)] = asked
             self.counts["requests"] += 1
             self.counts["bombs"] += asked.is_bomb
             self.counts["sequences"] += len(asked.ids)
@@ -110,11 +113,18 @@ class Judge:
             asked.replies = (*asked.replies, AnswerSeen(code, record.timestamp))
 
     def letter(self, record: Record) -> None:
-        """One record of the dead-letter topics."""
+        """One record of the dead-letter topics, which may stand for several requests."""
+        for letter in alone(record):
+            self._letter(letter)
+
+    def _letter(self, record: Record) -> None:
         self.counts["dead_letters"] += 1
         headers = dict(record.headers)
-        source = headers.get("penstock-source", b"")
-        asked = self._asked.get(answer_key(source))
+        source, sent_ms = headers.get("penstock-source", b""), headers.get("penstock-source-timestamp-ms", b"")
+        topic_id = self._topic_ids.get(source.rsplit(b"-", 2)[0].decode(), b"")
+        asked = self._asked.get(answer_key(topic_id, source, int(sent_ms) if sent_ms.isdigit() else -1))
+        if asked is None:
+            asked = next((one for one in self.asked if one.source == source), None)
         if asked is None:
             self._violation("letter_of_nothing", source.decode())
             return

@@ -3,33 +3,34 @@
 import asyncio
 from collections.abc import Mapping
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from penstock.ops.cli.checks.finding import CheckSettings, Finding
 from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.failover_client import FailoverAdmin
 from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC, bulk_topic, request_topic
 from penstock.worker.command import placements_for
 from penstock.worker.supervision.machine import this_machine
 from penstock.worker.supervision.placement import CannotPlace
 
-KAFKA_TIMEOUT_S = 5.0
+_ANSWER_S = 5.0  # without --connect-timeout-s
 
 
 async def probe_kafka(settings: CheckSettings) -> list[Finding]:
     """Check broker and topics with one metadata request, which creates no topic."""
     servers = settings.bootstrap_servers
     cluster = KafkaCluster.of(settings)
-    admin = AIOKafkaAdminClient(**cluster.arguments, request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000))
+    answer_s = settings.connect_timeout_s or _ANSWER_S
+    admin = FailoverAdmin(**cluster.arguments, request_timeout_ms=int(answer_s * 1000))
     try:
-        async with asyncio.timeout(KAFKA_TIMEOUT_S):
+        async with asyncio.timeout(answer_s):
             await admin.start()
             topics = {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
     except (KafkaConnectionError, TimeoutError):
         refusal = await cluster.refusal()
         if refusal is not None:
             return [Finding("Kafka", "problem", str(refusal)), _NO_TOPICS]
-        return _no_kafka(f"{servers} does not answer")
+        return _no_kafka(f"{servers} does not answer within {answer_s:g} s")
     except (KafkaError, OSError, ValueError) as error:
         return _no_kafka(f"{servers} cannot be used: {error}")
     finally:

@@ -1,28 +1,37 @@
-"""`penstock parity`: compare a checkpoint's outputs here with those of transformers."""
+"""`penstock parity`: compare a checkpoint's answers here with those of sentence-transformers and transformers."""
 
+import asyncio
+import itertools
+import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import Field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.text import Text as StyledText
 
+from penstock.engine.model.model_place import local_directory
 from penstock.ops.cli.setting_options import takes
-from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, say, stderr
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say, stderr
 from penstock.producer.settings_sources import Settings
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 
 if TYPE_CHECKING:
-    from penstock.ops.parity.compare import Agreement, Check
-    from penstock.ops.parity.sides import Runtime
-
-_PACKS = {"cuda": 1000, "cpu": 20}
+    from penstock.ops.cli.dead_letters.answerer import Answerer
+    from penstock.ops.parity.compare import Ask, Check
+    from penstock.ops.parity.references import Reference
+    from penstock.producer.wire.messages import Options, Row, Text
 
 MODEL_HELP = "Checkpoint: a directory, or a Hugging Face id. Only safetensors are read; no code of it is run."
+_LARGEST_REPLY_BYTES = 64 << 20  # that the wire allows: all labels of all tokens of a long text
+_SHOWN_REFUSALS = 5
 
 
 class ParitySettings(Settings):
@@ -38,117 +47,207 @@ class ParitySettings(Settings):
     )
     reference: str | None = Field(
         None,
-        description="The checkpoint that transformers loads, if MODEL is a converted copy of it. Default: MODEL.",
+        description="The checkpoint that the reference loads, if MODEL is a converted copy of it. Default: MODEL.",
     )
-    packs: int | None = Field(
+    texts: Path | None = Field(
         None,
-        ge=1,
-        description="Number of random packs of 1 to 32 sequences. More: rarer shapes. Default: 1000 on a GPU, 20 on a "
-        "CPU.",
+        description="File of the texts: .csv, .jsonl or .parquet, or a text a line. Default: a built-in set, with "
+        "special tokens within texts, cases, accents, scripts, blanks, many lengths and one beyond the limit.",
     )
-    seed: int = Field(0, ge=0, description="Seed of the random packs.")
+    column: str = Field("text", description="Column or key of the texts in FILE.")
 
 
 @takes(ParitySettings)
 def parity(
     settings: ParitySettings,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON, on stdout.")] = False,
 ) -> int:
-    """Compare a checkpoint's outputs with those of transformers. Needs no Kafka.
+    """Compare a checkpoint's answers with those of sentence-transformers and transformers. Needs no Kafka.
 
     $ penstock parity ./checkpoint
 
-    The reference is transformers in float32, on random token ids. It is
-    compared with penstock, and with transformers in penstock's arithmetic.
+    Texts go through all that a worker does to a request: prompts, tokenizer,
+    limits, model and head. The reference answers the same texts on the same
+    directory, in float32: SentenceTransformer.encode, CrossEncoder.predict, a
+    pipeline of transformers, or generate, by what the checkpoint is. It needs
+    sentence-transformers: pip install 'penstock[parity]'.
 
-    Lengths, random packs: hidden states, with a cosine for each token. The
-    error is the largest difference divided by the largest value.
+    Each line compares each text alone, or all together in one request. The
+    distance is the length of the difference of two vectors, divided by the
+    length of the reference's; of scores the largest difference. In 16-bit
+    arithmetic, twice what transformers loses in it passes too.
 
-    Alone vs pack: one sequence alone, compared with the same in its pack.
+    A text that one side refuses is reported with its reason, and not compared.
 
-    Vectors, scores: the results that a caller receives.
-
-    A line passes if no cosine is below 0.9999. In bfloat16, which has three
-    digits, no angle may exceed twice the largest angle of transformers.
-
-    Exit code 0: all passed. 1: a line missed, or the checkpoint cannot be run.
+    Exit code 0: all passed. 1: a line missed, the checkpoint cannot be run, or
+    there is no reference.
     """
     _quieten_transformers()
-    from penstock.engine.model.checkpoint import resolve_model
-
-    say("Loading the checkpoint here and in transformers ...", style="dim")
-    directory = resolve_model(model)
-    reference = directory if settings.reference is None else resolve_model(settings.reference)
-    return _compare(settings, model, directory, reference)
+    narrate_logs("")
+    return asyncio.run(_compare(settings, model, as_json=as_json))
 
 
-def _compare(settings: ParitySettings, model: str, directory: Path, reference: Path) -> int:
+async def _compare(settings: ParitySettings, model: str, *, as_json: bool) -> int:
+    local_directory(model)  # before the imports, which take seconds
     import torch
 
-    from penstock.ops.parity.compare import Comparison
-    from penstock.ops.parity.sides import Runtime, Transformers, require_original
+    from penstock.engine.model.checkpoint import resolve_model
+    from penstock.ops.cli.dead_letters.answerer import open_answerer
+    from penstock.ops.parity.compare import Check
+    from penstock.ops.parity.references import NoReferenceError, references
+    from penstock.worker.model_settings import ModelSettings
+    from penstock.worker.settings import RequestSettings
 
-    runtime = Runtime(directory, settings.dtype, settings.device)
-    exact = Transformers(reference, runtime.task, torch.float32, runtime.device)
-    if settings.reference is not None:
-        require_original(runtime, exact, settings.reference)
-    beside = None
-    if runtime.info.dtype != "float32":
-        beside = Transformers(reference, runtime.task, getattr(torch, runtime.info.dtype), runtime.device)
-    packs = settings.packs or _PACKS[runtime.device]
-    comparison = Comparison(runtime, exact, beside, packs=packs, seed=settings.seed)
-    with _progress(comparison.num_packs) as done:
-        checks = list(comparison.run(done))
-    _show(checks, runtime, model, settings.reference)
+    say("Loading the checkpoint here and in the reference ...", style="dim")
+    directory = resolve_model(model)
+    original = directory if settings.reference is None else resolve_model(settings.reference)
+    here = ModelSettings.model_validate({"model": str(directory), "dtype": settings.dtype, "device": settings.device})
+    bounds = RequestSettings.model_validate({"max_reply_bytes": _LARGEST_REPLY_BYTES})
+    async with open_answerer(here, bounds) as answerer:
+        info = answerer.info
+        device = "cpu" if info.device == "cpu" else "cuda"
+        try:
+            exact = references(original, torch.float32, device)
+            half = info.dtype != "float32"
+            beside = references(original, getattr(torch, info.dtype), device) if half else [None] * len(exact)
+        except NoReferenceError as error:
+            fail(f"{error} Here it is served by {' and '.join(sorted(info.tasks))}.")
+            return EXIT_PROBLEM
+        served = info.tasks
+        checks: list[Check] = []
+        for reference, other in zip(exact, beside, strict=True):
+            checks += [check async for check in _checks(settings, answerer, reference, other)]
+        answered = {call.task for reference in exact for call in reference.calls}
+        for task in sorted(served - answered if not served & answered else ()):
+            checks.append(Check(task, 0, fault=f"the reference answers {' and '.join(sorted(answered))} alone"))
+    names = " and ".join(reference.name for reference in exact)
+    if as_json:
+        found = [asdict(check) | {"passed": check.passed} for check in checks]
+        passed = all(check.passed for check in checks)
+        print(
+            json.dumps(
+                {
+                    "model": model,
+                    "dtype": info.dtype,
+                    "device": info.device,
+                    "reference": names,
+                    "passed": passed,
+                    "checks": found,
+                }
+            )
+        )
+    else:
+        _show(checks, f"{model}, {info.dtype} on {info.device}, beside {names} in float32", info.dtype)
     return EXIT_OK if all(check.passed for check in checks) else EXIT_PROBLEM
 
 
-def _show(checks: Sequence["Check"], runtime: "Runtime", model: str, reference: str | None) -> None:
+async def _checks(
+    settings: ParitySettings, answerer: "Answerer", reference: "Reference", beside: "Reference | None"
+) -> AsyncIterator["Check"]:
+    from penstock.ops.parity.compare import Check, Comparison, num_tokens
+    from penstock.ops.parity.texts import built_in_texts, read_texts
+    from penstock.producer.files import TableError
+
+    if settings.texts is None:
+        special = reference.tokenizer.all_special_tokens
+        texts = built_in_texts(special, lambda text: num_tokens(reference, text), reference.limit)
+    else:
+        try:
+            texts = read_texts(settings.texts, settings.column)
+        except TableError as error:
+            raise BadUsage(f"--texts: {error}") from error
+    comparison = Comparison(_asker(answerer), answerer.info.dtype, reference, beside, texts)
+    calls = reference.calls
+    with _progress(len(calls) * len(texts)) as done:
+        for call in calls:
+            if call.task not in answerer.info.tasks:
+                yield Check(call.what, 0, fault=f"{reference.name} answers it, and penstock does not")
+                continue
+            async for check in comparison.run(call, done):
+                yield check
+        if reference.limit is not None and not calls[0].of_pairs and calls[0].task in answerer.info.tasks:
+            yield await comparison.limits(calls[0])
+
+
+def _asker(answerer: "Answerer") -> "Ask":
+    """Asks by the bytes of a record, as a client does, and reads the bytes of its reply."""
+    from penstock.producer.wire.codec import decode_reply, encode_request
+    from penstock.producer.wire.headers import REPLY_TOPIC
+    from penstock.producer.wire.messages import Reply, Request
+    from penstock.producer.wire.topics import REPLY_TOPIC as REPLIES
+
+    offsets = itertools.count()
+
+    async def ask(task: str, texts: "Sequence[Text]", options: "Options") -> "Sequence[Row]":
+        value = encode_request(Request(answerer.served_name, task, text=tuple(texts), options=options))
+        record = SimpleNamespace(
+            topic="parity",
+            partition=0,
+            offset=next(offsets),
+            timestamp=0,
+            key=None,
+            value=value,
+            headers=[(REPLY_TOPIC, REPLIES.encode())],
+        )
+        reply = decode_reply((await answerer.answer(record, NO_TOPIC_ID, bulk=False)).value)
+        if not isinstance(reply, Reply):
+            raise reply.exception()
+        return reply.rows(task)
+
+    return ask
+
+
+def _show(checks: "Sequence[Check]", head: str, dtype: str) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    info = runtime.info
-    of = "" if reference is None else f" of {reference}"
-    console.print(
-        f"{model}: {runtime.config.model_type}, {info.dtype} on {info.device}, beside transformers{of} in float32"
-    )
+    width = max(len(check.what) for check in checks)
+    console.print(head)
     console.print()
-    names = ["penstock"] if checks[0].theirs is None else ["penstock", f"transformers {info.dtype}"]
-    console.print(" " * 19 + "".join(f"  {name:>24}" for name in names), style="bold")
-    console.print(" " * 13 + "inputs" + "  cos min     mean   error" * len(names), style="dim")
+    console.print(f"{'':<{width}}  texts   cos min  distance     bound  worst text", style="dim")
     for check in checks:
-        console.print(_line(check))
+        console.print(_line(check, width, dtype))
     console.print()
-    console.print(_verdict(checks))
+    for reason in _refusals(checks):
+        console.print(reason, style="yellow")
+    missed = [check for check in checks if not check.passed]
+    if not missed:
+        console.print("It agrees.", style="green")
+        return
+    console.print(f"It does not agree: {len(missed)} of {len(checks)} lines missed.", style="bold red")
+    for check in missed:
+        console.print(f"{check.what}: {check.fault or _missed_by(check)}.")
 
 
-def _line(check: "Check") -> Text:
-    line = Text(f"{check.what:<13}{check.num_sequences:>6,}" + _numbers(check.ours) + _numbers(check.theirs))
+def _missed_by(check: "Check") -> str:
+    return f"a distance of {check.distance:.1e} at text {check.worst}; at most {check.bound:.1e} passes"
+
+
+def _line(check: "Check", width: int, dtype: str) -> StyledText:
+    cosine = "" if check.cosine_min is None else f"{check.cosine_min:.6f}"
+    worst = "" if check.worst is None else str(check.worst)
+    numbers = f"{check.distance:9.1e} {check.bound:9.1e}" if check.worst is not None else " " * 19
+    line = StyledText(f"{check.what:<{width}}  {check.num_texts:>5,}  {cosine:>8} {numbers}  {worst:>10}")
+    if check.theirs is not None:
+        line.append(f"  (transformers in {dtype}: {check.theirs:.1e})", style="dim")
     return line if check.passed else line.append(" missed", style="bold red")
 
 
-def _numbers(agreement: "Agreement | None") -> str:
-    if agreement is None:
-        return ""
-    return f"  {agreement.cosine_min:8.6f} {agreement.cosine_mean:8.6f} {agreement.error:.1e}"
-
-
-def _verdict(checks: Sequence["Check"]) -> Text:
-    missed = [check for check in checks if not check.passed]
-    if not missed:
-        worst = min(checks, key=lambda check: check.ours.cosine_min)
-        found = f"{worst.ours.cosine_min:.6f} ({worst.what}; required: {worst.needed:.6f})"
-        return Text(f"It agrees: the smallest cosine is {found}.", style="green")
-    told = Text(f"It does not agree: {len(missed)} of {len(checks)} lines missed.", style="bold red")
-    for check in missed:
-        told.append(f"\n{check.what}: a cosine of {check.ours.cosine_min:.6f}; required: {check.needed:.6f}.")
-        if check.theirs is not None and check.theirs.cosine_min < check.needed:
-            told.append(f" transformers reaches {check.theirs.cosine_min:.6f}: this model needs a wider --dtype.")
-    return told
+def _refusals(checks: "Sequence[Check]") -> Iterator[str]:
+    """Each reason once, with the texts that it concerns."""
+    texts: dict[tuple[str, str], list[int]] = {}
+    for check in checks:
+        for index, reason in check.refused.items():
+            texts.setdefault((check.what, reason), []).append(index)
+    for (what, reason), indices in itertools.islice(texts.items(), _SHOWN_REFUSALS):
+        yield f"{what}: not compared: text {', '.join(map(str, indices))}: {reason}"
+    if len(texts) > _SHOWN_REFUSALS:
+        yield f"{len(texts) - _SHOWN_REFUSALS} more reasons: --json shows them."
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
     console = stderr()
-    columns = TextColumn("Comparing packs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = TextColumn("Comparing texts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
         yield lambda: progress.advance(task)
@@ -159,4 +258,5 @@ def _quieten_transformers() -> None:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers
-    logging.getLogger("transformers").setLevel(logging.CRITICAL)
+    for name in ("transformers", "sentence_transformers"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -22,11 +22,14 @@ def model(settings: CheckSettings, memory: MemberMemory) -> Finding:
     if settings.model == NULL_MODEL:
         return Finding("Model", "OK", "null: does no work, for measuring the pipeline")
     from penstock.engine.errors import EngineError, UnsupportedDevice
+    from penstock.worker.model_loading import load_tokenizer
     from penstock.worker.process import load
 
     has_head = settings.head is not None and _read_error(settings.head) is None  # `head` reports an unreadable file
     try:
         engine = load(settings if has_head else settings.model_copy(update={"head": None}))
+        if "sequence" not in engine.info.tasks:
+            load_tokenizer(settings)
     except UnsupportedDevice as error:
         return Finding("Model", "problem", str(error), "Give another --device or --dtype; auto takes what there is.")
     except EngineError as error:
@@ -86,6 +89,8 @@ def head(settings: CheckSettings) -> Finding:
 
 def _read_error(path: Path) -> str | None:
     try:
+        if path.exists() and not path.is_file():  # to open a FIFO would block
+            return "it is not a regular file"
         path.open("rb").close()
     except OSError as error:
         return error.strerror or str(error)

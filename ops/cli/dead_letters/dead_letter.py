@@ -1,8 +1,11 @@
 """A dead letter as an operator sees it: where it lies, what it is of, and why."""
 
 import base64
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Self
 
 from penstock.ops.cli.terminal import BadUsage
@@ -10,8 +13,10 @@ from penstock.producer.errors import PenstockError
 from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire import headers as names
 from penstock.producer.wire.codec import decode_request
+from penstock.producer.wire.joint_letters import LetterRecord, decode_letter_records, is_joint
 from penstock.producer.wire.messages import Request
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 
 _BULK = "bulk:"
 _SHOWN_CHARS = 500
@@ -20,11 +25,21 @@ _LEFT_OUT = re.compile("penstock-(value|headers|key)-left-out-(bytes|sha256)")
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record of a dead-letter topic, read by its headers. Letters of other writers lack some of them."""
+    """A letter of one original, read by its headers. Letters of other writers lack some of them."""
 
-    record: Any  # aiokafka's
+    record: Any  # aiokafka's; of a record that stands for several originals, one of them in the form of a letter alone
     headers: dict[str, bytes]
     id: str  # its position: partition:offset, and bulk: before it if its request came by the bulk topic
+
+    @classmethod
+    def all_of(cls, record: Any, *, bulk: bool) -> Iterator[Self]:
+        """The letters in a record of one of the two dead-letter topics; they share its id."""
+        originals = [record]
+        if is_joint(record.headers):
+            with contextlib.suppress(PenstockError):  # one that cannot be read is one letter, with an obstacle
+                originals = [_alone(record, one) for one in decode_letter_records(record.value)]
+        for original in originals:
+            yield cls.of(original, bulk=bulk)
 
     @classmethod
     def of(cls, record: Any, *, bulk: bool) -> Self:
@@ -51,6 +66,11 @@ class DeadLetter:
         return topic.decode(errors="replace"), partition, offset
 
     @property
+    def topic_id(self) -> bytes:
+        """The id of its original's topic, as its worker knew it; `NO_TOPIC_ID` if the letter does not say it."""
+        return names.parse_topic_id(self.headers.get(names.SOURCE_TOPIC_ID)) or NO_TOPIC_ID
+
+    @property
     def is_bulk(self) -> bool:
         """Whether its original was read from the bulk topic."""
         return self.id.startswith(_BULK)
@@ -66,6 +86,8 @@ class DeadLetter:
         """The reason why its original cannot be sent again or answered; empty if it can."""
         if any(_LEFT_OUT.fullmatch(name) for name in self.headers):
             return "part of the original was left out"
+        if is_joint(self.record.headers):
+            return "the records that it stands for cannot be read"
         if UNREADABLE_BATCH in self.headers:
             return "it stands for a batch that could not be read"
         if self.position is None:
@@ -107,6 +129,36 @@ class DeadLetter:
 
     def _text(self, name: str) -> str:
         return (self.headers.get(name) or b"").decode(errors="replace")
+
+
+def _alone(record: Any, one: LetterRecord) -> Any:
+    """One of the originals of a joint letter, in the form of a letter of its own."""
+    shared = dict(record.headers)
+    topic, partition = shared.get(names.DLQ_TOPIC, b""), shared.get(names.DLQ_PARTITION, b"")
+    headers = [
+        *one.headers,
+        (names.ERROR_CODE, one.code.encode()),
+        (names.ERROR_MESSAGE, one.message.encode()),
+        (names.ERROR_TYPE, one.type.encode()),
+        (names.ERROR_ATTEMPTS, b"%d" % one.attempts),
+        (names.ERROR_WORKER, shared.get(names.ERROR_WORKER, b"")),
+        (names.SOURCE, b"%s-%s-%d" % (topic, partition, one.offset)),
+        (names.SOURCE_TIMESTAMP_MS, b"%d" % one.timestamp),
+        (names.SOURCE_TOPIC_ID, shared.get(names.SOURCE_TOPIC_ID, b"")),
+        (names.DLQ_TOPIC, topic),
+        (names.DLQ_PARTITION, partition),
+        (names.DLQ_OFFSET, b"%d" % one.offset),
+        (names.DLQ_GROUP, shared.get(names.DLQ_GROUP, b"")),
+    ]
+    return SimpleNamespace(
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        timestamp=record.timestamp,
+        key=one.key,
+        value=one.value,
+        headers=headers,
+    )
 
 
 def parse_id(text: str) -> tuple[bool, int, int]:

@@ -21,7 +21,7 @@ from penstock.ops.cli.dead_letters.letter_selection import (
     Selection,
     read_letters,
 )
-from penstock.ops.cli.dead_letters.letter_table import as_json, print_letters
+from penstock.ops.cli.dead_letters.letter_table import Listing, as_json
 from penstock.ops.cli.dead_letters.record_sender import open_sender
 from penstock.ops.cli.dead_letters.replayer import (
     AsJson,
@@ -95,7 +95,9 @@ def list_letters(
 def show(
     settings: DlqSettings, letter: Annotated[str, typer.Argument(metavar="ID", help="As `dlq ls` prints it.")]
 ) -> int:
-    """Print one dead letter as JSON: why it was written, and its original's headers, key and value (base64).
+    """Print a dead letter as JSON: why it was written, and its original's headers, key and value (base64).
+
+    Originals that share a letter are printed one after another.
 
     $ penstock dlq show --model intents 3:17
 
@@ -128,8 +130,9 @@ def replay(
 
     $ penstock dlq replay --model intents --reason backend --execute
 
-    A replayed record has the header penstock-replay-of. Its reply has the key of a reply to the original, by which
-    readers can drop duplicates. The letters stay in their topic.
+    A replayed record has the header penstock-replay-of. Its reply has it too, and a key
+    of its own: a reader that trusts the senders can tell by it that two answers are to one record.
+    The letters stay in their topic.
 
     Exit code 1: no letter matches, or the broker refused some. 2: there is no such topic of letters.
     """
@@ -182,34 +185,34 @@ def _run(settings: DlqSettings, body: Any) -> int:
 
 async def _list(settings: DlqSettings, topic: str, selection: Selection, limit: int | None, as_json: bool) -> int:
     counts: Counter[str] = Counter()
-    listed = []
-    most = limit or (sys.maxsize if as_json else _MAX_LISTED)
+    listing = Listing(most=limit or (sys.maxsize if as_json else _MAX_LISTED))
     async with aclosing(read_letters(KafkaCluster.of(settings), topic, selection)) as found:
         async for letter in found:
             counts[letter.code] += 1
-            if counts.total() > most:
-                continue
-            if as_json:
+            if as_json and counts.total() <= listing.most:
                 print(json.dumps(letter.summary()))
-            else:
-                listed.append(letter.summary())
-    if not as_json and listed:
-        print_letters(listed)
+            elif not as_json:
+                listing.add(letter.summary())
+    listing.print()
     codes = ", ".join(f"{code} {count:,}" for code, count in counts.most_common())
     plural = "s" if counts.total() > 1 else ""
     say(f"{counts.total():,} dead letter{plural}: {codes}." if counts else f"No dead letter of {topic} matches.")
-    if counts.total() > most:
-        say(f"{most:,} of them are listed. --limit lists more; --reason, --partition, --from and --to list others.")
+    num_listed = min(counts.total(), listing.most) if as_json else listing.num_records
+    if counts.total() > num_listed:
+        others = "--limit lists more; --reason, --partition, --from and --to list others."
+        say(f"{num_listed:,} of them are listed. {others}")
     return EXIT_OK
 
 
 async def _show(settings: DlqSettings, topic: str, selection: Selection) -> int:
     async with aclosing(read_letters(KafkaCluster.of(settings), topic, selection)) as found:
-        async for letter in found:
-            print(as_json(letter.details()))
-            return EXIT_OK
-    fail(f"There is no such dead letter of {topic}.")
-    return EXIT_PROBLEM
+        letters = [letter.details() async for letter in found]
+    if not letters:
+        fail(f"There is no such dead letter of {topic}.")
+        return EXIT_PROBLEM
+    for letter in letters:
+        print(as_json(letter))
+    return EXIT_OK
 
 
 async def _replay(
@@ -229,6 +232,7 @@ async def _replay(
 
 
 async def _answer(settings: AnswerSettings, selection: Selection, options: ReplayOptions, execute: bool) -> int:
+    settings.require_model()
     from penstock.ops.cli.dead_letters.answerer import open_answerer  # loads what the other commands do not need
     from penstock.ops.cli.dead_letters.letter_answers import LetterAnswers
 

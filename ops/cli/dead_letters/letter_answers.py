@@ -62,7 +62,8 @@ class LetterAnswers:
             self._report(letter, "skipped", reason=letter.obstacle)
             return
         try:
-            reply = await self._answerer.answer(_Original.of(letter, source, self._options), bulk=letter.is_bulk)
+            original = _Original.of(letter, source, self._options)
+            reply = await self._answerer.answer(original, letter.topic_id, bulk=letter.is_bulk)
         except PenstockError as error:
             self._failed[error.code] += 1
             self._report(letter, "failed", code=error.code, message=error.message)

@@ -60,11 +60,11 @@ class Selection:
 
 
 async def read_letters(cluster: KafkaCluster, topic: str, selection: Selection) -> AsyncGenerator[DeadLetter]:
-    """The chosen letters of both dead-letter topics of a request topic, without those that come meanwhile.
+    """The chosen letters, one an original, of both dead-letter topics of a request topic, without those that come now.
 
-    One of them may be missing. Waits for the broker without limit, and logs it.
+    One of them may be missing.
 
-    Raises KafkaRefused, and BadUsage if no topic that was chosen exists.
+    Raises KafkaUnreachable, KafkaRefused, and BadUsage if no topic that was chosen exists.
     """
     async with open_reader(cluster) as reader:
         topics = {bulk: letters_topic(topic, bulk=bulk) for bulk in selection.kinds}
@@ -79,5 +79,5 @@ async def read_letters(cluster: KafkaCluster, topic: str, selection: Selection) 
         for bulk, letters, partition, first, last in chosen:
             async with aclosing(reader.records(letters, partition, first, last)) as records:
                 async for record in records:
-                    if selection.holds(letter := DeadLetter.of(record, bulk=bulk)):
+                    for letter in filter(selection.holds, DeadLetter.all_of(record, bulk=bulk)):
                         yield letter

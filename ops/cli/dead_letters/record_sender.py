@@ -7,6 +7,7 @@ from typing import Any
 
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 
+from penstock.producer.caller_errors import KafkaUnreachable
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.headers import Headers
@@ -15,12 +16,17 @@ _MAX_UNSENT, _MAX_UNSENT_BYTES = 500, 8 * 1024 * 1024
 
 
 class RecordSender:
-    """Made by `open_sender`. `send` waits while many records are on their way."""
+    """Made by `open_sender`. `send` waits while many records are on their way.
 
-    def __init__(self, outbox: Outbox) -> None:
+    Methods raise KafkaUnreachable when no record was settled for the cluster's `connect_timeout_s`.
+    """
+
+    def __init__(self, outbox: Outbox, cluster: KafkaCluster) -> None:
         self.refused: Counter[str] = Counter()  # records by topic
         self._first_errors: dict[str, KafkaError] = {}  # by topic
         self._outbox = outbox
+        self._cluster = cluster
+        self._num_done = 0
         self._partitions: dict[str, int] = {}
         self._unsent = self._unsent_bytes = 0
 
@@ -28,7 +34,8 @@ class RecordSender:
         """Send to the partition of this number, or its remainder: whatever rule chose it, equal keys stay together."""
         try:
             if topic not in self._partitions:
-                self._partitions[topic] = await self._outbox.partitions(topic)
+                async with self._cluster.patience():
+                    self._partitions[topic] = await self._outbox.partitions(topic)
         except KafkaError as error:  # the topic is denied, gone, or was never there
             self._refuse(topic, error)
             return
@@ -37,7 +44,8 @@ class RecordSender:
     async def send(self, topic: str, partition: int | None, key: bytes, value: bytes | None, headers: Headers) -> None:
         """Send to a partition, or to that of the key."""
 
-        def done(_: Sequence[Any], error: KafkaError | None) -> None:
+        def done(records: Sequence[Any], error: KafkaError | None) -> None:
+            self._num_done += len(records)
             if error is not None:
                 self._refuse(topic, error)
 
@@ -49,8 +57,22 @@ class RecordSender:
 
     async def flush(self) -> None:
         """Wait until each record is acknowledged or refused."""
-        await self._outbox.flush()
+        is_flushed = False
+        while not is_flushed:
+            is_flushed = await self._flush_some()
         self._unsent = self._unsent_bytes = 0
+
+    async def _flush_some(self) -> bool:
+        """Whether all records are settled; else some have been since the call."""
+        num_before = self._num_done
+        try:
+            async with self._cluster.patience():
+                await self._outbox.flush()
+        except KafkaUnreachable:
+            if self._num_done == num_before:
+                raise
+            return False
+        return True
 
     def reason(self, topic: str) -> str:
         """A sentence: why the first record that was refused was."""
@@ -69,9 +91,9 @@ class RecordSender:
 
 @asynccontextmanager
 async def open_sender(cluster: KafkaCluster, *, execute: bool) -> AsyncIterator[RecordSender | None]:
-    """Connect; waits for the broker without limit, and logs it. None in a dry run, which needs no right to write.
+    """Connect, and log that the broker is waited for. None in a dry run, which needs no right to write.
 
-    Raises KafkaRefused.
+    Raises KafkaUnreachable and KafkaRefused.
     """
     if not execute:
         yield None
@@ -79,6 +101,6 @@ async def open_sender(cluster: KafkaCluster, *, execute: bool) -> AsyncIterator[
     outbox = Outbox(cluster, client_id="penstock-replay")
     await outbox.start()
     try:
-        yield RecordSender(outbox)
+        yield RecordSender(outbox, cluster)
     finally:
         await outbox.stop()

@@ -55,8 +55,9 @@ def replay(
 
     $ penstock replay --topic penstock.requests.intents --partition 3 --from 1200 --to 1300 --to-bulk --execute
 
-    A replayed record has the header penstock-replay-of. Its reply has the key of a reply to the original, by which
-    readers can drop duplicates. `penstock dlq replay` sends dead letters again.
+    A replayed record has the header penstock-replay-of. Its reply has it too, and a key
+    of its own: a reader that trusts the senders can tell by it that two answers are to one record.
+    `penstock dlq replay` sends dead letters again.
 
     Exit code 1: there is no record, or the broker refused some. 2: there is no such topic or partition.
     """

@@ -1,25 +1,30 @@
 """Reads ranges of topics once, up to their present ends, a fetch at a time: for commands that look at records."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiokafka import TopicPartition, errors
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.metadata import MetadataRequest
 
 from penstock.producer.transport.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
-from penstock.producer.transport.connection import BACKOFF_MS, connect
+from penstock.producer.transport.connection import BACKOFF_MS, connect, disconnect
+from penstock.producer.transport.failover_client import FailoverAdmin
 from penstock.worker.kafka.fetching import lenient_batches
 
 _POLL_MS = 500
+_STOP_S = 2.0
 _FETCH_WAIT_MS = 10  # the records are there; a fetch that waits holds up the next partition's offsets
 _FETCH_BYTES = 4 * 1024 * 1024
+_POLL_RECORDS = 4096  # a small batch may unpack to half a million
 
 
 class TopicReader:
-    """Made by `open_reader`. It belongs to no group and commits nothing."""
+    """Made by `open_reader`. It belongs to no group and commits nothing.
+
+    Methods raise KafkaUnreachable when nothing has come from the broker for the cluster's `connect_timeout_s`.
+    """
 
     def __init__(self, cluster: KafkaCluster, consumer: BoundedConsumer) -> None:
         self._cluster = cluster
@@ -30,11 +35,13 @@ class TopicReader:
 
         Raises KafkaRefused if Kafka denies it.
         """
-        admin = AIOKafkaAdminClient(**self._cluster.arguments)
+        admin = FailoverAdmin(**self._cluster.arguments)
         try:
-            await admin.start()
-            # aiokafka's method asks the broker to create the topics that it names. Without names, it hides denied ones.
-            answer = await admin._send_request(MetadataRequest([topic], allow_auto_topic_creation=False))
+            async with self._cluster.patience():
+                await admin.start()
+                # aiokafka's method asks the broker to create the topics that it names. Without names, it hides denied
+                # ones.
+                answer = await admin._send_request(MetadataRequest([topic], allow_auto_topic_creation=False))
         finally:
             await admin.close()
         (found,) = answer.to_object()["topics"]
@@ -52,7 +59,8 @@ class TopicReader:
         """The offset after the last record of a partition."""
         source = TopicPartition(topic, partition)
         self._consumer.assign([source])
-        return int((await self._consumer.end_offsets([source]))[source])
+        async with self._cluster.patience():
+            return int((await self._consumer.end_offsets([source]))[source])
 
     async def records(self, topic: str, partition: int, first: int = 0, last: int | None = None) -> AsyncGenerator[Any]:
         """The records of a partition from offset `first` to `last`, both included, or to its present end.
@@ -61,25 +69,34 @@ class TopicReader:
         """
         source = TopicPartition(topic, partition)
         end = await self.end(topic, partition)
-        begin = (await self._consumer.beginning_offsets([source]))[source]
+        async with self._cluster.patience():
+            begin = (await self._consumer.beginning_offsets([source]))[source]
         if last is not None:
             end = min(end, last + 1)
         self._consumer.seek(source, max(first, begin))
         while await self._consumer.position(source) < end:
-            try:
-                polled = await self._consumer.getmany(source, timeout_ms=_POLL_MS)
-            except errors.TopicAuthorizationFailedError as error:
-                raise _denied(topic) from error
-            for record in polled.get(source, ()):
+            for record in await self._fetched(source):
                 if record.offset >= end:
                     return
                 if record.offset >= first:  # a compressed batch begins before it
                     yield record
 
+    async def _fetched(self, source: TopicPartition) -> Sequence[Any]:
+        """The next records of a partition that has some. An aborted transaction may leave none, and moves on."""
+        position = await self._consumer.position(source)
+        try:
+            async with self._cluster.patience():
+                while True:
+                    polled = await self._consumer.getmany(source, timeout_ms=_POLL_MS, max_records=_POLL_RECORDS)
+                    if source in polled or await self._consumer.position(source) != position:
+                        return polled.get(source, ())  # type: ignore[no-any-return]  # aiokafka has no types
+        except errors.TopicAuthorizationFailedError as error:
+            raise _denied(source.topic) from error
+
 
 @asynccontextmanager
 async def open_reader(cluster: KafkaCluster) -> AsyncIterator[TopicReader]:
-    """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
+    """Connect, and log that the broker is waited for. Raises KafkaUnreachable and KafkaRefused."""
     lenient_batches.install()  # a record that this command cannot read must not end it
 
     def make() -> BoundedConsumer:
@@ -99,7 +116,7 @@ async def open_reader(cluster: KafkaCluster) -> AsyncIterator[TopicReader]:
     try:
         yield TopicReader(cluster, consumer)
     finally:
-        await consumer.stop()
+        await disconnect(consumer, _STOP_S)
 
 
 def _denied(topic: str) -> KafkaRefused:

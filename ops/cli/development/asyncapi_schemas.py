@@ -138,7 +138,9 @@ def reply_headers_schema() -> Schema:
 
 def dead_letter_headers_schema() -> Schema:
     """The headers of a dead letter, beside those of its original."""
-    return _headers(wire_table("Topics", "header of a dead letter"), [headers.ERROR_CODE, headers.SOURCE])
+    names = ("header of a dead letter", "header of a shared dead letter")
+    rows = [row for name in names for row in wire_table("Topics", name)]
+    return _headers(rows, [headers.ERROR_CODE, headers.SOURCE])
 
 
 def _headers(rows: list[WireRow], required: list[str]) -> Schema:

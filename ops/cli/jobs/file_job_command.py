@@ -17,6 +17,7 @@ from penstock.ops.cli.jobs.local_fleet import local_broker, local_worker
 from penstock.ops.cli.jobs.one_text import client_settings
 from penstock.ops.cli.jobs.progress import JobScreen
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, BadUsage, fail, say
+from penstock.producer.caller_errors import MixedRevisions
 from penstock.producer.files import (
     OutputError,
     PartWriter,
@@ -70,6 +71,11 @@ def run_file_job(
         fail(f"{error} More are allowed with a higher --max-errors.")
         _say_what_is_kept(writer)
         return EXIT_PROBLEM
+    except MixedRevisions as error:
+        fail(f"{error.code}: {error.message}")
+        if _say_what_is_kept(writer):
+            say("They are of the first revision. --restart discards them; --allow-mixed-revisions adds rows of others.")
+        return EXIT_PROBLEM
     except KeyboardInterrupt:
         if not _say_what_is_kept(writer):
             say(f"{_name(target)} was not written.")
@@ -97,9 +103,11 @@ def _opened(
             options=options,
             overwrite=settings.overwrite,
             restart=settings.restart,
+            allow_mixed_revisions=settings.allow_mixed_revisions,
         )
     extension = format_of(STANDARD, settings.standard_format)
-    return nullcontext(StreamWriter(sys.stdout.buffer, extension, reader, task, options))
+    mixed = settings.allow_mixed_revisions
+    return nullcontext(StreamWriter(sys.stdout.buffer, extension, reader, task, options, allow_mixed_revisions=mixed))
 
 
 def _say_what_is_kept(writer: _Writer | None) -> bool:
@@ -133,6 +141,7 @@ async def _all_rows(
                 task,
                 reader,
                 writer,
+                revision=writer.revision,
                 options=options,
                 timeout_s=settings.timeout_s,
                 resumed=resumed,

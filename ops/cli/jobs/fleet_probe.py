@@ -19,14 +19,15 @@ _REMEDY = "Start one (penstock worker --model …), or give --wait, also for a g
 async def missing_fleet(settings: FileJobSettings) -> str:
     """Why no worker can answer: a sentence. Empty if one can, or Kafka does not tell.
 
-    Creates no topic. A broker that does not answer is left to the client, which waits for it. One without an API for
-    groups, as a mock is, tells by its topics.
+    Creates no topic. A broker that does not answer is left to the client, which waits for it a while. One without an
+    API for groups, as a mock is, tells by its topics.
     """
     model = settings.served_name
     topic, group = bulk_topic(settings.topic or request_topic(model)), f"penstock.{model}"
-    admin = FailoverAdmin(**KafkaCluster.of(settings).arguments, request_timeout_ms=int(_ANSWER_S * 1000))
+    answer_s = min(_ANSWER_S, settings.connect_timeout_s or _ANSWER_S)
+    admin = FailoverAdmin(**KafkaCluster.of(settings).arguments, request_timeout_ms=int(answer_s * 1000))
     try:
-        async with asyncio.timeout(_ANSWER_S):
+        async with asyncio.timeout(answer_s):
             await admin.start()
             groups = await _described(admin, group)
             has_topic = topic in await admin.list_topics()

@@ -49,6 +49,7 @@ def local_broker(settings: FileJobSettings) -> Iterator[FileJobSettings]:
 
     Raises:
         BadUsage: another broker was given as well.
+        CheckpointError: the model is neither a directory nor an id.
         BrokerError: Java or Maven is missing, or the broker failed.
     """
     if not settings.local:
@@ -57,6 +58,7 @@ def local_broker(settings: FileJobSettings) -> Iterator[FileJobSettings]:
     given = [name for name in KafkaSettings.model_fields if name != "config" and settings.origins.get(name) == "given"]
     if given:
         raise BadUsage(f"--local starts its own Kafka: leave out {', '.join(map(option_name, given))}.")
+    _model_settings(settings).require_model()
     say("Starting Kafka on this machine.")
     flags = FAST_START if len(os.sched_getaffinity(0)) <= _FEW_CORES else FULL_SPEED
     with KafkaBroker(num_partitions=_PARTITIONS, config=_BROKER, jvm_flags=flags) as broker:
@@ -77,8 +79,7 @@ async def local_worker(settings: FileJobSettings) -> AsyncIterator[WhileAlive[An
     if not settings.local:
         yield _as_it_is
         return
-    # Settings of a worker on another cluster are in the same variables and files: what concerns the model is kept.
-    model = ModelSettings.model_validate({"model": settings.model, "config": settings.config})
+    model = _model_settings(settings)
     arguments = [part for name, value in model if _is_option(name, value) for part in (option_name(name), str(value))]
     arguments += ["--served-name", settings.served_name, "--bootstrap-servers", settings.bootstrap_servers]
     arguments += ["--partitions", str(_PARTITIONS), "--drain-s", "1", "--log-format", "json"]
@@ -105,6 +106,11 @@ def _kept_if_named(log_path: Path) -> Iterator[Path]:
         os.close(descriptor)
         shutil.copyfile(log_path, kept)
         raise WorkerFailed(str(failure).replace(str(log_path), kept)) from failure
+
+
+def _model_settings(settings: FileJobSettings) -> ModelSettings:
+    """Settings of a worker on another cluster are in the same variables and files: what concerns the model is kept."""
+    return ModelSettings.model_validate({"model": settings.model, "config": settings.config})
 
 
 async def _as_it_is(work: Coroutine[Any, Any, T]) -> T:

@@ -29,7 +29,7 @@ async def answer_one(task: str, settings: FileJobSettings, options: Options, tex
     from penstock.ops.cli.jobs.local_fleet import local_worker
     from penstock.producer.client import Client
 
-    _, (checked,) = check([text], None)
+    _, (checked,) = check(task, [text], None)
     if isinstance(checked, PenstockError):  # before any connection to Kafka
         fail(f"{checked.code}: {checked.message}")
         return EXIT_USAGE

@@ -38,6 +38,7 @@ def calibrate(
     if plot is not None and not plot.absolute().parent.is_dir():
         fail(f"--plot {plot}: there is no directory {plot.absolute().parent}.")
         return EXIT_PROBLEM
+    settings.require_model()
     # asyncio.run would delay Ctrl-C: its handler waits for the event loop, which the timings block for seconds.
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         return loop.run_until_complete(_calibrate(settings, show, plot))

@@ -6,7 +6,7 @@ python service.py SERVERS MODEL ROUTE... < messages.txt
 import asyncio
 import sys
 
-from penstock.producer import Client, Overloaded, PenstockError
+from penstock import Client, Overloaded, PenstockError
 
 
 async def route(client: Client, routes: dict[str, list[float]], message: str) -> str:

@@ -20,7 +20,10 @@ _OTHERS = (
     "could_not_start",
     "stopping",
 )
-NAMES = frozenset((*_STARTS, *_ENDS, *_SUDDEN, _ASSIGNED, _REVOKED, *_OTHERS, "member_idle", "partition_fenced"))
+_LOSSES = ("offsets_skipped", "topic_recreated", "log_truncated")
+NAMES = frozenset(
+    (*_STARTS, *_ENDS, *_SUDDEN, *_LOSSES, _ASSIGNED, _REVOKED, *_OTHERS, "member_idle", "partition_fenced")
+)
 
 
 class Gap(NamedTuple):
@@ -121,6 +124,11 @@ def sentence(event: Event) -> str:
             return f"stopped after {fields.get('answered')} answers"
         case "owner_died":
             return "the last owner of a partition died"
+        case "offsets_skipped":
+            which = f"{fields.get('first')} to {fields.get('last')} of {fields.get('partition')}"
+            return f"offsets {which} were deleted unread ({fields.get('cause')})"
+        case "topic_recreated":
+            return f"{fields.get('topic')} was deleted and created again"
     return name.replace("_", " ")
 
 

@@ -176,7 +176,7 @@ def test_weights_that_are_not_numbers_are_rejected(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["output.weight"][7, 2] = torch.nan
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"'output\.weight' holds values that are not numbers"):
+    with pytest.raises(CheckpointError, match=r"'output\.weight' holds values that are not finite"):
         load_cells(tmp_path)
 
 

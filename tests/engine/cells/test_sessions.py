@@ -266,9 +266,9 @@ def test_requests_that_open_together_have_slots_of_their_own_or_none() -> None:
     bench.finish(bench.batch((0, 0, 2), (1, 0, 1), (2, 0, 1)))
     assert bench.finish(bench.batch((2, 1, 1), (0, 1, 1), (0, 2, 1))).finished == [2, 0]
     assert [bench.sums(one) for one in range(3)] == [[[1, 3], [6], [7]], [[5]], [[6], [13]]]
-    rows, has_nan = bench.sessions.results(np.array([bench.keys[2], bench.keys[1]], np.int32))
+    rows, is_not_finite = bench.sessions.results(np.array([bench.keys[2], bench.keys[1]], np.int32))
     assert [split(row, EMISSIONS)["sum"].ravel().tolist() for row in rows] == [[6, 13], [5]]
-    assert has_nan.tolist() == [False, False]
+    assert is_not_finite.tolist() == [False, False]
     bench.close(0, 1, 2)
     bench.sessions.check_integrity()
 

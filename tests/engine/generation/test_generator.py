@@ -194,7 +194,7 @@ def test_a_request_whose_options_leave_no_token_ends_alone(kind: dict[str, Any])
     start(generator, 0, 9, 0)
     generator.start(1, source_of(4), options_of(forced_bos_token_id=20, suppress_tokens=[20], **kind))
     progress = generator.step()
-    assert [one.finish for one in progress] == [None, "invalid"]
+    assert [one.finish for one in progress] == [None, "no token"]
     assert [*progress[0].tokens, *drain(generator)[0]] == alone(9, 0)
 
 

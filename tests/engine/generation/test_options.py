@@ -9,10 +9,12 @@ import transformers
 
 from penstock.engine.errors import InvalidOption, UnsupportedCheckpoint
 from penstock.engine.generation.loading import load_seq2seq
-from penstock.engine.generation_options import GenerationOptions
+from penstock.engine.generation_options import _NEUTRAL, GenerationOptions, clip_lengths
+from penstock.producer.wire.generation import NEUTRAL_OPTIONS
 from tests.engine.helpers import save_encoder
 
 START = {"decoder_start_token_id": 0}
+SAMPLING = START | {"do_sample": True}
 WIRE = Path(__file__).parents[3] / "producer" / "wire" / "WIRE.md"
 
 
@@ -87,18 +89,18 @@ def test_options_that_are_not_implemented(name: str, value: Any) -> None:
         (START | {"min_new_tokens": -1}, "min_new_tokens"),
         (START | {"num_beams": 0}, "num_beams"),
         (START | {"num_beams": 33}, r"num_beams must be in \[1, 32\]"),
-        (START | {"length_penalty": -3.1}, r"length_penalty must be in \[-3, 10\]"),
+        (START | {"num_beams": 2, "length_penalty": -3.1}, r"length_penalty must be in \[-3, 10\]"),
         (START | {"bad_words_ids": [[1, word] for word in range(257)]}, "at most 256 sequences of several tokens"),
         (START | {"num_beams": True}, "num_beams must be an integer"),
         (START | {"num_beams": 2, "do_sample": True}, "do_sample with num_beams"),
-        (START | {"temperature": 0.0}, "temperature"),
-        (START | {"temperature": 1e-40}, r"temperature must be in \[0.01, 100\]. Given: 1e-40"),
-        (START | {"temperature": 1e39}, "temperature must be in"),
-        (START | {"temperature": float("nan")}, "temperature must be in"),
+        (SAMPLING | {"temperature": 0.0}, "temperature"),
+        (SAMPLING | {"temperature": 1e-40}, r"temperature must be in \[0.01, 100\]. Given: 1e-40"),
+        (SAMPLING | {"temperature": 1e39}, "temperature must be in"),
+        (SAMPLING | {"temperature": float("nan")}, "temperature must be in"),
         (START | {"temperature": "hot"}, "temperature must be a number"),
-        (START | {"top_p": 0.0}, "top_p"),
-        (START | {"top_k": -1}, "top_k"),
-        (START | {"length_penalty": float("nan")}, "length_penalty"),
+        (SAMPLING | {"top_p": 0.0}, "top_p"),
+        (SAMPLING | {"top_k": -1}, "top_k"),
+        (START | {"num_beams": 2, "length_penalty": float("nan")}, "length_penalty"),
         (START | {"early_stopping": "later"}, "early_stopping"),
         (START | {"repetition_penalty": 0}, r"repetition_penalty must be in \[0.01, 100\]"),
         (START | {"repetition_penalty": 1e39}, "repetition_penalty must be in"),
@@ -130,7 +132,9 @@ def test_tokens_outside_the_vocabulary() -> None:
 )
 def test_the_wire_format_says_the_bounds(name: str, said: str) -> None:
     with pytest.raises(InvalidOption) as raised:
-        GenerationOptions.of(START | {name: 1000})
+        GenerationOptions.of(
+            START | ({"num_beams": 2} if name == "length_penalty" else {"do_sample": True}) | {name: 1000}
+        )
     (bounds,) = re.findall(r"\[(\S+), (\S+)\]", str(raised.value))
     lines = WIRE.read_text(encoding="utf-8").splitlines()
     (row,) = [line for line in lines if line.startswith("| `") and f"`{name}`" in line]
@@ -142,3 +146,32 @@ def test_an_encoder_does_not_generate(tmp_path: Path) -> None:
     save_encoder(tmp_path, "bert")
     with pytest.raises(UnsupportedCheckpoint, match="'bert' does not generate here"):
         load_seq2seq(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"temperature": 0, "top_p": 0.0, "top_k": 0},
+        {"length_penalty": 50.0, "early_stopping": True},
+        {"num_return_sequences": 1, "num_beam_groups": 1, "min_p": 0.0, "guidance_scale": 1, "penalty_alpha": 0},
+    ],
+)
+def test_values_that_change_no_token_of_a_greedy_search_are_as_if_left_out(neutral: dict[str, Any]) -> None:
+    assert GenerationOptions.of(START | neutral) == GenerationOptions.of(START)
+
+
+@pytest.mark.parametrize("name", ["max_length", "max_new_tokens", "min_length", "min_new_tokens"])
+def test_a_models_own_lengths_end_where_its_limits_do(name: str) -> None:
+    options = GenerationOptions.of(START | clip_lengths({name: 2048}, 100))
+    assert max(options.max_new_tokens, options.min_new_tokens) == 100
+
+
+def test_options_that_leave_out_the_whole_vocabulary() -> None:
+    options = GenerationOptions(0, suppress_tokens=(0, 1), bad_words_ids=((2,), (3, 1)))
+    options.require_token_left(4)
+    with pytest.raises(InvalidOption, match="leave no token"):
+        options.require_token_left(3)
+
+
+def test_the_wire_takes_the_neutral_values_that_a_checkpoint_may_have() -> None:
+    assert NEUTRAL_OPTIONS == _NEUTRAL

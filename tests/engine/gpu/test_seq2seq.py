@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.engine.errors import DeviceFailed, UnsupportedDevice
+from penstock.engine.errors import DeviceFailed, InvalidOption, UnsupportedDevice
 from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.device import DecoderRows, Seq2SeqDevice
 from penstock.engine.generation.generator import Generator, Progress
@@ -177,11 +177,11 @@ def test_scores_that_are_not_numbers_end_their_request_alone(num_beams: int) -> 
     assert drain(generator)[2] == expected(model, source, **options)
 
 
-def test_a_request_whose_options_leave_no_token_ends() -> None:
+def test_a_request_whose_options_leave_no_token_does_not_start() -> None:
     generator = generator_of(model_of("marian")[0])
     (source,) = sources([9])
-    generator.start(0, source, options_of(suppress_tokens=list(range(90)), forced_eos_token_id=None))
-    assert generator.step() == [Progress(0, (), "invalid")]
+    with pytest.raises(InvalidOption):
+        generator.start(0, source, options_of(suppress_tokens=list(range(90)), forced_eos_token_id=None))
 
 
 def test_a_step_of_the_host_that_raises_is_raised_though_the_device_searches_for_others(

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from penstock.engine import host_memory
-from penstock.engine.errors import CheckpointError, InvalidOption, UnsupportedDevice
+from penstock.engine.errors import CheckpointError, InvalidOption, UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.loading import generates
 from penstock.engine.gpu.generation import seq2seq
@@ -60,6 +61,20 @@ def test_a_model_says_what_it_reads_and_allows(tmp_path: Path) -> None:
     for wrong in ({"num_beams": 9}, {"max_new_tokens": 81}, {"suppress_tokens": [VOCAB]}):
         with pytest.raises(InvalidOption, match=next(iter(wrong))):
             model.options(wrong)
+
+
+def test_a_tensor_without_effect_of_the_first_t5_is_ignored_and_those_of_further_layers_are_refused(
+    tmp_path: Path,
+) -> None:
+    save_seq2seq(tmp_path, "t5")
+    tensors = load_file(tmp_path / "model.safetensors")
+    old = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"  # as t5-small has it
+    save_file(tensors | {old: torch.zeros(8, 4)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    load_generation_model(str(tmp_path))
+    further = {"encoder.block.9.layer.0.SelfAttention.q.weight": torch.zeros(8, 4)}
+    save_file(tensors | further, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnsupportedCheckpoint, match=r"encoder\.block\.9.*would not be used"):
+        load_generation_model(str(tmp_path))
 
 
 def test_an_option_of_the_checkpoint_that_is_not_implemented_is_found_when_it_is_loaded(tmp_path: Path) -> None:

@@ -42,14 +42,14 @@ def test_unknown_architectures_are_named_and_the_known_ones_listed(bert: tuple[A
 @pytest.mark.parametrize("name", ["BertForQuestionAnswering", "BertForNextSentencePrediction", "HF_ColBERT"])
 def test_heads_that_are_not_implemented_are_named_and_the_known_ones_listed(bert: tuple[Any, Path], name: str) -> None:
     edit_config(bert[1], architectures=[name])
-    with pytest.raises(UnsupportedCheckpoint, match=rf"{name}.*'bert'.*ForMaskedLM.*ForTokenClassification"):
+    with pytest.raises(UnsupportedCheckpoint, match=rf"{name}.*Supported.*BertForSequenceClassification, .*BertModel"):
         load(bert[1])
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hidden_act": "mish"}, "activation 'mish'"),
+        ({"hidden_act": "xielu"}, "activation 'xielu'"),
         ({"position_embedding_type": "relative_key"}, "relative_key"),
         ({"is_decoder": True}, "decoders"),
         ({"hidden_size": 64}, r"shape \(130, 48\), but config.json implies"),
@@ -68,7 +68,7 @@ def test_a_pickle_is_refused_unopened_with_the_way_to_convert(bert: tuple[Any, P
     directory = bert[1]
     (directory / "model.safetensors").unlink()
     (directory / "pytorch_model.bin").write_bytes(pickle.dumps({}))
-    with pytest.raises(CheckpointError, match=r"pytorch_model.bin.*never read.*safe_serialization=True"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin.*never read.*penstock convert DIR OUT"):
         load(directory)
 
 
@@ -126,17 +126,20 @@ def test_half_precision_weights_are_read(bert: tuple[Any, Path]) -> None:
     np.testing.assert_allclose(load(directory).run(pack(SEQUENCES)).rows, expected, atol=0.02)
 
 
-def test_the_limit_is_the_smallest_that_is_stated(bert: tuple[Any, Path]) -> None:
+def test_the_limit_of_the_tokenizer_counts_up_to_that_of_the_positions(bert: tuple[Any, Path]) -> None:
     directory = bert[1]
     assert load(directory).info.max_tokens == 130
+    write_json(directory / "sentence_bert_config.json", {"max_seq_length": 64})  # of a module, which this is not
     write_json(directory / "tokenizer_config.json", {"model_max_length": 10**30})  # transformers' "no limit"
     assert load(directory).info.max_tokens == 130
     write_json(directory / "tokenizer_config.json", {"model_max_length": 100})
     assert load(directory).info.max_tokens == 100
-    write_json(directory / "sentence_bert_config.json", {"max_seq_length": 64})
-    assert load(directory).info.max_tokens == 64
-    directory.joinpath("sentence_bert_config.json").write_text('{"max_seq_length": Infinity}')
-    assert load(directory).info.max_tokens == 100
+    write_json(directory / "tokenizer_config.json", {"max_len": 90})
+    assert load(directory).info.max_tokens == 90
+    for stated in (0, -3, True, "64", [64]):
+        write_json(directory / "tokenizer_config.json", {"model_max_length": stated})
+        with pytest.raises(CheckpointError, match=r"a limit of .* tokens is stated"):
+            load(directory)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +149,7 @@ def test_the_limit_is_the_smallest_that_is_stated(bert: tuple[Any, Path]) -> Non
         ("modules.json", "[" * 100_000, "is not a sentence-transformers module list"),
         (
             "modules.json",
-            '[{"type": "a.Transformer", "path": "\\u0000"}]',
+            '[{"type": "sentence_transformers.models.Transformer", "path": "\\u0000"}]',
             "is not a sentence-transformers module list",
         ),
         ("model.safetensors.index.json", '{"weight_map": ["a"]}', "`weight_map` must map names of tensors"),
@@ -155,6 +158,7 @@ def test_the_limit_is_the_smallest_that_is_stated(bert: tuple[Any, Path]) -> Non
     ],
 )
 def test_a_damaged_file_is_named(bert: tuple[Any, Path], name: str, content: str, words: str) -> None:
+    (bert[1] / "model.safetensors").unlink()  # beside it an index is not read
     bert[1].joinpath(name).write_text(content)
     with pytest.raises(CheckpointError, match=words):
         load(bert[1])
@@ -233,7 +237,8 @@ def test_an_activation_class_is_looked_up_not_imported(tmp_path: Path) -> None:
 
 def test_modules_outside_the_directory_are_refused(tmp_path: Path) -> None:
     sentence_transformer(tmp_path / "model", [], False, {})
-    entries = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "../elsewhere"}]
+    kinds = {"Transformer": "", "Pooling": "../elsewhere"}
+    entries = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
     (tmp_path / "model" / "modules.json").write_text(json.dumps(entries), encoding="utf-8")
     with pytest.raises(CheckpointError, match="outside the model's directory"):
         load(tmp_path / "model")
@@ -278,10 +283,33 @@ def test_heads_that_do_not_fit_are_refused(
         load(bert[1], head=str(tmp_path / "head.safetensors"))
 
 
-def test_one_label_without_a_problem_type_is_a_regression(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "tensors", "words"),
+    [
+        ("missing.safetensors", None, "does not exist"),
+        ("head.bin", {}, "must be a safetensors file"),
+        ("head.safetensors", {"classifier.weight": [3, 48]}, "`weight` and `bias`. Found: classifier.weight"),
+        ("head.safetensors", {"weight": [3, 7], "bias": [3]}, r"\[labels, 48\] .* \(3, 7\) and \(3,\)"),
+        ("head.safetensors", {"weight": [3, 48], "bias": [2]}, r"\[labels\]. .* \(3, 48\) and \(2,\)"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["packed", "padded"])
+def test_an_error_of_a_head_names_its_file_and_not_the_model(
+    bert: tuple[Any, Path], tmp_path: Path, engine: str, name: str, tensors: dict[str, list[int]] | None, words: str
+) -> None:
+    head = tmp_path / name
+    if tensors is not None:
+        save_file({key: torch.zeros(shape) for key, shape in tensors.items()}, head)
+    with pytest.raises(EngineError, match=words) as raised:
+        load(bert[1], head=str(head), engine=engine)
+    assert f"The head {head} " in str(raised.value)
+    assert str(bert[1]) not in str(raised.value)
+
+
+def test_one_label_without_a_problem_type_has_the_sigmoid_of_the_pipeline(tmp_path: Path) -> None:
     model = save_classifier(tmp_path, "bert", num_labels=1)
     rows = load(tmp_path).run(pack(SEQUENCES, TaskOptions("classify"))).rows
     with torch.no_grad():
         for sequence, row in zip(SEQUENCES, rows, strict=True):
-            logits = model(input_ids=torch.from_numpy(sequence)[None].long()).logits[0].numpy()
-            np.testing.assert_allclose(row, logits, atol=1e-5)
+            logits = model(input_ids=torch.from_numpy(sequence)[None].long()).logits[0]
+            np.testing.assert_allclose(row, torch.sigmoid(logits).numpy(), atol=1e-5)

@@ -14,7 +14,8 @@ from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.types import Float32Array
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.prompts import Prompts
-from penstock.producer.tokenization import Tokenizer, TokenizerError
+from penstock.producer.tokenization import Tokenizer
+from penstock.producer.tokenizer_files import TokenizerError
 from penstock.producer.wire.messages import Options, Request, Text
 from tests.engine.helpers import pack, save_classifier, save_sentence_transformer, write_json
 

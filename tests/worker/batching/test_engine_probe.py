@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 
+import numpy as np
 import pytest
 
 from penstock.engine import BatchOutput, EngineLanes, NullEngine, PackedBatch
@@ -100,6 +101,13 @@ async def test_an_engine_that_fails_is_a_fault(lanes: EngineLanes, engine: Watch
 
     engine.before = fail
     assert await asked(EngineProbe(lanes, "embed")) == ("the idle engine fails on one token: RuntimeError('no device')")
+
+
+async def test_an_engine_whose_result_is_not_finite_is_a_fault(
+    lanes: EngineLanes, engine: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NullEngine, "run", lambda self, batch: BatchOutput([np.array([np.nan], np.float32)], 0.001))
+    assert await asked(EngineProbe(lanes, "embed")) == "the idle engine's result for one token is not finite"
 
 
 async def test_a_worker_that_has_stopped_has_no_fault(engine: Watched) -> None:

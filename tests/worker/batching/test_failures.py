@@ -5,10 +5,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.engine.errors import DeviceFailed, is_out_of_memory, is_transient
+from penstock.engine.errors import DeviceFailed, NotFinite, is_out_of_memory, is_transient
 from penstock.engine.types import BatchOutput, ModelInfo, PackedBatch
 from penstock.worker.batching import failure_rules, token_budget
 from penstock.worker.requests.request import PendingSequence
@@ -33,6 +34,22 @@ class FailingEngine(SmallEngine):
         if self.errors:
             raise self.errors.pop(0)
         return output
+
+
+class OverflowingEngine(SmallEngine):
+    """Answers `value` in place of the last number of each sequence that holds OVERFLOW; of every one once `broken`."""
+
+    OVERFLOW = 99
+    value = math.nan
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        broken, self.broken = self.broken, False
+        rows = super().run(batch).rows
+        self.broken = broken
+        for ids, row in zip(self.batches[-1], rows, strict=True):
+            if broken or self.OVERFLOW in ids:
+                row[-1] = self.value
+        return BatchOutput(rows, 0.001)
 
 
 @pytest.fixture
@@ -156,3 +173,56 @@ async def test_a_lack_of_memory_halves_the_batches_and_a_quiet_time_doubles_them
 )
 def test_errors_are_sorted_by_what_may_help(error: Any, lacks_memory: bool, may_pass: bool) -> None:
     assert (is_out_of_memory(error), is_transient(error)) == (lacks_memory, may_pass)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+async def test_a_result_that_is_not_finite_fails_its_sequence_alone_and_nothing_runs_again(
+    info: ModelInfo, make_sequences: MakeSequences, value: float
+) -> None:
+    engine = OverflowingEngine(info)
+    engine.value = value
+    async with bench(info, trigger="lazy", engine=engine) as b:
+        good, bad = make_sequences([1], [2]), make_sequences([3], [4, OverflowingEngine.OVERFLOW])
+        b.dispatcher.add([*good, *bad])
+        await b.finish(4)
+        assert b.ids == [[1], [2], [3]]
+        assert all(np.isfinite(row).all() for _, row in b.results)
+        (rejection,) = b.rejections
+        assert rejection.record is bad[0].request.record
+        assert rejection.record.num_attempts == 1
+        error = rejection.error
+        assert error.code == "backend"
+        assert list(error.rows) == [1]  # the second of its request
+        assert "NaN or infinity" in error.message
+        assert engine.batches == [[[1], [2], [3], [4, OverflowingEngine.OVERFLOW]]]
+        assert not b.unhealthy
+        assert b.stats[0].sums.count == 4
+
+
+async def test_a_batch_without_a_finite_result_is_blamed_by_one_probe(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    engine = OverflowingEngine(info)
+    async with bench(info, trigger="lazy", engine=engine) as b:
+        b.dispatcher.add(one_each(make_sequences, *[[n, OverflowingEngine.OVERFLOW] for n in range(4)]))
+        await b.finish(4)
+        assert len(b.rejections) == 4
+        assert not b.results
+        assert engine.batches[1:] == [PROBE]
+        assert not b.unhealthy
+        b.dispatcher.add(one_each(make_sequences, [1], [2], [3], [4]))
+        await b.finish(8)
+        assert b.ids == [[1], [2], [3], [4]]
+
+
+async def test_an_engine_whose_probe_is_not_finite_is_unhealthy_and_answers_nothing(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    engine = OverflowingEngine(info)
+    engine.broken = True
+    async with bench(info, engine=engine) as b:
+        b.dispatcher.add(one_each(make_sequences, [1]))
+        await b.until(lambda: bool(b.unhealthy))
+        assert isinstance(b.unhealthy[0], NotFinite)
+        assert not b.results
+        assert not b.rejections

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,17 @@ class Member:
     """aiokafka's consumer, as far as reading goes."""
 
     def __init__(self) -> None:
+        self._client = self
+        self.ids = {"requests": b"0123456789abcdef"}  # that the broker knows
         self.paused: set[TopicPartition] = set()
         self.positions: dict[TopicPartition, int] = {}
         self.all_resumed = asyncio.Event()
+
+    def get_random_node(self) -> int:
+        return 1
+
+    async def send(self, node: int, request: object) -> Any:
+        return SimpleNamespace(topics=[(0, topic, topic_id) for topic, topic_id in self.ids.items()])
 
     def assignment(self) -> set[TopicPartition]:
         return {A, B}
@@ -60,12 +69,14 @@ class Owner:
     def own_mark(self, source: Source, found: Custody) -> Custody | None:
         return None
 
+    def skipped(self, source: Source, first: int, end: int) -> None: ...
+
     async def release(self, sources: set[Source]) -> None: ...
 
 
 async def test_a_partition_that_its_owner_does_not_get_yet_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async def take_over(
-        member: Member, sources: set[TopicPartition], _: object
+        member: Member, sources: set[TopicPartition], *_: object
     ) -> dict[TopicPartition, PartitionProgress]:
         return {source: PartitionProgress(7) for source in sources}
 
@@ -83,5 +94,10 @@ async def test_a_partition_that_its_owner_does_not_get_yet_holds_up_no_other(mon
         await member.all_resumed.wait()
     assert (member.paused, member.positions) == (set(), {A: 7, B: 7})
     assert owner.acquired_sources == [{A}, {B}]
+    for source in (A, B):
+        assignment.next_offsets[source] += 1
+        member.positions[source] = 99  # as a poll that failed leaves it
+    assignment.go_back(member)
+    assert member.positions == {A: 8, B: 8}
     await assignment.close()
     assert not assignment.ready.is_set()

@@ -1,17 +1,13 @@
 """Events that aiokafka does not report: denied and unknown topics, and tasks that have ended. Fakes, no clock."""
 
 import asyncio
-from collections.abc import Coroutine
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+from aiokafka.errors import KafkaError
 from structlog.testing import capture_logs
 
 from penstock.worker.kafka.fetching.consumer_watch import ConsumerFailed, ConsumerWatch
-from penstock.worker.kafka.fetching.seek_back import seek_back
 
 ONLINE, BULK = "penstock.requests.tiny", "penstock.requests.tiny.bulk"
 
@@ -109,25 +105,3 @@ async def test_a_task_of_aiokafka_that_has_ended_fails_the_watch(kafka: FakeCons
     with pytest.raises(ConsumerFailed, match=which) as raised:
         watch.look(kafka)
     assert isinstance(raised.value.__cause__, KafkaError)
-
-
-async def test_the_way_back_waits_for_no_partition_that_a_rebalance_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its offset may be denied for as long as the topic is, and the others are not polled meanwhile."""
-    denied, other = TopicPartition(ONLINE, 0), TopicPartition(BULK, 0)
-    owned, sought = [denied, other], list[TopicPartition]()
-
-    async def committed(source: TopicPartition) -> int:
-        if source == denied:
-            raise TopicAuthorizationFailedError(ONLINE)
-        return 7
-
-    async def rebalance(_: float) -> None:
-        owned.remove(denied)
-
-    monkeypatch.setattr("penstock.worker.kafka.fetching.seek_back.asyncio.sleep", rebalance)
-    consumer: Any = SimpleNamespace(
-        assignment=lambda: list(owned), committed=committed, seek=lambda source, _: sought.append(source)
-    )
-    going_back: Coroutine[Any, Any, None] = seek_back(consumer, {})
-    await asyncio.wait_for(going_back, 60)
-    assert sought == [other]

@@ -8,10 +8,14 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
+from penstock.worker.kafka.fetching.fetch_messages import FetchMessage
 from penstock.worker.kafka.fetching.lean_fetcher import LeanFetcher
+from penstock.worker.kafka.fetching.topic_ids import TopicIds
 
 SOURCE = TopicPartition("requests", 0)
+ASKED = SimpleNamespace(faults=[])
 
 
 class Broker:
@@ -20,7 +24,7 @@ class Broker:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.records: list[int] = []
         monkeypatch.setattr(Fetcher, "__init__", lambda fetcher: None)
-        monkeypatch.setattr(Fetcher, "fetched_records", self._found)
+        monkeypatch.setattr(LeanFetcher, "_take_parts", self._found)
         monkeypatch.setattr(Fetcher, "_proc_fetch_request", self._sent)
 
     async def _found(self, *_: Any) -> dict[TopicPartition, list[int]]:
@@ -43,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def fetch(broker: Broker, fetcher: Any, num_records: int) -> None:
-    await fetcher._proc_fetch_request(None, 7, None)
+    await fetcher._proc_fetch_request(None, 7, ASKED)
     broker.records = list(range(num_records))
     await fetcher.fetched_records([SOURCE])
 
@@ -60,7 +64,7 @@ async def test_at_a_high_rate_a_fetch_that_brought_several_records_is_followed_l
     await fetch(broker, fetcher, num_records)  # what an earlier fetch has brought does not count
     assert fetcher._paced(clock.now + 0.001) == ({7: pytest.approx(0.005)} if is_paced else {})
     assert fetcher._paced(clock.now + 0.0061) == {}
-    await fetcher._proc_fetch_request(None, 7, None)
+    await fetcher._proc_fetch_request(None, 7, ASKED)
     assert fetcher._paced(clock.now + 0.001) == {}
 
 
@@ -80,7 +84,7 @@ async def test_the_pace_begins_where_turns_would_keep_the_loop_busy(
 async def test_a_burst_after_a_rest_is_followed_at_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     broker = Broker(monkeypatch)
     fetcher: Any = LeanFetcher()
-    await fetcher._proc_fetch_request(None, 7, None)
+    await fetcher._proc_fetch_request(None, 7, ASKED)
     clock.now += 0.1  # for which the broker has held the fetch
     broker.records = list(range(30))
     await fetcher.fetched_records([SOURCE])
@@ -103,6 +107,64 @@ class Client:
         return await self.answers[-1]
 
 
+async def test_a_topic_of_which_brokers_do_not_know_the_id_is_not_fetched_until_it_is_read_anew() -> None:
+    client: Any = Client()
+    subscriptions = SubscriptionState()
+    other = TopicPartition("others", 0)
+    subscriptions.subscribe({SOURCE.topic, other.topic})
+    fetcher: Any = LeanFetcher(client, subscriptions)
+    fetcher.topic_ids = TopicIds()
+    try:
+        subscriptions.assign_from_subscribed({SOURCE, other})
+        assignment = subscriptions.subscription.assignment
+        for source in (SOURCE, other):
+            subscriptions.seek(source, 0)
+        fetcher.topic_ids.note_unknown(SOURCE.topic)
+        [(_, request)], *_ = fetcher._get_actions_per_node(assignment)
+        assert [topic for topic, _ in request.topics] == [other.topic]
+        client.get_random_node = lambda: 7
+        client.send = answer_ids
+        await fetcher.topic_ids.read(client, {SOURCE.topic})
+        [(_, request)], *_ = fetcher._get_actions_per_node(assignment)
+        assert {topic for topic, _ in request.topics} == {SOURCE.topic, other.topic}
+    finally:
+        await fetcher.close()
+
+
+async def answer_ids(_node: int, _request: object) -> Any:
+    return SimpleNamespace(topics=[(0, SOURCE.topic, b"0123456789abcdef")])
+
+
+@pytest.mark.parametrize("begins", [90, 3])
+async def test_a_position_that_the_log_does_not_have_is_told_with_where_it_begins(begins: int) -> None:
+    subscriptions = SubscriptionState()
+    subscriptions.subscribe({SOURCE.topic})
+    fetcher: Any = LeanFetcher(Client(), subscriptions)
+    told: list[Any] = []
+    fetcher.jumped = lambda *jump: told.append(jump)
+    try:
+        subscriptions.assign_from_subscribed({SOURCE})
+        assignment = subscriptions.subscription.assignment
+        subscriptions.seek(SOURCE, 10)
+        request = FetchMessage(1, 1, 1, 0, topics=[(SOURCE.topic, [(0, 10, 1)])], topic_ids=TopicIds())
+
+        async def answer(_node: int, asked: Any) -> Any:
+            if asked is request:
+                asked.note(SOURCE.topic, 0, 1)
+                return SimpleNamespace(API_VERSION=11, topics=[(SOURCE.topic, [(0, 1, -1, -1, -1, [], -1, b"")])])
+            return SimpleNamespace(API_VERSION=2, topics=[(SOURCE.topic, [(0, 0, -1, begins)])])
+
+        fetcher._client.send = answer
+        await fetcher._proc_fetch_request(assignment, 7, request)
+        assert told == []
+        await fetcher._update_fetch_positions(assignment, 7, [SOURCE])
+        assert told == [(SOURCE, 10, begins)]
+        await fetcher._update_fetch_positions(assignment, 7, [SOURCE])
+        assert len(told) == 1
+    finally:
+        await fetcher.close()
+
+
 async def test_a_broker_whose_answer_comes_with_a_new_assignment_is_asked_at_once() -> None:
     client, subscriptions = Client(), SubscriptionState()
     subscriptions.subscribe({SOURCE.topic})
@@ -116,5 +178,67 @@ async def test_a_broker_whose_answer_comes_with_a_new_assignment_is_asked_at_onc
             for _ in range(20):
                 await asyncio.sleep(0)
             assert len(client.answers) == num_asked
+    finally:
+        await fetcher.close()
+
+
+def answer(**num_records: int) -> Any:
+    """A broker's answer: so many records of each partition, `p0`, `p1`, …"""
+    partitions: list[tuple[Any, ...]] = []
+    for name, count in num_records.items():
+        builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 24)
+        for index in range(count):
+            builder.append(index, 0, None, b"", [])
+        partitions.append((int(name[1:]), 0, count, count, 0, [], -1, bytes(builder.build())))
+    return SimpleNamespace(API_VERSION=11, topics=[(SOURCE.topic, partitions)])
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_partition_with_very_many_records_is_handed_out_in_parts_beside_the_others() -> None:
+    client, subscriptions = Client(), SubscriptionState()
+    sources = {TopicPartition(SOURCE.topic, number) for number in range(3)}
+    subscriptions.subscribe({SOURCE.topic})
+    fetcher: Any = LeanFetcher(client, subscriptions)
+    try:
+        subscriptions.assign_from_subscribed(sources)
+        for source in sources:
+            subscriptions.seek(source, 0)
+        await turns()
+        client.answers[0].set_result(answer(p0=100_000, p1=2))
+        await turns()
+        first = await fetcher.fetched_records((), 1)
+        assert [(source.partition, len(records)) for source, records in first.items()] == [(1, 2), (0, 512)]
+        await turns()
+        assert len(client.answers) == 2  # the broker is asked for the other partitions
+        client.answers[1].set_result(answer(p2=3))
+        await turns()
+        second = await fetcher.fetched_records((), 1)
+        assert [(source.partition, len(records)) for source, records in second.items()] == [(2, 3), (0, 512)]
+        assert second[SOURCE][0].offset == 512
+    finally:
+        await fetcher.close()
+
+
+async def test_what_was_fetched_of_a_paused_partition_stays_until_it_is_resumed() -> None:
+    client, subscriptions = Client(), SubscriptionState()
+    subscriptions.subscribe({SOURCE.topic})
+    fetcher: Any = LeanFetcher(client, subscriptions)
+    try:
+        subscriptions.assign_from_subscribed({SOURCE})
+        subscriptions.seek(SOURCE, 0)
+        await turns()
+        client.answers[0].set_result(answer(p0=5000))
+        await turns()
+        assert len((await fetcher.fetched_records((), 1))[SOURCE]) == 1024
+        state = subscriptions.subscription.assignment.state_value(SOURCE)
+        state.pause()
+        assert await fetcher.fetched_records((), 0) == {}
+        state.resume()
+        assert [record.offset for record in (await fetcher.fetched_records((), 0))[SOURCE]] == list(range(1024, 2048))
+        assert len(client.answers) == 1  # nothing was fetched again
     finally:
         await fetcher.close()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.progress import commit_metadata, offsets
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 
@@ -48,7 +49,7 @@ def test_what_is_kept_and_named_is_bounded_however_many_are_finished_behind_one_
     assert tracker.num_unfinished == 2
     progress = tracker.take_committable()[A]
     assert (progress.offset, len(progress.beyond)) == (0, 24_575)
-    assert commit_metadata.of(progress) == commit_metadata.encode(0, range(1, end))
+    assert commit_metadata.of(progress) == commit_metadata.encode(NO_TOPIC_ID, 0, range(1, end))
     tracker.start(A, [end])
     tracker.finish(A, [end])
     assert tracker.take_committable() == {}  # nothing new could be said
@@ -219,7 +220,7 @@ class TwoPartitions(RuleBasedStateMachine):
         self.next[source] = first + count
         if offsets:
             skipped = self.tracker.start(source, offsets)
-            restored = commit_metadata.decode(*self.committed_before[source])
+            _, restored = commit_metadata.decode(*self.committed_before[source])
             assert set(skipped) == restored.intersection(offsets)
             self.in_flight += [(self.tracker, source, offset) for offset in offsets if offset not in skipped]
 
@@ -239,8 +240,8 @@ class TwoPartitions(RuleBasedStateMachine):
             self.tracker.put_back(progress)
 
     def _commit(self, progress: dict[TopicPartition, PartitionProgress]) -> None:
-        for source, (offset, finished, _) in progress.items():
-            self.committed[source] = offset, commit_metadata.encode(offset, finished)
+        for source, one in progress.items():
+            self.committed[source] = one.offset, commit_metadata.of(one)
 
     @initialize()
     def begin(self) -> None:
@@ -262,7 +263,7 @@ class TwoPartitions(RuleBasedStateMachine):
             self.committed_before: dict[TopicPartition, tuple[int, str]] = {}
         for source in sources:
             offset, metadata = self.committed_before[source] = self.committed[source]
-            self.tracker.restore({source: PartitionProgress(offset, commit_metadata.decode(offset, metadata))})
+            self.tracker.restore({source: PartitionProgress(offset, commit_metadata.decode(offset, metadata)[1])})
             self.next[source] = offset
 
     @invariant()
@@ -270,7 +271,7 @@ class TwoPartitions(RuleBasedStateMachine):
         """So no record is lost, be it before the offset or beyond it."""
         for source, (offset, metadata) in self.committed.items():
             assert self.answered[source].issuperset(range(offset))
-            assert self.answered[source].issuperset(commit_metadata.decode(offset, metadata))
+            assert self.answered[source].issuperset(commit_metadata.decode(offset, metadata)[1])
 
     def teardown(self) -> None:
         """Once everything in flight is answered, everything read is committed, and nothing is left beyond."""
@@ -297,3 +298,24 @@ class WithFewKept(TwoPartitions):
 
 TestTwoPartitions = TwoPartitions.TestCase
 TestWithFewKept = WithFewKept.TestCase
+
+
+def test_a_gap_is_skipped_once_all_before_it_is_finished() -> None:
+    """Not before: the record at its end then ends it."""
+    tracker = OffsetTracker()
+    tracker.restore({A: PartitionProgress(3, frozenset({5}), topic_id=b"an id")})
+    assert not tracker.skip(B, 0, 90)
+    tracker.start(A, [3])
+    assert not tracker.skip(A, 4, 90)
+    tracker.finish(A, [3])
+    assert tracker.skip(A, 4, 90)
+    tracker.put_back([A])
+    assert tracker.take_committable() == {A: PartitionProgress(90, topic_id=b"an id")}
+    tracker.start(A, [90])
+    tracker.finish(A, [90])
+    assert tracker.take_committable() == {A: PartitionProgress(91, topic_id=b"an id")}
+    tracker.start(A, [92])
+    assert not tracker.skip(A, 93, 99)
+    tracker.start(A, [99])
+    tracker.finish(A, [92, 99])
+    assert tracker.take_committable() == {A: PartitionProgress(100, topic_id=b"an id")}

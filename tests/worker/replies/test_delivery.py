@@ -1,9 +1,11 @@
 """The order of delivery as a list of events, with a fake outbox: produced, acknowledged, finished."""
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -16,15 +18,19 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import BackendError, BadTokenId, Expired, InvalidRequest, Overloaded, PenstockError
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.headers import ReplyAddress
+from penstock.producer.wire.joint_letters import decode_letter_records, is_joint
 from penstock.scheduler import Cause
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.fetching.group import client_id
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.replies import dead_letters
 from penstock.worker.replies.delivery import Delivery
@@ -38,6 +44,10 @@ ADDRESS = ReplyAddress("penstock.replies", 2, b"id", b"trace")
 DEAD_LETTERS = "penstock.requests.tiny.dead-letter"
 MakeSequences = Callable[..., list[PendingSequence]]
 MakeRecord = Callable[..., Any]
+
+
+def key_of(record: Any, topic_id: bytes = NO_TOPIC_ID) -> bytes:
+    return reply_key(PendingRecord(record, (record.topic, record.partition), False, topic_id))
 
 
 class Desk:
@@ -188,6 +198,7 @@ def test_a_dead_letter_keeps_the_original_and_says_why(desk: Desk, make_record: 
         ("penstock-error-type", b"penstock.producer.errors.BadTokenId"),
         ("penstock-error-attempts", b"1"),
         ("penstock-source", b"penstock.requests.tiny-3-7"),
+        ("penstock-source-topic-id", b"A" * 22),
         ("penstock-source-timestamp-ms", b"1234"),
         ("__dlq.errors.topic", b"penstock.requests.tiny"),
         ("__dlq.errors.partition", b"3"),
@@ -210,7 +221,7 @@ def test_an_error_reply_goes_where_and_as_the_request_asked(desk: Desk, make_rec
     record = make_record(b"bad", offset=7)
     reject(desk, record, ADDRESS, BadTokenId("too high", {4: BadTokenId("Given: 9")}))
     topic, partition, reply = desk.sent[0]
-    assert (topic, partition, reply.key) == ("penstock.replies", 2, reply_key(record))
+    assert (topic, partition, reply.key) == ("penstock.replies", 2, key_of(record))
     assert dict(reply.headers) == {"kafka_correlationId": b"id", "traceparent": b"trace"}
     error = msgpack.unpackb(reply.value)["error"]
     assert error == {
@@ -278,7 +289,7 @@ def test_a_key_or_headers_that_no_broker_would_take_are_never_put(
     record = make_record(b"bad", offset=7, **parts)
     reject(desk, record, None, InvalidRequest("no good"))
     [(_, _, letter)] = desk.sent
-    assert (letter.key, letter.value) == (reply_key(record), b"")
+    assert (letter.key, letter.value) == (key_of(record), b"")
     assert sum(len(name) + len(value) for name, value in letter.headers) < 1024
 
 
@@ -303,6 +314,7 @@ def test_headers_too_large_for_the_broker_are_left_out_last(
         "penstock-error-attempts": b"1",
         "penstock-error-worker": client_id(3).encode(),
         "penstock-source": b"penstock.requests.tiny-0-7",
+        "penstock-source-topic-id": b"A" * 22,
         "penstock-source-timestamp-ms": b"0",
         "__dlq.errors.topic": b"penstock.requests.tiny",
         "__dlq.errors.partition": b"0",
@@ -401,11 +413,21 @@ def test_a_reply_that_the_broker_finds_too_large_is_answered_with_an_error(
 
 
 def test_answers_to_one_record_carry_one_key_and_answers_to_others_another(make_record: MakeRecord) -> None:
-    places = [(0, 0), (0, 1), (1, 0)]
-    keys = [reply_key(make_record(partition=partition, offset=offset)) for partition, offset in places]
-    assert len(set(keys)) == 3
+    """Another topic of the same name has another id. An offset of a log that was truncated has another timestamp."""
+    places = itertools.product((0, 1), (0, 1), (5, 6), (NO_TOPIC_ID, b"0123456789abcdef"))
+    keys = [
+        key_of(make_record(partition=partition, offset=offset, timestamp=timestamp), topic_id)
+        for partition, offset, timestamp, topic_id in places
+    ]
+    assert len(set(keys)) == 16
     assert {len(key) for key in keys} == {16}
-    assert reply_key(make_record(b"another value", partition=1, offset=0)) == keys[2]
+    assert key_of(make_record(b"another value", partition=0, offset=0, timestamp=5)) == keys[0]
+
+
+def test_the_key_of_an_answer_is_that_of_the_wire_format(make_record: MakeRecord) -> None:
+    record = make_record(offset=1234, partition=3, timestamp=1_767_225_600_000)
+    record.topic = "penstock.requests.m"
+    assert key_of(record, bytes(range(16))).hex() == "81e153a5be672c5155f3b6576df30a92"
 
 
 def test_an_answer_is_held_until_it_is_acknowledged_or_refused(
@@ -441,3 +463,111 @@ async def test_an_answer_to_a_blocked_destination_becomes_a_dead_letter(
         "finished 7",
         "finished 8",
     ]
+
+
+def reject_all(desk: Desk, records: Sequence[Any], address: ReplyAddress | None = None) -> list[PendingRecord]:
+    """Reject these with errors that differ in what they quote."""
+    source = ("penstock.requests.tiny", 0)
+    pending = [PendingRecord(record, source, from_bulk_topic=False) for record in records]
+    desk.delivery.reject(
+        [Rejection(one, address, InvalidRequest(f"no good. Given: {i}")) for i, one in enumerate(pending)]
+    )
+    return pending
+
+
+def letters_of(desk: Desk) -> list[OutRecord]:
+    return [record for topic, _, record in desk.sent if topic == DEAD_LETTERS]
+
+
+def test_records_at_fault_that_follow_each_other_share_a_letter_and_an_event(
+    desk: Desk, make_record: MakeRecord
+) -> None:
+    records = [make_record(b"", offset=offset, headers=[("x", b"1")]) for offset in (7, 8, 9, 11)]
+    with capture_logs() as logs:
+        reject_all(desk, records)
+    shared, alone = letters_of(desk)
+    assert [(entry["event"], entry["records"]) for entry in logs] == [("request_refused", 4)]
+    assert is_joint(shared.headers)
+    headers = dict(shared.headers)
+    assert headers["penstock-source"] == b"penstock.requests.tiny-0-7"
+    assert (headers["penstock-last-offset"], headers["penstock-records"]) == (b"9", b"3")
+    assert headers["penstock-error-code"] == b"invalid_request"
+    found = decode_letter_records(shared.value)
+    assert [(one.offset, one.key, one.value, one.headers, one.message) for one in found] == [
+        (7 + i, b"key", b"", [("x", b"1")], f"no good. Given: {i}") for i in range(3)
+    ]
+    assert not is_joint(alone.headers)
+    desk.acknowledge(0)
+    assert desk.events[-3:] == ["finished 7", "finished 8", "finished 9"]
+    assert desk.delivery.dead_letters["kept"] == 3
+
+
+def test_a_letter_of_several_that_the_broker_finds_too_large_becomes_a_letter_each(
+    desk: Desk, make_record: MakeRecord
+) -> None:
+    reject_all(desk, [make_record(b"bad", offset=offset) for offset in (7, 8)])
+    desk.acknowledge(0, MessageSizeTooLargeError("too large"))
+    assert [letter.value for letter in letters_of(desk)[1:]] == [b"bad", b"bad"]
+    desk.acknowledge(1)
+    desk.acknowledge(2)
+    assert [event for event in desk.events if event.startswith("finished")] == ["finished 7", "finished 8"]
+
+
+def test_each_record_with_an_address_gets_its_own_error_reply_beside_the_shared_letter(
+    desk: Desk, make_record: MakeRecord
+) -> None:
+    reject_all(desk, [make_record(b"bad", offset=offset) for offset in range(5)], ADDRESS)
+    assert len(letters_of(desk)) == 1
+    replies = [record for topic, _, record in desk.sent if topic == "penstock.replies"]
+    assert len({reply.key for reply in replies}) == 5
+    letters_of(desk)[0].done(letters_of(desk), None)
+    assert not [event for event in desk.events if event.startswith("finished")]
+    replies[0].done(replies, None)
+    assert [event for event in desk.events if event.startswith("finished")] == [f"finished {n}" for n in range(5)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 2), st.sampled_from([0, 10, 40_000])), max_size=60),
+)
+def test_letters_hold_each_record_once_and_join_only_what_nothing_unanswered_is_between(
+    given_records: list[tuple[int, int, int]],
+) -> None:
+    """By partition: the step to the next offset, and the size of the value."""
+    desk, ends, records = Desk(), {0: 0, 1: 0, 2: 0}, []
+    for partition, step, size in given_records:
+        ends[partition] += step
+        records.append(kafka_record(partition, ends[partition], bytes(size)))
+    pending = [PendingRecord(one, (one.topic, one.partition), from_bulk_topic=False) for one in records]
+    desk.delivery.reject([Rejection(one, None, InvalidRequest("no good")) for one in pending])
+    found: list[tuple[bytes, int]] = []
+    for letter in letters_of(desk):
+        headers = dict(letter.headers)
+        number, start = headers["__dlq.errors.partition"], int(headers["__dlq.errors.offset"])
+        offsets = [one.offset for one in decode_letter_records(letter.value)] if is_joint(letter.headers) else [start]
+        assert offsets == list(range(start, start + len(offsets)))
+        found += [(number, offset) for offset in offsets]
+    assert sorted(found) == sorted([(b"%d" % one.partition, one.offset) for one in records])
+    for letter in letters_of(desk):
+        letter.done([letter], None)
+    assert len(desk.events) - len(desk.sent) == len(records)
+
+
+def kafka_record(partition: int, offset: int, value: bytes) -> Any:
+    topic = "penstock.requests.tiny"
+    return SimpleNamespace(
+        topic=topic, partition=partition, offset=offset, timestamp=0, key=None, value=value, headers=[]
+    )
+
+
+def test_dead_letters_of_a_flood_of_empty_records_are_a_small_multiple_of_its_bytes(desk: Desk) -> None:
+    """Compressed by gzip, a record of them takes 1.4 bytes."""
+    num_records = 0
+    for first in range(0, 4096, 256):
+        records = [kafka_record(0, offset, b"") for offset in range(first, first + 256)]
+        reject_all(desk, records)
+        num_records += len(records)
+    written = sum(
+        len(letter.value or b"") + sum(len(name) + len(value) for name, value in letter.headers)
+        for letter in letters_of(desk)
+    )
+    assert written < 10 * num_records

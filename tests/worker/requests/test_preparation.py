@@ -19,6 +19,7 @@ from penstock.producer.errors import (
     TooLong,
     UnsupportedTask,
 )
+from penstock.producer.special_frame import SpecialFrame
 from penstock.producer.tokenization import Encoded
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Options, Request, Text, join_tokens
@@ -34,7 +35,8 @@ TINY = ModelInfo("tiny", "r", "float32", "cpu", 100, 8, frozenset({"embed"}), 4,
 class FakeTokenizer:
     """One token for each character; the second member of a pair has type 1. Fails on texts with a `!`."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame: SpecialFrame = SpecialFrame()) -> None:  # noqa: B008 -- frozen
+        self.frame = frame
         self.calls: list[tuple[list[Text], bool, bool]] = []  # texts, truncate, spans
 
     async def encode_async(
@@ -123,6 +125,22 @@ def test_truncation_keeps_the_last_id() -> None:
     long = list(range(20, 40))
     sequences = prepare(make_preparer(), tokens_of([1, 2], long, truncate=True))
     assert ids_of(sequences) == [[1, 2], [*long[:7], 39]]
+
+
+@pytest.mark.parametrize(
+    ("frame", "kept"),
+    [
+        (SpecialFrame(1, 1, cuts_left=True), [20, *range(33, 40)]),
+        (SpecialFrame(1, 2), [*range(20, 26), 38, 39]),
+        (SpecialFrame(0, 0), list(range(20, 28))),
+        (SpecialFrame(0, 0, cuts_left=True), list(range(32, 40))),
+    ],
+)
+def test_ids_are_cut_between_the_special_tokens_on_the_side_of_the_tokenizer(
+    frame: SpecialFrame, kept: list[int]
+) -> None:
+    preparer = make_preparer(tokenizer=FakeTokenizer(frame))
+    assert ids_of(prepare(preparer, tokens_of(list(range(20, 40)), truncate=True))) == [kept]
 
 
 def test_truncation_cuts_token_types_alike() -> None:
@@ -282,3 +300,12 @@ def test_without_a_cache_keys_still_tell_sequences_apart() -> None:
     ]
     assert len(set(map(key, messages))) == len(messages)
     assert key(messages[0]) == key(tokens_of([1, 2], truncate=True))
+
+
+def test_a_token_of_a_text_that_the_model_lacks_is_refused_with_its_text() -> None:
+    """A checkpoint's tokenizer may have more tokens than its table of embeddings."""
+    preparer = make_preparer(replace(TINY, vocab_size=98), FakeTokenizer())  # "b" is 98
+    assert len(prepare(preparer, Request("m", "embed", text=("a", "aa")))) == 2
+    with pytest.raises(BadTokenId, match=r"must be below 98\. Given: 98") as refused:
+        prepare(preparer, Request("m", "embed", text=("a", "ab", "a")))
+    assert list(refused.value.rows) == [1]

@@ -30,7 +30,7 @@ from penstock.worker.requests.deadline_errors import ArrivedLate
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest
-from penstock.worker.requests.validation import RequestValidator
+from penstock.worker.requests.validation import MAX_TEXT_BYTES, RequestValidator
 
 
 def u32(*numbers: int) -> bytes:
@@ -164,8 +164,8 @@ def test_an_unknown_prompt_is_rejected_with_the_known_ones(info: ModelInfo, make
 
 
 def test_a_text_with_its_prompt_is_bounded_like_any_text(info: ModelInfo, make_record: Callable[..., Any]) -> None:
-    at_most = 32 * info.max_tokens
-    for prompt, words in (("", None), ("p", f"Given: {at_most + 1}")):
+    at_most = MAX_TEXT_BYTES
+    for prompt, words in (("", None), ("p", f"Given: {at_most + 1:,}")):
         request = Request("tiny", "embed", text=("a" * at_most,), options=Options(prompt=prompt))
         if words is None:
             accept(make_validator(info), make_record(encode_request(request)))
@@ -399,21 +399,27 @@ def test_an_unreadable_header_name_is_the_reason_with_an_address_and_without(
     assert [rejection.address is None for rejection in rejections] == [False, True]
 
 
-@pytest.mark.parametrize("text", ["x" * 1000, ("short", "x" * 1000)])
-def test_a_text_far_too_long_is_rejected_or_cut_before_it_is_tokenized(
+@pytest.mark.parametrize("text", ["x" * 1000, ("short", "\n" * 4100 + "where is my card")])
+def test_how_long_a_text_is_only_the_tokenizer_tells(
     make_record: Callable[..., Any], info: ModelInfo, text: Any
 ) -> None:
-    """A megabyte of text keeps a core busy for more than a second, and all others wait."""
     validator = make_validator(replace(info, max_tokens=8, tasks=frozenset({"embed", "rerank"})))
     task = "embed" if isinstance(text, str) else "rerank"
+    for truncate in (False, True):
+        value = body(ids=..., lens=..., task=task, text=[text], opts={"truncate": truncate})
+        assert accept(validator, make_record(value)).message.text == (text,)
 
-    def texts(**options: Any) -> tuple[Text, ...]:
-        good = "good" if isinstance(text, str) else ("good", "too")
-        value = body(ids=..., lens=..., task=task, text=[good, text], opts=options)
-        return accept(validator, make_record(value)).message.text or ()
 
-    with pytest.raises(TooLong, match=r"at most 256 characters.* Given: 1,000") as caught:
-        texts()
+@pytest.mark.parametrize("truncate", [False, True])
+def test_a_text_of_more_bytes_than_the_bound_is_rejected(
+    make_record: Callable[..., Any], info: ModelInfo, truncate: bool
+) -> None:
+    """A megabyte of text keeps a core busy for more than a second."""
+    validator = make_validator(replace(info, tasks=frozenset({"embed"})))
+    most = "é" * (MAX_TEXT_BYTES // 2)
+    value = body(ids=..., lens=..., text=["good", most], opts={"truncate": truncate})
+    assert accept(validator, make_record(value)).message.text == ("good", most)
+    value = body(ids=..., lens=..., text=["good", most + "e"], opts={"truncate": truncate})
+    with pytest.raises(TooLong, match=r"at most 1,048,576 bytes of UTF-8\. Given: 1,048,577") as caught:
+        accept(validator, make_record(value))
     assert list(caught.value.rows) == [1]
-    [_, cut] = texts(truncate=True)
-    assert cut == ("x" * 256 if isinstance(text, str) else ("short", "x" * 256))

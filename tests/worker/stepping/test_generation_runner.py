@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.errors import DeviceFailed, InvalidOption
+from penstock.engine.errors import DeviceFailed, InvalidOption, NotFinite
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation_options import GenerationOptions
@@ -258,6 +258,20 @@ def test_what_the_limits_do_not_allow_is_the_fault_of_the_request() -> None:
     bench.assert_empty()
 
 
+@pytest.mark.parametrize(
+    "options", [{"forced_bos_token_id": 20, "suppress_tokens": [20]}, {"suppress_tokens": list(range(90))}], ids=str
+)
+def test_options_that_leave_no_token_are_the_fault_of_the_request(options: dict[str, Any]) -> None:
+    bench = Bench()
+    first, second = sources([4, 4])
+    bench.add(0, first, max_new_tokens=5)
+    bench.add(1, second, **options)
+    bench.drain()
+    assert list(bench.finished) == [0]
+    assert isinstance(bench.failed[1], InvalidOption)
+    bench.assert_empty()
+
+
 def test_a_sequence_that_needs_more_pages_than_there_are_fails_before_others_wait_for_it() -> None:
     bench = Bench(replace(SMALL, num_pages=20))
     running, large, short = sources([4, 4, 4])
@@ -404,3 +418,45 @@ def test_a_failure_that_passes_fails_no_sequence_and_one_that_stays_tells_its_ru
     bench.drain()
     assert list(bench.finished) == [0]
     assert bench.runs == {1: 4}  # twice busy, then with the other, then alone
+
+
+class Overflowing(Poisoned):
+    """The scores of a source that begins with POISON are NaN; those of any source once it `overflows`."""
+
+    overflows = False
+
+    def decode(self, ids: Any = None, quantum: int = 1) -> list[Progress]:
+        bad = set(ids) if self.overflows else self.bad & set(ids)
+        good = [id for id in ids if id not in bad]
+        found = Generator.decode(self, good, quantum) if good else []
+        for id in bad:
+            self.cancel(id)
+        return [*found, *[Progress(id, (), "invalid") for id in bad]]
+
+
+@pytest.fixture
+def overflowing(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr("tests.worker.stepping.test_generation_runner.Poisoned", Overflowing)
+    return Bench()
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_scores_that_are_not_finite_fail_their_sequence_alone(overflowing: Bench, others: int) -> None:
+    bench = overflowing
+    batch = sources([4, 6, 3, 8][: 1 + others])
+    batch[0][0] = POISON
+    for id, source in enumerate(batch):
+        bench.add(id, source, max_new_tokens=7)
+    bench.drain()
+    assert {id: type(error) for id, error in bench.failed.items()} == {0: NotFinite}
+    good = range(1, 1 + others)
+    assert bench.tokens() == {id: generate(bench.checkpoint, [batch[id]], max_new_tokens=7)[0] for id in good}
+    bench.assert_empty()
+
+
+def test_a_generator_whose_scores_of_clean_work_are_not_finite_is_at_fault(overflowing: Bench) -> None:
+    bench = overflowing
+    bench.add(0, sources([4])[0])
+    setattr(bench.generator, "overflows", True)  # noqa: B010 -- of the subclass
+    with pytest.raises(NotFinite, match="clean work"):
+        bench.drain()

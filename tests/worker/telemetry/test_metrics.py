@@ -18,6 +18,7 @@ from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.encoder_model import EncoderLoad
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.kafka.fetching.skipped_offsets import SkippedOffsets
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.ledger import RecordLedger
@@ -46,6 +47,7 @@ class Bench:
         ledger = RecordLedger(held, self.offsets, "bulk")
         load = EncoderLoad(LaneDriver(scheduler, 1), cost, TokenBudget(1000, lambda: 0.0))
         self.metrics = Metrics(info, load, held, ledger)
+        self.metrics.show("penstock_skipped_offsets_total", SkippedOffsets([SOURCE[0]]).counts.copy)
         lag = lambda: self.offsets.lag(self.ends)  # noqa: E731
         self.monitor = LoadMonitor(load, self.metrics, lag=lag, dead_letters=self.dead_letters)
 

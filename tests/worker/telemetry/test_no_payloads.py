@@ -56,8 +56,9 @@ class FailingTokenizer:
 
     def __init__(self) -> None:
         from penstock.producer.prompts import Prompts
+        from penstock.producer.special_frame import SpecialFrame
 
-        self.prompts = Prompts()
+        self.prompts, self.frame = Prompts(), SpecialFrame()
 
     async def encode_async(self, texts: Sequence[str], **_: Any) -> Any:
         raise UnicodeEncodeError("utf-8", "".join(texts), 0, 1, "not allowed")

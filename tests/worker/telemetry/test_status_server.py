@@ -1,9 +1,11 @@
 """The HTTP port: metrics, and probes with a reason; on this machine only, unless the settings say otherwise."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -12,6 +14,7 @@ from wsgiref.simple_server import WSGIServer
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
+from structlog.testing import capture_logs
 
 from penstock.engine import NullEngine
 from penstock.worker.resolved_settings import resolve
@@ -158,3 +161,77 @@ async def test_a_port_that_is_taken_is_named() -> None:
     async with serving() as (_, port):
         with pytest.raises(OSError, match=f"--metrics-host 127.0.0.1 --metrics-port {port}"):
             serve_status("127.0.0.1", port, NOTHING)
+
+
+def raw(port: int, request: bytes) -> bytes:
+    """The answer to these bytes, up to the end of the connection, or as much as came before it was reset."""
+    answer = b""
+    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        while part := connection.recv(65536):
+            answer += part
+    return answer
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /metrics HTTP/1.1\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"GET /metrics?name[]=%ff%00 HTTP/1.1\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: \xff\r\n\r\n",
+        b"GET /metrics HTTP/9.9\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\nContent-Length: many\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
+        b"GET /metrics\r\n\r\n",
+        b"\r\n\r\n",
+        b"",
+    ],
+    ids=["header", "line", "many headers", "query", "path", "version", "length", "tls", "0.9", "blank", "nothing"],
+)
+async def test_no_request_prints_to_the_log(
+    request_bytes: bytes, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_server._Silent, "timeout", 5.0)
+    async with serving() as (_, port):
+        for _ in range(3):
+            await asyncio.to_thread(raw, port, request_bytes)
+        status, _ = await asyncio.to_thread(get, port, "/metrics")
+        assert status == 200
+    captured = capfd.readouterr()
+    assert (captured.err, "Traceback" in captured.out) == ("", False)
+
+
+def reset(port: int, num_header_bytes: int) -> None:
+    """Send so many bytes of a header, and break the connection off."""
+    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nX: " + bytes(num_header_bytes))
+
+
+@pytest.mark.parametrize("num_header_bytes", [0, 100, 70_000, 3_000_000])
+async def test_a_connection_that_breaks_off_prints_nothing(
+    num_header_bytes: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with serving() as (_, port):
+        for _ in range(10):
+            await asyncio.to_thread(reset, port, num_header_bytes)
+            assert (await asyncio.to_thread(get, port, "/metrics"))[0] == 200
+    captured = capfd.readouterr()
+    assert (captured.err, "Traceback" in captured.out) == ("", False)
+
+
+async def test_an_answer_that_fails_is_an_event(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> Mapping[str, Any]:
+        raise RuntimeError("broken")
+
+    with capture_logs() as logs:
+        async with serving(config=fail) as (_, port):
+            status, _ = await asyncio.to_thread(get, port, "/config")
+    assert status == 500
+    assert [(entry["event"], entry["error"]) for entry in logs if entry["log_level"] != "info"] == [
+        ("status_request_failed", "RuntimeError: broken")
+    ]
+    assert capfd.readouterr().err == ""

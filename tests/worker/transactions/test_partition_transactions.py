@@ -71,7 +71,7 @@ class Line:
 
     async def begin(self) -> None:
         await self.transactions.acquire()
-        self.transactions.begin(self.broker.committed.get(SOURCE))
+        self.transactions.begin(self.broker.committed.get(SOURCE, PartitionProgress(0)))
 
     def record(self, offset: int) -> PendingRecord:
         return PendingRecord(self.make_record(offset=offset), SOURCE, False, reading=self.offsets.reading(SOURCE))
@@ -130,7 +130,7 @@ async def test_a_partition_of_which_another_worker_has_committed_is_lost(line: L
     line.answer(0, 1)
     line.broker.outcomes = [(False, KafkaError("connection lost"))]
     line.broker.committed[SOURCE] = PartitionProgress(1)
-    with pytest.raises(PartitionLost, match="its committed offset is 1, and was None"):
+    with pytest.raises(PartitionLost, match="its committed offset is 1, and was 0"):
         await line.transactions.commit()
     assert line.broker.written == []
     await line.transactions.close()

@@ -52,11 +52,13 @@ class Consumer:
 class Owner:
     """A worker with `exactly_once`, from its start to its death."""
 
-    def __init__(self, broker: Broker, killers: frozenset[tuple[Source, int]] = frozenset()) -> None:
+    def __init__(
+        self, broker: Broker, killers: frozenset[tuple[Source, int]] = frozenset(), group_id: str = "g"
+    ) -> None:
         self.broker, self.consumer = broker, Consumer(broker)
         self.offsets, self.stop = OffsetTracker(), StopSignal()
         self.ledger = RecordLedger(Backpressure(100), self.offsets, "bulk")
-        settings: Any = SimpleNamespace(group_id="g", transaction_window_ms=0, transaction_timeout_ms=1000)
+        settings: Any = SimpleNamespace(group_id=group_id, transaction_window_ms=0, transaction_timeout_ms=1000)
         cluster: Any = None
         consumer: Any = self.consumer
         self.outbox = TransactionalOutbox(cluster, consumer, self.offsets, settings)
@@ -72,15 +74,11 @@ class Owner:
         sources = set(ends)
         while sources:
             acquired = await self.outbox.acquire(sources)
-            self.outbox.acquired(acquired, {one: self._taken_over(one, ends[one]) for one in acquired & self._found})
+            self.outbox.acquired(acquired, {one: self._taken_over(one, ends[one]) for one in acquired})
             sources -= acquired
 
-    @property
-    def _found(self) -> set[Source]:
-        return set(self.broker.committed)
-
     def _taken_over(self, source: Source, end: int) -> PartitionProgress:
-        progress = self.broker.committed[source]
+        progress = self.broker.committed.get(source, PartitionProgress(0))
         return progress._replace(custody=progress.custody and progress.custody.taken_over(progress.offset, end))
 
     async def run(self, make_record: MakeRecord, *positions: tuple[Source, int]) -> None:
@@ -201,7 +199,7 @@ async def test_a_running_worker_waits_for_an_acl_that_was_taken_away(broker: Bro
     with capture_logs() as logs:
         await owner.own({A: 1, B: 1})
     denied = [one for one in logs if one["event"] == "transactions_not_opened"]
-    assert ["WRITE on transactional ids with the prefix g-" in one["hint"] for one in denied] == [True, True]
+    assert ["WRITE on transactional ids with the prefix g:" in one["hint"] for one in denied] == [True, True]
     await owner.run(make_record, (A, 0), (B, 0))
     await owner.outbox.commit_last()
     assert sorted(broker.written) == [b"0-0", b"1-0"]
@@ -210,7 +208,7 @@ async def test_a_running_worker_waits_for_an_acl_that_was_taken_away(broker: Bro
 async def test_a_partition_whose_last_transaction_does_not_end_holds_up_no_other(
     broker: Broker, make_record: MakeRecord
 ) -> None:
-    broker.stuck = {f"g-{A[0]}-{A[1]}"}
+    broker.stuck = {f"g:{A[0]}-{A[1]}"}
     owner = Owner(broker)
     owning = asyncio.create_task(owner.own({A: 1, B: 1}))
     await until(lambda: B in owner.outbox._running)
@@ -226,7 +224,7 @@ async def test_a_partition_whose_last_transaction_does_not_end_holds_up_no_other
 
 
 async def test_partitions_that_are_revoked_while_they_are_opened_are_let_go(broker: Broker) -> None:
-    broker.stuck = {f"g-{A[0]}-{A[1]}"}
+    broker.stuck = {f"g:{A[0]}-{A[1]}"}
     owner = Owner(broker)
     owning = asyncio.create_task(owner.own({A: 1, B: 1}))
     await until(lambda: B in owner.outbox._running)
@@ -280,3 +278,12 @@ async def test_what_is_not_committed_at_a_revocation_is_answered_by_the_next_own
     await second.run(make_record, (A, 0), (A, 1))
     await second.outbox.commit_last()
     assert broker.written == [b"0-0", b"0-1"]
+
+
+async def test_no_two_groups_and_topics_share_a_transactional_id(broker: Broker) -> None:
+    pairs = [("a-b", "c"), ("a", "b-c"), ("a:b", "c"), ("a", "b.c")]
+    for group, topic in pairs:
+        owner = Owner(broker, group_id=group)
+        await owner.own({(topic, 0): 1})
+        await owner.die()
+    assert len(broker.epochs) == len(pairs)

@@ -1,58 +1,53 @@
-"""Answers that wait for their transaction: whole, and in order."""
+"""Answers that wait for their transaction: a dead letter that records share is sent once, and with all of them."""
 
-from collections.abc import Callable
-from typing import Any
-
-import pytest
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
 
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.transactions.waiting_answers import WaitingAnswers
 
-MakeRecord = Callable[..., Any]
-SOURCE = ("penstock.requests.tiny", 0)
+
+@dataclass(slots=True)
+class Letter(OutAnswer):
+    """A dead letter of several records."""
+
+    records: list[PendingRecord]
+
+    @property
+    def origins(self) -> list[PendingRecord]:
+        return self.records
 
 
-@pytest.fixture
-def pending(make_record: MakeRecord) -> Callable[[int], PendingRecord]:
-    return lambda offset: PendingRecord(make_record(offset=offset), SOURCE, False)
+def owing(offset: int, num_owed: int) -> PendingRecord:
+    return cast(PendingRecord, SimpleNamespace(original=SimpleNamespace(offset=offset), num_owed=num_owed))
 
 
-def answer(record: PendingRecord) -> OutAnswer:
-    return OutAnswer(b"key", b"value", [], lambda answers, error: None, record)
+def done(*_: Any) -> None:
+    """Nobody is told."""
 
 
-def test_a_record_is_answered_when_all_that_it_is_owed_is_held(pending: Callable[[int], PendingRecord]) -> None:
-    answers, record = WaitingAnswers(), pending(7)
-    record.num_owed = 2
-    assert not answers.is_answered(7)
-    answers.put("replies", 0, answer(record))
-    assert not answers.is_answered(7)
-    answers.put("letters", None, answer(record))
-    assert answers.is_answered(7)
-    assert [outgoing.topic for outgoing in answers.of([7])] == ["replies", "letters"]
+def test_a_shared_letter_answers_each_of_its_records_and_is_taken_once() -> None:
+    records = [owing(7, 1), owing(8, 2)]
+    letter = Letter(b"k", b"v", [], done, records[0], records)
+    reply = OutAnswer(b"k", b"v", [], done, records[1])
+    waiting = WaitingAnswers()
+    waiting.put("letters", None, letter)
+    assert [waiting.is_answered(offset) for offset in (7, 8, 9)] == [True, False, False]
+    waiting.put("replies", 0, reply)
+    assert [waiting.is_answered(offset) for offset in (7, 8)] == [True, True]
+    assert [one.answer for one in waiting.of([7, 8])] == [letter, reply]
+    assert waiting.take([7, 8]) == [letter, reply]
+    assert len(waiting) == 0
 
 
-def test_a_refused_answer_makes_room_for_another(pending: Callable[[int], PendingRecord]) -> None:
-    answers, record = WaitingAnswers(), pending(7)
-    refused, other = answer(record), answer(record)
-    answers.put("replies", 0, refused)
-    answers.discard(refused)
-    assert (len(answers), answers.is_answered(7)) == (0, False)
-    answers.put("letters", None, other)
-    assert answers.take([7]) == [other]
-    assert len(answers) == 0
-
-
-def test_a_dead_letter_that_is_tried_again_holds_up_its_record_until_it_is_given_up(
-    pending: Callable[[int], PendingRecord],
-) -> None:
-    answers, record = WaitingAnswers(), pending(7)
-    record.num_owed = 2
-    letter = answer(record)
-    answers.put("replies", 0, answer(record))
-    answers.put("letters", None, letter)
-    answers.discard(letter)
-    assert not answers.is_answered(7)
-    record.num_owed = 1
-    assert answers.is_answered(7)
+def test_a_shared_letter_that_its_topic_refuses_answers_none_of_its_records() -> None:
+    records = [owing(7, 1), owing(8, 1)]
+    letter = Letter(b"k", b"v", [], done, records[0], records)
+    waiting = WaitingAnswers()
+    waiting.put("letters", None, letter)
+    waiting.discard(letter)
+    assert not waiting.is_answered(7)
+    assert not waiting.is_answered(8)
+    assert waiting.take_all() == []

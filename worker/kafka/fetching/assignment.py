@@ -8,6 +8,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError
 
+from penstock.worker.kafka.fetching.topic_ids import TopicIds
 from penstock.worker.kafka.progress.committed_progress import take_over
 from penstock.worker.kafka.progress.offsets import PartitionOwner
 
@@ -25,7 +26,9 @@ class Assignment:
     def __init__(self, topics: Sequence[str], client_id: str) -> None:
         """`topics`: the online one is the first. `client_id`: of this member, for the log."""
         self.ready = asyncio.Event()  # set while partitions are assigned, or none to a spare member, and some are open
-        self.next_offsets: dict[TopicPartition, int] = {}  # after the last record handed out since the assignment
+        # Of open partitions: after the last record handed out, or where the assignment begins.
+        self.next_offsets: dict[TopicPartition, int] = {}
+        self.topic_ids = TopicIds()
         self._online = topics[0]
         self._client_id = client_id
         self._paused: set[str] = set()  # topics
@@ -68,7 +71,14 @@ class Assignment:
             self._opening.cancel()
             await asyncio.wait((self._opening,))
         self.next_offsets.clear()
+        self.topic_ids.forget_unknown()
         self._open_sources.clear()
+
+    def go_back(self, consumer: AIOKafkaConsumer) -> None:
+        """Set each open partition's position to its next offset: a poll has failed and may have moved it further."""
+        for source, offset in self.next_offsets.items():
+            with contextlib.suppress(IllegalStateError):  # a rebalance came in between, and with it new positions
+                consumer.seek(source, offset)
 
     def check(self) -> None:
         """Raise the error that ended the opening of partitions, if one did."""
@@ -81,13 +91,19 @@ class Assignment:
             self._opening.cancel()
 
     async def _open(self, consumer: AIOKafkaConsumer, owner: PartitionOwner, sources: set[TopicPartition]) -> None:
-        """Read on where the partitions' last owners have committed."""
+        """Read on where the partitions' last owners have committed.
+
+        The topics' ids are read before that: if one is created again afterwards, brokers do not know the id.
+        """
         while True:
-            acquired = set(map(TopicPartition._make, await owner.acquire(set(sources))))
-            committed = await take_over(consumer, acquired, owner.own_mark)
+            topics = await self.topic_ids.read(consumer._client, {source.topic for source in sources})
+            known = {source for source in sources if source.topic in topics}
+            acquired = set(map(TopicPartition._make, await owner.acquire(set(known))))
+            committed = await take_over(consumer, acquired, self.topic_ids.of, owner.own_mark)
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile: this task is about to be cancelled
                 for source, progress in committed.items():
                     consumer.seek(source, progress.offset)
+                    self.next_offsets[source] = progress.offset
                 owner.acquired(set(acquired), committed)
                 self._open_sources |= acquired
                 consumer.resume(*[source for source in acquired if source.topic not in self._paused])

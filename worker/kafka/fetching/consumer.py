@@ -23,7 +23,7 @@ from penstock.worker.kafka.fetching.consumer_watch import ConsumerWatch
 from penstock.worker.kafka.fetching.group import assignor_for, client_id
 from penstock.worker.kafka.fetching.group_member import make_member
 from penstock.worker.kafka.fetching.rebalance_listener import Rebalanced, RebalanceListener
-from penstock.worker.kafka.fetching.seek_back import seek_back
+from penstock.worker.kafka.fetching.skipped_offsets import SkippedOffsets
 from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.partition_names import name, names
 from penstock.worker.kafka.progress import coordinator
@@ -37,7 +37,7 @@ _RETRY_S = 1.0
 
 log = structlog.get_logger("penstock.consumer")
 
-Received = Callable[[Sequence[KafkaRecord]], None]
+Received = Callable[[Sequence[KafkaRecord], bytes], None]
 
 
 class Consumer:
@@ -61,7 +61,8 @@ class Consumer:
         Args:
             worker: the member's number on its machine.
             revision: of the model; members of one group should have the same.
-            received: gets the records of one partition, in their order, before the assignment can change.
+            received: gets the records of one partition, in their order, before the assignment can change; and the id
+                of their topic.
             revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
         self._partition_owner: PartitionOwner | None = None
@@ -86,6 +87,8 @@ class Consumer:
         self._has_joined = False  # once or more often
         self._assignment = Assignment(topics, client_id(worker))
         self.assigned = self._assignment.ready  # an event
+        self._skipped = SkippedOffsets(topics)
+        self.num_skipped: Mapping[tuple[str, ...], int] = self._skipped.counts  # offsets, by topic and cause
         self._ends = EndOffsets()  # when `is_at_end` last asked
         self._commits = ProgressCommits()
 
@@ -99,8 +102,12 @@ class Consumer:
             replacement.install()
         make = functools.partial(self._make_member, isolation_level=self._isolation_level)
         self._consumer = await connect(self._cluster, make)
+        topic_ids = self._assignment.topic_ids
+        self._consumer._fetcher.topic_ids, self._consumer._fetcher.jumped = topic_ids, self._on_jumped
         self._consumer.subscribe(list(self.topics), listener=RebalanceListener(self._on_revoked, self._on_assigned))
-        self._watching = [watched(watch(self._consumer)), watched(self._watch.run(self._consumer))]
+        watching = watch(self._consumer), self._watch.run(self._consumer)
+        recreated = topic_ids.watch(self._consumer._client, self._on_recreated)
+        self._watching = [watched(one) for one in (*watching, recreated)]
 
     async def stop(self, timeout_s: float) -> None:
         """Leave the group, within `timeout_s`. Commits nothing."""
@@ -130,7 +137,7 @@ class Consumer:
             log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
             if isinstance(error, TopicAuthorizationFailedError):
                 self._watch.refused(self._joined, error.args)
-            await seek_back(self._joined, self._assignment.next_offsets)
+            self._assignment.go_back(self._joined)
             coordinator.rejoin_if_stuck(self._joined)
             await asyncio.sleep(_RETRY_S)
             await self._poll_each()
@@ -150,7 +157,7 @@ class Consumer:
         """
         for source, records in polled.items():
             self._assignment.next_offsets[source] = records[-1].offset + 1
-            self._received(records)
+            self._received(records, self._assignment.topic_ids.of(source.topic))
 
     def pause(self, topic: str) -> None:
         """Stop fetching a topic until `resume`. `poll` must go on; it hands out nothing of the topic."""
@@ -189,6 +196,11 @@ class Consumer:
     def member_id(self) -> str:
         """Kafka's name of this member; empty before it has one."""
         return "" if self._consumer is None else coordinator.member_id(self._consumer)
+
+    @property
+    def is_evicted(self) -> bool:
+        """Whether the group went on without this member: others answer the records that it has."""
+        return self._consumer is not None and coordinator.is_evicted(self._consumer)
 
     @property
     def waits_for(self) -> str:
@@ -236,9 +248,30 @@ class Consumer:
         self._has_joined = True
         self._assignment.open(self._consumer, self._owner, sources)
 
-    async def committed(self, source: TopicPartition) -> PartitionProgress | None:
+    def _on_jumped(self, source: TopicPartition, asked: int, begins: int) -> None:
+        """Kafka does not have the offset that was asked for. The partition is read from another one."""
+        if source not in self._assignment.next_offsets:  # it was revoked
+            return
+        self._assignment.next_offsets[source] = begins
+        if begins < asked:
+            log.warning("log_truncated", partition=name(source), position=asked, begins_at=begins)
+            return
+        self._skipped.note(source, asked, begins, "deleted" if asked else "no_commit")
+        self._owner.skipped(source, asked, begins)
+
+    def _on_recreated(self, topic: str) -> None:
+        """The topic was deleted and created again: all members read the new one from its beginning.
+
+        The event is logged with the new id. A rebalance may come first, as the topic was gone for a while.
+        """
+        ends, positions = seen_ends(self._joined), self._assignment.next_offsets
+        for source in sorted(source for source in positions if source.topic == topic):
+            self._skipped.note(source, positions[source], ends.get(source, 0), "recreated")
+        self.rejoin()
+
+    async def committed(self, source: TopicPartition) -> PartitionProgress:
         """Committed progress of a partition. Waits for a broker."""
-        return (await read_committed(self._joined, {source})).get(source)
+        return (await read_committed(self._joined, {source}, self._assignment.topic_ids.of))[source]
 
     def rejoin(self) -> None:
         """Give all partitions back, and get new ones: another worker commits one of them."""

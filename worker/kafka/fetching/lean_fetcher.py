@@ -8,20 +8,32 @@ A turn of the worker (a fetch, a batch, a produce request) takes the event loop 
 brings. A broker that is asked again at once answers with a few records, and small turns keep the loop busy. So at a
 high rate a fetch that has brought several records is followed by the next one a little later, counted from when it was
 sent. One that has brought fewer, and any at a low rate, which turns cannot keep busy, is followed at once.
+
+aiokafka tells nobody that it goes on elsewhere than at the position of a partition. Here `jumped` is told.
+
+A partition may bring half a million records at once. Each poll hands out a part of them, and what the other partitions
+have brought; its broker is asked for the others meanwhile.
 """
 
 import random
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka.consumer import consumer
-from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.fetcher import Fetcher, FetchResult
 
+from penstock.producer.transport.bounded_fetch import is_paused
 from penstock.producer.wire.topics import bulk_topic
-from penstock.worker.kafka.fetching.fetch_messages import FetchMessage
+from penstock.worker.kafka.fetching.fetch_messages import (
+    INCONSISTENT_TOPIC_ID,
+    OUT_OF_RANGE,
+    UNKNOWN_TOPIC_ID,
+    FetchMessage,
+)
+from penstock.worker.kafka.fetching.topic_ids import TopicIds
 
 _BULK = bulk_topic("")
 _NO_LEADER = -1
@@ -31,6 +43,9 @@ _PACE_S = 0.006
 _SEVERAL = 3  # records
 _LOW_PER_S = 500  # records; below, a member's turns do not fill its loop, and a pace would only add latency
 _LATELY = 8  # fetches, over which the rate is taken
+# Of a poll: as many records as a worker validates, or rejects, in some 40 ms, shared by the partitions that have any.
+_POLL_RECORDS = 1024
+_LEAST_RECORDS = 32  # of a partition
 
 _Asked = tuple[float, int]  # when a broker was asked, and the number of records handed out by then
 
@@ -50,8 +65,11 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
     _split_of: Any = None  # the assignment of which `_split` is
     _split: Sequence[list[tuple[TopicPartition, Any]]] = ()  # its online and its bulk partitions, with their states
     _num_records = 0  # handed out so far
+    topic_ids = TopicIds()  # of the assignment; the owner of the consumer gives its own, and the next as well
+    jumped: Callable[[TopicPartition, int, int], None] = staticmethod(lambda source, asked, begins: None)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._out_of_range: dict[TopicPartition, int] = {}  # offsets that were asked for, and that logs do not have
         self._asked: defaultdict[int, deque[_Asked]] = defaultdict(lambda: deque(maxlen=_LATELY))  # by broker
         super().__init__(*arguments, **options)
 
@@ -73,7 +91,23 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         if await super()._proc_fetch_request(assignment, node_id, request):
             for waiter in self._fetch_waiters:
                 self._notify(waiter)
+        for fault in request.faults:
+            if not assignment.active:  # the next one has read the ids anew
+                break
+            if fault.error in (UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID):
+                self.topic_ids.note_unknown(fault.topic)
+            elif fault.error == OUT_OF_RANGE:
+                self._out_of_range[TopicPartition(fault.topic, fault.partition)] = fault.offset
         return False
+
+    async def _update_fetch_positions(self, assignment: Any, node_id: int, tps: Any) -> bool:
+        """Find the beginnings of logs that do not have the positions of their partitions."""
+        needs_wakeup = bool(await super()._update_fetch_positions(assignment, node_id, tps))
+        for source in self._out_of_range.keys() & tps:
+            state = assignment.state_value(source)
+            if state.has_valid_position:
+                self.jumped(source, self._out_of_range.pop(source), state.position)
+        return needs_wakeup
 
     async def fetched_records(
         self,
@@ -94,9 +128,40 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         return await self._take(partitions, max_records)
 
     async def _take(self, partitions: Any, max_records: int | None) -> Any:
-        found = await super().fetched_records(partitions, 0, max_records)
+        found = await self._take_parts(partitions, max_records)
         self._num_records += sum(map(len, found.values()))
         return found
+
+    async def _take_parts(self, partitions: Any, max_records: int | None) -> dict[TopicPartition, list[Any]]:
+        """Some records of each partition, those with few first, so that one with very many holds up no other.
+
+        Those of paused partitions stay: aiokafka would discard them, and fetch and unpack a large batch again. An error
+        of one partition is raised by the next call if others have brought records.
+        """
+        if self._subscriptions.reassignment_in_progress:
+            await self._subscriptions.wait_for_assignment()
+        waiting = [source for source in self._records if not partitions or source in partitions]
+        share = max(_LEAST_RECORDS, (max_records or _POLL_RECORDS) // max(1, len(waiting)))
+        found: dict[TopicPartition, list[Any]] = {}
+        for source in waiting:
+            fetched = self._records[source]
+            if not isinstance(fetched, FetchResult):
+                if not found:
+                    self._forget_fetched(source)
+                    fetched.check_raise()
+            elif not is_paused(fetched):
+                records = fetched.getall(share)
+                if fetched.has_more():
+                    fetched._backoff = 0  # its broker is asked for other partitions
+                else:
+                    self._forget_fetched(source)
+                if records:
+                    found[source] = records
+        return dict(sorted(found.items(), key=lambda item: len(item[1])))
+
+    def _forget_fetched(self, source: TopicPartition) -> None:
+        del self._records[source]
+        self._notify(self._wait_consume_future)
 
     def _paced(self, now: float) -> dict[int, float]:
         """Brokers to ask again a little later -> seconds until then."""
@@ -113,6 +178,8 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         """Brokers whose last answer was not handed out yet -> seconds for which the others of its partitions wait."""
         held: dict[int, list[float]] = defaultdict(list)
         for source, fetched in self._records.items():
+            if isinstance(fetched, FetchResult) and is_paused(fetched):
+                continue
             if wait_s := fetched.calculate_backoff():
                 held[self._client.cluster.leader_for_partition(source)].append(wait_s)
         return held
@@ -125,7 +192,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         leader_of, waiting = self._client.cluster.leader_for_partition, self._records
         for source, state in self._in_order(assignment):
             node = leader_of(source)
-            if node in busy or source in waiting:
+            if node in busy or source in waiting or self.topic_ids.is_unknown(source.topic):
                 continue
             if node is None or node == _NO_LEADER:
                 is_leader_unknown = True
@@ -151,8 +218,9 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
             yield from part[:start]
 
     def _request(self, topics: dict[str, list[tuple[int, int, int]]]) -> FetchMessage:
-        bounds = self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes
-        return FetchMessage(*bounds, self._isolation_level, list(topics.items()), rack_id=self._client_rack or "")
+        bounds = self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes, self._isolation_level
+        rack = self._client_rack or ""
+        return FetchMessage(*bounds, topics=list(topics.items()), rack_id=rack, topic_ids=self.topic_ids)
 
 
 def _is_bulk(source: TopicPartition) -> bool:

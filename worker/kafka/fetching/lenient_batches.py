@@ -5,7 +5,8 @@
 - Batches with a wrong checksum, of an old format, or with records that do not parse: one record stands for the batch.
   It has the header `UNREADABLE_BATCH`, the batch's bytes as its value and the batch's last offset.
 
-Others are read as usual. Compressed batches come uncompressed (see `bounded_fetch`).
+Others are read as usual. Compressed batches come uncompressed, and long ones divided (see `bounded_fetch`), so that
+what the slow parser reads in one step of the event loop is bounded.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from penstock.producer.transport.record_batches import OLD_FORMAT, stand_in
 UNREADABLE = "penstock-unreadable-name"  # of a header; its value is as it came
 _MAGIC, _MIN_BYTES = 16, 26  # the byte that tells the format, and the least that a batch of any format takes
 _NUM_RECORDS = slice(57, 61)  # in a batch
+_MOST_NAMES = 8192  # that the Python parser reads of one batch: each takes it 2 µs
 
 
 def install() -> None:
@@ -88,6 +90,14 @@ class _LenientBatch(_DefaultRecordBatchPy):  # type: ignore[misc]  # as above
     def __init__(self, raw: memoryview) -> None:
         super().__init__(raw)
         self._buffer: bytearray = _LenientBytes(self._buffer)
+        self._num_names = 0
+
+    def __next__(self) -> Any:
+        record = super().__next__()
+        self._num_names += len(record.headers)
+        if self._num_names > _MOST_NAMES:
+            raise ValueError(f"it has more than {_MOST_NAMES:,} headers, and the name of one is not UTF-8")
+        return record
 
 
 class _LenientBytes(bytearray):

@@ -7,6 +7,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.partition_names import name
 from penstock.worker.kafka.progress import commit_metadata, coordinator
 from penstock.worker.kafka.progress.custody import Custody
@@ -14,14 +15,19 @@ from penstock.worker.kafka.progress.end_offsets import known_ends
 from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
 
 _RETRY_S = 1.0
+_NO_COMMIT = 0, ""
 
 log = structlog.get_logger("penstock.consumer")
 
 
 async def read_committed(
-    consumer: AIOKafkaConsumer, sources: set[TopicPartition]
+    consumer: AIOKafkaConsumer, sources: set[TopicPartition], topic_id: Callable[[str], bytes]
 ) -> dict[TopicPartition, PartitionProgress]:
-    """Committed progress of these partitions. Waits for a broker or a permission that is away."""
+    """Committed progress of each of these partitions. Waits for a broker or a permission that is away.
+
+    A partition begins at 0 without a commit, or if the commit is of a topic that was deleted. `topic_id`: the present
+    ids of topics.
+    """
     while True:
         try:
             found = await coordinator.fetch_committed(consumer, sources)
@@ -29,31 +35,36 @@ async def read_committed(
         except KafkaError as error:
             log.warning("committed_unreadable", error=repr(error), retry_s=_RETRY_S)
             await asyncio.sleep(_RETRY_S)
-    return {source: _decode(source, offset, metadata) for source, (offset, metadata) in found.items()}
+    return {source: _decode(source, topic_id(source.topic), *found.get(source, _NO_COMMIT)) for source in sources}
 
 
 async def take_over(
-    consumer: AIOKafkaConsumer, sources: set[TopicPartition], own_mark: Callable[[Source, Custody], Custody | None]
+    consumer: AIOKafkaConsumer,
+    sources: set[TopicPartition],
+    topic_id: Callable[[str], bytes],
+    own_mark: Callable[[Source, Custody], Custody | None],
 ) -> dict[TopicPartition, PartitionProgress]:
     """Committed progress of these partitions, which were assigned, with the marks of owners that died taken over.
 
-    own_mark: see `PartitionOwner`.
+    topic_id: see `read_committed`. own_mark: see `PartitionOwner`.
     """
-    committed = await read_committed(consumer, sources)
+    committed = await read_committed(consumer, sources, topic_id)
     # An end only bounds the records in doubt. A partition without a leader has none, and must not hold up the others.
     ends = await known_ends(consumer, [source for source, one in committed.items() if one.custody is not None])
     return {source: _taken_over(source, one, ends.get(source), own_mark) for source, one in committed.items()}
 
 
-def _decode(source: TopicPartition, offset: int, metadata: str | None) -> PartitionProgress:
+def _decode(source: TopicPartition, topic_id: bytes, offset: int, metadata: str | None) -> PartitionProgress:
     beyond, mark, custody = (metadata or "").partition(";")
     try:
-        progress = PartitionProgress(
-            offset, commit_metadata.decode(offset, beyond), Custody.parse(mark + custody) if mark else None
-        )
+        id_then, finished = commit_metadata.decode(offset, beyond)
+        progress = PartitionProgress(offset, finished, Custody.parse(mark + custody) if mark else None, topic_id)
     except ValueError as error:
         log.warning("commit_metadata_ignored", partition=name(source), offset=offset, reason=str(error))
-        return PartitionProgress(offset)
+        return PartitionProgress(offset, topic_id=topic_id)
+    if id_then not in (topic_id, NO_TOPIC_ID):
+        log.warning("commit_of_deleted_topic", partition=name(source), offset=offset)
+        return PartitionProgress(0, topic_id=topic_id)
     if progress.beyond:
         log.info("answered_by_last_owner", partition=name(source), offset=offset, records=len(progress.beyond))
     return progress

@@ -11,6 +11,11 @@ def member_id(consumer: AIOKafkaConsumer) -> str:
     return str(consumer._coordinator.member_id)
 
 
+def is_evicted(consumer: AIOKafkaConsumer) -> bool:
+    """Whether the group has told this member that it went on without it, and it has not joined again."""
+    return bool(consumer._coordinator.generation < 0)
+
+
 def rejoin(consumer: AIOKafkaConsumer) -> None:
     """Give all partitions back, and get new ones."""
     consumer._coordinator.request_rejoin()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.progress.custody import Custody
 
 Source = tuple[str, int]  # topic and partition; equal to aiokafka's TopicPartition
@@ -19,6 +20,7 @@ class PartitionProgress(NamedTuple):
     offset: int  # the next one to read: all before it are finished
     beyond: frozenset[int] = frozenset()  # offsets from there on that are finished too
     custody: Custody | None = None  # of an owner that has not handed the partition over
+    topic_id: bytes = NO_TOPIC_ID  # of the topic that the offsets are of
 
 
 class PartitionOwner(Protocol):
@@ -31,10 +33,13 @@ class PartitionOwner(Protocol):
         """
 
     def acquired(self, sources: set[Source], committed: Mapping[Source, PartitionProgress]) -> None:
-        """Take over partitions, and their committed progress if they have any. Their records come from now on."""
+        """Take over partitions with their committed progress. Their records come from now on."""
 
     def own_mark(self, source: Source, found: Custody) -> Custody | None:
         """The mark with which a partition goes on if this worker itself has committed the one found; else None."""
+
+    def skipped(self, source: Source, first: int, end: int) -> None:
+        """Kafka no longer has the records of a partition from `first` on. It is read on from `end`."""
 
     async def release(self, sources: set[Source]) -> None:
         """Release partitions that were revoked, once their records are finished or given up."""
@@ -50,6 +55,7 @@ class _Partition:
 
     next_offset: int  # after the contiguous finished prefix
     reading: int  # its number: each assignment begins another, and so do offsets that begin again
+    topic_id: bytes
     started: deque[int] = field(default_factory=deque)  # from the first unfinished record on
     finished: set[int] = field(default_factory=set)  # of `started`
     forgotten: int = -1  # up to it, what is no longer in `started` is finished
@@ -107,14 +113,23 @@ class OffsetTracker:
     def restore(self, committed: Mapping[Source, PartitionProgress]) -> None:
         """Go on in assigned partitions from the progress that their last owners have committed."""
         for source, progress in committed.items():
-            self._begin(source, progress.offset).restored.update(progress.beyond)
+            self._begin(source, progress.offset, progress.topic_id).restored.update(progress.beyond)
+
+    def skip(self, source: Source, first: int, end: int) -> bool:
+        """Go on at `end` if all before `first` is finished; else the record at `end` ends the gap. Returns whether."""
+        partition = self._partitions.get(source)
+        if partition is None or partition.started or partition.next_offset != first:
+            return False
+        partition.next_offset = end
+        partition.restored = {offset for offset in partition.restored if offset >= end}
+        return True
 
     def start(self, source: Source, offsets: Sequence[int]) -> list[int]:
         """Start records that are then admitted; their offsets increase. Returns those finished by an earlier owner."""
         partition = self._partitions.get(source)
         if partition is None or offsets[0] < partition.end:
-            # New, or the topic was created again or the group's offset was reset: earlier offsets mean nothing now.
-            partition = self._begin(source, offsets[0])
+            # New, or its log was truncated or the group's offset was reset: earlier offsets mean nothing now.
+            partition = self._begin(source, offsets[0], NO_TOPIC_ID if partition is None else partition.topic_id)
         partition.started.extend(offsets)
         self._num_unfinished += len(offsets)
         if not partition.restored:
@@ -132,10 +147,10 @@ class OffsetTracker:
         partition = self._partitions.get(source)
         return 0 if partition is None else partition.reading
 
-    def _begin(self, source: Source, offset: int) -> _Partition:
+    def _begin(self, source: Source, offset: int, topic_id: bytes) -> _Partition:
         self.forget({source})
         self._num_readings += 1
-        partition = self._partitions[source] = _Partition(offset, self._num_readings)
+        partition = self._partitions[source] = _Partition(offset, self._num_readings, topic_id)
         return partition
 
     def finish(self, source: Source, offsets: Iterable[int]) -> None:
@@ -183,7 +198,7 @@ class OffsetTracker:
                     break
                 answered.append(offset)
             end = offset + 1
-        return answered, PartitionProgress(end, partition.finished_from(end))
+        return answered, PartitionProgress(end, partition.finished_from(end), topic_id=partition.topic_id)
 
     def forget(self, sources: Iterable[Source]) -> None:
         """Forget partitions that were revoked."""
@@ -205,4 +220,5 @@ class OffsetTracker:
 
     @staticmethod
     def _progress(partition: _Partition) -> PartitionProgress:
-        return PartitionProgress(partition.next_offset, partition.finished_from(partition.next_offset))
+        beyond = partition.finished_from(partition.next_offset)
+        return PartitionProgress(partition.next_offset, beyond, topic_id=partition.topic_id)

@@ -1,4 +1,4 @@
-"""`penstock parity` for every family on the device, at the size of its usual checkpoint, with random weights."""
+"""Hidden states of every family beside transformers' on the device: sizes of usual checkpoints, random weights."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -10,9 +10,9 @@ import torch
 import transformers
 
 from penstock.ops.bench.gpu.bench import Bench
+from penstock.ops.bench.gpu.hidden_states import Comparison
 from penstock.ops.bench.gpu.models import DEBERTA_V3_BASE, INITIALIZER_RANGE
-from penstock.ops.parity.compare import Comparison
-from penstock.ops.parity.sides import Runtime, Transformers
+from penstock.ops.bench.gpu.sides import Runtime, Transformers
 
 PACKS = 60  # random ones
 PACKS_OF_FIRST = 300

@@ -1,9 +1,12 @@
-"""Critical points through Kafka, with broker, worker process and client, beside critical points in process."""
+"""Critical points through Kafka, with broker, worker process and client, beside critical points in process.
+
+And what each system answers in time at shares of saturation.
+"""
 
 import dataclasses
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,9 @@ _PATIENCE_S = 30.0  # deadline of a call where the system has no objective: long
 _NUM_LENGTHS = 4096  # requests whose lengths a client is given
 _MOST_SEARCH_S = 600.0
 _FIRST_SHARE = 0.7  # where a search begins, as a share of its bound: the cost, or the rate in process
+LOADS = (0.7, 0.9, 1.2)  # of saturation
+_OVERLOAD = 1.4  # times what can be answered, by the cost alone
+_TIMES = 2.0  # the usual length of a run, at a given rate
 _MOCK_FETCH_MAX_WAIT_MS = 5  # the mock answers a fetch only when this time is up
 
 Connection = dict[str, Any]  # settings that the worker and the client share
@@ -39,7 +45,29 @@ def run(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
             through = _through_kafka(bench, plan, system, lengths, slo_s, rate, connection, Path(folder))
             rows.append({"system": system.name, "in_process": in_process, "through_kafka": through})
             say(f"  {system.name}: {rate:,.0f} req/s in process, {through['rate_per_s']:,.0f} through Kafka")
-    return {"broker": kind, "lengths": lengths, "slo_s": slo_s, "rows": rows}
+        loads = at_loads(bench, plan, lengths, slo_s, connection, Path(folder), say)
+    return {"broker": kind, "lengths": lengths, "slo_s": slo_s, "rows": rows, **loads}
+
+
+def at_loads(
+    bench: BenchHarness, plan: RunPlan, lengths: str, slo_s: float, connection: Connection, folder: Path, say: Say
+) -> Row:
+    """What each system answers in time at `LOADS` of saturation: answers a second of TEI's rule, which refuses none."""
+    rule = tei(bench.limits(slo_s))
+    bound = bench.capacity_per_s(rule.engine, lengths, rule.settings.max_batch_sequences)
+
+    def runs(system: System, *rates: float) -> list[Row]:
+        found = _through_kafka(bench, plan, system, lengths, slo_s, bound, connection, folder, rates)
+        return list(found["runs"])
+
+    saturation = float(runs(rule, _OVERLOAD * bound)[0]["answered_per_s"])
+    say(f"  saturation {saturation:,.0f} req/s through Kafka")
+    rows = []
+    for system in systems(bench, slo_s):
+        for load, figures in zip(LOADS, runs(system, *[load * saturation for load in LOADS]), strict=True):
+            rows.append({"load": load, "system": system.name, **figures})
+            say(f"  {system.name} at {load:g}: {figures['goodput_per_s']:,.0f} in time/s")
+    return {"saturation_per_s": saturation, "loads": rows}
 
 
 def systems(bench: BenchHarness, slo_s: float) -> list[System]:
@@ -81,6 +109,7 @@ def _through_kafka(
     in_process_per_s: float,
     connection: Connection,
     folder: Path,
+    rates: Sequence[float] = (),
 ) -> Row:
     """A new worker with a new topic and group, so that no state of the previous system remains."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
@@ -91,7 +120,8 @@ def _through_kafka(
         slo_s=slo_s,
         timeout_s=_PATIENCE_S if system.settings.slo_s is None else system.settings.slo_s,
         guess_per_s=_FIRST_SHARE * in_process_per_s,
-        seconds=plan.load(lengths, in_process_per_s, slo_s).seconds,
+        seconds=plan.load(lengths, in_process_per_s, slo_s, times=_TIMES if rates else 1.0).seconds,
+        rates_per_s=list(rates),
     )
     settings = {**connection, **worker_settings(bench, system), "served_name": name}
     settings["cost_path"] = str(folder / "costs.sqlite")

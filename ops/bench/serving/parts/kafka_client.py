@@ -1,5 +1,7 @@
 """The client of the serving benchmark, a process of its own: `kafka_client <ClientSpec as JSON>` prints what it found.
 
+It looks for the critical point, or runs at given rates.
+
 Open loop: a request is sent when it is due, whatever became of those before, each by a call of its own; calls of one
 turn of the event loop share records, as the client does by default. Latencies count from the moment at which a request
 was due, so a stall of anything, this process included, is in every latency that it delays.
@@ -12,7 +14,7 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from penstock.ops.bench.serving.loads.arrivals import Floats, poisson
 from penstock.ops.bench.serving.loads.drive import random_ids
 from penstock.ops.bench.serving.loads.outcome import Outcome
 from penstock.ops.bench.serving.parts.critical import Row, critical_point
+from penstock.ops.bench.serving.parts.saturation import described
 from penstock.producer import Client
 from penstock.worker.garbage_collection import calm_garbage_collection
 
@@ -47,6 +50,7 @@ class ClientSpec:
     guess_per_s: float
     seconds: float  # of a run
     seed: int = 0
+    rates_per_s: list[float] = field(default_factory=list)  # to run at, each once; none: look for the critical point
 
 
 class ConnectedClient:
@@ -92,8 +96,8 @@ class ConnectedClient:
         await asyncio.gather(*calls)
 
 
-def search(spec: ClientSpec) -> Row:
-    """Connect, wait for the worker, warm up, and find its critical point."""
+def measure(spec: ClientSpec) -> Row:
+    """Connect, wait for the worker, warm up, and find its critical point or run at the rates of `spec`."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         client = Client(**spec.connection, max_in_flight=_MAX_IN_FLIGHT)
         runner.run(client.start())
@@ -102,6 +106,9 @@ def search(spec: ClientSpec) -> Row:
             connected = ConnectedClient(client, spec)
             runner.run(connected.run(_WARM_UP_SHARE * spec.guess_per_s, 1.0))
             calm_garbage_collection()
+            if spec.rates_per_s:
+                runs = [described(runner.run(connected.run(rate, 1.0)), spec.slo_s) for rate in spec.rates_per_s]
+                return {"runs": runs}
             found = critical_point(
                 lambda rate, times: runner.run(connected.run(rate, times)),
                 spec.guess_per_s,
@@ -114,7 +121,7 @@ def search(spec: ClientSpec) -> Row:
 
 def main() -> None:
     spec = ClientSpec(**json.loads(sys.argv[1]))
-    print(json.dumps(finite(search(spec))))
+    print(json.dumps(finite(measure(spec))))
 
 
 if __name__ == "__main__":

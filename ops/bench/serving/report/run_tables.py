@@ -34,6 +34,8 @@ def grids(record: Record) -> Iterator[Grid]:
         yield _validation(parts["validation"])
     if "kafka" in parts:
         yield _kafka(parts["kafka"])
+        if "loads" in parts["kafka"]:  # kept runs before 2026-11-28 have none
+            yield _kafka_loads(parts["kafka"])
     if record["engines"]:
         yield _costs(record["engines"])
 
@@ -216,6 +218,22 @@ def _kafka(part: Record) -> Grid:
     columns = ("system", "req/s", "x in process", "avg (min, max) ms", "p50 ms", "p99 ms", "client, cores")
     where = f"{part['lengths']} tokens, SLO {part['slo_s'] * 1e3:.0f} ms; {part['broker']}"
     return Grid(f"Critical points in process and through Kafka, {where}", columns, rows)
+
+
+def _kafka_loads(part: Record) -> Grid:
+    rows = [
+        (
+            row["system"],
+            f"{row['load']:g}",
+            shown_rate(row["offered_per_s"]),
+            shown_rate(row["goodput_per_s"]),
+            shown_share(row["in_time_of_accepted"]),
+            ms(row["latency_s"]["p50"]),
+        )
+        for row in part["loads"]
+    ]
+    columns = ("system", "load", "offered/s", "in time/s", "in time, of the accepted", "p50 ms")
+    return Grid(f"Through Kafka at shares of {part['saturation_per_s']:,.0f} req/s, saturation", columns, rows)
 
 
 def _costs(engines: Record) -> Grid:

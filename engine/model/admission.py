@@ -1,0 +1,194 @@
+"""Admission of a checkpoint: what it is, by its small files alone, before any weight is read.
+
+Encoders (packed and padded), generation, `penstock check`, `parity` and workers pass through here. What is not known to
+give the results of transformers or sentence-transformers is refused, with the reason and the way out, if there is one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.model.architectures import Architectures, architectures_of
+from penstock.engine.model.files import Config, read_config, read_optional, require_regular_files
+from penstock.engine.model.module_list import CROSS_ENCODER, Module, read_modules, require_served
+
+EMBED, CLASSIFY, TOKEN_CLASSIFY, GENERATE = "embed", "classify", "token_classify", "generate"
+_SAVED = "config_sentence_transformers.json"
+_QUANTISED = ("quantization_config", "compression_config")
+_QUANTISED_FILES = ("quantize_config.json", "quant_config.json")
+_OF_OTHER_MODELS = {
+    "SparseEncoder": "it makes sparse vectors, and vectors here are dense",
+    "MultiVectorEncoder": "it makes a vector for each token, and here a text has one vector",
+    "ColBERT": "it makes a vector for each token, and here a text has one vector",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A checkpoint that may be loaded."""
+
+    root: Path  # the directory of the transformer's config.json and weights
+    config: Config  # config.json of the transformer
+    modules: tuple[Module, ...]  # empty for a plain directory of transformers
+    task: str  # EMBED, CLASSIFY, TOKEN_CLASSIFY or GENERATE: by the class of the weights, or the modules
+    sentence_transformers: Config  # config_sentence_transformers.json; {}: there is none
+
+
+def admit(directory: Path) -> Admission:
+    """Decide what a directory holds. Raises CheckpointError, UnsupportedCheckpoint."""
+    require_regular_files(directory)
+    saved = read_optional(directory / _SAVED)
+    _require_known_model(directory, saved)
+    modules = read_modules(directory)
+    if (directory / "modules.json").exists():
+        require_served(directory, modules, saved)
+    root = modules[0].directory if modules else directory
+    config = read_config(root)
+    _require_plain_weights(root, config)
+    known = _known(root, config)
+    architecture = _architecture(root, config, has_modules=bool(modules))
+    _require_native(root, config, architecture, known)
+    if modules and saved.get("model_type") != CROSS_ENCODER:
+        task = _task_of_modules(root, architecture, known)
+    else:
+        task = _task(root, architecture, str(config["model_type"]), known)
+    if saved.get("model_type") == CROSS_ENCODER and task != CLASSIFY:
+        raise UnsupportedCheckpoint(f"{root}: a cross-encoder is a ...ForSequenceClassification, not a {architecture}.")
+    return Admission(root, config, modules, task, saved)
+
+
+def _require_known_model(directory: Path, saved: Config) -> None:
+    kind = saved.get("model_type")
+    if kind not in (None, "SentenceTransformer", CROSS_ENCODER):
+        reason = _OF_OTHER_MODELS.get(str(kind), "only SentenceTransformer and CrossEncoder are")
+        raise UnsupportedCheckpoint(f"{directory}: a {kind} ({_SAVED}) is not implemented: {reason}.")
+    if (directory / "artifact.metadata").exists():
+        raise UnsupportedCheckpoint(f"{directory}: ColBERT is not implemented: {_OF_OTHER_MODELS['ColBERT']}.")
+
+
+def _require_plain_weights(root: Path, config: Config) -> None:
+    """Raise UnsupportedCheckpoint for weights that other weights or numbers are needed with."""
+    stated = [key for key in _QUANTISED if config.get(key)]
+    stated += [name for name in _QUANTISED_FILES if (root / name).exists()]
+    if stated:
+        raise UnsupportedCheckpoint(
+            f"{root}: quantised weights ({stated[0]}) are not run. Serve the checkpoint that was quantised."
+        )
+    if config.get("adapters"):
+        raise UnsupportedCheckpoint(f"{root}: adapters (config.json) are not loaded. Merge them into the model.")
+    if config.get("transformers_weights"):
+        raise UnsupportedCheckpoint(f"{root}: a name of the weights' file (transformers_weights) is not implemented.")
+
+
+def _known(root: Path, config: Config) -> Architectures:
+    model_type = config.get("model_type")
+    known = architectures_of(model_type) if isinstance(model_type, str) else None
+    if known is not None:
+        return known
+    names = config.get("architectures") or ["unnamed architecture"]
+    own_code = ", and the checkpoint's own code (auto_map) is never run" if config.get("auto_map") else ""
+    raise UnsupportedCheckpoint(
+        f"{root}: transformers does not implement model_type {model_type!r} ({', '.join(map(str, names))}){own_code}."
+    )
+
+
+def _architecture(root: Path, config: Config, *, has_modules: bool) -> str | None:
+    """The class that config.json names; None if it names none, and modules.json says what the weights are for."""
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{root / 'config.json'}: `architectures` must be a list of names.")
+    if len(set(names)) > 1:
+        raise UnsupportedCheckpoint(
+            f"{root / 'config.json'}: `architectures` names {', '.join(names)}. Leave the one that the weights are of."
+        )
+    if not names and not has_modules:
+        raise UnsupportedCheckpoint(
+            f"{root / 'config.json'} names no class in `architectures`, so what the weights compute is not known. "
+            'Add it, for example "architectures": ["BertForSequenceClassification"].'
+        )
+    return names[0] if names else None
+
+
+def _task(root: Path, name: str | None, model_type: str, known: Architectures) -> str:
+    """The task of a plain directory's class."""
+    if name in known.encoders:
+        return EMBED
+    if name in known.classifiers:
+        return CLASSIFY
+    if name in known.token_classifiers:
+        return TOKEN_CLASSIFY
+    if name in known.generators:
+        return GENERATE
+    raise UnsupportedCheckpoint(f"{root}: {_why_not(str(name), model_type, known)}")
+
+
+def _task_of_modules(root: Path, name: str | None, known: Architectures) -> str:
+    """Modules run on hidden states, below whatever head the weights have."""
+    if not known.encoders:
+        raise UnsupportedCheckpoint(f"{root}: transformers cannot run only the encoder of a {name}.")
+    heads = known.pretrained | known.classifiers | known.token_classifiers | known.generators
+    if name is not None and name not in known.encoders | heads:
+        raise UnsupportedCheckpoint(f"{root}: {_unknown(name, known.encoders | heads)}")
+    return EMBED
+
+
+def _why_not(name: str, model_type: str, known: Architectures) -> str:
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return (
+            f"a {name} predicts the next token, which is not implemented, for rerankers neither. An embedding model "
+            "of this class has a modules.json."
+        )
+    if name in known.pretrained:
+        return (
+            f"a {name} predicts masked tokens, or is a SPLADE model; neither is implemented. To serve the mean of its "
+            "hidden states as vectors, save it as such: SentenceTransformer(DIR).save(OUT)."
+        )
+    if known.has_decoder and name.endswith(("ForSequenceClassification", "ForTokenClassification")):
+        return (
+            f"a classifier on an encoder-decoder ({name}) is not implemented. Serve a classifier on an encoder, such "
+            "as BERT's, RoBERTa's or DeBERTa's."
+        )
+    if known.has_decoder and not known.generators:
+        alone = sorted(encoder for encoder in known.encoders if encoder.endswith("EncoderModel"))
+        way_out = f" Its encoder is served if it is saved as {alone[0]}." if alone else ""
+        return f"model_type {model_type!r} does not generate here ({name}).{way_out}"
+    return _unknown(name, known.served)
+
+
+def _unknown(name: str, supported: Sequence[str] | frozenset[str]) -> str:
+    return f"architecture {name!r} is not implemented. Supported of its model_type: {', '.join(sorted(supported))}."
+
+
+def _require_native(root: Path, config: Config, name: str | None, known: Architectures) -> None:
+    """Raise UnsupportedCheckpoint where auto_map's code computes something that transformers itself does not."""
+    if not config.get("auto_map"):
+        return
+    from transformers import AutoConfig, GenerationConfig  # slow to import, and few checkpoints have an auto_map
+
+    native = AutoConfig.for_model(str(config["model_type"]))
+    keys = {*dir(native), *native.attribute_map, *vars(GenerationConfig.from_dict({})), *_COMMON_KEYS}
+    own = sorted(key for key, value in config.items() if key not in keys and value)
+    classes = known.encoders | known.classifiers | known.token_classifiers | known.generators | known.pretrained
+    what = f"a class of its own ({name})" if name is not None and name not in classes else ""
+    if own:
+        what = f"settings that transformers does not know ({', '.join(own[:5])})"
+    if what:
+        raise UnsupportedCheckpoint(
+            f"{root}: config.json's auto_map says that this model is computed by code of its own, which is never run: "
+            f"it has {what}."
+        )
+
+
+_COMMON_KEYS = frozenset(
+    {
+        "_attn_implementation",
+        "_name_or_path",
+        "auto_map",
+        "num_labels",
+        "sbert_ce_default_activation_function",
+        "sentence_transformers",
+        "torch_dtype",
+        "transformers_version",
+    }
+)

@@ -1,0 +1,166 @@
+"""modules.json of sentence-transformers: exact classes, their order, and what each of them reads and writes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.model.files import Config, read_any_json, read_optional, require_regular_files
+
+CROSS_ENCODER = "CrossEncoder"
+_PLACES = {  # class -> package and file in sentence-transformers
+    "Transformer": ("base", "transformer"),
+    "Pooling": ("sentence_transformer", "pooling"),
+    "Dense": ("base", "dense"),
+    "Normalize": ("base", "normalize"),
+    "Dropout": ("sentence_transformer", "dropout"),
+}
+_LIBRARY = "sentence_transformers"
+# The names under which the library's versions have saved a class, and version 6 finds it.
+KINDS = {
+    f"{_LIBRARY}.{path}": kind
+    for kind, (package, file) in _PLACES.items()
+    for path in (
+        f"models.{kind}",
+        f"models.{kind}.{kind}",
+        f"{package}.modules.{kind}",
+        f"{package}.modules.{file}.{kind}",
+    )
+} | {f"{_LIBRARY}.sentence_transformer.modules.normalize.Normalize": "Normalize"}
+_REASONS = {  # part of a class's path -> why it is refused
+    "Splade": "it makes sparse vectors, and vectors here are dense",
+    "MLMTransformer": "it makes sparse vectors, and vectors here are dense",
+    "sparse_encoder": "it makes sparse vectors, and vectors here are dense",
+    "pylate.": "ColBERT makes a vector for each token, and here a text has one vector",
+    "multi_vector": "it makes a vector for each token, and here a text has one vector",
+    "LogitScore": "rerankers that predict the next token are not run",
+}
+# The first of these that says anything describes the Transformer module.
+TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Without effect on hidden states, or of the tokenizer, which its loader reads.
+_NOT_OF_THE_MODEL = frozenset({"max_seq_length", "do_lower_case", "unpad_inputs", "tokenizer_args", "processor_kwargs"})
+_TASKS = {  # transformer_task -> what a text's output is, and its name
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+    "sequence-classification": ("logits", "scores"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One entry of modules.json."""
+
+    kind: str  # a key of _PLACES
+    directory: Path
+
+
+def read_modules(directory: Path) -> tuple[Module, ...]:
+    """The modules in the order in which they run; empty for a directory without modules.json.
+
+    Raises CheckpointError for a list that cannot be read, UnsupportedCheckpoint for one that is not implemented.
+    """
+    path = directory / "modules.json"
+    if not path.exists():
+        return ()
+    entries = _read_entries(path)
+    try:
+        modules = tuple(Module(_kind(path, str(e["type"])), directory / e["path"]) for e in entries)
+        is_inside = all(m.directory.resolve().is_relative_to(directory.resolve()) for m in modules)
+        names = [e.get("name") for e in entries if "name" in e]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not a sentence-transformers module list: {error!r}") from error
+    if not is_inside:
+        raise CheckpointError(f"{path} names a module outside the model's directory.")
+    if len(set(map(str, names))) != len(names):
+        raise CheckpointError(f"{path} gives two modules one name, and sentence-transformers would run only one.")
+    for module in modules:
+        try:
+            is_there = module.directory.is_dir()
+        except OSError as error:
+            raise CheckpointError(f"{path} names a directory that cannot be opened: {error}") from error
+        if is_there:
+            require_regular_files(module.directory)
+    return modules
+
+
+def require_served(directory: Path, modules: tuple[Module, ...], saved: Config) -> None:
+    """Raise UnsupportedCheckpoint unless sentence-transformers computes what is served here.
+
+    modules: of `directory`, at least one. saved: its config_sentence_transformers.json.
+    """
+    path, kinds = directory / "modules.json", [module.kind for module in modules]
+    if not kinds or kinds[0] != "Transformer":
+        raise CheckpointError(f"{path} must begin with a Transformer module.")
+    if saved.get("model_type") == CROSS_ENCODER:
+        if len(kinds) > 1:
+            raise UnsupportedCheckpoint(f"{path}: a cross-encoder with a {kinds[1]} module is not implemented.")
+        _require_transformer(modules[0].directory, "sequence-classification")
+        return
+    _require_transformer(modules[0].directory, "feature-extraction")
+    if "Pooling" not in kinds:
+        raise UnsupportedCheckpoint(
+            f"{path} has no Pooling module, so a text gets no vector; sentence-transformers cannot run it either. Add "
+            "the Pooling that the model was trained with."
+        )
+    if kinds[1] != "Pooling" or kinds.count("Pooling") > 1:
+        raise UnsupportedCheckpoint(
+            f"{path}: the modules are {', '.join(kinds)}. Here one Pooling comes right after the Transformer, then "
+            "Dense, Normalize and Dropout."
+        )
+    for module in modules[2:]:
+        _require_sentence_embedding(module)
+
+
+def _read_entries(path: Path) -> list[Any]:
+    try:
+        entries = read_any_json(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} is not a sentence-transformers module list: {error}") from error
+    if not isinstance(entries, list):
+        raise CheckpointError(f"{path} is not a sentence-transformers module list, but a {type(entries).__name__}.")
+    return entries
+
+
+def _kind(path: Path, name: str) -> str:
+    """The class of a `type`, by its whole path. Raises UnsupportedCheckpoint."""
+    if name in KINDS:
+        return KINDS[name]
+    reason = next((why for part, why in _REASONS.items() if part in name), None)
+    if reason is None and not name.startswith(_LIBRARY + "."):
+        reason = "code that is not of sentence-transformers is never run"
+    raise UnsupportedCheckpoint(
+        f"{path}: module {name!r} is not implemented{'' if reason is None else ': ' + reason}. "
+        f"Supported, of sentence_transformers.models: {', '.join(_PLACES)}."
+    )
+
+
+def _require_transformer(directory: Path, task: str) -> None:
+    """Raise UnsupportedCheckpoint for a Transformer module with options that change its results."""
+    path = next((path for name in TRANSFORMER_CONFIGS if read_optional(path := directory / name)), None)
+    output, output_name = _TASKS[task]
+    for key, value in ({} if path is None else read_optional(path)).items():
+        match key:
+            case "transformer_task":
+                is_known = value == task
+            case "module_output_name":
+                is_known = value in (None, output_name)
+            case "modality_config":
+                usual = {"method": "forward", "method_output_name": output}
+                is_known = value is None or (isinstance(value, dict) and value.get("text") == usual)
+            case _:
+                is_known = key in _NOT_OF_THE_MODEL or not value
+        if not is_known:
+            raise UnsupportedCheckpoint(f"{path}: {key} {value!r} is not implemented.")
+
+
+def _require_sentence_embedding(module: Module) -> None:
+    """Raise UnsupportedCheckpoint for a module after Pooling that reads or writes anything but the vector."""
+    config = read_optional(module.directory / "config.json")
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise UnsupportedCheckpoint(
+                f"{module.directory}: {module.kind} with {key} {config[key]!r} is not implemented, only "
+                "'sentence_embedding'."
+            )

@@ -1,0 +1,108 @@
+"""Calls that both sides answer, and how far two answers are apart."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.producer.wire.messages import Classification, Generation, Row, Vector
+
+# An answer in the form in which both sides can be compared: a vector; the score of each label; the score of a pair; of
+# each token its place and the score of each label; or the ids of generated tokens.
+TokenScores = tuple[int, int, Mapping[str, float]]
+Answer = Vector | Mapping[str, float] | float | Sequence[TokenScores] | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked of both sides for each text."""
+
+    task: str
+    prompt_name: str | None = None  # None: the checkpoint's default
+    of_pairs: bool = False
+    dimensions: int | None = None
+
+    @property
+    def what(self) -> str:
+        """Name of the call in the report."""
+        prompt = "" if self.prompt_name is None else f", prompt {self.prompt_name}"
+        cut = "" if self.dimensions is None else f", {self.dimensions} dimensions"
+        return f"{self.task}{' of pairs' if self.of_pairs and self.task != 'rerank' else ''}{prompt}{cut}"
+
+
+def answer_of(row: Row) -> Answer:
+    """A row of a client, asked with all labels, in the form that is compared."""
+    if isinstance(row, Generation):
+        return tuple(row.tokens)
+    if isinstance(row, Classification):
+        return dict(zip(row.labels, row.scores, strict=True))
+    if isinstance(row, list):
+        tokens = [token for token in row if token.start != token.end]  # without special tokens
+        return [
+            (token.start or 0, token.end or 0, dict(zip(token.labels, token.scores, strict=True))) for token in tokens
+        ]
+    return row  # type: ignore[return-value]  # `sequence`, whose rows are dicts, is not compared
+
+
+def distance(task: str, got: Answer, want: Answer) -> float:
+    """How far an answer is from the reference's: 0 if equal; infinity for other labels, lengths or tokens.
+
+    Of vectors: the length of their difference, divided by the length of the reference's vector. Of scores: the largest
+    difference, divided by the largest score where that is above 1. Of generated tokens: the part that is not equal from
+    the start.
+    """
+    match task:
+        case "embed":
+            return _of_vectors(np.asarray(got, np.float64), np.asarray(want, np.float64))
+        case "rerank":
+            return _of_scores({"": got}, {"": want})  # type: ignore[dict-item]  # rerank's answers are floats
+        case "classify":
+            return _of_scores(got, want)  # type: ignore[arg-type]  # classify's answers are mappings
+        case "token_classify":
+            return _of_tokens(got, want)  # type: ignore[arg-type]  # likewise sequences
+        case "generate":
+            return _of_ids(got, want)  # type: ignore[arg-type]  # likewise ids
+        case other:
+            raise RuntimeError(f"No answers of the task {other!r} are compared. This is a bug.")
+
+
+def cosine(got: Answer, want: Answer) -> float:
+    """Of two vectors; NaN if they have different lengths."""
+    first, second = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if first.shape != second.shape:
+        return float("nan")
+    return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
+
+
+def _of_vectors(got: npt.NDArray[np.float64], want: npt.NDArray[np.float64]) -> float:
+    if got.shape != want.shape:
+        return float("inf")
+    return _finite(float(np.linalg.norm(got - want) / np.linalg.norm(want)))
+
+
+def _of_scores(got: Mapping[str, float], want: Mapping[str, float]) -> float:
+    if got.keys() != want.keys():
+        return float("inf")
+    largest = max(1.0, *[abs(score) for score in want.values()])
+    return _finite(max(abs(got[label] - score) for label, score in want.items()) / largest)
+
+
+def _of_tokens(got: Sequence[TokenScores], want: Sequence[TokenScores]) -> float:
+    if [place[:2] for place in got] != [place[:2] for place in want]:
+        return float("inf")
+    return max([_of_scores(mine[2], theirs[2]) for mine, theirs in zip(got, want, strict=True)], default=0.0)
+
+
+def _of_ids(got: tuple[int, ...], want: tuple[int, ...]) -> float:
+    equal = 0
+    for mine, theirs in zip(got, want, strict=False):
+        if mine != theirs:
+            break
+        equal += 1
+    return 1 - equal / max(len(got), len(want), 1)
+
+
+def _finite(value: float) -> float:
+    """Infinity for what is not a number, which no bound admits."""
+    return value if np.isfinite(value) else float("inf")

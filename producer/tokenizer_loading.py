@@ -1,0 +1,116 @@
+"""The tokenizer that transformers and sentence-transformers make of a checkpoint's files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import normalizers
+
+from penstock.producer.plain_tokenizer import plain_tokenizer
+from penstock.producer.tokenizer_files import (
+    LoadedTokenizer,
+    MissingTokenizer,
+    TokenizerError,
+    read_backend,
+    read_object,
+)
+
+# Of which sentence-transformers reads the first that says anything.
+_SENTENCE_CONFIGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Of a sentence config: they change the tokens of a text in ways that are not implemented.
+_NOT_IMPLEMENTED = ("processing_kwargs", "query_length", "document_length", "query_expansion", "tokenizer_name_or_path")
+_ARGUMENTS = ("processor_kwargs", "tokenizer_args")
+_HARMLESS_ARGUMENTS = {"model_max_length", "trust_remote_code"}  # the first is read with the model
+_OLDER_FILES = ("vocab*", "*.model", "*.spm")
+_ADVICE = "Save one with AutoTokenizer.from_pretrained(...).save_pretrained(directory)."
+
+
+def load_backend(directory: Path) -> LoadedTokenizer:
+    """The tokenizer of a checkpoint: of the transformer's own directory, where modules.json names one.
+
+    tokenizer.json is read by `tokenizers` alone where `plain_tokenizer` knows that transformers takes it as it is;
+    otherwise transformers applies tokenizer_config.json and the other files to it.
+
+    Raises:
+        MissingTokenizer: there are no files of a tokenizer, or none that transformers makes a fast one of.
+        TokenizerError: files are damaged, or ask for what is not implemented.
+    """
+    root = _transformer_directory(directory)
+    stated = {} if root is None else _sentence_config(root)
+    _refuse(stated, directory)
+    source = directory if root is None else root
+    loaded = plain_tokenizer(source) or _from_transformers(source)
+    if stated.get("do_lower_case"):
+        _lower(loaded.backend)
+    return loaded
+
+
+def _transformer_directory(directory: Path) -> Path | None:
+    """The directory of the first module of modules.json; None without that file."""
+    path = directory / "modules.json"
+    if not path.is_file():
+        return None
+    try:
+        root: Path = directory / json.loads(path.read_text(encoding="utf-8"))[0]["path"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not a sentence-transformers module list: {error!r}") from error
+    if not root.resolve().is_relative_to(directory.resolve()):
+        raise TokenizerError(f"{path} names a module outside the model's directory.")
+    return root
+
+
+def _sentence_config(root: Path) -> dict[str, Any]:
+    return next(filter(None, (read_object(root / name) for name in _SENTENCE_CONFIGS)), {})
+
+
+def _refuse(stated: dict[str, Any], directory: Path) -> None:
+    asked = [key for key in _NOT_IMPLEMENTED if stated.get(key)]
+    for key in _ARGUMENTS:
+        arguments = stated.get(key) or {}
+        if not isinstance(arguments, dict):
+            raise TokenizerError(f"{directory}: {key} of the transformer's configuration must be an object.")
+        asked += [f"{key}.{name}" for name in arguments if name not in _HARMLESS_ARGUMENTS]
+    if asked:
+        raise TokenizerError(f"{directory}: the transformer's configuration has {', '.join(asked)}: not implemented.")
+
+
+def _lower(backend: Any) -> None:
+    """Lower-case all text before all else, as sentence-transformers does for `do_lower_case`."""
+    present: Any = backend.normalizer
+    is_sequence = isinstance(present, normalizers.Sequence)
+    parts = list(present) if is_sequence else [present] * (present is not None)
+    if not any(isinstance(part, normalizers.Lowercase) for part in parts):
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *parts])
+
+
+def _from_transformers(root: Path) -> LoadedTokenizer:
+    """The tokenizer of AutoTokenizer, from any of the files that it reads."""
+    if not root.is_dir():
+        raise MissingTokenizer(f"{root} is not a directory: there is no tokenizer to load.")
+    missing = MissingTokenizer(f"{root} has no tokenizer.json, nor files to build one from. {_ADVICE}")
+    file = root / "tokenizer.json"
+    if file.is_file():
+        read_backend(file)  # its error names the file, which that of transformers does not
+    elif not any(path.is_file() for pattern in _OLDER_FILES for path in root.glob(pattern)):
+        raise missing
+    try:
+        from transformers import AutoTokenizer  # takes seconds to import, and few checkpoints need it
+    except ImportError:
+        raise TokenizerError(
+            f"{root} needs transformers, which applies tokenizer_config.json to the tokenizer: pip install transformers"
+        ) from None
+    try:
+        wrapped = AutoTokenizer.from_pretrained(str(root), trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers raises many unrelated types
+        reason = str(error).strip().partition("\n")[0][:300]
+        raise MissingTokenizer(f"{root}: transformers cannot load the tokenizer: {reason}") from error
+    if not any((root / name).exists() for name in wrapped.vocab_files_names.values()):
+        raise missing  # it was built from config.json alone: each word is unknown to it
+    backend = getattr(wrapped, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise MissingTokenizer(f"The tokenizer in {root} has no fast form. {_ADVICE}")
+    return LoadedTokenizer(backend, "token_type_ids" in wrapped.model_input_names, wrapped.truncation_side == "left")

@@ -1,0 +1,196 @@
+"""Vectors and scores of texts are those of SentenceTransformer and CrossEncoder, whatever the directory says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import CrossEncoder, SentenceTransformer
+
+from penstock.engine import TaskOptions, load_engine
+from penstock.engine.types import Float32Array
+from penstock.producer.tokenization import Tokenizer
+from penstock.producer.tokenizer_files import TokenizerError
+from penstock.producer.wire.messages import Text
+from tests.engine.helpers import pack, save_classifier, save_encoder, write_json
+from tests.producer.tokenizer_makers import MAKERS
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["The Card", "the card", "where is my card where is my card where is my card where", "É a\n\n", "", "a"]
+VOCAB = 300  # enough for each tokenizer
+
+
+def write_modules(directory: Path, transformer: str = "") -> Path:
+    """A sentence-transformers directory with mean pooling. Returns that of the transformer, which is to be filled."""
+    kinds = {transformer: "Transformer", "1_Pooling": "Pooling"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
+    write_json(directory / "modules.json", modules)
+    write_json(
+        directory / "1_Pooling" / "config.json", {"word_embedding_dimension": 48, "pooling_mode_mean_tokens": True}
+    )
+    root = directory / transformer
+    root.mkdir(exist_ok=True)
+    return root
+
+
+def save_tokenizer(directory: Path, kind: str) -> None:
+    """The tokenizer, beside the config.json of a model that is saved after it."""
+    MAKERS[kind](directory)
+    (directory / "config.json").unlink(missing_ok=True)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    write_json(path, (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}) | changes)
+
+
+def run(directory: Path, texts: list[Text], task: str, engine: str) -> Float32Array:
+    """Results of texts, tokenized and cut as a worker does it."""
+    loaded, tokenizer = (
+        load_engine(str(directory), dtype="float32", device="cpu", engine=engine),
+        Tokenizer.from_directory(directory),
+    )
+    encoded = tokenizer.encode(texts, truncate=True, max_tokens=loaded.info.max_tokens)
+    tokenizer.close()
+    types = [np.zeros_like(one.ids) if one.token_type_ids is None else one.token_type_ids for one in encoded]
+    return np.stack(loaded.run(pack([one.ids for one in encoded], TaskOptions(task), types)).rows)
+
+
+def assert_embeds_as_sentence_transformers(
+    directory: Path, texts: list[str], engines: tuple[str, ...] = ("packed",)
+) -> None:
+    reference = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+    expected = np.stack([reference.encode(text) for text in texts])  # alone, without padding
+    for engine in engines:
+        np.testing.assert_allclose(run(directory, [*texts], "embed", engine), expected, atol=2e-5)
+
+
+NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+
+
+@pytest.mark.parametrize(("name", "folder"), [*((name, "") for name in NAMES), ("roberta", "0_Transformer")])
+def test_each_name_of_the_sentence_configuration_is_read(tmp_path: Path, name: str, folder: str) -> None:
+    root = write_modules(tmp_path, folder)
+    save_tokenizer(root, "bert")
+    save_encoder(root, "bert", vocab_size=VOCAB)
+    write_json(root / f"sentence_{name}_config.json", {"max_seq_length": 8, "do_lower_case": False})
+    edit(root / "tokenizer_config.json", model_max_length=128)
+    assert load_engine(str(tmp_path), dtype="float32", device="cpu").info.max_tokens == 8
+    assert_embeds_as_sentence_transformers(tmp_path, TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "tokenizer", "positions", "expected"),
+    [
+        ({"max_seq_length": 64}, 8, 130, 64),
+        ({"max_seq_length": 8}, 64, 130, 8),
+        ({"max_seq_length": None}, 8, 130, 8),
+        ({"max_seq_length": 64, "tokenizer_args": {"model_max_length": 16}}, 8, 130, 16),
+        ({"max_seq_length": 64}, 8, 32, 32),  # no more than there are positions
+        ({}, 8, 130, 8),
+        ({}, 10**30, 130, 130),
+        (None, 8, 130, 8),
+    ],
+)
+@pytest.mark.parametrize("engine", ["packed", "padded"])
+def test_the_limit_is_the_first_that_sentence_transformers_takes(
+    tmp_path: Path, sentence: dict[str, Any] | None, tokenizer: int, positions: int, expected: int, engine: str
+) -> None:
+    root = write_modules(tmp_path)
+    save_tokenizer(root, "bert")
+    save_encoder(root, "bert", vocab_size=VOCAB, max_position_embeddings=positions)
+    if sentence is not None:
+        write_json(root / "sentence_bert_config.json", sentence)
+    edit(root / "tokenizer_config.json", model_max_length=tokenizer)
+    assert load_engine(str(tmp_path), dtype="float32", device="cpu", engine=engine).info.max_tokens == expected
+    if expected < positions:
+        assert_embeds_as_sentence_transformers(tmp_path, TEXTS)
+
+
+def test_a_directory_without_modules_has_the_limit_of_its_tokenizer(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, "bert")
+    save_encoder(tmp_path, "bert", vocab_size=VOCAB)
+    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": True})  # not read there
+    edit(tmp_path / "tokenizer_config.json", model_max_length=8, do_lower_case=False)
+    assert_embeds_as_sentence_transformers(tmp_path, TEXTS)
+
+
+@pytest.mark.parametrize("kind", ["bert, cased by its options", "xlm-roberta", "roberta"])
+def test_do_lower_case_of_the_sentence_configuration_counts(tmp_path: Path, kind: str) -> None:
+    family = kind.partition(",")[0]
+    root = write_modules(tmp_path)
+    save_tokenizer(root, kind)
+    save_encoder(root, family, vocab_size=VOCAB)
+    cased = run(tmp_path, [*TEXTS], "embed", "packed")
+    write_json(root / "sentence_bert_config.json", {"max_seq_length": 12, "do_lower_case": True})
+    assert_embeds_as_sentence_transformers(tmp_path, TEXTS)
+    assert np.abs(run(tmp_path, [*TEXTS], "embed", "packed") - cased).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"query_length": 8},
+        {"processing_kwargs": {"text": {"truncation": False}}},
+        {"tokenizer_args": {"tokenizer_file": "/etc/passwd"}},
+    ],
+)
+def test_what_changes_tokens_and_is_not_implemented_is_refused(tmp_path: Path, stated: dict[str, Any]) -> None:
+    save_tokenizer(write_modules(tmp_path), "bert")
+    write_json(tmp_path / "sentence_bert_config.json", stated)
+    with pytest.raises(TokenizerError, match="not implemented"):
+        Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bert", "bert, cased by its options", "bert, cut on the left", "bert, accents kept"])
+def test_the_options_of_the_tokenizer_count(tmp_path: Path, kind: str) -> None:
+    save_tokenizer(write_modules(tmp_path), kind)
+    save_encoder(tmp_path, "bert", vocab_size=VOCAB)
+    assert_embeds_as_sentence_transformers(tmp_path, TEXTS, ("packed", "padded"))
+
+
+PADDED = ["a <pad> card", "<pad>", "<pad><pad> the card <pad>", "a [PAD] card", "the card"]
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert", "mpnet", "bert"])
+def test_a_pad_token_in_a_text_has_the_position_that_transformers_gives_it(tmp_path: Path, family: str) -> None:
+    save_tokenizer(write_modules(tmp_path), family)
+    save_encoder(tmp_path, family, vocab_size=VOCAB)
+    assert_embeds_as_sentence_transformers(tmp_path, PADDED, ("packed", "padded"))
+
+
+def test_a_text_full_of_pad_tokens_may_have_as_many_as_the_limit(tmp_path: Path) -> None:
+    save_tokenizer(write_modules(tmp_path), "roberta")
+    save_encoder(tmp_path, "roberta", vocab_size=VOCAB)
+    edit(tmp_path / "tokenizer_config.json", model_max_length=130)
+    assert_embeds_as_sentence_transformers(tmp_path, ["<pad>" * 200, "card" * 200, "card<pad>" * 100])
+
+
+PAIRS: list[Text] = [("where is my card", "the card is a card"), ("a", "card"), ("The Card " * 9, "a " * 9)]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("bert", "bert"),
+        ("bert", "bert, without types"),
+        ("bert", "backend"),
+        ("bert", "backend with types"),
+        ("roberta", "roberta with a tokenizer of bert"),
+        ("roberta", "backend"),
+        ("roberta", "roberta"),
+        ("distilbert", "bert"),
+        ("electra", "electra"),
+    ],
+)
+def test_pairs_score_as_in_cross_encoder(tmp_path: Path, family: str, kind: str) -> None:
+    save_tokenizer(tmp_path, kind)
+    save_classifier(tmp_path, family, vocab_size=VOCAB, num_labels=1)
+    reference = CrossEncoder(str(tmp_path), device="cpu", local_files_only=True)
+    expected = np.concatenate([reference.predict([pair]) for pair in PAIRS])
+    for engine in ("packed", "padded"):
+        np.testing.assert_allclose(run(tmp_path, PAIRS, "rerank", engine)[:, 0], expected, atol=2e-5)

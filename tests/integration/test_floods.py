@@ -1,0 +1,123 @@
+"""Very many records at fault in one small batch: others are answered meanwhile, and little is written about them."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+import aiokafka.producer.message_accumulator as accumulator
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer.wire.codec import encode_request
+from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC, SOURCE
+from penstock.producer.wire.joint_letters import decode_letter_records, is_joint
+from penstock.producer.wire.messages import Request, join_tokens
+from penstock.producer.wire.topics import dead_letter_topic, request_topic
+from tests.integration.test_worker_hostile import RawName
+
+NUM_RECORDS = int(os.environ.get("FLOOD_RECORDS", "40000"))  # 500,000 take 0.7 MB, and this test a minute
+MOST_WRITTEN = 8  # times what came in
+DELAY_MS = 1000
+MOST_DELAYED = 20  # requests: a machine that stands still delays those that are under way
+
+
+async def send_flood(kafka: KafkaBroker, topic: str) -> int:
+    """Send empty records in one batch of partition 0, the first with a header name that is not UTF-8.
+
+    Returns the bytes of the batch.
+    """
+    producer = AIOKafkaProducer(
+        bootstrap_servers=kafka.bootstrap_servers, compression_type="gzip", max_batch_size=1 << 28
+    )
+    async with producer:
+        await producer.partitions_for(topic)
+
+        def build() -> Any:
+            batch = producer.create_batch()
+            for index in range(NUM_RECORDS):
+                batch.append(timestamp=1, key=None, value=b"", headers=[] if index else [(RawName("x\xff"), b"1")])
+            batch.close()
+            return batch
+
+        batch = await asyncio.to_thread(build)
+        await (await producer.send_batch(batch, topic, partition=0))
+        return len(batch._buffer)
+
+
+async def test_a_flood_of_empty_records_holds_up_no_other_partition_and_multiplies_nothing(
+    kafka: KafkaBroker,
+    unique: Callable[[str], str],
+    start_worker: Callable[..., Any],
+    committed: Callable[[KafkaBroker, str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, replies = unique("flood"), unique("penstock.replies.")
+    topic, group = request_topic(model), f"penstock.{model}"
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await admin.start()
+    await admin.create_topics([NewTopic(topic, 4, 1, topic_configs={"message.timestamp.type": "LogAppendTime"})])
+    await admin.close()
+    worker = start_worker(kafka, served_name=model, partitions=4)
+    await worker.ready()
+    value = encode_request(Request(model, "embed", join_tokens([[1, 2]])))
+    written_at: dict[bytes, int] = {}  # in Unix ms: when the broker had the request
+    answered_at: dict[bytes, int] = {}  # when the worker made the answer
+    is_over = asyncio.Event()
+    producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
+    consumer = AIOKafkaConsumer(replies, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+
+    async def ask_neighbours() -> None:
+        while not is_over.is_set():
+            name = b"%d" % len(written_at)
+            headers = [(REPLY_TOPIC, replies.encode()), (CORRELATION_ID, name)]
+            partition = 1 + len(written_at) % 3
+            written = await producer.send_and_wait(topic, value, partition=partition, headers=headers)
+            written_at[name] = written.timestamp
+            await asyncio.sleep(0.02)
+
+    async def take_replies() -> None:
+        async for record in consumer:
+            answered_at[dict(record.headers)[CORRELATION_ID]] = record.timestamp
+
+    async with producer:
+        await producer.partitions_for(replies)  # creates it
+        async with consumer:
+            with monkeypatch.context() as patch:
+                patch.setattr(accumulator, "DefaultRecordBatchBuilder", _DefaultRecordBatchBuilderPy)
+                asking, taking = asyncio.create_task(ask_neighbours()), asyncio.create_task(take_replies())
+                num_bytes = await send_flood(kafka, topic)
+            async with asyncio.timeout(120):
+                while (await committed(kafka, group)).get(TopicPartition(topic, 0), 0) < NUM_RECORDS:  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+            is_over.set()
+            await asking
+            async with asyncio.timeout(60):
+                while len(answered_at) < len(written_at):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            taking.cancel()
+    delays_ms = sorted(answered_at[name] - written for name, written in written_at.items())
+    letters = AIOKafkaConsumer(
+        dead_letter_topic(topic), bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest"
+    )
+    offsets: list[int] = []
+    num_written = num_letters = 0
+    async with letters, asyncio.timeout(60):
+        while len(offsets) < NUM_RECORDS:
+            letter = await letters.getone()
+            num_letters += 1
+            num_written += len(letter.value) + sum(len(name) + len(raw) for name, raw in letter.headers)
+            if is_joint(letter.headers):
+                offsets += [one.offset for one in decode_letter_records(letter.value)]
+            else:  # a record that came alone
+                offsets.append(int(dict(letter.headers)[SOURCE].rpartition(b"-")[2]))
+    p99 = delays_ms[int(0.99 * (len(delays_ms) - 1))]
+    print(f"{num_bytes:,} bytes in, {num_written:,} out in {num_letters:,} letters")
+    print(f"{len(delays_ms)} answers, p50 {delays_ms[len(delays_ms) // 2]}, p99 {p99}, max {delays_ms[-1]} ms")
+    assert sorted(offsets) == list(range(NUM_RECORDS))
+    assert num_written < MOST_WRITTEN * num_bytes
+    assert sum(delay_ms >= DELAY_MS for delay_ms in delays_ms) < MOST_DELAYED
+    assert len(worker.events("partitions_assigned")) == 1  # it has kept its session

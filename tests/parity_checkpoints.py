@@ -1,0 +1,200 @@
+"""Small random checkpoints as people serve them, each of which some reader has taken for another model or tokenizer."""
+
+import json
+import string
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from tests.engine.helpers import randomise, save_encoder, save_tagger, write_json
+
+Make = Callable[[Path], object]
+
+_CHARACTERS = [*string.ascii_letters, *string.digits, *string.punctuation, "é"]
+_WORDS = ["where", "is", "my", "card", "Where", "Is", "##s", "the", "weather", "it", "arrived"]
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_CHARACTERS, *(f"##{one}" for one in _CHARACTERS)]
+VOCABULARY += [word for word in _WORDS if word not in VOCABULARY]
+_SIZE: Mapping[str, Any] = {
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 300,
+    "pad_token_id": 0,
+}
+
+
+def add_tokenizer(directory: Path, **options: Any) -> None:
+    """BERT's WordPiece, as its fast tokenizer is saved."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "vocab.txt").write_text("\n".join(VOCABULARY), encoding="utf-8")
+    make: Any = getattr(transformers, "BertTokenizerFast")  # noqa: B009  # transformers makes the name at run time
+    given = {"model_max_length": 256, "do_lower_case": True, **options}
+    make(vocab=str(directory / "vocab.txt"), **given).save_pretrained(directory)
+    (directory / "vocab.txt").unlink()
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON object; None removes one."""
+    found = json.loads(path.read_text(encoding="utf-8")) | changes
+    write_json(path, {key: value for key, value in found.items() if value is not None})
+
+
+def plain_encoder(directory: Path, **tokenizer: Any) -> None:
+    save_encoder(directory, "bert", **_SIZE)
+    add_tokenizer(directory, **tokenizer)
+
+
+def sentence_encoder(directory: Path, *, pooling: str = "mean", normalize: bool = True, **tokenizer: Any) -> None:
+    """A sentence-transformers directory with prompts."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+    plain_encoder(directory / "plain", **tokenizer)
+    transformer = SentenceTransformer(str(directory / "plain"), device="cpu")[0]
+    modules = [transformer, Pooling(32, pooling), *([Normalize()] if normalize else [])]
+    model = SentenceTransformer(modules=modules, device="cpu", prompts={"query": "where is: ", "document": ""})
+    model.save(str(directory))
+
+
+def classifier(directory: Path, *, num_labels: int = 3, **config: Any) -> None:
+    auto: Any = transformers.AutoModelForSequenceClassification
+    model = auto.from_config(transformers.BertConfig(**{**_SIZE, "num_labels": num_labels, **config})).eval()
+    randomise(model)
+    model.save_pretrained(directory)
+    add_tokenizer(directory)
+
+
+def tagger(directory: Path) -> None:
+    save_tagger(directory, "bert", **_SIZE, num_labels=3)
+    add_tokenizer(directory)
+
+
+def generator(directory: Path) -> None:
+    sizes = {"vocab_size": len(VOCABULARY), "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    model: Any = transformers.T5ForConditionalGeneration(
+        transformers.T5Config.from_dict({**sizes, "decoder_start_token_id": 0})
+    )
+    model.eval()
+    randomise(model)
+    model.save_pretrained(directory)
+    add_tokenizer(directory)
+
+
+SOUND: Mapping[str, Make] = {
+    "encoder": plain_encoder,
+    "sentence encoder": sentence_encoder,
+    "classifier": classifier,
+    "reranker": lambda directory: classifier(directory, num_labels=1),
+    "tagger": tagger,
+    "generator": generator,
+}
+
+
+def _saved(directory: Path, model: Any) -> None:
+    randomise(model)
+    model.eval().save_pretrained(directory)
+    add_tokenizer(directory)
+
+
+def _quantised(directory: Path) -> None:
+    plain_encoder(directory)
+    tensors = load_file(directory / "model.safetensors")
+    whole = {
+        name: (one * 100).to(torch.int8) if name.endswith("dense.weight") else one for name, one in tensors.items()
+    }
+    save_file(whole, directory / "model.safetensors", metadata={"format": "pt"})
+    edit(directory / "config.json", quantization_config={"quant_method": "compressed-tensors"})
+
+
+def _modules(directory: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    sentence_encoder(directory)
+    entries = json.loads((directory / "modules.json").read_text(encoding="utf-8"))
+    write_json(directory / "modules.json", change(entries))
+
+
+def _own_class(directory: Path) -> None:
+    _modules(
+        directory, lambda entries: [entries[0], entries[1] | {"type": "own_package.attention.Pooling"}, entries[2]]
+    )
+
+
+def _no_pooling(directory: Path) -> None:
+    _modules(directory, lambda entries: [entries[0], entries[2]])
+
+
+def _late_interaction(directory: Path) -> None:
+    _modules(directory, lambda entries: entries[:1])
+    edit(directory / "config_sentence_transformers.json", model_type="ColBERT")
+
+
+def _causal(directory: Path) -> None:
+    size = {**_SIZE, "num_key_value_heads": 2, "head_dim": 8}
+    _saved(directory, transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**size)))
+
+
+def _masked(directory: Path) -> None:
+    _saved(directory, transformers.BertForMaskedLM(transformers.BertConfig(**_SIZE)))
+
+
+def _encoder_decoder(directory: Path) -> None:
+    config = transformers.UMT5Config(vocab_size=len(VOCABULARY), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    _saved(directory, transformers.UMT5ForConditionalGeneration(config))
+
+
+def _old_limit(directory: Path) -> None:
+    sentence_encoder(directory)
+    (directory / "sentence_bert_config.json").unlink(missing_ok=True)
+    write_json(directory / "sentence_roberta_config.json", {"max_seq_length": 8, "do_lower_case": False})
+
+
+def _longer_limit(directory: Path) -> None:
+    sentence_encoder(directory, model_max_length=8)
+    write_json(directory / "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": False})
+
+
+def _lower_case(directory: Path) -> None:
+    sentence_encoder(directory, do_lower_case=False)
+    write_json(directory / "sentence_bert_config.json", {"max_seq_length": 128, "do_lower_case": True})
+
+
+def _without_types(directory: Path) -> None:
+    classifier(directory, num_labels=1)
+    edit(directory / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+
+
+def _cut_on_the_left(directory: Path) -> None:
+    classifier(directory)
+    edit(directory / "tokenizer_config.json", truncation_side="left", model_max_length=16)
+
+
+def _pads_in_texts(directory: Path) -> None:
+    """RoBERTa's positions: a pad inside a text has none."""
+    config = transformers.RobertaConfig(**{**_SIZE, "max_position_embeddings": 302, "type_vocab_size": 1})
+    model: Any = transformers.RobertaModel(config)
+    model.eval()
+    randomise(model)
+    model.save_pretrained(directory)
+    add_tokenizer(directory, model_input_names=["input_ids", "attention_mask"])
+
+
+MISTAKEN: Mapping[str, Make] = {
+    "int8 weights": _quantised,
+    "a module of another package": _own_class,
+    "no pooling": _no_pooling,
+    "late interaction": _late_interaction,
+    "a causal language model": _causal,
+    "a masked language model": _masked,
+    "an encoder-decoder of another family": _encoder_decoder,
+    "an old name of the limit": _old_limit,
+    "a limit above the tokenizer's": _longer_limit,
+    "do_lower_case beside the tokenizer": _lower_case,
+    "no token types": _without_types,
+    "cut on the left": _cut_on_the_left,
+    "pads inside texts": _pads_in_texts,
+}

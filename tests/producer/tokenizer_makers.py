@@ -1,0 +1,134 @@
+"""Small tokenizers of many kinds, saved by transformers, some with options that their tokenizer.json does not have."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import transformers
+
+Make = Callable[[Path], None]
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCÉéöß中."
+_WORDS = ["the", "card", "Card", "where", "is", "my", "étude", "etude", "a", "<b>"]
+_CONTINUED = [f"##{letter}" for letter in _LETTERS]
+
+
+def _edit(directory: Path, name: str = "tokenizer_config.json", **changes: Any) -> None:
+    path = directory / name
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    kept = {key: value for key, value in (content | changes).items() if value is not ...}
+    path.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def _word_piece(kind: str, model_type: str, first: list[str], **options: Any) -> Make:
+    def make(directory: Path) -> None:
+        vocabulary = {word: i for i, word in enumerate(dict.fromkeys([*first, *_LETTERS, *_CONTINUED, *_WORDS]))}
+        getattr(transformers, kind)(vocab=vocabulary, model_max_length=12).save_pretrained(directory)
+        _edit(directory, **options)
+        _edit(directory, "config.json", model_type=model_type)
+
+    return make
+
+
+def _bert(model_type: str = "bert", **options: Any) -> Make:
+    return _word_piece("BertTokenizer", model_type, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], **options)
+
+
+def _byte_pairs(model_type: str, **options: Any) -> Make:
+    def make(directory: Path) -> None:
+        alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        merges = [("c", "a"), ("r", "d"), ("ca", "rd"), ("Ġ", "card"), ("Ġ", "t"), ("h", "e")]
+        words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *alphabet, *("".join(merge) for merge in merges)]
+        kind: Any = transformers.RobertaTokenizer
+        kind(vocab={word: i for i, word in enumerate(words)}, merges=merges, model_max_length=12).save_pretrained(
+            directory
+        )
+        _edit(directory, **options)
+        _edit(directory, "config.json", model_type=model_type)
+
+    return make
+
+
+def _unigram(kind: str, model_type: str, first: list[str], **options: Any) -> Make:
+    def make(directory: Path) -> None:
+        words = dict.fromkeys([*first, "▁", *_LETTERS, *(f"▁{word}" for word in _WORDS)])
+        vocabulary = [(word, 0.0 if i < len(first) else -1.0 - i / 50) for i, word in enumerate(words)]
+        getattr(transformers, kind)(vocab=vocabulary, model_max_length=12).save_pretrained(directory)
+        _edit(directory, **options)
+        _edit(directory, "config.json", model_type=model_type)
+
+    return make
+
+
+def _then(make: Make, change: Callable[[Path], None]) -> Make:
+    def both(directory: Path) -> None:
+        make(directory)
+        change(directory)
+
+    return both
+
+
+def _backend(**options: Any) -> Make:
+    return _then(_bert(), lambda path: _edit(path, tokenizer_class="PreTrainedTokenizerFast", **options))
+
+
+def _added_in_a_file(path: Path) -> None:
+    _edit(path, added_tokens_decoder=...)
+    _edit(path, "added_tokens.json", **{"zq zq": 106, "<q>": 107})
+
+
+def _without(path: Path, *names: str) -> None:
+    for name in names:
+        (path / name).unlink(missing_ok=True)
+
+
+def _as_older_files(path: Path) -> None:
+    words = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    (path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    _without(path, "tokenizer.json")
+
+
+_TOKEN = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False, "special": False}
+
+
+def _added_in_the_options(path: Path) -> None:
+    options = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    file = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+    stated = {str(token.pop("id")): token for token in file["added_tokens"]}
+    stated[str(1 + max(file["model"]["vocab"].values()))] = _TOKEN | {"content": "cardcard"}
+    _edit(path, **(options | {"added_tokens_decoder": stated}))
+
+
+MAKERS: dict[str, Make] = {
+    "bert": _bert(),
+    "bert, cased by its options": _bert(do_lower_case=False),
+    "bert, accents kept": _bert(strip_accents=False),
+    "bert, cased, accents stripped": _bert(do_lower_case=False, strip_accents=True),
+    "bert, Chinese words whole": _bert(tokenize_chinese_chars=False),
+    "bert, cut on the left": _bert(truncation_side="left"),
+    "bert, without types": _bert(model_input_names=["input_ids", "attention_mask"]),
+    "bert, other special tokens": _bert(sep_token="[MASK]", mask_token="<m>"),
+    "bert, a token in added_tokens_decoder": _then(_bert(), _added_in_the_options),
+    "bert, tokens in added_tokens.json": _then(_bert(), _added_in_a_file),
+    "bert, vocab.txt alone": _then(_bert(), _as_older_files),
+    "bert, tokenizer.json alone": _then(_bert(), lambda path: _without(path, "tokenizer_config.json", "config.json")),
+    "bert, no options": _then(_bert(), lambda path: _without(path, "tokenizer_config.json")),
+    "backend": _backend(),
+    "backend with types": _backend(model_input_names=["input_ids", "token_type_ids", "attention_mask"]),
+    "backend with an unknown token": _backend(extra_special_tokens=["<q>"]),
+    "distilbert": _bert("distilbert", tokenizer_class="DistilBertTokenizer"),
+    "electra": _bert("electra"),
+    "modernbert": _bert("modernbert"),
+    "mpnet": _word_piece("MPNetTokenizer", "mpnet", ["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "<mask>"]),
+    "roberta": _byte_pairs("roberta"),
+    "roberta with a prefixed space": _byte_pairs("roberta", add_prefix_space=True),
+    "roberta with a tokenizer of bert": _bert("roberta", model_input_names=["input_ids", "attention_mask"]),
+    "bart, cut on the left": _byte_pairs("bart", truncation_side="left"),
+    "xlm-roberta": _unigram("XLMRobertaTokenizer", "xlm-roberta", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]),
+    "camembert": _unigram("CamembertTokenizer", "camembert", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]),
+    "albert": _unigram("AlbertTokenizer", "albert", ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]),
+    "deberta-v2": _unigram("DebertaV2Tokenizer", "deberta-v2", ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]),
+    "t5": _unigram("T5Tokenizer", "t5", ["<pad>", "</s>", "<unk>"]),
+}
