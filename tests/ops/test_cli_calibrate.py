@@ -122,11 +122,11 @@ def test_ctrl_c_ends_the_timings_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     engine, path = CutShort(4), tmp_path / "costs.sqlite"
     monkeypatch.setattr(process, "load", lambda settings: engine)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    code, _ = penstock("calibrate", "--model", "any", "--cost-path", str(path))
+    code, _ = penstock("calibrate", "--model", str(tmp_path), "--cost-path", str(path))
     assert code == 130
     assert not engine.went_on
     with pytest.raises(KeyboardInterrupt):
-        process.run_worker(WorkerSettings.model_validate({"model": "any", "cost_path": path}))
+        process.run_worker(WorkerSettings.model_validate({"model": str(tmp_path), "cost_path": path}))
     assert not engine.went_on
 
 

@@ -531,7 +531,8 @@ class TestLocal:
     ) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("JAVA_HOME", raising=False)
-        code, said, _ = penstock("classify", "--local", write_rows(tmp_path / "in.csv", "a"), tmp_path / "out.csv")
+        source = write_rows(tmp_path / "in.csv", "a")
+        code, said, _ = penstock("classify", "--local", "--model", "org/m", source, tmp_path / "out.csv")
         assert code == 1
         assert "Error: A real Kafka broker cannot run here: Java 17 or newer is not installed" in said
         assert instant.num_answered == 0

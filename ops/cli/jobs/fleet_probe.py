@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from aiokafka.errors import GroupCoordinatorNotAvailableError, IncompatibleBrokerVersion, KafkaError
+from aiokafka.errors import GroupCoordinatorNotAvailableError, IncompatibleBrokerVersion, KafkaError, for_code
 
 from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.producer.transport.cluster import KafkaCluster
@@ -43,11 +43,17 @@ async def missing_fleet(settings: FileJobSettings) -> str:
 
 
 async def _described(admin: FailoverAdmin, group: str) -> list[Any] | None:
-    """Ask the group's coordinator, which a new cluster has once it is asked; None: the broker has no such API."""
+    """Ask the group's coordinator; None: the broker has no such API.
+
+    A new cluster chooses a coordinator once it is asked for one, and that answers NOT_COORDINATOR until it has begun.
+    """
     while True:
         try:
-            return [one for answer in await admin.describe_consumer_groups([group]) for one in answer.groups]
+            groups = [one for answer in await admin.describe_consumer_groups([group]) for one in answer.groups]
+            if not any(error and for_code(error).retriable for error, *_ in groups):
+                return groups
         except IncompatibleBrokerVersion:
             return None
         except GroupCoordinatorNotAvailableError:
-            await asyncio.sleep(_RETRY_S)
+            pass
+        await asyncio.sleep(_RETRY_S)
