@@ -20,7 +20,7 @@ from penstock.ops.kafka.ports import ReservedPorts, answers
 from penstock.ops.kafka.server_properties import ONE_NODE, listener_properties
 from penstock.ops.kafka.startup_failure import startup_failure
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
 # For a short life, as in tests and demos: start-up time matters more than peak throughput.
 FAST_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m")

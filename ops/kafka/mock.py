@@ -20,7 +20,7 @@ from typing import Any, Self
 from penstock.ops.kafka.errors import BrokerFailed, BrokerMissing
 from penstock.ops.kafka.forwarder import Forwarder
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 LOG_ERRORS_ONLY = 3  # syslog severity; the mock announces itself at 5 (notice)
 
 

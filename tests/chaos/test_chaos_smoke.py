@@ -59,7 +59,6 @@ def test_a_member_is_killed_among_the_faults_that_must_come(settings: ChaosSetti
 
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.timeout(420)  # together three and a half minutes on two free cores, of which 144 s are load
 @pytest.mark.parametrize("settings", [AT_LEAST_ONCE, EXACTLY_ONCE], ids=lambda settings: settings.delivery)
 def test_no_fault_loses_or_falsifies_a_request(settings: ChaosSettings, tmp_path: Path) -> None:
     report = run_chaos(settings, print, tmp_path / "worker.log")

@@ -70,7 +70,7 @@ async def test_what_a_future_cannot_carry_arrives_as_an_engine_error(error: Base
 
 
 async def test_as_many_batches_run_at_once_as_there_are_lanes() -> None:
-    barrier = threading.Barrier(3, timeout=60)
+    barrier = threading.Barrier(3, timeout=300)
     lanes = EngineLanes(ScriptedEngine(lambda: (barrier.wait(), None)[1]), 3)
     await asyncio.gather(*(lanes.submit(BATCH) for _ in range(3)))  # a broken barrier would raise
     await lanes.close()
@@ -237,7 +237,7 @@ async def test_a_lane_that_waits_for_the_device_or_for_a_batch_uses_no_cpu() -> 
     engine = Pipelined()
     lanes = EngineLanes(engine)
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("engine-")]
-    assert await asyncio.to_thread(engine.idled.acquire, timeout=60)
+    assert await asyncio.to_thread(engine.idled.acquire, timeout=300)
     before = switches_of(threads)
     await asyncio.sleep(0.1)  # without a batch
     first = lanes.submit(a_batch(1))
@@ -260,7 +260,7 @@ async def test_idle_work_is_done_only_while_nothing_is_underway() -> None:
     engine.may_end.release(4)
     await asyncio.gather(*(lanes.submit(a_batch(length)) for length in (1, 2, 3, 4)))
     while len(engine.started) > engine.num_ended or not engine.underway_when_idle:
-        assert await asyncio.to_thread(engine.idled.acquire, timeout=60)
+        assert await asyncio.to_thread(engine.idled.acquire, timeout=300)
     await lanes.close()
     assert set(engine.underway_when_idle) == {0}
 
@@ -269,7 +269,7 @@ async def test_idle_work_goes_on_until_none_is_left() -> None:
     engine = Pipelined(next_idle_s=0.0)
     lanes = EngineLanes(engine)
     for _ in range(5):
-        assert await asyncio.to_thread(engine.idled.acquire, timeout=60)
+        assert await asyncio.to_thread(engine.idled.acquire, timeout=300)
     engine.may_end.release()
     assert (await lanes.submit(a_batch(1))).device_s == 1.0
     await lanes.close()
@@ -278,7 +278,7 @@ async def test_idle_work_goes_on_until_none_is_left() -> None:
 async def test_a_lane_survives_idle_work_that_asks_for_time_in_the_past() -> None:
     engine = Pipelined(next_idle_s=-1.0)
     lanes = EngineLanes(engine)
-    assert await asyncio.to_thread(engine.idled.acquire, timeout=60)
+    assert await asyncio.to_thread(engine.idled.acquire, timeout=300)
     engine.may_end.release()
     await asyncio.wait_for(lanes.submit(a_batch(1)), 60)
     await lanes.close()

@@ -20,7 +20,7 @@ from tests.engine.generation.helpers import expected, save_seq2seq, sources
 from tests.gpu.test_generation import WIDE, log_probabilities
 from tests.gpu.test_worker_command import READY_S, WORKER, events
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 VOCAB, WIDTH = 40, 64

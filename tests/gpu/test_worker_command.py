@@ -29,7 +29,6 @@ def events(log: Path, name: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("device", "given", "max_tokens", "max_sequences"),
     [
@@ -79,7 +78,6 @@ async def test_a_worker_answers_a_burst_in_batches_up_to_its_caps_and_drains(
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
 async def test_the_command_alone_starts_members_on_the_gpu(tmp_path: Path) -> None:
     """Five where there are cores for them. All join and drain, and each that has a partition answers."""
     num_members = min(5, len(os.sched_getaffinity(0)) // 2)

@@ -67,7 +67,7 @@ class WorkerProcess:
         events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [event for event in events if name is None or event["event"] == name]
 
-    async def event(self, name: str, timeout_s: float = 60.0, **values: Any) -> Event:
+    async def event(self, name: str, timeout_s: float = 300.0, **values: Any) -> Event:
         """Wait for the first event called `name` that holds `values`."""
         return await self.until(
             lambda: next((e for e in self.events(name) if values.items() <= e.items()), None), name, timeout_s
@@ -78,7 +78,7 @@ class WorkerProcess:
         await self.event("partitions_assigned")
         return self
 
-    async def exit_code(self, timeout_s: float = 60.0) -> int:
+    async def exit_code(self, timeout_s: float = 300.0) -> int:
         """Wait for the end of the process. Returns the exit code."""
         return await asyncio.to_thread(self.process.wait, timeout_s)
 
@@ -138,7 +138,7 @@ def kafka() -> Iterator[KafkaBroker]:
 @pytest.fixture(autouse=True)
 def patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls without a timeout of their own outlast a machine that stands still, and the start of a worker."""
-    monkeypatch.setenv("PENSTOCK_TIMEOUT_S", "100")
+    monkeypatch.setenv("PENSTOCK_TIMEOUT_S", "300")
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def post(unique: Callable[[str], str]) -> Post:
                     headers.append((DEADLINE_MS, b"%d" % int((time.time() + timeout_s) * 1000)))
                 await producer.send_and_wait(topic, value, headers=headers)
         consumer = AIOKafkaConsumer(replies, bootstrap_servers=servers, auto_offset_reset="earliest")
-        async with consumer, asyncio.timeout(60):
+        async with consumer, asyncio.timeout(300):
             while len(answers) < len(requests):
                 record = await consumer.getone()
                 answers[dict(record.headers)[CORRELATION_ID]] = msgpack.unpackb(record.value)

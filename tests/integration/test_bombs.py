@@ -95,13 +95,13 @@ async def test_bombs_become_dead_letters_and_other_partitions_are_answered_meanw
             taking = asyncio.create_task(take_replies())
             await send_bombs(kafka, topic, 0)
             num_bombs = COPIES * len(BOMBS)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while (await committed(kafka, f"penstock.{model}")).get(TopicPartition(topic, 0), 0) < num_bombs:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
             await ask(0)
             is_over.set()
             await asking
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await taking
     grown = peak_bytes(worker.process.pid) - before
     delays_ms = [answered_at[name] - written for name, written in written_at.items()]
@@ -115,7 +115,7 @@ async def test_bombs_become_dead_letters_and_other_partitions_are_answered_meanw
     letters = AIOKafkaConsumer(
         dead_letter_topic(topic), bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest"
     )
-    async with letters, asyncio.timeout(60):
+    async with letters, asyncio.timeout(300):
         kept = [dict((await letters.getone()).headers) for _ in range(num_bombs)]
     assert {letter["penstock-source"] for letter in kept} == {f"{topic}-0-{n}".encode() for n in range(num_bombs)}
     assert all(b"unpacks to more than" in letter["penstock-error-message"] for letter in kept)
@@ -129,7 +129,7 @@ async def test_a_client_skips_bombs_on_its_reply_partition(
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
         await producer.partitions_for(replies)
     settings = {"bootstrap_servers": kafka.bootstrap_servers, "model": model, "reply_topic": replies}
-    async with Client(**settings, timeout_s=100) as client:  # type: ignore[arg-type]
+    async with Client(**settings, timeout_s=300) as client:  # type: ignore[arg-type]
         await worker.ready()
         with capture_logs() as logs:
             await send_bombs(kafka, replies, client._exchange._inbox.partition)

@@ -152,7 +152,7 @@ async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, uniqu
 
         async def take(count: int) -> list[tuple[str, bytes | None]]:
             taken.clear()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while len(taken) < count:
                     await reader.poll(100)
             return sorted(taken)

@@ -22,7 +22,7 @@ async def test_thousands_of_single_calls_share_records_and_each_gets_its_own(
 ) -> None:
     model = unique("batching")
     worker = start_worker(kafka, served_name=model)
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300) as client:
         await worker.ready()
 
         async def ask(n: int) -> Any:
@@ -45,7 +45,7 @@ async def test_sequences_whose_reply_is_too_large_for_the_worker_come_in_several
     model = unique("large")
     worker = start_worker(kafka, served_name=model, max_reply_bytes=1024, max_sequences=1024)  # 64 rows of 4 floats
     async with Client(
-        bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60, sequences_per_record=256
+        bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300, sequences_per_record=256
     ) as client:
         await worker.ready()
         vectors = await client.embed(ids=[[n, 1] for n in range(1000)])

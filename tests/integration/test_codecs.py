@@ -29,7 +29,7 @@ async def test_records_of_every_compression_are_answered(
             await producer.send_and_wait(request_topic(model), value, partition=0, headers=headers)
     answers: dict[bytes, Any] = {}
     consumer = AIOKafkaConsumer(replies, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
-    async with consumer, asyncio.timeout(60):
+    async with consumer, asyncio.timeout(300):
         while len(answers) < len(CODECS):
             record = await consumer.getone()
             answers[dict(record.headers)[CORRELATION_ID]] = msgpack.unpackb(record.value)

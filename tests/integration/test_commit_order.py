@@ -53,7 +53,7 @@ async def test_nothing_is_committed_before_its_reply_is_acknowledged(
         async def receive(reply_topic: str, count: int) -> list[bytes]:
             consumer.assign([TopicPartition(reply_topic, p) for p in range(4)])
             await consumer.seek_to_beginning()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 return [dict((await consumer.getone()).headers)["kafka_correlationId"] for _ in range(count)]
 
         # Partition 0: answered, late, answered. Partition 1: answered.
@@ -66,7 +66,7 @@ async def test_nothing_is_committed_before_its_reply_is_acknowledged(
 
         async def offsets(want: dict[int, int]) -> None:
             """Wait until these are committed."""
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while await found() != want:  # noqa: ASYNC110 — the broker announces no commit
                     await asyncio.sleep(0.1)
 
@@ -130,7 +130,7 @@ async def test_a_reply_is_sent_then_acknowledged_then_its_offset_is_committed(
     await outbox.start()
     await consumer.start()
     committing = asyncio.create_task(committer.run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not taken:
             await consumer.poll(100)
         [record] = ledger.admit(taken)

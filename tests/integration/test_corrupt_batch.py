@@ -44,7 +44,7 @@ async def test_a_batch_that_the_disk_has_spoilt_is_skipped_to_a_dead_letter(
     worker = start_worker(broker, served_name=MODEL, partitions=1)
     topics = (REPLIES, dead_letter_topic(topic))
     consumer = AIOKafkaConsumer(*topics, bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest")
-    async with consumer, asyncio.timeout(60):
+    async with consumer, asyncio.timeout(300):
         records = [await consumer.getone() for _ in range(3)]
     answers = {dict(record.headers)[CORRELATION_ID]: record.value for record in records if record.topic == REPLIES}
     assert answers.keys() == {b"0", b"2"}

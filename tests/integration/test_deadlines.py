@@ -83,7 +83,7 @@ async def test_requests_that_would_be_late_are_rejected_and_admitted_ones_are_in
             before = await Counts.of(worker)
             asked = [client.embed(ids=[ids(200 * attempt + number)], timeout_s=2.0) for number in range(40)]
             outcomes = await asyncio.gather(*map(outcome, asked))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while await metric(worker, "penstock_unfinished_records"):  # noqa: ASYNC110 — there is no event
                     await asyncio.sleep(0.1)
             after = await Counts.of(worker)

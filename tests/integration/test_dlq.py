@@ -65,7 +65,7 @@ class Desk:
     async def read(self, topic: str, count: int) -> list[Any]:
         """The first records of a topic, by partition and offset."""
         consumer = AIOKafkaConsumer(bootstrap_servers=self.broker.bootstrap_servers, auto_offset_reset="earliest")
-        async with consumer, asyncio.timeout(60):
+        async with consumer, asyncio.timeout(300):
             consumer.assign([TopicPartition(topic, p) for p in range(8 if topic.endswith("letter") else 4)])
             found = [await consumer.getone() for _ in range(count)]
         return sorted(found, key=lambda record: (record.partition, record.offset))

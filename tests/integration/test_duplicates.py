@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import OffsetAndMetadata
@@ -35,7 +34,7 @@ async def replies(kafka: KafkaBroker, topics: list[str], until: int) -> Counter[
     """How often each request was answered, once there are `until` answers and nothing more comes."""
     found: Counter[int] = Counter()
     async with AIOKafkaConsumer(*topics, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest") as c:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while found.total() < until:
                 found[int(dict((await c.getone()).headers)["kafka_correlationId"])] += 1
         while more := await c.getmany(timeout_ms=1000):
@@ -57,7 +56,6 @@ async def group_commit(kafka: KafkaBroker, group: str, source: TopicPartition) -
         await admin.close()
 
 
-@pytest.mark.timeout(180)
 async def test_a_member_killed_behind_a_slow_head_of_line_leaves_one_duplicate(
     kafka: KafkaBroker,
     unique: Callable[[str], str],
@@ -77,7 +75,7 @@ async def test_a_member_killed_behind_a_slow_head_of_line_leaves_one_duplicate(
             await producer.partitions_for(reply_topic)  # creates it
         await send(producer, topic, model, [0], late)
         await send(producer, topic, model, list(range(1, BEHIND + 1)), free)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while True:
                 commit = await group_commit(kafka, group, source)
                 if commit and len(finished_beyond(commit)) == BEHIND:
@@ -98,7 +96,6 @@ async def test_a_member_killed_behind_a_slow_head_of_line_leaves_one_duplicate(
     assert (await committed(kafka, group))[source] == BEHIND + 2
 
 
-@pytest.mark.timeout(180)
 async def test_a_member_that_slept_through_its_eviction_finishes_nothing_that_others_have_answered(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -109,7 +106,7 @@ async def test_a_member_that_slept_through_its_eviction_finishes_nothing_that_ot
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
         await producer.partitions_for(reply_topic)
         await send(producer, topic, model, list(range(60)), reply_topic)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while await group_commit(kafka, group, TopicPartition(topic, 0)) is None:  # noqa: ASYNC110 — it asks
                 await asyncio.sleep(0.1)  # the mark of its owner, which is committed before a record runs
         os.kill(zombie.process.pid, signal.SIGSTOP)
@@ -159,7 +156,7 @@ async def test_a_broker_that_takes_no_metadata_gets_the_offset_alone(
             await send(producer, topic, model, [1], "penstock.replies.late")
             await send(producer, topic, model, [2], "penstock.replies")
             await worker.event("commit_metadata_refused")
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 commit = await group_commit(broker, group, TopicPartition(topic, 0))
                 while commit is None or commit.offset == 0:  # the first commit marks the partition
                     await asyncio.sleep(0.1)

@@ -74,7 +74,7 @@ class Pipeline:
         )
         async with reader:
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(300):
                     while len(found) < until:
                         some = await reader.getmany(timeout_ms=500)
                         found.update(number(one) for records in some.values() for one in records)
@@ -139,7 +139,6 @@ async def test_replies_and_offsets_are_committed_together(
         assert worker.events("transaction_failed") == []
 
 
-@pytest.mark.timeout(180)
 async def test_a_member_killed_mid_load_loses_nothing_and_answers_nothing_twice(
     kafka: KafkaBroker, unique: Unique, start: StartWorker
 ) -> None:
@@ -156,7 +155,6 @@ async def test_a_member_killed_mid_load_loses_nothing_and_answers_nothing_twice(
         assert second.events("partition_fenced") == []
 
 
-@pytest.mark.timeout(180)
 async def test_a_member_that_slept_through_its_eviction_publishes_nothing_that_others_have_answered(
     kafka: KafkaBroker, unique: Unique, start: StartWorker
 ) -> None:
@@ -235,7 +233,6 @@ async def test_a_topic_that_takes_no_replies_does_not_stop_its_partition(
         assert await line.answers("read_committed", letters, until=4) == dict.fromkeys([4, 5, 6, 7], 1)
 
 
-@pytest.mark.timeout(180)
 async def test_a_broker_that_restarts_costs_no_answer_and_doubles_none(unique: Unique, start: StartWorker) -> None:
     with KafkaBroker(num_partitions=PARTITIONS) as broker:
         async with pipeline(broker, unique, "outage") as line:
@@ -283,7 +280,7 @@ async def test_once_commits_all_and_exits(
         await line.producer.partitions_for(line.topic)
         await line.send(100)
         worker = start(line, once=True)
-        assert await worker.exit_code(60) == 0
+        assert await worker.exit_code() == 0
         assert sum((await committed(kafka, line.group)).values()) == 100
         await line.assert_exactly_once()
 
@@ -309,7 +306,7 @@ async def test_once_ends_behind_an_upstream_transaction(kafka: KafkaBroker, uniq
             await upstream.begin_transaction()
             await line.send(20)
             await upstream.commit_transaction()
-            assert await start(line, once=True).exit_code(60) == 0
+            assert await start(line, once=True).exit_code() == 0
             await line.assert_exactly_once()
 
 
@@ -317,7 +314,7 @@ async def test_a_timeout_beyond_the_brokers_bound_is_named(unique: Unique, start
     with KafkaBroker(num_partitions=PARTITIONS, config={"transaction.max.timeout.ms": "5000"}) as broker:
         async with pipeline(broker, unique, "bound") as line:
             worker = start(line)
-            assert await worker.exit_code(60) != 0
+            assert await worker.exit_code() != 0
             assert "transaction.max.timeout.ms" in worker.tail()
 
 
@@ -344,7 +341,6 @@ async def test_a_reply_that_its_topic_does_not_take_is_refused_and_the_others_ar
         assert letters == {50: 1}
 
 
-@pytest.mark.timeout(180)
 async def test_a_transaction_without_a_successor_holds_up_readers_for_no_longer_than_its_timeout(
     kafka: KafkaBroker, unique: Unique
 ) -> None:

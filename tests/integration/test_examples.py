@@ -28,8 +28,6 @@ CLIENTS = {
 
 BUILD_S = 360.0  # the first build downloads its dependencies
 
-pytestmark = pytest.mark.timeout(BUILD_S + 60)
-
 
 @pytest.fixture(scope="module")
 def servers(kafka: KafkaBroker, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -53,7 +51,9 @@ def expected(servers: str) -> str:
     return "".join(asyncio.run(lines()))
 
 
-def run(command: list[str], folder: Path, stdin: str = "", timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(
+    command: list[str], folder: Path, stdin: str = "", timeout_s: float = 300.0
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, input=stdin, capture_output=True, text=True, timeout=timeout_s)
 
 

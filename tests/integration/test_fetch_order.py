@@ -55,7 +55,7 @@ async def _online_in_first_fetch(kafka: KafkaBroker, online: str, bulk: str, num
     )
     Committer(OffsetTracker(), reader)
     await reader.start()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not taken:
             await reader.poll(100)
     await reader.stop(10.0)

@@ -90,12 +90,12 @@ async def test_a_flood_of_empty_records_holds_up_no_other_partition_and_multipli
                 patch.setattr(accumulator, "DefaultRecordBatchBuilder", _DefaultRecordBatchBuilderPy)
                 asking, taking = asyncio.create_task(ask_neighbours()), asyncio.create_task(take_replies())
                 num_bytes = await send_flood(kafka, topic)
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(300):
                 while (await committed(kafka, group)).get(TopicPartition(topic, 0), 0) < NUM_RECORDS:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
             is_over.set()
             await asking
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while len(answered_at) < len(written_at):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             taking.cancel()
@@ -105,7 +105,7 @@ async def test_a_flood_of_empty_records_holds_up_no_other_partition_and_multipli
     )
     offsets: list[int] = []
     num_written = num_letters = 0
-    async with letters, asyncio.timeout(60):
+    async with letters, asyncio.timeout(300):
         while len(offsets) < NUM_RECORDS:
             letter = await letters.getone()
             num_letters += 1

@@ -37,7 +37,7 @@ def embed(*arguments: str | Path, folders: Path | None = None) -> subprocess.Pop
     )
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 300.0) -> None:
     ends = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < ends
@@ -94,7 +94,7 @@ def test_a_job_that_is_ended_leaves_no_process_and_no_data(
     below = descendants(job.pid)
     kept = sorted(path.name[:15] for path in folders.glob("penstock-*"))
     job.send_signal(number)
-    said, _ = job.communicate(timeout=60)
+    said, _ = job.communicate(timeout=300)
     assert len(below) >= NUM_PROCESSES, said
     assert kept == ["penstock-kafka-", "penstock-local-"]
     assert job.returncode == (-number if number == signal.SIGKILL else 128 + number), said
@@ -109,7 +109,7 @@ def test_a_job_that_is_ended_leaves_no_process_and_no_data(
 
 def test_a_worker_that_cannot_start_is_an_error_of_one_sentence(source: Path, tmp_path: Path) -> None:
     job = embed("--model", tmp_path / "no-such-checkpoint", source, tmp_path / "out.csv")
-    said, _ = job.communicate(timeout=90)
+    said, _ = job.communicate(timeout=300)
     assert job.returncode == 1
     last = said.splitlines()[-1]
     assert last.startswith("Error: ")

@@ -36,7 +36,6 @@ async def measured(worker: Any) -> AsyncIterator[None]:
     assert busy < MOST_BUSY, f"The worker used {busy:.0%} of a processor while the broker was away."
 
 
-@pytest.mark.timeout(180)
 async def test_worker_and_client_started_before_the_broker_wait_for_it(
     broker: KafkaBroker, start_worker: StartWorker
 ) -> None:
@@ -48,17 +47,16 @@ async def test_worker_and_client_started_before_the_broker_wait_for_it(
         await asyncio.to_thread(broker.start)
     try:
         await connecting
-        vectors = await client.embed(ids=[[1, 2, 3]], timeout_s=60)
+        vectors = await client.embed(ids=[[1, 2, 3]], timeout_s=300)
         assert vectors.tolist() == [[3, 1, 3, 6]]
     finally:
         await client.close()
 
 
-@pytest.mark.timeout(180)
 async def test_a_broker_killed_in_mid_run_costs_no_answer(broker: KafkaBroker, start_worker: StartWorker) -> None:
     await asyncio.to_thread(broker.start)
     worker = start_worker(broker, served_name=MODEL)
-    async with Client(bootstrap_servers=broker.bootstrap_servers, model=MODEL, timeout_s=90) as client:
+    async with Client(bootstrap_servers=broker.bootstrap_servers, model=MODEL, timeout_s=300) as client:
         await worker.ready()
         calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(1000)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -77,7 +75,6 @@ async def test_a_broker_killed_in_mid_run_costs_no_answer(broker: KafkaBroker, s
     assert len(worker.events()) < 200 + len(worker.events("batch_done"))
 
 
-@pytest.mark.timeout(180)
 async def test_idle_workers_and_clients_log_a_broker_lost_in_mid_run(
     broker: KafkaBroker, start_worker: StartWorker
 ) -> None:
@@ -135,7 +132,6 @@ async def test_closing_a_client_that_waits_for_its_broker_ends_at_once(broker: K
         await connecting
 
 
-@pytest.mark.timeout(180)
 async def test_closing_waits_briefly_for_a_broker_that_takes_no_cancellation(broker: KafkaBroker) -> None:
     """Nobody waits for what is in the outbox then: the request ends at its deadline."""
     await asyncio.to_thread(broker.start)

@@ -89,7 +89,7 @@ async def _send(outbox: Outbox, topic: str, value: bytes) -> KafkaError | None:
 async def _read(broker: KafkaBroker, topic: str, count: int) -> list[bytes | None]:
     values: list[bytes | None] = []
     consumer = AIOKafkaConsumer(topic, bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest")
-    async with consumer, asyncio.timeout(60):
+    async with consumer, asyncio.timeout(300):
         while len(values) < count:
             values.append((await consumer.getone()).value)
         end = (await consumer.end_offsets(consumer.assignment())).values()

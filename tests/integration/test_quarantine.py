@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgpack
-import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
@@ -17,7 +16,6 @@ MAX_DEATHS = 3
 PARTITION = 2  # of the record that kills; the others have good requests alone
 
 
-@pytest.mark.timeout(240)
 async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_are_answered(
     kafka: KafkaBroker,
     unique: Callable[[str], str],
@@ -42,7 +40,7 @@ async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_ar
             await producer.send(topic, value, partition=partition, headers=headers)
         await producer.flush()
         consumer.assign([TopicPartition(replies, p) for p in range(4)])
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(300):
             while len(answers) <= NUM_GOOD:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
                     for record in records:
@@ -54,7 +52,7 @@ async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_ar
         assert len(workers) == MAX_DEATHS + 1
         consumer.assign([TopicPartition(f"{topic}.dead-letter", p) for p in range(8)])
         await consumer.seek_to_beginning()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             letter = await consumer.getone()
         reasons = dict(letter.headers)
         assert msgpack.unpackb(letter.value)["ids"] == struct.pack("<I", KILLER)

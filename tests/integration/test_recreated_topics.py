@@ -40,7 +40,7 @@ class Desk:
 
     async def create(self, topic: str) -> None:
         """Create a topic of one partition; one of that name may still be being deleted."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while True:
                 with contextlib.suppress(TopicAlreadyExistsError):
                     await self.admin.create_topics([NewTopic(topic, 1, 1)])
@@ -69,7 +69,7 @@ class Desk:
         )
         async with reader:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(45):
+                async with asyncio.timeout(300):
                     while len(found) < num:
                         found.append(await reader.getone())
             while more := await reader.getmany(timeout_ms=1000):
@@ -81,7 +81,7 @@ class Desk:
         ids: list[bytes] = []
         servers = self.broker.bootstrap_servers
         options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
-        async with AIOKafkaConsumer(topic, bootstrap_servers=servers, **options) as reader, asyncio.timeout(45):
+        async with AIOKafkaConsumer(topic, bootstrap_servers=servers, **options) as reader, asyncio.timeout(300):
             while len(ids) < num:
                 letter = await reader.getone()
                 records = decode_letter_records(letter.value) if is_joint(letter.headers) else [letter]
@@ -100,7 +100,7 @@ class Desk:
         return (await self.admin.list_consumer_group_offsets(self.group)).get(self.source)
 
     async def until_committed(self, offset: int) -> Any:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while (commit := await self.commit()) is None or commit.offset != offset:  # noqa: ASYNC110 — it asks the broker
                 await asyncio.sleep(0.1)
         return commit
@@ -222,7 +222,7 @@ async def test_a_client_goes_on_when_its_reply_topic_is_recreated(
     async with open_desk(kafka, unique("recreated")) as desk:
         await start_worker(kafka, served_name=desk.model).ready()
         async with Client(
-            bootstrap_servers=kafka.bootstrap_servers, model=desk.model, reply_topic=desk.replies, timeout_s=60
+            bootstrap_servers=kafka.bootstrap_servers, model=desk.model, reply_topic=desk.replies, timeout_s=300
         ) as client:
             for _ in range(20):
                 await client.embed(ids=[[1, 5]])

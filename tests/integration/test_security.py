@@ -207,7 +207,7 @@ async def test_a_worker_answers_with_the_least_privileges(
     secured: KafkaBroker, keys: Keys, model: str, start_worker: StartWorker, of_worker: str, of_client: str
 ) -> None:
     worker = start_worker(secured, served_name=model, **credentials(secured, keys, of_worker, "worker"))
-    async with Client(model=model, timeout_s=60, **credentials(secured, keys, of_client, "client")) as client:
+    async with Client(model=model, timeout_s=300, **credentials(secured, keys, of_client, "client")) as client:
         await worker.ready()
         assert (await client.embed(ids=[[4, 5]])).tolist() == [[2, 4, 5, 9]]
     assert bool(worker.events("sasl_unencrypted")) == (of_worker == "clear")
@@ -291,7 +291,7 @@ async def test_other_refusals_name_the_setting(
     secured: KafkaBroker, keys: Keys, mechanism: str, wrong: dict[str, Any], sentence: str
 ) -> None:
     settings = changed(credentials(secured, keys, mechanism, "client"), keys, wrong)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         with pytest.raises(InvalidRequest) as raised:
             async with Client(model="m", **settings):
                 pass
@@ -343,7 +343,7 @@ async def test_a_running_worker_goes_on_when_revoked_privileges_are_back(
 ) -> None:
     name = f"penstock.{model}" if kind == "GROUP" else request_topic(model)
     worker = start_worker(secured, served_name=model, **credentials(secured, keys, "PLAIN", "worker"))
-    async with Client(model=model, timeout_s=60, **credentials(secured, keys, "PLAIN", "client")) as client:
+    async with Client(model=model, timeout_s=300, **credentials(secured, keys, "PLAIN", "client")) as client:
         assert (await client.embed(ids=[[4]])).tolist() == [[1, 4, 4, 4]]  # its offsets are fetched, and it polls
         deny(secured, "worker", kind, "READ", name)
         await worker.event("poll_failed")
@@ -358,7 +358,7 @@ async def test_a_running_worker_waits_for_revoked_transactional_ids(
     allow(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}:")
     exactly_once: dict[str, Any] = {"delivery": "exactly_once", **credentials(secured, keys, "PLAIN", "worker")}
     worker = start_worker(secured, served_name=model, partitions=1, **exactly_once)
-    async with Client(model=model, timeout_s=60, **credentials(secured, keys, "PLAIN", "client")) as client:
+    async with Client(model=model, timeout_s=300, **credentials(secured, keys, "PLAIN", "client")) as client:
         assert (await client.embed(ids=[[4]])).tolist() == [[1, 4, 4, 4]]
         deny(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}:")
         admin = AdminClient({"bootstrap.servers": secured.bootstrap_servers})
@@ -399,7 +399,7 @@ def test_an_operator_needs_the_privileges_that_the_manual_names(
 
     def ends(code: int, sentence: str) -> None:
         """Run the command again until the broker, which applies ACLs a moment later, has it end so."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while True:
             done = CliRunner().invoke(app, [*command, "--topic", topic, *options], env={"COLUMNS": "300"})
             if (done.exit_code, sentence in done.output) == (code, True):

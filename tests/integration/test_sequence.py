@@ -84,7 +84,6 @@ def scores_of(parts: dict[str, nn.Module], tokens: list[int]) -> np.ndarray[Any,
     return parts["output"](hidden[:, -1]).softmax(1).numpy()  # type: ignore[no-any-return]  # torch's
 
 
-@pytest.mark.timeout(120)
 async def test_a_classifier_gives_the_scores_of_nn_lstm(
     kafka: KafkaBroker,
     unique: Unique,
@@ -97,7 +96,7 @@ async def test_a_classifier_gives_the_scores_of_nn_lstm(
     worker = start_worker(kafka, model=directory, served_name=model, cache_path=cache, device="cpu")
     chance = np.random.default_rng(1)
     texts = [chance.integers(0, VOCAB, length).tolist() for length in (1, 2, 3, 9, 40, 200, 17, 1)]
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300) as client:
         await worker.ready()
         rows = await client.sequence([{"tokens": np.array(text)} for text in texts])
         for text, row in zip(texts, rows, strict=True):
@@ -114,7 +113,6 @@ async def test_a_classifier_gives_the_scores_of_nn_lstm(
             await client.embed(ids=[[1, 2]])
 
 
-@pytest.mark.timeout(120)
 async def test_sequences_of_own_cells_fail_alone(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +121,7 @@ async def test_sequences_of_own_cells_fail_alone(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     model = unique("sums")
     worker = start_worker(kafka, model=model, cells="own_cells:sums", state_slots=3, device="cpu")
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300) as client:
         await worker.ready()
         good: list[dict[str, Any]] = [{"values": list(range(length))} for length in range(1, 41)]
         bad: list[dict[str, Any]] = [{"values": [1, 666]}, {"values": []}, {"values": "word"}, {"other": 1}]

@@ -27,7 +27,7 @@ from tests.integration.conftest import PENSTOCK, Event, StartWorker, WorkerProce
 # The command with a short ping bound.
 IMPATIENT = """
 from penstock.worker.supervision import member_timeouts
-member_timeouts.MemberTimeouts.__init__.__defaults__ = (60.0, 4.0)
+member_timeouts.MemberTimeouts.__init__.__defaults__ = (900.0, 4.0)
 from penstock.ops.cli.main import main; main()
 """
 NVIDIA_SMI = """#!/bin/sh
@@ -80,7 +80,7 @@ async def another(worker: WorkerProcess, number: int, pid: int) -> int:
     return int(started["member_pid"])
 
 
-async def exited(worker: WorkerProcess, pid: int, timeout_s: float = 60.0) -> Event:
+async def exited(worker: WorkerProcess, pid: int, timeout_s: float = 300.0) -> Event:
     return await worker.event("member_exited", timeout_s, member_pid=pid)
 
 
@@ -93,12 +93,12 @@ async def calls(kafka: KafkaBroker, model: str) -> AsyncIterator[Callable[[int],
     async def call() -> None:
         nonlocal answered
         while not is_over:
-            await client.embed(ids=[[next(answers) % 30_000 + 1, 5]], timeout_s=60)
+            await client.embed(ids=[[next(answers) % 30_000 + 1, 5]], timeout_s=300)
             answered += 1
 
     async def more(count: int) -> None:
         goal = answered + count
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while answered < goal:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0.05)
 
@@ -113,7 +113,7 @@ async def calls(kafka: KafkaBroker, model: str) -> AsyncIterator[Callable[[int],
 
 
 def scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
         return str(answer.read().decode())
 
 
@@ -122,7 +122,7 @@ async def not_ready(port: int) -> str:
 
     def ask() -> str:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=300).close()
         except urllib.error.HTTPError as answer:
             return str(json.load(answer)["reason"])
         return ""
@@ -132,7 +132,7 @@ async def not_ready(port: int) -> str:
 
 async def until_ready(port: int) -> None:
     """Members that stood still with the machine are asked again."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while await not_ready(port):  # noqa: ASYNC110 — there is no event to wait for
             await asyncio.sleep(0.1)
 
@@ -167,7 +167,7 @@ async def test_a_killed_member_is_started_again_and_no_request_is_lost(
     await until_ready(port)
     lines = {'penstock_worker_restarts_total{reason="signal",worker="1"} 1.0', 'penstock_members{state="serving"} 3.0'}
     lines |= {f'penstock_queued_tokens{{worker="{n}"}} 0.0' for n in range(3)}
-    async with asyncio.timeout(60):  # a member that does not answer at once is missing from a scrape
+    async with asyncio.timeout(300):  # a member that does not answer at once is missing from a scrape
         while not lines <= set((await asyncio.to_thread(scrape, port)).splitlines()):  # noqa: ASYNC110 — as above
             await asyncio.sleep(0.1)
     worker.process.terminate()
@@ -219,7 +219,7 @@ async def test_a_roll_replaces_every_member_and_loses_nothing(kafka: KafkaBroker
         await more(50)
         await until_ready(port)  # a member that does not serve yet is left out
         worker.process.send_signal(signal.SIGHUP)
-        await worker.event("roll_finished", 90)
+        await worker.event("roll_finished")
         await more(50)
     for pid in old.values():
         ended = await exited(worker, pid)
@@ -292,7 +292,7 @@ async def test_members_end_with_a_supervisor_that_is_killed(unique: Unique, star
     worker = start(served_name=unique("orphaned"), processes=2)
     pids = await members(worker, 2)
     worker.process.kill()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while any(Path(f"/proc/{pid}").exists() for pid in pids.values()):  # noqa: ASYNC110, ASYNC240 — as above; procfs
             await asyncio.sleep(0.1)
     assert len(worker.events("stopped")) == 2  # they drained
@@ -301,18 +301,17 @@ async def test_members_end_with_a_supervisor_that_is_killed(unique: Unique, star
 async def test_each_member_ends_at_the_end_of_the_topics(kafka: KafkaBroker, unique: Unique, start: Start) -> None:
     model = unique("once")
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
-        pending = [asyncio.create_task(client.embed(ids=[[n + 1, 2]], timeout_s=60)) for n in range(50)]
+        pending = [asyncio.create_task(client.embed(ids=[[n + 1, 2]], timeout_s=300)) for n in range(50)]
         worker = start(served_name=model, processes=2, once=True)
         await asyncio.gather(*pending)
-        assert await worker.exit_code(60) == 0
+        assert await worker.exit_code() == 0
     assert len(worker.events("end_reached")) == 2
 
 
-@pytest.mark.timeout(200)
 async def test_a_model_that_cannot_be_read_ends_all_with_its_reason(tmp_path: Path, start: Start) -> None:
     (tmp_path / "empty").mkdir()
     worker = start(model=str(tmp_path / "empty"), processes=2)
-    assert await worker.exit_code(180) == 3
+    assert await worker.exit_code() == 3
     (event,) = worker.events("could_not_start")
     assert str(tmp_path / "empty") in event["reason"]
 
@@ -324,7 +323,6 @@ async def test_a_member_without_a_partition_says_so(unique: Unique, start: Start
     assert {event["worker"] for event in worker.events("member_idle")} == {2}
 
 
-@pytest.mark.timeout(200)
 async def test_members_move_to_the_cpu_if_the_model_does_not_run_on_a_gpu(
     tmp_path: Path, unique: Unique, start: Start, fake_gpus: Callable[[int], None]
 ) -> None:
@@ -332,7 +330,7 @@ async def test_members_move_to_the_cpu_if_the_model_does_not_run_on_a_gpu(
     fake_gpus(64_000)
     save_encoder(tmp_path / "tiny", "bert")
     worker = start(model=str(tmp_path / "tiny"), served_name=unique("moved"), engine="padded", cost_path=tmp_path / "c")
-    await worker.event("members_moved_to_cpu", timeout_s=180)
+    await worker.event("members_moved_to_cpu", timeout_s=300)
     pids = await members(worker, 1)
     (settings,) = [event for event in worker.events("settings_resolved") if event["pid"] == pids[0]]
     assert settings["lanes"] == len(os.sched_getaffinity(0))
@@ -367,7 +365,7 @@ def in_a_terminal(log: Path, *, ignores_hangups: bool) -> Iterator[tuple[int, in
 
 
 def until_logged(log: Path, event: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not log.exists() or f'"event": "{event}"' not in log.read_text():
         assert time.monotonic() < deadline, f"no {event}"
         time.sleep(0.05)
@@ -424,7 +422,7 @@ async def test_members_that_die_at_once_and_repeatedly_end_all(
 ) -> None:
     sick_gpus("GPU-0", "GPU-1")
     worker = start(served_name=unique("sick"), gpus="0,1", processes=1)
-    assert await worker.exit_code(60) == 3
+    assert await worker.exit_code() == 3
     (event,) = worker.events("could_not_start")
     assert event["reason"].endswith("3 starts in a row failed, the last with exit code 9")
     pauses = [e["restart_in_s"] for e in worker.events("member_exited") if e["worker"] == 0 and "restart_in_s" in e]

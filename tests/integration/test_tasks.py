@@ -73,7 +73,6 @@ def assert_same_tokens(rows: list[list[TokenClass]], expected: list[list[dict[st
         np.testing.assert_allclose(scores, [token["score"] for token in theirs], atol=1e-5)
 
 
-@pytest.mark.timeout(180)
 async def test_prompts_and_cut_vectors_are_those_of_sentence_transformers(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -89,8 +88,8 @@ async def test_prompts_and_cut_vectors_are_those_of_sentence_transformers(
     )
     servers = kafka.bootstrap_servers
     async with (
-        Client(bootstrap_servers=servers, model=model, timeout_s=60) as client,
-        Client(bootstrap_servers=servers, model=model, timeout_s=60, tokenizer=tmp_path / "model") as tokenizing,
+        Client(bootstrap_servers=servers, model=model, timeout_s=300) as client,
+        Client(bootstrap_servers=servers, model=model, timeout_s=300, tokenizer=tmp_path / "model") as tokenizing,
     ):
         await worker.ready()
         ways: list[dict[str, Any]] = [{}, {"prompt_name": "document"}, {"prompt": "other : "}, {"prompt": ""}]
@@ -116,7 +115,7 @@ async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
     worker = start_worker(kafka, model=cross_encoder, served_name=model, dtype="float32", cache_path=cache)
     pairs = [(QUERY, document) for document in DOCUMENTS]
     reference = await asyncio.to_thread(CrossEncoder, str(cross_encoder), device="cpu")
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300) as client:
         await worker.ready()
         ranked = await client.rerank(QUERY, DOCUMENTS)
         expected = reference.rank(QUERY, DOCUMENTS)
@@ -153,15 +152,15 @@ async def test_each_token_has_the_label_and_the_span_that_transformers_gives_it(
     expected = await asyncio.to_thread(expected_tokens, tagger, TEXTS)
     servers = kafka.bootstrap_servers
     async with (
-        Client(bootstrap_servers=servers, model=model, timeout_s=60) as client,
-        Client(bootstrap_servers=servers, model=model, timeout_s=60, tokenizer=tagger) as tokenizing,
+        Client(bootstrap_servers=servers, model=model, timeout_s=300) as client,
+        Client(bootstrap_servers=servers, model=model, timeout_s=300, tokenizer=tagger) as tokenizing,
     ):
         await worker.ready()
         assert_same_tokens(await client.token_classify(TEXTS), expected)
         assert_same_tokens(await tokenizing.token_classify(TEXTS), expected)
 
         request = Request(model, "token_classify", text=tuple(TEXTS), options=Options(top_k=0, dtype="float16"))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while (reply := await client.request(request)).cached < len(TEXTS):
                 pass  # replies do not wait for the cache
         assert reply.tokens is not None
@@ -198,7 +197,7 @@ async def test_answers_that_are_too_large_for_one_record_come_in_several(
     model = unique("large")
     worker = start_worker(kafka, model=tagger, served_name=model, dtype="float32", max_reply_bytes=1024)
     texts = [" ".join(["w1"] * (1 + n % 40)) for n in range(64)] + ["w2 " * 100]
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300) as client:
         await worker.ready()
         rows = await client.map("token_classify", texts)
     *answered, refused = rows

@@ -96,7 +96,7 @@ async def test_a_call_is_one_trace_through_the_client_the_members_their_cache_an
         kafka, PENSTOCK, served_name=model, processes=2, group_id=group, cache_path=tmp_path / "cache.sqlite"
     )
     async with Client(
-        bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60, batch_calls=False
+        bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300, batch_calls=False
     ) as client:
         await worker.until(
             lambda: {} if len({e["pid"] for e in worker.events("partitions_assigned")}) == 2 else None, "members", 60
@@ -106,11 +106,11 @@ async def test_a_call_is_one_trace_through_the_client_the_members_their_cache_an
                 await asyncio.gather(*[client.embed(ids=[[n, n + 1, 5]]) for n in range(first, first + 4)])
             with pytest.raises(InvalidRequest):
                 await client.embed(ids=[[2**31]])
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while not await is_cached(client, model):
                     pass  # the cache is written behind
         topic = request_topic(model)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while len(collector.named(f"process {topic}")) < len(spans.named(f"send {topic}")):  # noqa: ASYNC110 — no event
                 await asyncio.sleep(0.05)
     worker.process.terminate()
@@ -190,7 +190,7 @@ async def test_without_a_collector_requests_are_answered_and_the_worker_ends_in_
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         model = unique("untraced")
         worker = start_worker(kafka, served_name=model)
-        async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+        async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300) as client:
             await worker.ready()
             await client.embed(ids=[[1, 2]])
             await worker.event("tracing_fault")

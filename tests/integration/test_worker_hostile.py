@@ -57,7 +57,7 @@ async def test_a_header_name_that_is_not_utf8_fails_its_own_record_alone(
         async def receive(of: str, count: int) -> list[Any]:
             consumer.assign([TopicPartition(of, p) for p in range(4)])
             await consumer.seek_to_beginning()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 return [await consumer.getone() for _ in range(count)]
 
         answers = {
@@ -72,7 +72,7 @@ async def test_a_header_name_that_is_not_utf8_fails_its_own_record_alone(
         for letter in letters:
             assert letter.key == b"key"
             assert b"headers could not be read" in dict(letter.headers)["penstock-error-message"]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while await committed(kafka, group) != {TopicPartition(topic, 2): 6}:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0.1)
     assert worker.process.poll() is None
@@ -114,7 +114,7 @@ async def test_letters_and_replies_that_no_broker_takes_end_with_an_error_and_bl
         async def receive(of: str, count: int, partitions: int) -> list[Any]:
             consumer.assign([TopicPartition(of, p) for p in range(partitions)])
             await consumer.seek_to_beginning()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 return [await consumer.getone() for _ in range(count)]
 
         answers = {
@@ -135,7 +135,7 @@ async def test_letters_and_replies_that_no_broker_takes_end_with_an_error_and_bl
         assert header.value is None
         assert int(dict(header.headers)["penstock-headers-left-out-bytes"]) > 12 * 1024 * 1024
         assert (reply.key, reply.value) == (b"key", values[b"reply"])
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while await committed(kafka, group) != {TopicPartition(topic, 1): 4}:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0.1)
     assert worker.process.poll() is None

@@ -18,7 +18,7 @@ async def test_records_of_many_sequences_are_admitted_a_few_at_a_time_and_none_i
     settings = {"served_name": model, "max_in_flight": 64, "max_batch_sequences": 100, "lanes": 1}
     slow = start_worker(kafka, **settings, echo_batch_s=0.2, drain_s=0.1)
     ids = [[[1 + record, 1 + row] for row in range(ROWS)] for record in range(RECORDS)]
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=100) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300) as client:
         await slow.ready()
         asked = [asyncio.create_task(client.request(Request(model, "embed", join_tokens(rows)))) for rows in ids]
         await slow.event("batch_done")

@@ -85,12 +85,12 @@ async def test_a_worker_is_ready_from_its_join_to_its_drain(
     [served] = [event for event in worker.events() if event["event"] == "metrics_served"]
 
     def ready() -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", served["port"], timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", served["port"], timeout=300)
         connection.request("GET", "/readyz")
         answer = connection.getresponse()
         return answer.status, json.load(answer)
 
-    async with asyncio.timeout(60):  # its partitions are assigned, and their offsets not yet known
+    async with asyncio.timeout(300):  # its partitions are assigned, and their offsets not yet known
         while (answer := await asyncio.to_thread(ready))[0] != 200:
             assert answer[1]["reason"] in ("its partitions are being assigned", STOOD_STILL)
     assert answer == (200, {"ready": True})
@@ -98,7 +98,7 @@ async def test_a_worker_is_ready_from_its_join_to_its_drain(
         calls = [asyncio.create_task(client.request(Request("m", "embed", join_tokens([[n, 2]])))) for n in range(1, 7)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         worker.process.terminate()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while (answer := await asyncio.to_thread(ready))[0] == 200 or answer[1]["reason"] == STOOD_STILL:
                 pass
         assert answer == (503, {"ready": False, "reason": "draining"})

@@ -174,7 +174,6 @@ def test_the_engine_alone_stands_beside_sentence_transformers(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(240)
 def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_bench, "KILL_AFTER_S", 1.5)
     monkeypatch.setattr(fleet_bench, "KILL_SECONDS", 3.0)
@@ -198,7 +197,6 @@ def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(240)
 def test_three_brokers_share_the_work(tmp_path: Path) -> None:
     lines: list[str] = []
     assert run_pipeline_benchmark(plan(tmp_path, ["open"], brokers=3, rates_per_s=(200,)), lines.append) == 0, lines

@@ -22,7 +22,7 @@ from penstock.scheduler import CostTable, LearnedCost, PackedCost
 from penstock.worker.resolved_settings import resolve, scheduler_settings
 from penstock.worker.settings import WorkerSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 SLO_S = 0.25
 

@@ -122,7 +122,7 @@ class TestHelp:
             "heavy = {'torch', 'numpy', 'aiokafka', 'pydantic', 'pyarrow', 'structlog'} & set(sys.modules);"
             "sys.exit(f'loaded: {heavy}' if heavy else 0)"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
 
     @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ class TestHelp:
             f"code = app({args!r}, standalone_mode=False)\n"
             "print(code, 'torch' in sys.modules)"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
         assert "'./nope' is not a directory" in done.stderr
         assert "Starting" not in done.stderr
         assert done.stdout.split()[0] != "0"
@@ -537,7 +537,7 @@ def test_a_worker_whose_metrics_port_is_taken_says_so() -> None:
             [*command, "--bootstrap-servers", "127.0.0.1:1", "--metrics-port", str(port)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
     assert done.returncode == 3
     assert (
@@ -587,7 +587,7 @@ class Process:
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
         self.process.send_signal(number)
-        returncode = self.process.wait(timeout=60)
+        returncode = self.process.wait(timeout=300)
         rest, _ = self.process.communicate()
         self.said += rest
         return returncode

@@ -127,7 +127,7 @@ def served() -> Iterator[str]:
 
 
 async def answered_once(servers: str) -> None:
-    async with Client(model="demo", bootstrap_servers=servers, timeout_s=240) as client:
+    async with Client(model="demo", bootstrap_servers=servers, timeout_s=300) as client:
         await client.classify("hello")
 
 
@@ -153,7 +153,6 @@ def write_table(path: Path, texts: Sequence[str]) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 class TestWholeJob:
     def test_rows_and_their_errors(self, served: str, tmp_path: Path) -> None:
         texts = ["Where is my card?", "  ", "word " * 600, "My card was stolen!", "\ud800"]

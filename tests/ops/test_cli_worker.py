@@ -105,6 +105,6 @@ def test_a_worker_without_standard_files_runs_and_logs(tmp_path: Path, closed: s
         command = [sys.executable, "-c", COMMAND, "cpu", "packed", "worker", "--model", "null", "--once"]
         command += ["--processes", processes, "--log-file", str(log), "--log-format", "json"]
         command += ["--bootstrap-servers", broker.bootstrap_servers]
-        ran = subprocess.run(["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *command], timeout=100, check=False)
+        ran = subprocess.run(["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *command], timeout=300, check=False)
     assert ran.returncode == 0, log.read_text()
     assert log.read_text().count('"event": "stopped"') == int(processes)

@@ -41,7 +41,7 @@ async def receive(broker: KafkaBroker, topic: str, count: int) -> list[bytes]:
         auto_offset_reset="earliest",
         max_partition_fetch_bytes=8 << 20,
     )
-    async with consumer, asyncio.timeout(60):
+    async with consumer, asyncio.timeout(300):
         return [bytes((await consumer.getone()).value) for _ in range(count)]
 
 
@@ -111,7 +111,7 @@ def test_the_broker_dies_with_a_killed_owner(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", owner], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         host, port = process.stdout.readline().decode().strip().split(":")
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
+        with socket.create_connection((host, int(port)), timeout=300) as connection:
             process.send_signal(signal.SIGKILL)
             # The kernel closes the connection when the broker's process is gone; until then recv waits.
             with contextlib.suppress(ConnectionResetError):

@@ -85,6 +85,6 @@ mkdir "$libs" && touch "$libs/kafka.jar" """,
     )
     ask = "from penstock.ops.kafka.jars import fetch_jars; print(*fetch_jars().iterdir())"
     askers = [subprocess.Popen([sys.executable, "-c", ask], stdout=subprocess.PIPE) for _ in range(3)]
-    answers = {asker.communicate(timeout=60)[0].decode().strip() for asker in askers}
+    answers = {asker.communicate(timeout=300)[0].decode().strip() for asker in askers}
     assert answers == {str(jar_dir() / "kafka.jar")}
     assert (tmp_path / "downloads").read_text() == "download\n"

@@ -33,7 +33,7 @@ async def test_one_group_member_reads_every_record_and_commits(broker: MockBroke
     consumer = AIOKafkaConsumer(
         "grouped", bootstrap_servers=broker.bootstrap_servers, group_id="readers", auto_offset_reset="earliest"
     )
-    async with consumer, asyncio.timeout(60):
+    async with consumer, asyncio.timeout(300):
         records = [await consumer.getone() for _ in range(20)]
         await consumer.commit()
         committed = [await consumer.committed(partition) for partition in sorted(consumer.assignment())]
@@ -44,7 +44,7 @@ async def test_one_group_member_reads_every_record_and_commits(broker: MockBroke
 
 async def test_a_consumer_with_assigned_partitions_needs_no_group(broker: MockBroker) -> None:
     consumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest")
-    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer, consumer, asyncio.timeout(60):
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer, consumer, asyncio.timeout(300):
         await producer.send_and_wait("assigned", b"value", partition=2)
         consumer.assign([TopicPartition("assigned", 2)])
         assert (await consumer.getone()).value == b"value"

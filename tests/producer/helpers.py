@@ -55,7 +55,7 @@ class Loop:
         return 8
 
     async def until_waiting(self, count: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while self.waiting < count:
                 self._unanswered.clear()
                 await self._unanswered.wait()

@@ -240,7 +240,7 @@ async def test_an_answer_does_not_wait_for_the_next_block() -> None:
 
         def __iter__(self) -> Iterator[Block]:
             yield Block(["a"], ())
-            asyncio.run_coroutine_threadsafe(first_written.wait(), loop).result(timeout=60)
+            asyncio.run_coroutine_threadsafe(first_written.wait(), loop).result(timeout=300)
             yield Block(["bb"], ())
 
     loop = asyncio.get_running_loop()

@@ -114,7 +114,7 @@ class TestCommand:
     ) -> None:
         monkeypatch.setattr(token_command, "_MOST_S", 0.5)
         with pytest.raises(AuthenticationFailedError, match=r"has not ended after 0\.5 s"):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await source({**OAUTH, "sasl_oauthbearer_token_command": "sh -c 'sleep 1000 & sleep 1000'"}).token()
 
 

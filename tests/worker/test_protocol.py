@@ -10,7 +10,6 @@ from penstock.worker.requests.record import PendingRecord
 from tests.worker.protocol_model import Member, Violation, World, explore
 
 
-@pytest.mark.timeout(600)  # computes: about 20 s of a core
 @pytest.mark.parametrize(
     ("num_records", "crashes", "evictions", "num_states"),
     [

@@ -13,7 +13,6 @@ from tests.worker.protocol_model import Violation
 from tests.worker.transaction_model import KeptMarks, Member, World, explore
 
 
-@pytest.mark.timeout(600)  # computes: about 20 s of a core
 @pytest.mark.parametrize(
     ("num_records", "faults", "num_states"),
     [

@@ -236,7 +236,7 @@ async def test_an_idle_lane_lets_its_engine_give_memory_back_again_and_again(
     monkeypatch.setattr(encoder, "trim", trimmed.release)
     lanes = EngineLanes(engine)
     for _ in range(3):
-        assert await asyncio.to_thread(trimmed.acquire, timeout=60)
+        assert await asyncio.to_thread(trimmed.acquire, timeout=300)
     assert len((await lanes.submit(BATCH)).rows) == 2
     await lanes.close()
 

@@ -476,14 +476,12 @@ class TestFiles:
         refuse(tmp_path / "model", "is outside the model's directory")
 
     @pytest.mark.parametrize("name", ["config.json", "modules.json", "model.safetensors", "tokenizer_config.json", "a"])
-    @pytest.mark.timeout(60)
     def test_a_fifo_does_not_hang(self, tmp_path: Path, name: str) -> None:
         save_encoder(tmp_path, "bert")
         (tmp_path / name).unlink(missing_ok=True)
         os.mkfifo(tmp_path / name)
         refuse(tmp_path, f"{name} is not a regular file")
 
-    @pytest.mark.timeout(60)
     def test_a_fifo_in_the_directory_of_a_module_does_not_hang(self, sentences: Path) -> None:
         (sentences / "1_Pooling" / "config.json").unlink()
         os.mkfifo(sentences / "1_Pooling" / "config.json")

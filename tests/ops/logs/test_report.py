@@ -56,12 +56,12 @@ def test_a_browser_shows_all_plots_and_reports_no_error(page: Path, chromium: st
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--window-size=1440,3000"]
     picture = tmp_path / "page.png"
     command = [chromium, *options, "--enable-logging=stderr", "--v=0", f"--screenshot={picture}", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [one for one in done.stderr.splitlines() if ":CONSOLE" in one] == []
     assert picture.stat().st_size > 50_000
     dom = subprocess.run(
-        [chromium, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=90
+        [chromium, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=300
     ).stdout
     assert dom.count('role="img"') == len(PLOTS)
     assert dom.count("<path") > 200

@@ -109,7 +109,7 @@ class Bench:
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()

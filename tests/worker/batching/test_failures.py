@@ -110,7 +110,7 @@ async def test_a_batch_that_is_retried_when_the_dispatcher_closes_does_not_run(
     engine.errors = [OSError("broken")]
     async with bench(info, engine=engine) as b:
         b.dispatcher.add(one_each(make_sequences, [1]))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while b.driver.running:  # noqa: ASYNC110 — a failed batch calls nothing back
                 await asyncio.sleep(0)
         b.dispatcher.close()

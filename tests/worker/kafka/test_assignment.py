@@ -84,7 +84,7 @@ async def test_a_partition_that_its_owner_does_not_get_yet_holds_up_no_other(mon
     assignment, owner = Assignment(["requests"], "penstock-0"), Owner()
     member: Any = Member()
     assignment.open(member, owner, {A, B})
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await assignment.ready.wait()
         assert (member.paused, member.positions) == ({B}, {A: 7})
         assignment.pause(member, "requests")

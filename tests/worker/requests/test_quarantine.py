@@ -239,7 +239,7 @@ async def test_a_record_in_doubt_that_waits_for_its_acknowledgement_holds_up_not
     async def answer_only(records: Sequence[PendingRecord]) -> None:
         owner.ledger.answer(records)
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await owner.quarantine.run(owner.admit(make_record, (A, 0)), answer_only)
         await owner.run(owner.admit(make_record, (B, 0)))
     assert owner.runs == [[(1, 0)]]

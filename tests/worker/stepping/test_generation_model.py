@@ -82,7 +82,7 @@ async def test_it_is_served_in_tasks_of_up_to_eight_steps(
     thread.add([StepJob(id, GenerationWork(source, options, 0), now, None, False) for id, source in enumerate(batch)])
     tokens: dict[int, list[int]] = {}
     quanta: list[int] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while len(tokens) < len(batch):
             told = await events.get()
             tokens |= {id: list(read_generation_row(row).tokens) for id, row in told.finished}

@@ -50,7 +50,7 @@ async def test_jobs_join_and_leave_while_others_run() -> None:
     thread.add([job(1, 1), job(2, 10**9)])  # the event loop does not wait for the turn under way
     runner.may_run.set()
     seen: list[int] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while len(seen) < 2:
             seen += [number for number, _ in (await events.get()).finished]
         thread.cancel([2])
@@ -87,7 +87,7 @@ async def test_idle_work_is_done_while_no_job_is_there(error: Exception | None) 
     runner = Resting(3, error)
     thread = StepThread(runner)
     thread.start(events.put_nowait, lambda error: pytest.fail(repr(error)))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         assert await asyncio.to_thread(runner.rested.wait, 60)
         assert (runner.num_left, runner.batches) == (0, [])
         for number in range(2):
@@ -104,7 +104,7 @@ async def test_an_error_of_the_runner_ends_the_thread_and_is_told() -> None:
     thread = StepThread(runner)
     thread.start(lambda events: None, errors.put_nowait)
     thread.add([job(0, 3)])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         assert repr(await errors.get()) == repr(ValueError("a bug of the runner"))
     assert await thread.close(60.0)
     assert not thread.is_running
@@ -144,7 +144,7 @@ async def served(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> tuple[Step
 
 async def rested(model: StepModel, num_turns: int) -> None:
     """Until so many turns have ended, the last of them idle work."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while model._thread.num_turns < num_turns or model._thread.is_running:  # noqa: ASYNC110 -- it sends no event
             await asyncio.sleep(0)
 

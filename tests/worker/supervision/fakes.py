@@ -101,7 +101,7 @@ class FakeProcesses:
 
     async def until(self, count: int) -> list[FakeMember]:
         """Wait until so many members were started and have joined or ended."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while len(self.members) < count:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0)
             for member in self.members[:count]:

@@ -95,7 +95,7 @@ def test_an_error_that_ends_a_member_is_one_event_with_its_number() -> None:
         ours.send(setup_packet(3, {**SETTINGS, "values": {**VALUES, "log_format": "json"}}, 1.0, 4))
         cpus = ",".join(map(str, os.sched_getaffinity(0)))
         command = [sys.executable, "-c", BROKEN, str(theirs.fileno()), cpus]
-        done = subprocess.run(command, pass_fds=(theirs.fileno(),), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, pass_fds=(theirs.fileno(),), capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     (event,) = [json.loads(line) for line in done.stderr.splitlines()]
     assert (event["event"], event["worker"], event["level"]) == ("member_failed", 3, "critical")

@@ -56,14 +56,14 @@ class Running:
 
     async def event(self, name: str, count: int = 1) -> Any:
         """Wait for an event."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while len(self.named(name)) < count:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0)
         return self.named(name)[-1]
 
     async def serving(self, count: int, **others: int) -> None:
         """Wait until so many members serve, and there are no others than these."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while self.states() != {"serving": count, **others}:  # noqa: ASYNC110 — as above
                 await asyncio.sleep(0)
 
@@ -83,7 +83,7 @@ class Running:
         return self._supervisor._not_ready()
 
     async def exit_code(self) -> int:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             return await self._running
 
 
@@ -224,7 +224,7 @@ async def test_the_group_is_told_of_a_member_that_dies_while_it_drains(
             member.drains = number == (asked == "SIGTTOU")
         (draining,) = [member for member in members if member.drains]
         os.kill(os.getpid(), signal.Signals[asked])
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not draining.is_stopping:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0)
         draining.end(code, served_s=100.0)

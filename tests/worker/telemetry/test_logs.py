@@ -236,7 +236,7 @@ def test_transformers_and_warnings_are_lines_of_the_log() -> None:
     """In a process of its own, where transformers is imported after the set-up, as a worker does."""
     environment = {name: value for name, value in os.environ.items() if name != "CI"}  # there transformers propagates
     command = [sys.executable, "-c", LIBRARIES]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     logged = {line["logger"]: line for line in map(json.loads, done.stderr.splitlines())}
     assert (done.returncode, done.stdout) == (0, "")
     assert (logged["transformers.models.bert"]["event"], logged["transformers.models.bert"]["level"]) == (

@@ -56,7 +56,7 @@ async def serving(
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -78,7 +78,7 @@ async def test_a_connection_that_sends_nothing_is_closed(
     monkeypatch.setattr(status_server._Silent, "timeout", 0.05)
 
     def wait_for_the_end(port: int) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
             return connection.recv(1)
 
     async with serving() as (_, port):
@@ -150,7 +150,7 @@ async def test_a_server_that_dies_fails_the_worker(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(WSGIServer, "serve_forever", die)
     server = serve_status("127.0.0.1", 0, NOTHING)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not signal.is_set():  # noqa: ASYNC110 — a thread sets it
             await asyncio.sleep(0.01)
     server.server_close()
@@ -166,7 +166,7 @@ async def test_a_port_that_is_taken_is_named() -> None:
 def raw(port: int, request: bytes) -> bytes:
     """The answer to these bytes, up to the end of the connection, or as much as came before it was reset."""
     answer = b""
-    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
         connection.sendall(request)
         connection.shutdown(socket.SHUT_WR)
         while part := connection.recv(65536):
@@ -206,7 +206,7 @@ async def test_no_request_prints_to_the_log(
 
 def reset(port: int, num_header_bytes: int) -> None:
     """Send so many bytes of a header, and break the connection off."""
-    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.sendall(b"GET /metrics HTTP/1.1\r\nX: " + bytes(num_header_bytes))
 

@@ -135,7 +135,7 @@ async def broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
     for module in (outbox_module, partition_module):
         monkeypatch.setattr(module, "_RETRY_S", 0.0)
     monkeypatch.setattr(outbox_module, "_WAIT_S", 0.05)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         yield made
 
 
