@@ -50,12 +50,21 @@ def stderr() -> Console:
 
 def say(sentence: str, style: str = "") -> None:
     """Print one line on stderr."""
-    stderr().print(Text(sentence, style=style))
+    _print(Text(sentence, style=style))
 
 
 def fail(sentence: str) -> None:
     """Print one red line on stderr: the fault, and the expected value."""
-    stderr().print(Text("Error: ", style="bold red") + Text(sentence, style="red"))
+    _print(Text("Error: ", style="bold red") + Text(sentence, style="red"))
+
+
+def _print(text: Text) -> None:
+    """Print on sys.stderr, which a bar that is on the screen replaces to keep lines apart; consoles look past that."""
+    console = stderr()
+    with console.capture() as captured:
+        console.print(text)
+    sys.stderr.write(captured.get())
+    sys.stderr.flush()
 
 
 def exit_code_of(body: Callable[[], int], failed: int = EXIT_PROBLEM) -> int:

@@ -1,6 +1,9 @@
 """Progress of a bulk job, on an injected clock."""
 
+import re
+
 import pytest
+from rich.text import Text
 
 from penstock.ops.cli.jobs.progress import JobScreen, rates
 from penstock.producer.files.file_job import BulkResult
@@ -14,9 +17,12 @@ class Clock:
         return self.now
 
 
+NOTHING = BulkResult(0, 0, 0.0)
+
+
 def test_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    with JobScreen(2000, "stalled", clock) as screen:
+    with JobScreen(NOTHING, 2000, "stalled", clock) as screen:
         for second in range(1, 26):
             clock.now = float(second)
             screen.show(BulkResult(rows=second * 50, failed=second, seconds=clock.now))
@@ -29,15 +35,16 @@ def test_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_estimated_total(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    with JobScreen(None, "stalled", clock) as screen:
+    with JobScreen(NOTHING, None, "stalled", clock) as screen:
         clock.now = 10.0
-        screen.show(BulkResult(rows=500, failed=0, seconds=clock.now), 6000, 2034)
+        screen.show(BulkResult(rows=500, failed=0, seconds=clock.now), 2034)
+        screen.tick(answered=500, tokens=6000)
     assert capsys.readouterr().err == "500 of about 2,034 rows, 0 failed, 50 rows/s, 600 tokens/s, 0:00:31 left\n"
 
 
 def test_says_once_that_nothing_moves(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    with JobScreen(None, "Is a worker running?", clock) as screen:
+    with JobScreen(NOTHING, None, "Is a worker running?", clock) as screen:
         for second in range(30):
             clock.now = float(second)
             screen.tick(answered=0)
@@ -53,28 +60,37 @@ def test_says_once_that_nothing_moves(capsys: pytest.CaptureFixture[str]) -> Non
     ]
 
 
-def test_a_slow_job_whose_answers_come_is_not_stalled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slow_job_moves_with_every_answer_and_is_not_stalled(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows are written in blocks of 512, which take a minute of a slow model."""
     clock = Clock()
-    with JobScreen(None, "No answer for a while.", clock) as screen:
-        for second in range(60):
+    with JobScreen(BulkResult(100, 0, 0.0, resumed=100), 1000, "No answer for a while.", clock) as screen:
+        for second in range(21):
             clock.now = float(second)
             screen.tick(answered=8 * second)
-        assert capsys.readouterr().err == ""
-        clock.now = 69.0
-        screen.tick(answered=8 * 59)
-    assert capsys.readouterr().err.splitlines() == ["No answer for a while."]
+        clock.now = 30.0
+        screen.tick(answered=8 * 20)
+    assert capsys.readouterr().err.splitlines() == [
+        "180 of 1,000 rows, 0 failed, 8.0 rows/s, 0:01:42 left",
+        "260 of 1,000 rows, 0 failed, 8.0 rows/s, 0:01:32 left",
+        "No answer for a while.",
+    ]
 
 
 def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block is written yet: the bar shows what is answered, and a message has a line of its own."""
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-    with JobScreen(100, "stalled") as screen:
-        screen.show(BulkResult(40, 2, 0.5), 200)
+    monkeypatch.setenv("COLUMNS", "100")
+    clock = Clock()
+    with JobScreen(BulkResult(0, 2, 0.0), 100, "No answer for a while.", clock) as screen:
+        clock.now = 0.5
+        screen.tick(answered=40, tokens=200)
+        clock.now = 10.5
+        screen.tick(answered=40, tokens=200)
     shown = capsys.readouterr().err
     assert "40/100" in shown
-    assert "80 rows/s, 400 tokens/s" in shown
+    assert "3.8 rows/s, 19 tokens/s, 0:00:16 left" in shown
     assert "2 failed" in shown
+    assert any(Text.from_ansi(line).plain.strip() == "No answer for a while." for line in re.split(r"[\r\n]", shown))
 
 
 def test_rates() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from penstock.worker.telemetry.console import ReadyLines, Retried, console_processors
 from penstock.worker.telemetry.ecs import to_ecs
 from penstock.worker.telemetry.service_attributes import service_attributes
 
@@ -34,16 +35,23 @@ def configure_logs(log_format: str, level: str, log_file: Path | None = None, **
     _labels.clear()
     label_logs({"pid": os.getpid(), **labels, **({} if to_console else service_attributes())})
     shared = _configure_structlog()
-    rendering = _console() if to_console else _json(to_ecs if log_format == "ecs" else None)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
-        )
-    )
+    rendering = console_processors() if to_console else _json(to_ecs if log_format == "ecs" else None)
+    handler.setFormatter(_formatter(shared, rendering))
+    if to_console:
+        handler.addFilter(Retried())
     handler.addFilter(RepeatFilter(_REPEAT_S))
-    _replace_handlers(handler)
+    handlers = [handler]
+    if log_file is not None:
+        handlers.append(ReadyLines())
+        handlers[-1].setFormatter(_formatter(shared, console_processors()))
+    _replace_handlers(handlers)
     logging.getLogger("penstock").setLevel(level.upper())
+
+
+def _formatter(shared: list[Any], rendering: list[Any]) -> logging.Formatter:
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering]
+    )
 
 
 def _configure_structlog() -> list[Any]:
@@ -68,13 +76,13 @@ def _configure_structlog() -> list[Any]:
     return shared
 
 
-def _replace_handlers(handler: logging.Handler) -> None:
-    """Make this the only handler of the process, for warnings and for libraries too."""
+def _replace_handlers(handlers: list[logging.Handler]) -> None:
+    """Make these the only handlers of the process, for warnings and for libraries too."""
     root = logging.getLogger()
     for earlier in root.handlers:
         if isinstance(earlier, LogFile):
             earlier.close()
-    root.handlers[:] = [handler]
+    root.handlers[:] = handlers
     root.setLevel(logging.WARNING)
     logging.setLoggerClass(LibraryLogger)
     logging.captureWarnings(True)
@@ -83,11 +91,6 @@ def _replace_handlers(handler: logging.Handler) -> None:
 def label_logs(labels: Mapping[str, object]) -> None:
     """Add labels to every later line of this process."""
     _labels.update(labels)
-
-
-def _console() -> list[Any]:
-    # The default prints the values of local variables, and so payloads.
-    return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
 
 
 def _json(rename: Any) -> list[Any]:

@@ -38,6 +38,8 @@ from penstock.producer.wire.messages import Options
 
 _Writer = PartWriter | StreamWriter
 
+_TICK_S = 0.2  # of the progress on the screen
+
 
 def run_file_job(
     task: str,
@@ -135,7 +137,7 @@ async def _all_rows(
     async with local_worker(settings) as while_alive:
         begun = time.monotonic()
         connected = Client(bulk=True, on_reply=writer.tally.add, **client_settings(settings))
-        async with connected as client, _job_screen(settings, reader, total, writer.tally) as screen:
+        async with connected as client, _job_screen(settings, reader, resumed, total, writer.tally) as screen:
             job = run_bulk(
                 client,
                 task,
@@ -146,17 +148,17 @@ async def _all_rows(
                 timeout_s=settings.timeout_s,
                 resumed=resumed,
                 max_errors=settings.most_errors,
-                on_progress=lambda done: screen.show(done, writer.tally.tokens, reader.estimated_rows),
+                on_progress=lambda written: screen.show(written, reader.estimated_rows),
             )
             return begun, await while_alive(job)
 
 
 @asynccontextmanager
 async def _job_screen(
-    settings: FileJobSettings, reader: Reader, total: int | None, tally: ReplyTally
+    settings: FileJobSettings, reader: Reader, resumed: BulkResult, total: int | None, tally: ReplyTally
 ) -> AsyncIterator[JobScreen]:
     """The progress of a job while it runs. At its end nothing more is read from standard input."""
-    with JobScreen(total, _stalled(settings)) as screen:
+    with JobScreen(resumed, total, _stalled(settings)) as screen:
         ticking = asyncio.create_task(_tick(screen, tally))
         try:
             yield screen
@@ -177,5 +179,5 @@ def _stalled(settings: FileJobSettings) -> str:
 
 async def _tick(screen: JobScreen, tally: ReplyTally) -> None:
     while True:
-        await asyncio.sleep(1.0)
-        screen.tick(tally.rows)
+        await asyncio.sleep(_TICK_S)
+        screen.tick(tally.rows, tally.tokens)

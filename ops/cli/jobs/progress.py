@@ -1,12 +1,13 @@
 """Progress of a bulk job: a bar on a terminal, a line every ten seconds elsewhere, and one message when it stalls."""
 
+import dataclasses
 import datetime
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from penstock.ops.cli.terminal import say, stderr
 
@@ -18,32 +19,34 @@ STALLED_AFTER_S = 10.0
 
 
 class JobScreen:
-    """A context manager. The job calls `show` after each step, and `tick` once per second in any case."""
+    """A context manager. The job calls `show` after each written block, and `tick` several times a second."""
 
-    def __init__(self, total: int | None, stalled: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`total`: rows, None if not counted. `stalled`: message for a job without an answer for STALLED_AFTER_S."""
+    def __init__(
+        self, resumed: "BulkResult", total: int | None, stalled: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`resumed`: rows of earlier runs. `total`: rows in all, None if not counted.
+
+        `stalled`: message for a job without an answer for STALLED_AFTER_S.
+        """
+        self._written = resumed
         self._total = total
+        self._is_about = total is None
         self._stalled = stalled
         self._clock = clock
-        self._moved_at = self._line_at = clock()
+        self._begun = self._moved_at = self._line_at = clock()
         self._is_stalled = False
-        self._answered = 0
+        self._rows = self._line_rows = resumed.rows
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
     def __enter__(self) -> Self:
         console = stderr()
         if console.is_terminal:
+            texts = (TextColumn("{task.fields[rate]}"), TextColumn("[red]{task.fields[failed]}"))
             self._bar = Progress(
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-                TextColumn("[red]{task.fields[failed]}"),
-                console=console,
-                transient=True,
+                BarColumn(bar_width=None), MofNCompleteColumn(), *texts, console=console, transient=True
             )
-            self._task = self._bar.add_task("", total=self._total, rate="", failed="")
+            self._task = self._bar.add_task("", total=self._total, completed=self._rows, rate="", failed="")
             self._bar.start()
         return self
 
@@ -53,40 +56,35 @@ class JobScreen:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, done: "BulkResult", tokens: int = 0, estimated_total: int | None = None) -> None:
-        """Show the rows written so far.
+    def show(self, written: "BulkResult", estimated_total: int | None = None) -> None:
+        """Take the rows written so far. `estimated_total`: rows in all, used where they are not counted."""
+        self._written = written
+        if self._is_about:
+            self._total = estimated_total
+
+    def tick(self, answered: int, tokens: int = 0) -> None:
+        """Show the rows that are answered. Print the stall message once, if none was for STALLED_AFTER_S.
 
         Args:
-            tokens: of this run's rows; 0 if the workers do not tell them.
-            estimated_total: rows in all, used where they are not counted.
+            answered: rows of this run that have a result, written or not: a block of a slow model takes minutes.
+            tokens: of these rows; 0 if the workers do not tell them.
         """
-        total = estimated_total if self._total is None else self._total
-        now = self._clock()
-        self._moved_at = now
-        self._is_stalled = False
+        now, written = self._clock(), self._written
+        rows = max(written.rows, written.resumed + answered)
+        if rows != self._rows:
+            self._rows, self._moved_at, self._is_stalled = rows, now, False
+        done = dataclasses.replace(written, rows=rows, seconds=now - self._begun)
+        shown = f"{rates(done, tokens)}{_left(done, self._total)}"
         if self._bar is not None:
             failed = f"{done.failed:,} failed" if done.failed else ""
-            self._bar.update(self._task, total=total, completed=done.rows, rate=rates(done, tokens), failed=failed)
-        elif now - self._line_at >= LINE_EVERY_S:
-            self._line_at = now
-            about = "about " if self._total is None else ""
-            of = f" of {about}{total:,}" if total is not None else ""
-            say(f"{done.rows:,}{of} rows, {done.failed:,} failed, {rates(done, tokens)}{_left(done, total)}")
-
-    def tick(self, answered: int) -> None:
-        """Print the stall message once, if no row was answered or written for STALLED_AFTER_S.
-
-        Args:
-            answered: rows of this run, written or not. Of a slow model, a block takes longer.
-        """
-        if answered != self._answered:
-            self._answered, self._moved_at, self._is_stalled = answered, self._clock(), False
-        if not self._is_stalled and self._clock() - self._moved_at >= STALLED_AFTER_S:
+            self._bar.update(self._task, total=self._total, completed=rows, rate=shown, failed=failed)
+        elif now - self._line_at >= LINE_EVERY_S and rows != self._line_rows:
+            self._line_at, self._line_rows = now, rows
+            of = f" of {'about ' if self._is_about else ''}{self._total:,}" if self._total is not None else ""
+            say(f"{rows:,}{of} rows, {done.failed:,} failed, {shown}")
+        if not self._is_stalled and now - self._moved_at >= STALLED_AFTER_S:
             self._is_stalled = True
-            if self._bar is not None:
-                self._bar.console.print(self._stalled, style="yellow", markup=False)
-            else:
-                say(self._stalled, "yellow")
+            say(self._stalled, "yellow")
 
 
 def rates(done: "BulkResult", tokens: int) -> str:

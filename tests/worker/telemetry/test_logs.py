@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import structlog
+from aiokafka.errors import NotLeaderForPartitionError, TopicAuthorizationFailedError
+from rich.text import Text
 
 from penstock.worker.telemetry.logs import EventLimit, RepeatFilter, configure_logs, label_logs
 
@@ -250,3 +252,60 @@ def test_auto_is_json_where_there_is_no_terminal(capsys: pytest.CaptureFixture[s
     configure_logs("auto", "info")
     structlog.get_logger("penstock.test").info("event")
     assert [event["event"] for event in events(capsys)] == ["event"]
+
+
+SETTINGS = {
+    "model": "m",
+    "device": "cpu",
+    "served_name": "cards",
+    "lanes": 2,
+    "cache_path": None,
+    "reasons": {
+        "given": ["model"],
+        "environment": ["served_name"],
+        "found for this model and machine": ["device"],
+        "default for cpu": ["lanes"],
+        "default": ["cache_path"],
+    },
+}
+
+
+def test_a_terminal_shows_the_settings_that_were_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("console", "info")
+    structlog.get_logger("penstock.test").info("settings_resolved", **SETTINGS)
+    said = Text.from_ansi(capsys.readouterr().err).plain
+    assert all(f"{name}=" in said for name in ("model", "device", "served_name"))
+    assert not any(f"{name}=" in said for name in ("lanes", "cache_path", "reasons"))
+    configure_logs("json", "info")
+    structlog.get_logger("penstock.test").info("settings_resolved", **SETTINGS)
+    (line,) = events(capsys)
+    assert line.items() >= SETTINGS.items()
+
+
+@pytest.mark.parametrize("error", [NotLeaderForPartitionError(), NotLeaderForPartitionError])
+def test_a_terminal_shows_no_fault_that_aiokafka_retries(error: object, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("console", "info")
+    client = logging.getLogger("aiokafka.client")
+    client.error("Failed fetch offsets from %s: %s", 1, error)
+    assert capsys.readouterr().err == ""
+    client.error("Failed fetch offsets from %s: %s", 1, TopicAuthorizationFailedError())
+    assert "TopicAuthorizationFailedError" in capsys.readouterr().err
+    configure_logs("json", "info")
+    client.error("Failed to send to %s: %s", 1, error)
+    assert len(events(capsys)) == 1
+
+
+def test_a_worker_with_a_log_file_tells_on_stderr_that_it_is_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logs("json", "info", tmp_path / "worker.log")
+    log = structlog.get_logger("penstock.worker")
+    log.info("model_loaded", model="m")
+    assert capsys.readouterr().err == ""
+    log.info("worker_ready", model="m", topic="penstock.requests.m", tasks=["embed"])
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "worker_ready" in said
+    assert "topic=penstock.requests.m" in Text.from_ansi(said).plain
+    written = (tmp_path / "worker.log").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in written] == ["model_loaded", "worker_ready"]
