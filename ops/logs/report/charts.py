@@ -137,7 +137,8 @@ def _errors(axes: Any, spans: Spans) -> bool:
 
 
 def _stages(axes: Any, spans: Spans) -> bool:
-    found = [(name, times) for name, times in spans.digest.requests.stages.items() if len(times)]
+    classes = spans.digest.requests.stages
+    found = [(f"{name} {stage}", times) for name in classes for stage, times in classes[name].items() if len(times)]
     if not found:
         return False
     for place, (_, times) in enumerate(reversed(found)):

@@ -21,8 +21,8 @@ from penstock.ops.logs.screens.tables import (
 )
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import PERCENTS, best_rate, integer, rate, share, short
+from penstock.ops.logs.totals.histogram import LogHistogram
 from penstock.ops.logs.totals.lifecycle import sentence
-from penstock.ops.logs.totals.samples import STAGES
 from penstock.ops.logs.totals.series import LATE, TRIGGERS, latency_percentile_s
 from penstock.ops.logs.totals.slow_periods import slow_periods
 
@@ -143,14 +143,17 @@ def _add_batches(grid: Table, digest: Digest) -> None:
 
 
 def _show_stages(console: Console, digest: Digest) -> None:
-    stages = digest.requests.stages
-    if not len(stages["total"]):
-        return
-    heading(console, "Stages", f"of {integer(len(stages['total']))} requests: the first of each second of each worker")
+    for name, stages in digest.requests.stages.items():
+        if len(stages["total"]):
+            _show_stages_of(console, name, stages)
+
+
+def _show_stages_of(console: Console, name: str, stages: dict[str, LogHistogram]) -> None:
+    number = integer(len(stages["total"]))
+    heading(console, f"Stages, {name}", f"of {number} requests: the first of each second of each worker")
     made = table("stage", *[f">p{percent}" for percent in PERCENTS], ">greatest", "")
     greatest = max(times.percentile(95) for times in stages.values() if len(times))
-    for stage in STAGES:
-        times = stages[stage]
+    for stage, times in stages.items():
         if len(times):
             shown = [duration(times.percentile(percent)) for percent in PERCENTS]
             row(made, stage, *shown, duration(times.greatest), bar(times.percentile(95) / greatest if greatest else 0))

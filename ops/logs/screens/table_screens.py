@@ -9,12 +9,16 @@ from penstock.ops.logs.totals.batch_totals import BatchGroup
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import integer, share, short
 from penstock.ops.logs.totals.rejections import Rejected
+from penstock.ops.logs.totals.samples import CLASSES
 from penstock.ops.logs.totals.slow_periods import slow_periods
 
 _MAX_ROWS = 40
 _STAGES = ("total", "kafka", "tokenize", "cache", "schedule", "compute")
 _BIASED = 0.2  # from here on the predicted times are worth measuring again
-_SAMPLED = "of each worker the slowest online request of each second is logged"
+_SAMPLED = {
+    "online": "of each worker the slowest of each second is logged",
+    "bulk": "of each worker the first request of each second is logged, where it is of a job",
+}
 _LOGGED = "of each worker the first 100 of each second are logged"
 
 
@@ -47,18 +51,10 @@ def show_errors(console: Console, digest: Digest) -> None:
 
 def show_slow(console: Console, digest: Digest, count: int) -> None:
     """The slowest requests, slow periods, and the batches that took longest."""
-    requests = digest.requests.slowest[:count]
-    if requests:
-        topics = {str(event.fields.get("topic")) for event in requests}
-        topic = f"; all of {printable(topics.pop())}" if len(topics) == 1 else ""
-        heading(console, "Slowest requests", _SAMPLED + topic)
-        stages = [f">{stage}" for stage in _STAGES]
-        made = table("time", *stages, ">batch", "trigger", *_log_column(digest), "request")
-        for event in requests:
-            name = _place(event) if topic else _position(event)
-            row(made, clock(event.time_s), *_stage_cells(event), *_log_cell(digest, event.source), name)
-        show(console, made)
-    else:
+    slowest = {name: requests for name in CLASSES if (requests := digest.requests.slowest(name)[:count])}
+    for name, requests in slowest.items():
+        _show_slowest(console, digest, name, requests)
+    if not slowest:
         console.print("No answered request is in the logs (request_done).")
     periods = slow_periods(digest.series)
     if periods:
@@ -71,6 +67,18 @@ def show_slow(console: Console, digest: Digest, count: int) -> None:
             row(made, date_and_clock(one.start_s), span, *cells)
         show(console, made)
     _show_longest_batches(console, digest, count)
+
+
+def _show_slowest(console: Console, digest: Digest, name: str, requests: list[Event]) -> None:
+    topics = {str(event.fields.get("topic")) for event in requests}
+    topic = f"; all of {printable(topics.pop())}" if len(topics) == 1 else ""
+    heading(console, f"Slowest {name} requests", _SAMPLED[name] + topic)
+    stages = [f">{stage}" for stage in _STAGES]
+    made = table("time", *stages, ">batch", "trigger", *_log_column(digest), "request")
+    for event in requests:
+        place = _place(event) if topic else _position(event)
+        row(made, clock(event.time_s), *_stage_cells(event), *_log_cell(digest, event.source), place)
+    show(console, made)
 
 
 def show_batches(console: Console, digest: Digest) -> None:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from penstock.ops.logs.lines.event import duration
 from penstock.ops.logs.totals.digest import Digest
-from penstock.ops.logs.totals.samples import STAGES
 from penstock.ops.logs.totals.series import LATE, TRIGGERS, latency_percentile_s
 
 PERCENTS = (50, 95, 99)
@@ -70,10 +69,10 @@ def _requests(digest: Digest) -> Iterator[Fact]:
 
 
 def _stages(digest: Digest) -> Iterator[Fact]:
-    for stage in STAGES:
-        times = digest.requests.stages[stage]
-        for percent in PERCENTS:
-            yield Fact("stages", f"{stage} p{percent}", times.percentile(percent), duration, -1)
+    for name, stages in digest.requests.stages.items():
+        for stage, times in stages.items():
+            for percent in PERCENTS:
+                yield Fact("stages", f"{name} {stage} p{percent}", times.percentile(percent), duration, -1)
 
 
 def _batches(digest: Digest) -> Iterator[Fact]:

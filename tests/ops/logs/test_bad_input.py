@@ -135,7 +135,7 @@ def test_a_clock_that_was_set_back_is_told_between_blocks(tmp_path: Path, monkey
 def test_a_producers_clock_that_is_ahead(tmp_path: Path) -> None:
     found = read(tmp_path, line("request_done", sample="first", total_ms=5.0, kafka_ms=-4000.0))
     assert found.requests.num_ahead == 1
-    assert found.requests.stages["kafka"].percentile(99) == 0.0
+    assert found.requests.stages["online"]["kafka"].percentile(99) == 0.0
 
 
 def test_small_blocks_of_a_pipe_or_of_compressed_data_are_read_together(

@@ -82,18 +82,18 @@ def test_requests_of_odd_values_are_counted(tmp_path: Path) -> None:
         {"sample": "first", "kafka_ms": "soon", "total_ms": float("nan")},
         {"sample": "slowest", "kafka_ms": True, "total_ms": 9000},
         {"sample": "first", "total_ms": None, "compute_ms": 3},
+        {"sample": "first", "class": "bulk", "total_ms": 20.0},
         {},
     ]
     path = tmp_path / "worker.log"
     path.write_text("".join(line("request_done", **fields) for fields in odd) + line("request_done", None, total_ms=8))
     found = digest(path)
+    stages = found.requests.stages
     assert found.requests.events["request_done"] == len(odd) + 1
-    assert [event.fields.get("total_ms") for event in found.requests.slowest] == [9000, 8, 7.0]
-    assert {stage: len(times) for stage, times in found.requests.stages.items() if len(times)} == {
-        "kafka": 1,
-        "total": 1,
-        "compute": 1,
-    }
+    assert [event.fields.get("total_ms") for event in found.requests.slowest("online")] == [9000, 8, 7.0]
+    assert [event.fields.get("total_ms") for event in found.requests.slowest("bulk")] == [20.0]
+    counted = {name: {stage: len(times) for stage, times in of.items() if len(times)} for name, of in stages.items()}
+    assert counted == {"online": {"kafka": 1, "total": 1, "compute": 1}, "bulk": {"total": 1}}
     assert found.requests.num_ahead == 1
     totals = found.series.totals()
     assert (totals["kafka_s"], totals["slowest_s"]) == (0.0, 9.0)
