@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EVERYTHING := --constraint ops/constraints.txt --editable '.[bench,demo,dev,docs,logs,otel,parquet,worker]'
 
+# uv compiles nothing at installation: without this, every process of a machine that sets it compiles torch once more.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo quick test test-gpu check docs figures bench bench-delivery bench-gpu bench-pipeline bench-serve chaos fuzz train-head
 
 help:
