@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from penstock.producer.answer_stream import answer_stream
 from penstock.producer.caller_errors import WrongArgument, WrongLoop, did_you_mean
-from penstock.producer.errors import BadTokenId, EmptyInput, InvalidRequest, PenstockError, TooLong
+from penstock.producer.errors import BackendError, BadTokenId, EmptyInput, InvalidRequest, PenstockError, TooLong
 from penstock.producer.keywords import ClientKeywords
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.request_preparation import prepare
@@ -30,7 +30,7 @@ from penstock.producer.wire.sequences import Kind, check
 from penstock.producer.wire.topics import bulk_topic, request_topic
 
 _OWN_KEYWORDS = ("tokenizer", "bulk", "on_reply")  # of `Caller`, beside the settings
-_OF_ONE_TEXT = (TooLong, EmptyInput, BadTokenId)
+_OF_ONE_TEXT = (TooLong, EmptyInput, BadTokenId, BackendError)
 _TYPE_FAULTS = ("_type", "_parsing")  # end pydantic's names of the errors of a type
 
 

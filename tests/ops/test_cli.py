@@ -21,6 +21,7 @@ import torch
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewTopic
 from pydantic_settings import BaseSettings
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from penstock.ops.cli import terminal
@@ -44,7 +45,7 @@ from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.messages import Options
 from penstock.worker.settings import WorkerSettings
 from tests.engine.generation.helpers import save_seq2seq
-from tests.engine.helpers import save_encoder
+from tests.engine.helpers import save_classifier, save_encoder
 
 SETTINGS: Mapping[str, type[BaseSettings]] = {
     "worker": WorkerSettings,
@@ -417,6 +418,15 @@ class TestCheck:
         assert "problem Model" in text
         assert "problem Cache" in text
         assert "3 problems found." in text
+
+    def test_a_model_whose_weights_are_not_finite(self, tmp_path: Path) -> None:
+        save_classifier(tmp_path, "bert")
+        tensors = load_file(tmp_path / "model.safetensors")
+        tensors["classifier.bias"][1] = float("nan")
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        code, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--model", str(tmp_path))
+        assert code == 1
+        assert "tensor 'classifier.bias' holds values that are not finite" in text
 
     def test_a_cache_file_that_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "cache.db").write_bytes(b"a letter to my aunt" * 100)

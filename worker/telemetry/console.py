@@ -37,8 +37,8 @@ class Retried(logging.Filter):
 
 
 def _is_retriable(argument: object) -> bool:
-    kind = argument if isinstance(argument, type) else type(argument)
-    return issubclass(kind, KafkaError) and kind.retriable
+    kind: Any = argument if isinstance(argument, type) else type(argument)
+    return issubclass(kind, KafkaError) and bool(kind.retriable)
 
 
 class ReadyLines(logging.StreamHandler[Any]):
