@@ -61,9 +61,9 @@ async def test_rankings_classes_and_jobs_have_an_error_in_its_place(
     result = await asyncio.to_thread(CliRunner().invoke, app, command, prog_name="penstock")
     assert result.exit_code == 1
     with target.open() as file:
-        rows = list(csv.DictReader(file))
-    assert ["NaN or infinity" in row["error"] for row in rows] == [False, True, False]
-    assert [bool(row["label"]) for row in rows] == [True, False, True]
+        written = list(csv.DictReader(file))
+    assert ["NaN or infinity" in row["error"] for row in written] == [False, True, False]
+    assert [bool(row["label"]) for row in written] == [True, False, True]
     worker.process.terminate()
     assert await worker.exit_code() == 0
     for topic in (request_topic(model), bulk_topic(request_topic(model))):
