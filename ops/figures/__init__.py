@@ -1,1 +1,1 @@
-"""The tables of kept benchmark and chaos runs in the Markdown files of the repository. Runs from a checkout."""
+"""What the Markdown files have from the software: tables of kept runs, and pages of reference. Runs from a checkout."""
