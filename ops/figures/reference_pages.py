@@ -26,7 +26,6 @@ from penstock.worker.settings import WorkerSettings
 _Method = ast.FunctionDef | ast.AsyncFunctionDef
 
 _COLUMNS = "100"
-_OR = "\\|"  # in a cell
 _MODULE = re.compile(r"\b[a-z_]+(\.[a-z_]+)*\.(?=[A-Z])")
 _TABLES: dict[str, type[BaseModel]] = {
     "kafka": KafkaSettings,
@@ -96,8 +95,8 @@ def _inner_commands(name: str) -> list[str]:
 def _row(name: str, field: FieldInfo) -> str:
     default = "" if field.default in (PydanticUndefined, None) else f"`{field.default}`"
     kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
-    cells = f"`{name}`", f"`{_MODULE.sub('', kind)}`", default, field.description or ""
-    return f"| {' | '.join(cell.replace('|', _OR) for cell in cells)} |"
+    kind = _MODULE.sub("", kind).replace(" | ", " or ")
+    return f"| `{name}` | `{kind}` | {default} | {(field.description or '').replace('|', '&#124;')} |"
 
 
 def _heads(kind: type) -> Iterator[str]:
