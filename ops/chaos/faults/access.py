@@ -38,7 +38,7 @@ def privileges(group: str, requests: Sequence[str], letters: Sequence[str], repl
     read = [("TOPIC", "READ", topic) for topic in requests]
     write = [("TOPIC", "WRITE", topic) for topic in (*letters, *replies)]
     create = [("TOPIC", "CREATE", topic) for topic in (*requests, *letters)]
-    transactions = ("TRANSACTIONAL_ID", "WRITE", f"{group}-")  # all ids that begin so
+    transactions = ("TRANSACTIONAL_ID", "WRITE", f"{group}:")  # all ids that begin so
     return [("GROUP", "READ", group), transactions, *read, *write, *create]
 
 
