@@ -331,6 +331,7 @@ def installed(tmp_path: Path) -> Path:
     package = tmp_path / "penstock" / "scheduler"
     source = Path(next(iter(penstock.scheduler.__path__)))
     shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(str(penstock.__file__), package.parent)
     return tmp_path
 
 

@@ -118,6 +118,10 @@ def test_expired_jobs_leave_under_overload_and_the_others_end_in_time() -> None:
 
 
 @pytest.mark.slow
-def test_a_decision_over_2048_active_requests_is_cheap() -> None:
-    """20 us by the figures of a quiet machine (decision.py). The bound here only finds work for each request."""
-    assert measure_decision(2048, num_decisions=300).decision_us < 200
+def test_a_decision_has_no_work_for_each_active_request() -> None:
+    """20 us for 2,048 of them by the figures of a quiet machine (decision.py); here four times as many cost no four."""
+
+    def least_us(num_active: int) -> float:
+        return min([measure_decision(num_active, num_decisions=300).decision_us for _ in range(3)])
+
+    assert least_us(2048) < 3 * least_us(512)

@@ -284,6 +284,7 @@ def test_a_terminal_shows_the_settings_that_were_chosen(capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("error", [NotLeaderForPartitionError(), NotLeaderForPartitionError])
 def test_a_terminal_shows_no_fault_that_aiokafka_retries(error: object, capsys: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger("aiokafka").setLevel(logging.NOTSET)  # commands silence it, and so do their tests
     configure_logs("console", "info")
     client = logging.getLogger("aiokafka.client")
     client.error("Failed fetch offsets from %s: %s", 1, error)
