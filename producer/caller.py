@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from penstock.producer.answer_stream import answer_stream
 from penstock.producer.caller_errors import WrongArgument, WrongLoop, did_you_mean
-from penstock.producer.errors import BackendError, BadTokenId, EmptyInput, InvalidRequest, PenstockError, TooLong
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.keywords import ClientKeywords
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.request_preparation import prepare
@@ -30,7 +30,6 @@ from penstock.producer.wire.sequences import Kind, check
 from penstock.producer.wire.topics import bulk_topic, request_topic
 
 _OWN_KEYWORDS = ("tokenizer", "bulk", "on_reply")  # of `Caller`, beside the settings
-_OF_ONE_TEXT = (TooLong, EmptyInput, BadTokenId, BackendError)
 _TYPE_FAULTS = ("_type", "_parsing")  # end pydantic's names of the errors of a type
 
 
@@ -259,11 +258,11 @@ def _on_bulk_topic(settings: ClientSettings) -> ClientSettings:
 
 
 def _named(row: Row | PenstockError, kind: Kind, index: int) -> Row | PenstockError:
-    """A worker's error with the place of its text in the call; the worker knows only the place in a record."""
-    if not isinstance(row, _OF_ONE_TEXT):
+    """The worker's error about one sequence with its place in the call; the worker knows only that in a record."""
+    if not (isinstance(row, PenstockError) and row.rows):
         return row
     text = "Text" if kind in (Kind.TEXTS, Kind.PAIRS) else "Sequence"
-    return type(row)(f"{text} {index}: {row.message}")
+    return type(row)(f"{text} {index}: {row.message}", {index: row})
 
 
 def raise_first(results: Sequence[object]) -> None:

@@ -63,8 +63,11 @@ def _print(text: Text) -> None:
     console = stderr()
     with console.capture() as captured:
         console.print(text)
-    sys.stderr.write(captured.get())
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(captured.get())
+        sys.stderr.flush()
+    except BrokenPipeError:  # the reader of the messages is gone; the exit code still tells what came of the command
+        _write_to_nowhere(2)
 
 
 def exit_code_of(body: Callable[[], int], failed: int = EXIT_PROBLEM) -> int:
@@ -131,8 +134,12 @@ def _leave_closed_terminal() -> None:
             termios.tcgetattr(place)
         except termios.error as error:
             if error.args[0] == errno.EIO:
-                with open(os.devnull, "wb") as nowhere:
-                    os.dup2(nowhere.fileno(), place)
+                _write_to_nowhere(place)
+
+
+def _write_to_nowhere(place: int) -> None:
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), place)
 
 
 def _sentence(error: Exception) -> str | None:

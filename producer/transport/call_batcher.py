@@ -250,7 +250,8 @@ class _Record:
         others: list[_RowRef] = []
         for place, (call, index) in enumerate(rows):
             if place in own:
-                call.settle(index, own[place])
+                fault = own[place]
+                call.settle(index, type(fault)(fault.message, {index: fault}))
             elif is_of_all:
                 # One for each: callers raise it, and a traceback grows with every raise.
                 call.settle(index, type(error)(*error.args))

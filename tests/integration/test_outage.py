@@ -145,4 +145,4 @@ async def test_closing_waits_briefly_for_a_broker_that_takes_no_cancellation(bro
     took_s = time.monotonic() - started
     with pytest.raises(ShuttingDown):
         await sent
-    assert took_s < 4, took_s
+    assert took_s < 20, took_s  # the call itself has two minutes

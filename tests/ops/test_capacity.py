@@ -28,9 +28,7 @@ from penstock.ops.cli.planning.capacity_plan import (
 from penstock.scheduler import CostTable, PackedCost, SchedulerSettings
 from penstock.scheduler.costs.table import Sample
 from penstock.worker.batching.startup_costs import MeasuredCosts
-from tests.ops.test_cli import no_settings_from_outside, penstock
-
-__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
+from tests.ops.command_line import penstock
 
 H200 = PackedCost(floor_s=0.6e-3, alpha_s=0.1e-3, beta_s=0.39e-6, gamma_s=4e-11)
 CPU = PackedCost(floor_s=1e-3, alpha_s=0.3e-3, beta_s=12e-6, gamma_s=2e-9)

@@ -17,9 +17,7 @@ from penstock.worker.batching.startup_costs import MeasuredCosts
 from penstock.worker.model_settings import ModelSettings
 from penstock.worker.settings import WorkerSettings
 from tests.engine.helpers import save_encoder
-from tests.ops.test_cli import no_settings_from_outside, penstock
-
-__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
+from tests.ops.command_line import penstock
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,7 @@ from penstock.ops.cli.terminal import EXIT_USAGE
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import Settings
 from penstock.worker.settings import WorkerSettings
-from tests.ops.test_cli import no_settings_from_outside, penstock
-
-__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
+from tests.ops.command_line import penstock
 
 FILE = """\
 [kafka]

@@ -3,7 +3,6 @@
 import asyncio
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,14 +22,6 @@ from penstock.producer import Client
 from penstock.producer.files import parquet_reader, row_blocks
 
 NO_KAFKA = "127.0.0.1:1"  # a client of it waits without end, and the test fails at its time limit
-
-
-@pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("PENSTOCK_"):
-            monkeypatch.delenv(name)
-
 
 # A job in parts of 64 rows, which kills itself when it has finished one.
 KILLED_AFTER_A_PART = """

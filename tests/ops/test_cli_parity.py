@@ -17,10 +17,8 @@ from penstock.ops.parity.calls import distance
 from penstock.ops.parity.compare import Check
 from penstock.ops.parity.texts import built_in_texts
 from tests.engine.helpers import write_json
-from tests.ops.test_cli import no_settings_from_outside, penstock
+from tests.ops.command_line import penstock
 from tests.parity_checkpoints import MISTAKEN, SOUND, add_tokenizer, edit, sentence_encoder
-
-__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 
 FLOAT32 = ("--dtype", "float32", "--device", "cpu")
 FEW = (  # of the built-in texts, one for each kind of mistake

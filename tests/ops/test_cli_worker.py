@@ -12,9 +12,6 @@ import pytest
 
 from penstock.ops.kafka import MockBroker
 from penstock.worker.settings import WorkerSettings
-from tests.ops.test_cli import no_settings_from_outside
-
-__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 
 # The command itself, with an engine that does no work and says that it is on the device of the first argument.
 COMMAND = """

@@ -17,9 +17,6 @@ from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import FileSettings, env_name
 from penstock.worker.process import EXIT_S
 from penstock.worker.settings import WorkerSettings
-from tests.ops.test_cli import no_settings_from_outside
-
-__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "ops" / "deploy"

@@ -13,7 +13,8 @@ from penstock.worker.batching.kept_tables import KeptTables, tables_of
 from penstock.worker.batching.startup_costs import MeasuredCosts
 from penstock.worker.resolved_settings import default_cost_path
 from tests.engine.helpers import save_encoder
-from tests.ops.test_cli import no_settings_from_outside, penstock
+from tests.ops.command_line import penstock
+from tests.ops.conftest import no_settings_from_outside
 
 __all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 

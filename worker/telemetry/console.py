@@ -44,6 +44,7 @@ def _is_retriable(argument: object) -> bool:
 class ReadyLines(logging.StreamHandler[Any]):
     """Tells on stderr, as text, that a worker is ready whose log is a file."""
 
-    def __init__(self) -> None:
+    def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__(sys.stderr)
+        self.setFormatter(formatter)
         self.addFilter(lambda record: isinstance(record.msg, dict) and record.msg.get("event") == "worker_ready")

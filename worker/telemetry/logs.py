@@ -42,8 +42,7 @@ def configure_logs(log_format: str, level: str, log_file: Path | None = None, **
     handler.addFilter(RepeatFilter(_REPEAT_S))
     handlers = [handler]
     if log_file is not None:
-        handlers.append(ReadyLines())
-        handlers[-1].setFormatter(_formatter(shared, console_processors()))
+        handlers.append(ReadyLines(_formatter(shared, console_processors())))
     _replace_handlers(handlers)
     logging.getLogger("penstock").setLevel(level.upper())
 

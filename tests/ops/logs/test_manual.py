@@ -10,9 +10,6 @@ from typer.testing import CliRunner
 
 from penstock.ops.cli.main import app
 from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B
-from tests.ops.test_cli import no_settings_from_outside
-
-__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 
 MANUAL = Path(__file__).parents[3] / "ops" / "docs"
 LEFT_OUT = "…"  # a line that stands for any others

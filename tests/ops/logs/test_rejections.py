@@ -13,10 +13,8 @@ from penstock.ops.logs.report.charts import Spans
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import facts
 from penstock.ops.logs.totals.slow_periods import slow_periods
+from tests.ops.command_line import penstock
 from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, SAMPLES, digest, line, lines, rejections
-from tests.ops.test_cli import no_settings_from_outside, penstock
-
-__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 
 WORKER: dict[str, Any] = {"pid": 7, "worker": 0, "service.instance.id": "host-a:7"}
 

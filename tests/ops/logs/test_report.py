@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.ops.cli.terminal import EXIT_PROBLEM
+from tests.ops.command_line import penstock
 from tests.ops.logs.helpers import FLEET, SAMPLES, batch, line
-from tests.ops.test_cli import no_settings_from_outside, penstock
-
-__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 
 PLOTS = ("Throughput", "Latency", "Triggers", "Padding", "Cache", "Lag", "Errors", "Stages", "Costs")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

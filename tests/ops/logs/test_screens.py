@@ -11,10 +11,8 @@ import pytest
 
 from penstock.ops.cli.terminal import EXIT_PROBLEM, EXIT_USAGE
 from penstock.ops.logs.lines import source
+from tests.ops.command_line import penstock
 from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, SAMPLES, batch, line, lines
-from tests.ops.test_cli import no_settings_from_outside, penstock
-
-__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 
 
 def logs(*arguments: str | Path) -> str:

@@ -12,10 +12,8 @@ from penstock.ops.top.fleet import Fleet as Looks
 from penstock.ops.top.live import watch
 from penstock.ops.top.scrape import scrape
 from penstock.ops.top.screen import COLUMNS, View, screen
-from tests.ops.test_cli import no_settings_from_outside, penstock
+from tests.ops.command_line import penstock
 from tests.ops.top.fleet_of_members import Clock, Fleet, Member
-
-__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 
 NOON = datetime(2026, 1, 31, 12, 0, 0)
 
