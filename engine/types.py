@@ -120,6 +120,7 @@ class ModelInfo:
     labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
     dimensions: tuple[int, ...] = ()  # lengths that embeddings may be cut to (Matryoshka); empty: none
     emissions: tuple[Emission, ...] = ()  # of a model made of cells
+    cut_tokens: int | None = None  # longest sequence that `truncate` leaves, where the model accepts longer ones
     padded: bool = False  # whether a batch is padded to its longest sequence: its time follows count * longest
 
 

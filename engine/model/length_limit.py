@@ -21,12 +21,17 @@ def stated_max_tokens(checkpoint: Checkpoint) -> int | None:
     own = _of_sentence_config(root) if checkpoint.modules else None
     if own is not None:
         return own
-    options = read_optional(root / "tokenizer_config.json")
-    limits = [
-        _limit(root, options.get("model_max_length", options.get("max_len"))),
-        _limit(root, checkpoint.config.get("max_position_embeddings"), no_limit=-1),
-    ]
+    limits = [tokenizer_max_tokens(root), _limit(root, checkpoint.config.get("max_position_embeddings"), no_limit=-1)]
     return min(filter(None, limits), default=None)
+
+
+def tokenizer_max_tokens(root: Path) -> int | None:
+    """The tokenizer's limit, where transformers cuts if it is asked to; None where there is none.
+
+    Raises CheckpointError for a limit that is no number.
+    """
+    options = read_optional(root / "tokenizer_config.json")
+    return _limit(root, options.get("model_max_length", options.get("max_len")))
 
 
 def _of_sentence_config(root: Path) -> int | None:

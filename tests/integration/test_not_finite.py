@@ -52,8 +52,9 @@ async def test_rankings_classes_and_jobs_have_an_error_in_its_place(
             assert "NaN or infinity" in str(rows[1])
         assert (first[0], first[2]) == (again[0], again[2])
         assert isinstance(first[0], float)
-        with pytest.raises(BackendError, match="Text 1: "):
+        with pytest.raises(BackendError, match="Text 1: ") as caught:
             await client.classify(documents)
+        assert list(caught.value.rows) == [1]
 
     source, target = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("text\n" + "".join(f"{document}\n" for document in documents))

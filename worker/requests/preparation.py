@@ -53,6 +53,7 @@ class RequestPreparer:
         `generation`: of a model that generates. `cells`: of a model made of cells.
         """
         self._info = info
+        self._cut_tokens = min(info.max_tokens, info.cut_tokens or info.max_tokens)
         self._bounds = bounds
         self._tokenizer = tokenizer
         self._frame = SpecialFrame() if tokenizer is None else tokenizer.frame
@@ -119,7 +120,7 @@ class RequestPreparer:
         texts: list[Text] = [text for request in requests for text in request.message.text or ()]
         try:
             encoded = await self._tokenizer.encode_async(
-                texts, truncate=truncate, max_tokens=self._info.max_tokens, spans=spans
+                texts, truncate=truncate, max_tokens=self._cut_tokens, spans=spans
             )
         except Exception as problem:
             # The error may quote a text.
@@ -159,10 +160,10 @@ class RequestPreparer:
             raise _above(info.max_tokens, lengths, TooLong, f"`inputs` must have at most {info.max_tokens} tokens.")
         if message.task == "token_classify":
             self._bounds.check_tokens(message, sum([min(length, info.max_tokens) for length in lengths]))
-        if longest <= info.max_tokens:
+        most = self._cut_tokens if message.options.truncate else info.max_tokens
+        if longest <= most:
             return found
         cut = self._frame.cut  # for ids of clients: the tokenizer has cut texts
-        most = info.max_tokens
         return [(cut(ids, most), None if types is None else cut(types, most)) for ids, types in found]
 
     def _keyed(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:

@@ -1,12 +1,14 @@
 """Which checkpoints generate, and what a worker learns of one that does."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from penstock.engine import host_memory
@@ -16,7 +18,16 @@ from penstock.engine.generation.loading import generates
 from penstock.engine.gpu.generation import seq2seq
 from penstock.engine.loading import generation as loading_module
 from penstock.engine.loading.generation import load_generation_model
+from penstock.producer.tokenization import Tokenizer
+from penstock.producer.wire.headers import ReplyAddress
+from penstock.producer.wire.messages import Options, Request, join_tokens
+from penstock.worker.requests.preparation import RequestPreparer
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.reply_bounds import ReplyBounds
+from penstock.worker.requests.request import PendingRequest, SliceTimes
 from tests.engine.generation.helpers import VOCAB, drain, model_of, save_seq2seq, sources
+from tests.producer.tokenizer_makers import MAKERS
+from tests.worker.conftest import FakeRecord
 
 
 @pytest.mark.parametrize(
@@ -47,6 +58,34 @@ def test_an_embedding_model_of_sentence_transformers_is_an_encoder(tmp_path: Pat
 def test_a_directory_without_a_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         generates(str(tmp_path))
+
+
+async def test_truncate_cuts_where_the_tokenizer_does_and_longer_sources_are_read_without_it(tmp_path: Path) -> None:
+    MAKERS["t5"](tmp_path)  # of at most 12 tokens, which its relative positions do not need
+    save_seq2seq(tmp_path, "t5")
+    text = "where is my card " * 4
+    reference: Any = transformers.AutoTokenizer  # untyped there
+    stated = reference.from_pretrained(tmp_path)
+    info = load_generation_model(str(tmp_path), max_rows=8, max_encode_tokens=100).info
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    for truncate in (False, True):
+        expected = stated(text, truncation=truncate)["input_ids"]
+        preparer = RequestPreparer(
+            replace(info, vocab_size=len(stated)), ReplyBounds(info, 10_000), tokenizer, has_cache=False
+        )
+        for message in (
+            Request("t5", "embed", text=(text,), options=Options(truncate=truncate)),
+            Request("t5", "embed", tokens=join_tokens([stated(text)["input_ids"]]), options=Options(truncate=truncate)),
+        ):
+            [[sequence], []] = await preparer.prepare([pending(message)])
+            assert sequence.token_ids.tolist() == expected
+    tokenizer.close()
+    assert len(expected) == 12
+
+
+def pending(message: Request) -> PendingRequest:
+    record = PendingRecord(FakeRecord(b""), ("requests", 0), from_bulk_topic=False)
+    return PendingRequest(record, ReplyAddress("replies", 0, None, None), message, None, False, SliceTimes(0.0, 0.0))
 
 
 def test_a_model_says_what_it_reads_and_allows(tmp_path: Path) -> None:

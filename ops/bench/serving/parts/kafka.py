@@ -26,7 +26,7 @@ _MOST_SEARCH_S = 600.0
 _FIRST_SHARE = 0.7  # where a search begins, as a share of its bound: the cost, or the rate in process
 LOADS = (0.7, 0.9, 1.2)  # of saturation
 _OVERLOAD = 1.4  # times what can be answered, by the cost alone
-_TIMES = 2.0  # the usual length of a run, at a given rate
+_TIMES = 5.0  # the usual length of a run, at a given rate: in one of 4 s a single stall decides
 _MOCK_FETCH_MAX_WAIT_MS = 5  # the mock answers a fetch only when this time is up
 
 Connection = dict[str, Any]  # settings that the worker and the client share
