@@ -85,6 +85,12 @@ def is_bfloat16_fast() -> bool:
     return bool(torch.cpu._is_amx_tile_supported()) or (has_avx512 and _cpuinfo().get("vendor_id") == "AuthenticAMD")
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN has bfloat16 products for this processor. torch's own depend on the rest of the batch."""
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def _cpuinfo() -> dict[str, str]:
     """The first processor's entry of /proc/cpuinfo; empty where there is none."""
     try:

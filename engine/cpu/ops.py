@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.engine.cpu.attention import attend
 from penstock.engine.cpu.attention_bias import attend_groups, biased, by_distance, disentangled, rotary
 from penstock.engine.cpu.linear import Linear, make_linear
-from penstock.engine.device import is_bfloat16_fast
+from penstock.engine.device import is_bfloat16_fast, multiplies_bfloat16
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.model.dense import activate
 from penstock.engine.model.forward import forward, forward_convolved, forward_pre_norm
@@ -44,6 +44,10 @@ def cpu_precision(dtype: str) -> str:
         return "bfloat16" if is_bfloat16_fast() else "float32"
     if dtype not in CPU_DTYPES:
         raise UnsupportedDevice(f"dtype {dtype!r} is not available; use auto, float32 or bfloat16.")
+    if dtype == "bfloat16" and not multiplies_bfloat16():
+        raise UnsupportedDevice(
+            "dtype 'bfloat16' needs AVX-512 or AVX-NE-CONVERT, which this processor lacks; use auto."
+        )
     return dtype
 
 

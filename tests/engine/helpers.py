@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tokenizers
 import torch
 import transformers
 
 from penstock.engine import PackedBatch, TaskOptions, load_engine
 from penstock.engine.cpu.engine import CpuEngine
+from penstock.engine.device import multiplies_bfloat16
 from penstock.engine.types import Float32Array, Int32Array
+
+needs_bfloat16 = pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor has no bfloat16 products")
+BFLOAT16 = pytest.param("bfloat16", marks=needs_bfloat16)
 
 VOCAB = 120
 MAX_TOKENS = 130

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from penstock.engine import load_engine
 from penstock.engine.model.checkpoint import revision_of
 from penstock.engine.types import Float32Array, Int32Array
-from tests.engine.helpers import pack
+from tests.engine.helpers import needs_bfloat16, pack
 
 pytestmark = pytest.mark.slow
 
@@ -74,14 +74,15 @@ def test_float32_equals_sentence_transformers(
     assert np.abs(rows - reference).max() < 1e-6
 
 
+@needs_bfloat16
 def test_bfloat16_stays_within_a_ten_thousandth(
     minilm: str, token_ids: list[Int32Array], reference: Float32Array
 ) -> None:
-    """Runs on every processor; where bfloat16 is emulated it only takes longer."""
     rows = np.stack(load_engine(minilm, dtype="bfloat16").run(pack(token_ids)).rows)
     assert (rows * reference).sum(axis=1).min() >= 0.9999
 
 
+@needs_bfloat16
 def test_bfloat16_rows_do_not_depend_on_the_rest_of_the_batch(minilm: str, token_ids: list[Int32Array]) -> None:
     engine = load_engine(minilm, dtype="bfloat16")
     together = engine.run(pack(token_ids)).rows

@@ -16,7 +16,7 @@ from penstock.ops.parity import references
 from penstock.ops.parity.calls import distance
 from penstock.ops.parity.compare import Check
 from penstock.ops.parity.texts import built_in_texts
-from tests.engine.helpers import write_json
+from tests.engine.helpers import needs_bfloat16, write_json
 from tests.ops.command_line import penstock
 from tests.parity_checkpoints import MISTAKEN, SOUND, add_tokenizer, edit, sentence_encoder
 
@@ -171,6 +171,7 @@ def test_texts_of_a_table_and_those_that_are_refused(sentences: Path, tmp_path: 
     assert "--texts" in text
 
 
+@needs_bfloat16
 @pytest.mark.slow
 def test_bfloat16_is_judged_beside_transformers_own(sentences: Path, few: tuple[str, str]) -> None:
     code, text = penstock("parity", str(sentences), "--dtype", "bfloat16", "--device", "cpu", *few)

@@ -19,6 +19,7 @@ from tests.engine.helpers import (
     MAX_TOKENS,
     config_of,
     cpu_engine,
+    needs_bfloat16,
     pack,
     random_sequences,
     reference_hidden,
@@ -92,6 +93,7 @@ def test_an_odd_number_of_heads(tmp_path: Path, family: str) -> None:
     assert largest_error(tmp_path, model) <= 1e-5
 
 
+@needs_bfloat16
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_errs_no_more_than_twice_as_transformers_in_bfloat16_does(tmp_path: Path, family: str) -> None:
     model, sequences = save_encoder(tmp_path, family), random_sequences(LENGTHS)

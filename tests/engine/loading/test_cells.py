@@ -12,6 +12,7 @@ from penstock.engine.errors import CheckpointError, UnsupportedDevice
 from penstock.engine.loading.cells import load_served_cells
 from penstock.engine.types import Emission
 from tests.engine.cells.test_loading import CASES
+from tests.engine.helpers import needs_bfloat16
 
 SUM = StateSpec("sum", 1, torch.float64)
 
@@ -53,6 +54,7 @@ def test_the_number_of_slots_follows_from_their_size(directory: Path) -> None:
     assert load_served_cells("m", cells=f"{__name__}:wide", device="cpu").num_slots == 1024
 
 
+@needs_bfloat16
 def test_types_are_those_asked_for(directory: Path) -> None:
     served = load_served_cells(str(directory), device="cpu", dtype="bfloat16")
     assert served.info.dtype == "bfloat16"

@@ -23,6 +23,7 @@ from tests.engine.helpers import (
     PAD,
     VOCAB,
     cpu_engine,
+    needs_bfloat16,
     pack,
     random_sequences,
     randomise,
@@ -164,6 +165,7 @@ class TestBesideThePackedEngine:
             batch = pack(random_sequences((5, 11)), TaskOptions(task))
             np.testing.assert_allclose(padded.run(batch).rows, packed.run(batch).rows, atol=1e-5)
 
+    @needs_bfloat16
     def test_bfloat16_is_near(self, bert: Path) -> None:
         batch = pack(random_sequences(LENGTHS))
         rows = np.stack(padded_engine(bert, dtype="bfloat16").run(batch).rows)
