@@ -188,7 +188,7 @@ class Caller:
             )
 
     def _one_revision(self) -> OneRevision:
-        """What the answers of several calls share, so that they are of one revision of the model."""
+        """The state that several calls share, so that their answers are of one revision of the model."""
         return OneRevision(allow_mixed=self._settings.allow_mixed_revisions)
 
     def _timeout_s(self, timeout_s: float | None) -> float:

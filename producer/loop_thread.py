@@ -16,7 +16,7 @@ _EXIT_S = 15.0  # longer than a client takes to close
 
 
 def result_of(running: "Future[T]") -> T:
-    """What the work of `LoopThread.begin` returns or raises. Raises ShuttingDown where `stop` has cancelled it."""
+    """The result or the error of the work of `LoopThread.begin`. Raises ShuttingDown where `stop` has cancelled it."""
     try:
         return running.result()
     except CancelledError:

@@ -24,7 +24,7 @@ _ROWS = 11  # different ones that are tried, again and again: no divisor of a bl
 
 
 class ProductKind(NamedTuple):
-    """What oneDNN chooses its way by, beside the number of rows."""
+    """The facts by which oneDNN chooses its way, beside the number of rows."""
 
     width: int
     depth: int

@@ -66,7 +66,7 @@ def _print(text: Text) -> None:
     try:
         sys.stderr.write(captured.get())
         sys.stderr.flush()
-    except BrokenPipeError:  # the reader of the messages is gone; the exit code still tells what came of the command
+    except BrokenPipeError:  # stderr is closed; the exit code still tells how the command ended
         _write_to_nowhere(2)
 
 

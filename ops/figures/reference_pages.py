@@ -69,7 +69,7 @@ def settings() -> str:
 
 
 def python() -> str:
-    """What `from penstock import …` gives."""
+    """The names that `from penstock import …` gives."""
     parts = ["# Python API\n\nThis page is made from the code. [Clients](clients.md) is the introduction.\n"]
     for name in penstock.__all__:
         thing = getattr(penstock, name)

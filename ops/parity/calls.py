@@ -16,7 +16,7 @@ Answer = Vector | Mapping[str, float] | float | Sequence[TokenScores] | tuple[in
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is asked of both sides for each text."""
+    """The question put to both sides for each text."""
 
     task: str
     prompt_name: str | None = None  # None: the checkpoint's default

@@ -124,7 +124,7 @@ def topic_id_text(topic_id: bytes) -> bytes:
 
 
 def parse_topic_id(text: bytes | None) -> bytes | None:
-    """What `topic_id_text` has written, or None."""
+    """The id that `topic_id_text` has written, or None."""
     if text is None or _TOPIC_ID.fullmatch(text) is None:
         return None
     return base64.urlsafe_b64decode(text + b"==")

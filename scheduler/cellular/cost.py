@@ -79,7 +79,7 @@ class TaskCost:
             least[bucket] = min([mean_s / steps for steps, mean_s in measured.items()])
 
     def _bounds(self, cell: int, bucket: int, quantum: int) -> Iterator[float]:
-        """What a task takes at least, by each entry of its cell that was measured twice."""
+        """The least seconds of a task, by each entry of its cell that was measured twice."""
         for (other, steps), recent in self._recent[cell].items():
             if len(recent) > 1:
                 share = min(1.0, 2.0 ** (bucket - other)) * min(1.0, quantum / steps)

@@ -133,7 +133,7 @@ async def test_closing_a_client_that_waits_for_its_broker_ends_at_once(broker: K
 
 
 async def test_closing_waits_briefly_for_a_broker_that_takes_no_cancellation(broker: KafkaBroker) -> None:
-    """Nobody waits for what is in the outbox then: the request ends at its deadline."""
+    """`close` gives up what is in the outbox then: the request ends at its deadline."""
     await asyncio.to_thread(broker.start)
     async with Client(bootstrap_servers=broker.bootstrap_servers, model=MODEL) as client:
         sent = asyncio.create_task(client.generate(ids=[[1]]))

@@ -359,7 +359,7 @@ def test_a_lost_broker_and_its_return_are_printed_once_each(capsys: pytest.Captu
     ]
 
 
-def test_the_exit_code_of_a_command_whose_messages_nobody_reads() -> None:
+def test_a_closed_stderr_does_not_change_the_exit_code() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     code = "from penstock.ops.cli.main import main; main()"

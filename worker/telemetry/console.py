@@ -16,7 +16,7 @@ def console_processors() -> list[Any]:
 
 
 def _chosen_settings(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Reduce `settings_resolved` to the settings that somebody gave, or that were found; the others are defaults."""
+    """Reduce `settings_resolved` to the settings that were given or found; the others are defaults."""
     if event["event"] != "settings_resolved":
         return event
     reasons = event.pop("reasons")

@@ -9,7 +9,7 @@ brings. A broker that is asked again at once answers with a few records, and sma
 high rate a fetch that has brought several records is followed by the next one a little later, counted from when it was
 sent. One that has brought fewer, and any at a low rate, which turns cannot keep busy, is followed at once.
 
-aiokafka tells nobody that it goes on elsewhere than at the position of a partition. Here `jumped` is told.
+aiokafka reports nowhere that it goes on elsewhere than at the position of a partition. Here `jumped` is told.
 
 A partition may bring half a million records at once. Each poll hands out a part of them, and what the other partitions
 have brought; its broker is asked for the others meanwhile.

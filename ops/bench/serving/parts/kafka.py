@@ -52,7 +52,7 @@ def run(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
 def at_loads(
     bench: BenchHarness, plan: RunPlan, lengths: str, slo_s: float, connection: Connection, folder: Path, say: Say
 ) -> Row:
-    """What each system answers in time at `LOADS` of saturation: answers a second of TEI's rule, which refuses none."""
+    """The answers in time of each system at `LOADS` of saturation: the rate of TEI's rule, which refuses none."""
     rule = tei(bench.limits(slo_s))
     bound = bench.capacity_per_s(rule.engine, lengths, rule.settings.max_batch_sequences)
 
