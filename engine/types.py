@@ -121,6 +121,7 @@ class ModelInfo:
     dimensions: tuple[int, ...] = ()  # lengths that embeddings may be cut to (Matryoshka); empty: none
     emissions: tuple[Emission, ...] = ()  # of a model made of cells
     cut_tokens: int | None = None  # longest sequence that `truncate` leaves, where the model accepts longer ones
+    num_token_types: int | None = None  # rows of the table of token types; None: no table, and types are ignored
     padded: bool = False  # whether a batch is padded to its longest sequence: its time follows count * longest
 
 

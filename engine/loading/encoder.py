@@ -91,6 +91,7 @@ def _load_packed(
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
         dimensions=matryoshka_dimensions(checkpoint, width),
+        num_token_types=None if weights.embeddings.token_types is None else len(weights.embeddings.token_types),
     )
     if on_gpu:
         return _on_gpu(info, checkpoint.directory, weights, tail, heads)

@@ -58,8 +58,7 @@ class PaddedEngine:
         self._device = model.device
         pad = model.config.pad_token_id
         self._pad_token = pad if isinstance(pad, int) and 0 <= pad < info.vocab_size else 0
-        self._num_types: int | None = getattr(model.config, "type_vocab_size", None)
-        self._takes_types = self._num_types not in (0, 1) and "token_type_ids" in signature(model.forward).parameters
+        self._takes_types = info.num_token_types != 1 and "token_type_ids" in signature(model.forward).parameters
 
     @torch.inference_mode()
     def run(self, batch: PackedBatch) -> BatchOutput:
@@ -117,8 +116,9 @@ class PaddedEngine:
 
     def _check_types(self, types: Int32Array) -> None:
         """Raise ValueError for types beyond the table, which would make a GPU unusable for the process."""
-        if self._num_types is not None and not 0 <= types.min() <= types.max() < self._num_types:
-            raise ValueError(f"token types must lie in [0, {self._num_types}); found {types.min()} to {types.max()}.")
+        num_types = self.info.num_token_types
+        if num_types is not None and not 0 <= types.min() <= types.max() < num_types:
+            raise ValueError(f"token types must lie in [0, {num_types}); found {types.min()} to {types.max()}.")
 
     def _results(self, wanted: TaskOptions, padded: _Padded) -> Sequence[Float32Array]:
         """One array a sequence."""

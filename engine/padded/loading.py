@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def load_padded(
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
         dimensions=matryoshka_dimensions(checkpoint, width),
+        num_token_types=_num_token_types(model),
         padded=True,
     )
     tail, heads = on_device(tail, heads, model.device)
@@ -103,6 +105,13 @@ def _own_heads(checkpoint: Checkpoint, task: str, model: Any) -> dict[str, Head]
     if task == EMBED:
         return {}
     return logit_heads(checkpoint, model.config.num_labels, of_tokens=task == TOKEN_CLASSIFY)
+
+
+def _num_token_types(model: Any) -> int | None:
+    """Rows of the table of token types; None: the model takes no types, or does not state how many it has."""
+    if "token_type_ids" not in signature(model.forward).parameters:
+        return None
+    return getattr(model.config, "type_vocab_size", None) or None
 
 
 def _precision(dtype: str, *, on_gpu: bool) -> str:

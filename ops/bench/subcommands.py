@@ -39,12 +39,11 @@ class ServeSettings(Settings):
         description="Tokens per request: 2-100, 5-500, normal 2-100, normal 5-500, squad, banking77. The tables about "
         "objectives use the first.",
     )
-    parts: str = Field(_PARTS, description="Tables to measure; also kafka.")
-    kafka: bool = Field(False, description="Measure through Kafka too: a client, a broker and a worker process.")
+    parts: str = Field(_PARTS, description="Tables to measure. Through Kafka: kafka, loads.")
     bootstrap_servers: str | None = Field(
         None,
-        description="An existing broker for --kafka. Default: a local Kafka if Java is installed, else librdkafka's "
-        "mock.",
+        description="An existing broker for kafka and loads. Default: a local Kafka if Java is installed, else "
+        "librdkafka's mock.",
     )
     slo_ms: float | None = Field(
         None, gt=0, description="Latency objective. Default: 50, or five times the longest request alone."
@@ -65,7 +64,7 @@ class ServeSettings(Settings):
     @field_validator("parts")
     @classmethod
     def _known_parts(cls, listed: str) -> str:
-        return _each_of(listed, (*_PARTS.split(","), "kafka"))
+        return _each_of(listed, (*_PARTS.split(","), "kafka", "loads"))
 
     @field_validator("bootstrap_servers")
     @classmethod
@@ -161,14 +160,13 @@ def bench_serve(settings: ServeSettings) -> int:
     The load is open-loop, Poisson or bursty. The tables show throughput at
     saturation, latency at each system's critical point, goodput within
     objectives, two classes, the cost model's errors, and the simulator beside
-    real runs. Only --kafka needs Kafka. Takes about ten minutes on two cores.
+    real runs. Only the parts kafka and loads need a broker. Takes about ten minutes on two cores.
     """
-    from penstock.ops.bench.serving.harness.run_plan import KAFKA, RunPlan
+    from penstock.ops.bench.serving.harness.run_plan import RunPlan
     from penstock.ops.bench.serving.serving_benchmark import run_serving_benchmark
 
-    parts = _names(settings.parts)
     plan = RunPlan(
-        parts=(*parts, KAFKA) if settings.kafka and KAFKA not in parts else parts,
+        parts=_names(settings.parts),
         lengths=_names(settings.lengths),
         slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
         seconds=settings.seconds,

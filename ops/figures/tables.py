@@ -64,6 +64,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "serving-targets": serving.against_targets,
     "serving-bursts": serving.bursts,
     "serving-kafka": serving.through_kafka,
+    "serving-loads": serving.loads,
     "ablation": ablations,
     "scheduler-constants": constant_table,
     "tracing": tracing.cost,

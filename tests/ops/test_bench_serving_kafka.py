@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engine import NullEngine
 from penstock.ops.bench.serving.harness.harness import BenchHarness, Known, Load
-from penstock.ops.bench.serving.harness.run_plan import KAFKA, RunPlan
+from penstock.ops.bench.serving.harness.run_plan import KAFKA, LOADS, RunPlan
 from penstock.ops.bench.serving.loads.outcome import Outcome
 from penstock.ops.bench.serving.loads.systems import EngineKind, System, all_systems, no_batch
 from penstock.ops.bench.serving.parts import critical, kafka
@@ -58,7 +58,7 @@ def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
     # Of this process: whether the client's runs keep up is the machine's affair, and so is the rate that it finds.
     monkeypatch.setattr(Outcome, "keeps_up", lambda outcome, slo_s: True)
     plan = RunPlan(
-        parts=(KAFKA,),
+        parts=(KAFKA, LOADS),
         lengths=("2-100",),
         slo_s=SLO_S,
         seconds=1.0,
@@ -95,6 +95,13 @@ def test_a_worker_is_told_all_that_makes_a_system() -> None:
         assert told.lanes is not None
         scheduler = scheduler_settings(resolve(told, bench.packed.info))
         assert scheduler == system.settings or scheduler.slo_s != system.settings.slo_s == SLO_S
+
+
+def test_real_messages_come_with_the_lengths_of_their_token_ids() -> None:
+    lengths = Unloaded().lengths("banking77", 4000)
+    assert lengths[3080:].tolist() == lengths[:920].tolist()  # from the start again
+    assert lengths.min() >= 3  # two special tokens and a word
+    assert lengths[:3080].mean() == pytest.approx(15.07, abs=0.01)
 
 
 @pytest.mark.parametrize("limit", [70.0, 130.0, 400.0])

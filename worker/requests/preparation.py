@@ -105,12 +105,15 @@ class RequestPreparer:
         return sequences, rejections
 
     def _is_bounded(self, found: Iterable[_Found]) -> bool:
-        """Whether all ids of a slice are in the vocabulary: one look at all of them.
+        """Whether all ids and types of a slice are in the model's tables: one look at all of them.
 
-        Those of texts too: a checkpoint's tokenizer may have more tokens than its table.
+        Those of texts too: a checkpoint's tokenizer may have more tokens, or more types, than its model.
         """
-        ids = [one for _, sequences in found if not isinstance(sequences, PenstockError) for one, _ in sequences]
-        return not ids or int(np.concatenate(ids).max(initial=0)) < self._info.vocab_size
+        whole = [one for _, sequences in found if not isinstance(sequences, PenstockError) for one in sequences]
+        types = [one for _, one in whole if one is not None]
+        return _all_below(self._info.vocab_size, [ids for ids, _ in whole]) and (
+            self._info.num_token_types is None or _all_below(self._info.num_token_types, types)
+        )
 
     async def _tokenize(self, requests: list[PendingRequest], truncate: bool, spans: bool) -> list[_Found]:
         """Tokenize all texts in one call. If it fails, each request gets its own, so that only the culprit fails."""
@@ -141,10 +144,10 @@ class RequestPreparer:
     def _fit(self, message: Request, found: list[_Ids] | PenstockError, *, is_bounded: bool) -> list[_Ids]:
         """Bound sequences to the vocabulary and the model's maximum. A cut keeps the special tokens around the text.
 
-        `is_bounded`: no id of the slice is outside the vocabulary.
+        `is_bounded`: no id or type of the slice is outside the model's tables.
 
         Raises:
-            BadTokenId, EmptyInput, TooLong: with the sequences at fault.
+            BadTokenId, EmptyInput, TooLong, InvalidRequest: with the sequences at fault.
             PenstockError: more tokens than can be classified in one record, or what `_tokenize` found.
         """
         if isinstance(found, PenstockError):
@@ -153,6 +156,8 @@ class RequestPreparer:
         highest = [] if is_bounded else [int(ids.max(initial=0)) for ids, _ in found]
         if any(value >= info.vocab_size for value in highest):
             raise _above(info.vocab_size - 1, highest, BadTokenId, f"Token ids must be below {info.vocab_size}.")
+        if not is_bounded and info.num_token_types is not None:
+            self._check_types(found, info.num_token_types)
         if 0 in lengths:
             raise first_error({i: EmptyInput("The text holds no token.") for i, n in enumerate(lengths) if n == 0})
         longest = max(lengths)
@@ -165,6 +170,15 @@ class RequestPreparer:
             return found
         cut = self._frame.cut  # for ids of clients: the tokenizer has cut texts
         return [(cut(ids, most), None if types is None else cut(types, most)) for ids, types in found]
+
+    def _check_types(self, found: list[_Ids], num_types: int) -> None:
+        highest = [0 if types is None else int(types.max(initial=0)) for _, types in found]
+        if max(highest, default=0) >= num_types:
+            rule = (
+                f"The tokenizer of {self._info.name!r} gives this text a token type that the model does not have: "
+                f"types must be below {num_types}."
+            )
+            raise _above(num_types - 1, highest, InvalidRequest, rule)
 
     def _keyed(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:
         if self._generation is not None:
@@ -211,6 +225,10 @@ def _split(tokens: Tokens) -> list[_Ids]:
         return [(ids, None)]
     ends = itertools.accumulate(lens)
     return [(ids[end - length : end], None) for length, end in zip(lens, ends, strict=True)]
+
+
+def _all_below(limit: int, arrays: list[Int32Array | Uint32Array] | list[Int32Array]) -> bool:
+    return not arrays or int(np.concatenate(arrays).max(initial=0)) < limit
 
 
 def _above(maximum: int, values: list[int], kind: type[InvalidRequest], rule: str) -> PenstockError:

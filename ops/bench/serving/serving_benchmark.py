@@ -12,7 +12,7 @@ from penstock.ops.bench.common.console_tables import show_grid
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.runs import RESULTS, begin, finite, keep
 from penstock.ops.bench.serving.harness.harness import BenchHarness
-from penstock.ops.bench.serving.harness.run_plan import KAFKA, RunPlan
+from penstock.ops.bench.serving.harness.run_plan import KAFKA, LOADS, RunPlan
 from penstock.ops.bench.serving.parts import kafka, paper, saturation, scheduler, simulator_check, slo
 from penstock.ops.bench.serving.parts.saturation import Row, Say
 from penstock.ops.bench.serving.report.document import render
@@ -38,7 +38,7 @@ def run_serving_benchmark(plan: RunPlan, *, model: str | None, device: str, dtyp
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         bench = BenchHarness.load(_checkpoint(model, Path(folder)), device=device, dtype=dtype)
-        header = begin("serving-kafka" if KAFKA in plan.parts else "serving", _machine(bench))
+        header = begin("serving-kafka" if {KAFKA, LOADS} & set(plan.parts) else "serving", _machine(bench))
         parts = measure(bench, plan, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
     name = _NAMES.get(model, bench.packed.info.name)
     record = record_of(bench, plan, parts, name, header)
@@ -97,7 +97,9 @@ def measure(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
     if "scheduler" in plan.parts:
         parts["scheduler"] = scheduler.run(bench)
     if KAFKA in plan.parts:
-        parts[KAFKA] = kafka.run(bench, plan, say)
+        parts[KAFKA] = kafka.run_points(bench, plan, say)
+    if LOADS in plan.parts:
+        parts[LOADS] = kafka.run_loads(bench, plan, say)
     return parts
 
 

@@ -150,6 +150,19 @@ def test_truncation_cuts_token_types_alike() -> None:
     assert sequence.token_type_ids.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
 
 
+def test_a_pair_is_rejected_where_the_model_has_no_second_token_type() -> None:
+    """A RoBERTa with BERT's tokenizer, say: transformers ends there with an IndexError."""
+    pair, text = ("ab", "c"), "abc"
+    for num_types in (None, 2):  # None: the model has no types, and ignores them
+        info = replace(TINY, num_token_types=num_types)
+        assert len(prepare(make_preparer(info, FakeTokenizer()), texts_of(text, pair))) == 2
+    preparer = make_preparer(replace(TINY, num_token_types=1), FakeTokenizer())
+    assert len(prepare(preparer, texts_of(text, text))) == 2
+    with pytest.raises(InvalidRequest, match=r"Sequence 1.*token type.*below 1\. Given: 1") as rejected:
+        prepare(preparer, texts_of(text, pair))
+    assert list(rejected.value.rows) == [1]
+
+
 def test_a_text_without_any_token_is_rejected() -> None:
     """Some tokenizers add no special tokens and drop what they do not know."""
     with pytest.raises(EmptyInput, match="Sequence 1") as rejected:

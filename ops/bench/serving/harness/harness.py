@@ -229,6 +229,7 @@ class BenchHarness:
         """Banking77's test messages as token ids, shuffled."""
         tokenizer = Tokenizer.from_directory(model_directory())  # BERT's vocabulary, and so the random model's too
         try:
-            return [encoded.ids for encoded in tokenizer.encode(shuffled_texts(3080), truncate=True)]
+            encoded = tokenizer.encode(shuffled_texts(3080), truncate=True, max_tokens=self.packed.info.max_tokens)
+            return [one.ids for one in encoded]
         finally:
             tokenizer.close()

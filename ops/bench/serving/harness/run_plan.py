@@ -7,7 +7,7 @@ from penstock.ops.bench.serving.harness.harness import BenchHarness, Load
 
 PARTS = ("saturation", "paper", "goodput", "bursts", "classes", "scheduler", "validation")
 LENGTHS = ("2-100", "5-500")
-KAFKA = "kafka"  # a part that is run when it is asked for: it needs a broker
+KAFKA, LOADS = "kafka", "loads"  # parts that are run when they are asked for: they need a broker
 _LEAST_SLO_S = 0.05
 _SLO_OF_LONGEST = 5  # times the longest request alone, where that is more: a CPU's
 _SECONDS_OF_SLO = 4
@@ -26,7 +26,7 @@ class RunPlan:
     saturated_answers: int = 600  # of a run that saturation is taken from, where _LONGER is enough for them
     most_trials: int = 2  # real runs that confirm a critical point
     simulated: tuple[int, int] = (1_500, 15_000)  # least and most requests in one simulated run
-    bootstrap_servers: str | None = None  # of KAFKA; None: a broker of its own
+    bootstrap_servers: str | None = None  # of KAFKA and LOADS; None: a broker of its own
 
     @property
     def is_whole(self) -> bool:

@@ -1,7 +1,4 @@
-"""Critical points through Kafka, with broker, worker process and client, beside critical points in process.
-
-And what each system answers in time at shares of saturation.
-"""
+"""Through Kafka, with broker, worker process and client: critical points, beside those in process, and fixed loads."""
 
 import dataclasses
 import tempfile
@@ -32,27 +29,35 @@ _MOCK_FETCH_MAX_WAIT_MS = 5  # the mock answers a fetch only when this time is u
 Connection = dict[str, Any]  # settings that the worker and the client share
 
 
-def run(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
-    """Measure the first workload, each system in process and then through Kafka on the same requests."""
+def run_points(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
+    """Critical points of the first workload, each system in process and then through Kafka on the same requests."""
     lengths = plan.lengths[0]
     slo_s = plan.slo_of(bench, lengths)
     rows: list[Row] = []
     with _broker(plan.bootstrap_servers) as (kind, connection), tempfile.TemporaryDirectory() as folder:
-        say(f"through Kafka ({kind}), {lengths} tokens, SLO {slo_s * 1e3:.0f} ms")
+        say(f"critical points through Kafka ({kind}), {lengths} tokens, SLO {slo_s * 1e3:.0f} ms")
         for system in systems(bench, slo_s):
             in_process = _in_process(bench, plan, system, lengths, slo_s)
             rate = in_process["rate_per_s"]
             through = _through_kafka(bench, plan, system, lengths, slo_s, rate, connection, Path(folder))
             rows.append({"system": system.name, "in_process": in_process, "through_kafka": through})
             say(f"  {system.name}: {rate:,.0f} req/s in process, {through['rate_per_s']:,.0f} through Kafka")
-        loads = at_loads(bench, plan, lengths, slo_s, connection, Path(folder), say)
-    return {"broker": kind, "lengths": lengths, "slo_s": slo_s, "rows": rows, **loads}
+    return {"broker": kind, "lengths": lengths, "slo_s": slo_s, "rows": rows}
 
 
-def at_loads(
+def run_loads(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
+    """The answers in time of each system at `LOADS` of saturation: the rate of TEI's rule, which refuses none."""
+    lengths = plan.lengths[0]
+    slo_s = plan.slo_of(bench, lengths)
+    with _broker(plan.bootstrap_servers) as (kind, connection), tempfile.TemporaryDirectory() as folder:
+        say(f"shares of saturation through Kafka ({kind}), {lengths} tokens, SLO {slo_s * 1e3:.0f} ms")
+        found = _at_loads(bench, plan, lengths, slo_s, connection, Path(folder), say)
+    return {"broker": kind, "lengths": lengths, "slo_s": slo_s, **found}
+
+
+def _at_loads(
     bench: BenchHarness, plan: RunPlan, lengths: str, slo_s: float, connection: Connection, folder: Path, say: Say
 ) -> Row:
-    """The answers in time of each system at `LOADS` of saturation: the rate of TEI's rule, which refuses none."""
     rule = tei(bench.limits(slo_s))
     bound = bench.capacity_per_s(rule.engine, lengths, rule.settings.max_batch_sequences)
 
@@ -65,9 +70,9 @@ def at_loads(
     rows = []
     for system in systems(bench, slo_s):
         for load, figures in zip(LOADS, runs(system, *[load * saturation for load in LOADS]), strict=True):
-            rows.append({"load": load, "system": system.name, **figures})
+            rows.append({"load": load, "slo_s": slo_s, "system": system.name, **figures})
             say(f"  {system.name} at {load:g}: {figures['goodput_per_s']:,.0f} in time/s")
-    return {"saturation_per_s": saturation, "loads": rows}
+    return {"saturation_per_s": saturation, "rows": rows}
 
 
 def systems(bench: BenchHarness, slo_s: float) -> list[System]:

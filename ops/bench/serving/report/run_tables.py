@@ -34,8 +34,8 @@ def grids(record: Record) -> Iterator[Grid]:
         yield _validation(parts["validation"])
     if "kafka" in parts:
         yield _kafka(parts["kafka"])
-        if "loads" in parts["kafka"]:  # kept runs before 2026-11-28 have none
-            yield _kafka_loads(parts["kafka"])
+    if "loads" in parts:
+        yield _loads(parts["loads"])
     if record["engines"]:
         yield _costs(record["engines"])
 
@@ -220,7 +220,7 @@ def _kafka(part: Record) -> Grid:
     return Grid(f"Critical points in process and through Kafka, {where}", columns, rows)
 
 
-def _kafka_loads(part: Record) -> Grid:
+def _loads(part: Record) -> Grid:
     rows = [
         (
             row["system"],
@@ -230,7 +230,7 @@ def _kafka_loads(part: Record) -> Grid:
             shown_share(row["in_time_of_accepted"]),
             ms(row["latency_s"]["p50"]),
         )
-        for row in part["loads"]
+        for row in part["rows"]
     ]
     columns = ("system", "load", "offered/s", "in time/s", "in time, of the accepted", "p50 ms")
     return Grid(f"Through Kafka at shares of {part['saturation_per_s']:,.0f} req/s, saturation", columns, rows)

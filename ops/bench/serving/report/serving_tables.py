@@ -35,6 +35,11 @@ def through_kafka() -> str:
     return of_each_machine("serving-kafka", ("kafka",), _kafka)
 
 
+def loads() -> str:
+    """Table `serving-loads`: the answers in time of each system through a broker, at shares of saturation."""
+    return of_each_machine("serving-kafka", ("loads",), _loads)
+
+
 def against_targets() -> str:
     """Table `serving-targets`."""
     return of_each_machine("serving", _WITH_TARGETS, lambda runs: target_table("serving", runs, measures))
@@ -51,6 +56,10 @@ def _goodput(runs: Sequence[Run]) -> str:
 
 def _bursts(runs: Sequence[Run]) -> str:
     return _table([row for lengths, found in _by_lengths(runs, "bursts").items() for row in _rows(lengths, found)])
+
+
+def _loads(runs: Sequence[Run]) -> str:
+    return _table([row for lengths, found in _by_lengths(runs, "loads").items() for row in _rows(lengths, found)])
 
 
 def _rows(lengths: str, found: Sequence[Row]) -> list[list[str]]:
