@@ -59,7 +59,17 @@ def _bursts(runs: Sequence[Run]) -> str:
 
 
 def _loads(runs: Sequence[Run]) -> str:
-    return _table([row for lengths, found in _by_lengths(runs, "loads").items() for row in _rows(lengths, found)])
+    by_lengths = _by_lengths(runs, "loads")
+    loads = sorted({row["load"] for found in by_lengths.values() for row in found})
+    rows = []
+    for lengths, found in by_lengths.items():
+        for system in dict.fromkeys(row["system"] for row in found):
+            own = [
+                (row["load"], row["goodput_per_s"] / row["offered_per_s"]) for row in found if row["system"] == system
+            ]
+            shares = [_percent([share for at, share in own if at == load]) for load in loads]
+            rows.append([f"{lengths} tokens", system, *shares])
+    return table(["requests", "system", *[f"in time at {load:g}" for load in loads]], rows) if rows else ""
 
 
 def _rows(lengths: str, found: Sequence[Row]) -> list[list[str]]:
