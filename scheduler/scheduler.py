@@ -164,8 +164,9 @@ class Scheduler:
     def _in_time(self, jobs: Sequence[Job], now: float, rejected: list[RejectedJob]) -> list[QueuedJob]:
         """The jobs of one class in steady time. Those whose deadline has passed are added to `rejected` instead.
 
-        Deadlines become earlier by the time that a reply takes to the broker, and by a quarter of the SLO at most. A
-        job from the future (the clock stepped back) came now, and keeps its SLO.
+        Deadlines become earlier by the time that a reply takes to the broker, and by a quarter of the SLO at most. The
+        margin for a late batch counts as far as it is longer than that: both are near their worst cases, which seldom
+        meet. A job from the future (the clock stepped back) came now, and keeps its SLO.
         """
         by_deadline, ahead_s, estimator = self._by_deadline, self._ahead_s, self._estimator
         token_s, small_s = estimator.token_s, estimator.small_s
@@ -184,9 +185,10 @@ class Scheduler:
             if slo_s < math.inf:
                 # Its own batch may be the longest that its SLO allows, or the job alone where that is longer.
                 share_s = slo_s * BATCH_SHARE
-                deadline -= reply_s if reply_s < share_s else share_s
-                margin_s = late_s if late_s < share_s else share_s
-                latest_begin = deadline - margin_s - max(share_s, lane_s, small_s)
+                reply_share_s = reply_s if reply_s < share_s else share_s
+                deadline -= reply_share_s
+                margin_s = (late_s if late_s < share_s else share_s) - reply_share_s
+                latest_begin = deadline - max(0.0, margin_s) - max(share_s, lane_s, small_s)
             due, work_s = deadline if by_deadline else arrival, lane_s * work_share
             queued.append(QueuedJob(due, number, job_id, num_tokens, arrival, deadline, work_s, latest_begin))
         return queued

@@ -10,7 +10,7 @@ from penstock.scheduler.types import Caps, Job
 BATCH_SHARE = 1 / 4  # of an SLO, for a batch: one runs, one is prepared, one is the job's, and delays have the rest
 _NUM_RECENT = 64  # batches whose lateness is remembered
 _BLOCK = 8  # batches in a block, in whose mean chance delays cancel
-_HIGH = 0.9  # quantile taken as a margin
+_HIGH = 0.9  # quantile of the lateness of one batch, taken as a margin
 _MAX_SHARE = 0.5  # of predicted time, for queued work: a longer delay is a stall, against which no margin helps
 _DECAY = 1 / 64  # of the replies' margin, with each reply that took less
 
@@ -22,8 +22,8 @@ class WorkEstimator:
     full plan, a full batch like the first jobs counts. A plan of one short sequence is full if the next does not fit
     into its batch, and says little about others. So a plan counts by its seconds, as a share of the usual ones.
 
-    A single batch may be late by chance. Over the many batches that a request waits for, chance delays cancel. So the
-    margin of queued work is a high quantile of the means of blocks of batches.
+    A single batch may be late by chance, so its margin is a high quantile. Over the many batches that a request waits
+    for, chance delays cancel: queued work is late as the median of the means of blocks of batches.
     """
 
     def __init__(self, cost: CostFunction, caps: Caps, slo_s: float) -> None:
@@ -34,7 +34,7 @@ class WorkEstimator:
         self.token_s = 0.0  # lane seconds that a token adds
         self.small_s = 0.0  # the shortest batch
         self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)  # predicted seconds, lateness
-        self._mean_late_s = 0.0  # high quantile of the blocks' means
+        self._mean_late_s = 0.0  # median of the blocks' means
         self.high_late_s = 0.0  # high quantile of a batch's lateness
         self.usual_late_s = 0.0  # its median
         self.slowdown = 1.0  # duration of a usual batch over its predicted duration
@@ -88,7 +88,7 @@ class WorkEstimator:
         self._recent.append((predicted_s, late_s))
         late = [late_s for _, late_s in self._recent]
         blocks = [late[begin : begin + _BLOCK] for begin in range(0, len(late), _BLOCK)]
-        self._mean_late_s = _quantile([sum(block) / len(block) for block in blocks], _HIGH)
+        self._mean_late_s = _quantile([sum(block) / len(block) for block in blocks], 0.5)
         self.usual_late_s, self.high_late_s = _quantile(late, 0.5), _quantile(late, _HIGH)
         mean_predicted_s = sum([predicted_s for predicted_s, _ in self._recent]) / len(late)
         self.slowdown = 1 + (self.usual_late_s / mean_predicted_s if mean_predicted_s > 0 else 0.0)

@@ -63,6 +63,26 @@ def test_a_promise_leaves_room_for_how_late_batches_end() -> None:
     assert rejection.late_s == pytest.approx(0.75 * (1 + 1 / 16) + 1 / 16 + 1 / 64 - 0.75)
 
 
+@pytest.mark.parametrize(("reply_s", "late_s", "margin_s"), [(0.1, 0.05, 0.1), (0.05, 0.1, 0.1), (0.1, 0.1, 0.1)])
+def test_the_longer_of_two_margins_counts(reply_s: float, late_s: float, margin_s: float) -> None:
+    """A slow reply and a late batch seldom meet. Their sum refused what was answered in a third of its SLO."""
+    scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
+    scheduler.replied(reply_s)
+    for count in range(64):  # one batch of eight is late, and the others are sooner: blocks end as predicted
+        scheduler.ended(1 / 4, late_s if count % 8 == 0 else -late_s / 7, 10.0)
+    assert scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.749 - margin_s) == []
+    (rejection,) = scheduler.add([Job(1, 64, 10.0)], 10.0, busy_s=0.76 - margin_s)
+    assert rejection.late_s > 0
+
+
+def test_queued_work_is_late_as_most_blocks_of_batches_were() -> None:
+    """One stall in eight blocks says little about the many batches that a request waits for."""
+    scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
+    for count in range(64):
+        scheduler.ended(1 / 4, 0.5 if count == 3 else 0.0, 10.0)
+    assert scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.749) == []
+
+
 @given(st.lists(st.one_of(st.floats(), st.floats(-1.0, 10.0)), min_size=1, max_size=300))
 def test_an_idle_worker_admits_a_job_that_leaves_half_of_the_time(late_s: list[float]) -> None:
     """However late batches ended before. Otherwise nothing would run, and no improvement could be measured."""

@@ -14,7 +14,7 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
     ),
     "queueing.work_estimator._NUM_RECENT": ("batches", "table: 16 breaks more promises"),
     "queueing.work_estimator._BLOCK": ("batches", "table: one window without blocks breaks twice as many promises"),
-    "queueing.work_estimator._HIGH": ("quantile", "table: 0.5 breaks more promises"),
+    "queueing.work_estimator._HIGH": ("quantile", "table: 0.5 breaks more promises (0.9 was then that of blocks too)"),
     "queueing.work_estimator._MAX_SHARE": (
         "of the predicted seconds",
         "guarantee: an idle worker admits a job that leaves half its SLO (test_lateness)",
