@@ -161,6 +161,7 @@ class Tokenizer:
                 if max_tokens <= plain.num_special_tokens_to_add(is_pair=True):
                     raise ValueError(f"max_tokens={max_tokens} leaves no room for text with the special tokens.")
                 copy = tokenizers.Tokenizer.from_str(plain.to_str())
+                copy.encode_special_tokens = plain.encode_special_tokens  # which the text of a tokenizer does not hold
                 direction = "left" if self.frame.cuts_left else "right"
                 copy.enable_truncation(max_tokens, strategy="longest_first", direction=direction)
                 self._cutting[max_tokens] = replace(self._whole, plain=copy, max_tokens=max_tokens)

@@ -3,6 +3,7 @@
 import json
 import string
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,52 @@ def _pads_in_texts(directory: Path) -> None:
     add_tokenizer(directory, model_input_names=["input_ids", "attention_mask"])
 
 
+def _random(model_class: str, config_class: str, directory: Path, **config: Any) -> None:
+    config = {"vocab_size": len(VOCABULARY), "pad_token_id": 0, **config}
+    made = getattr(transformers, config_class)(**config)
+    _saved(directory, getattr(transformers, model_class)(made))
+
+
+def _tagger(directory: Path, **config: Any) -> None:
+    save_tagger(directory, "bert", **_SIZE, **config)
+    add_tokenizer(directory)
+
+
+def _beside_modules(directory: Path, **saved: Any) -> None:
+    sentence_encoder(directory)
+    edit(directory / "config_sentence_transformers.json", **saved)
+
+
+def _without_modules(directory: Path, make: Make, **saved: Any) -> None:
+    """sentence-transformers reads this file only beside a modules.json."""
+    make(directory)
+    write_json(directory / "config_sentence_transformers.json", saved)
+
+
+def _template(directory: Path, make: Make) -> None:
+    make(directory)
+    content = "m['content'] if m['content'] is string else m['content'][0]['text']"
+    template = "{% for m in messages %}card {{ " + content + " }} weather{% endfor %}"
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def _split_special_tokens(directory: Path) -> None:
+    sentence_encoder(directory)
+    edit(directory / "tokenizer_config.json", split_special_tokens=True)
+
+
+def _number_labels(directory: Path) -> None:
+    classifier(directory)
+    edit(directory / "config.json", id2label={"0": 5, "1": 6, "2": 7})
+
+
+def _reranker(directory: Path) -> None:
+    classifier(directory, num_labels=1)
+
+
+_IDENTITY = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 300}
+
 MISTAKEN: Mapping[str, Make] = {
     "int8 weights": _quantised,
     "a module of another package": _own_class,
@@ -197,4 +244,34 @@ MISTAKEN: Mapping[str, Make] = {
     "no token types": _without_types,
     "cut on the left": _cut_on_the_left,
     "pads inside texts": _pads_in_texts,
+    "several labels a token": partial(_tagger, num_labels=3, problem_type="multi_label_classification"),
+    "one label a token": partial(_tagger, num_labels=1),
+    "a cut after Normalize": partial(_beside_modules, truncate_dim=12),
+    "a cut without modules": partial(_without_modules, make=plain_encoder, truncate_dim=8),
+    "an activation without modules": partial(_without_modules, make=_reranker, **_IDENTITY),
+    "a template of an encoder": partial(_template, make=plain_encoder),
+    "a template of a reranker": partial(_template, make=_reranker),
+    "special tokens that are split": _split_special_tokens,
+    "labels that are numbers": _number_labels,
+    "token types that are words": partial(
+        _random, "GPT2ForSequenceClassification", "GPT2Config", num_labels=3, **_GPT2
+    ),
+    "a table of hashes": partial(
+        _random,
+        "CanineModel",
+        "CanineConfig",
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+    ),
+    "a table of its own kind": partial(
+        _random,
+        "IBertModel",
+        "IBertConfig",
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+    ),
 }

@@ -29,7 +29,7 @@ def checkpoint_heads(checkpoint: Checkpoint) -> dict[str, Head]:
             return _sequence_heads(checkpoint)
         case "token_classify":
             layers = family_of(checkpoint).token_classifier(checkpoint)
-            return {"token_classify": _head(checkpoint, layers, _num_labels(layers), "tokens")}
+            return {"token_classify": _of_tokens(_head(checkpoint, layers, _num_labels(layers), "tokens"))}
         case _:
             return {}
 
@@ -40,12 +40,17 @@ def logit_heads(checkpoint: Checkpoint, num_labels: int, *, of_tokens: bool) -> 
     Raises UnsupportedCheckpoint for scores that are not implemented.
     """
     head = _head(checkpoint, (), num_labels, "logits")
-    return {"token_classify": head} if of_tokens else _with_rerank(checkpoint, head)
+    return {"token_classify": _of_tokens(head)} if of_tokens else _with_rerank(checkpoint, head)
 
 
 def _sequence_heads(checkpoint: Checkpoint) -> dict[str, Head]:
     layers = family_of(checkpoint).classifier(checkpoint)
     return _with_rerank(checkpoint, _head(checkpoint, layers, _num_labels(layers), _classifier_pooling(checkpoint)))
+
+
+def _of_tokens(head: Head) -> Head:
+    """With the softmax, which transformers' pipeline takes of every token's logits, whatever the problem_type."""
+    return replace(head, scores="softmax")
 
 
 def _with_rerank(checkpoint: Checkpoint, classify: Head) -> dict[str, Head]:

@@ -32,7 +32,8 @@ class Admission:
     config: Config  # config.json of the transformer
     modules: tuple[Module, ...]  # empty for a plain directory of transformers
     task: str  # EMBED, CLASSIFY, TOKEN_CLASSIFY or GENERATE: by the class of the weights, or the modules
-    sentence_transformers: Config  # config_sentence_transformers.json; {}: there is none
+    # config_sentence_transformers.json; {}: there is none, or no modules.json, without which the library ignores it
+    sentence_transformers: Config
 
 
 def admit(directory: Path) -> Admission:
@@ -55,7 +56,9 @@ def admit(directory: Path) -> Admission:
         task = _task(root, architecture, str(config["model_type"]), known)
     if saved.get("model_type") == CROSS_ENCODER and task != CLASSIFY:
         raise UnsupportedCheckpoint(f"{root}: a cross-encoder is a ...ForSequenceClassification, not a {architecture}.")
-    return Admission(root, config, modules, task, saved)
+    if not modules:
+        _require_no_template(root, config, task)
+    return Admission(root, config, modules, task, saved if modules else {})
 
 
 def _require_known_model(directory: Path, saved: Config) -> None:
@@ -65,6 +68,19 @@ def _require_known_model(directory: Path, saved: Config) -> None:
         raise UnsupportedCheckpoint(f"{directory}: a {kind} ({_SAVED}) is not implemented: {reason}.")
     if (directory / "artifact.metadata").exists():
         raise UnsupportedCheckpoint(f"{directory}: ColBERT is not implemented: {_OF_OTHER_MODELS['ColBERT']}.")
+
+
+def _require_no_template(root: Path, config: Config, task: str) -> None:
+    """Raise UnsupportedCheckpoint where sentence-transformers would put each text through a chat template."""
+    is_reranker = task == CLASSIFY and (len(config.get("id2label") or ()) == 1 or config.get("num_labels") == 1)
+    if not (task == EMBED or is_reranker):
+        return
+    stated = read_optional(root / "tokenizer_config.json").get("chat_template")
+    if stated or any((root / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        raise UnsupportedCheckpoint(
+            f"{root}: it has a chat template and no modules.json. sentence-transformers then puts each text through "
+            "the template, which is not implemented. Remove the template if the model was trained on plain texts."
+        )
 
 
 def _require_plain_weights(root: Path, config: Config) -> None:

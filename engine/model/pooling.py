@@ -19,12 +19,14 @@ OWN = TaskOptions("embed")  # the checkpoint's own pooling, dimensions and norma
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTail:
-    """A checkpoint's steps from hidden states to embeddings, in this order."""
+    """A checkpoint's steps from hidden states to embeddings, in this order but for `dimensions`."""
 
     pooling: str  # one of POOLINGS
     dense: tuple[Dense, ...]
     normalize: bool
-    dimensions: int | None = None  # leading values that are kept; None: all
+    # Leading values that are kept, after normalisation as in sentence-transformers, where no request names another
+    # number, which cuts before it. None: all.
+    dimensions: int | None = None
 
     def width(self, hidden_size: int) -> int:
         """Length of an embedding before it is cut. Raises CheckpointError where the dense modules do not fit."""
@@ -41,8 +43,9 @@ class EmbeddingTail:
 
     def after_pooling(self, rows: Tensor, wanted: TaskOptions) -> Tensor:
         """Pooled rows [N, H] to embeddings [N, D], on the device of the rows and of this tail's weights."""
-        rows = apply_layers(rows, self.dense)[:, : wanted.dimensions or self.dimensions]
-        return F.normalize(rows, dim=1) if self.normalizes(wanted) else rows
+        rows = apply_layers(rows, self.dense)[:, : wanted.dimensions]
+        rows = F.normalize(rows, dim=1) if self.normalizes(wanted) else rows
+        return rows if wanted.dimensions else rows[:, : self.dimensions]
 
     def normalizes(self, wanted: TaskOptions) -> bool:
         """True if the embeddings are L2-normalised."""

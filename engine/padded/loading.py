@@ -72,6 +72,7 @@ def load_padded(
     on_gpu = choose_device(device, padded=True) == "cuda"
     precision = _precision(dtype, on_gpu=on_gpu)
     task = EMBED if head is not None else checkpoint.task
+    _require_fixed(checkpoint)
     model = _load(checkpoint, task, getattr(torch, precision))
     _require_finite(model, checkpoint, getattr(torch, precision))
     model = model.to("cuda" if on_gpu else "cpu")
@@ -86,7 +87,7 @@ def load_padded(
         revision=revision,
         dtype=precision,
         device=device_name() if on_gpu else "cpu",
-        vocab_size=model.get_input_embeddings().num_embeddings,
+        vocab_size=_vocab_size(model, checkpoint),
         max_tokens=min(filter(None, (stated_max_tokens(checkpoint), _max_positions(model)))),
         tasks=frozenset({"embed", *heads}),
         dim=dim,
@@ -98,6 +99,7 @@ def load_padded(
     tail, heads = on_device(tail, heads, model.device)
     engine = PaddedEngine(info, checkpoint.directory, model, tail, heads, threads)
     _try(engine)
+    _require_neutral_types(model, checkpoint)
     return engine
 
 
@@ -105,6 +107,57 @@ def _own_heads(checkpoint: Checkpoint, task: str, model: Any) -> dict[str, Head]
     if task == EMBED:
         return {}
     return logit_heads(checkpoint, model.config.num_labels, of_tokens=task == TOKEN_CLASSIFY)
+
+
+def _require_fixed(checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedCheckpoint for a model that transformers runs by what else is in its batch, or came before it.
+
+    The trial cannot see that: it depends on lengths that a trial does not have.
+    """
+    config = checkpoint.config
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = {one.get("rope_type") or one.get("type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    moving = sorted(str(one) for one in scaling & {"dynamic", "longrope", "su"})
+    reason = f"the rope scaling {moving[0]!r} depends on the longest text of a batch" if moving else ""
+    if config.get("model_type") == "big_bird" and config.get("attention_type", "block_sparse") == "block_sparse":
+        reason = "block_sparse attention ends with the first short text; set attention_type to original_full"
+    if reason:
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: {reason}, so a text would have several answers.")
+
+
+def _vocab_size(model: Any, checkpoint: Checkpoint) -> int:
+    """Rows of the table of tokens. Raises UnsupportedCheckpoint for a model that has none."""
+    try:
+        return int(model.get_input_embeddings().weight.shape[0])
+    except (AttributeError, NotImplementedError) as error:
+        kind = type(model).__name__
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: a {kind} has no table of tokens to look up.") from error
+
+
+@torch.inference_mode()
+def _require_neutral_types(model: Any, checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedCheckpoint where token types that are all 0 change the results, and the tokenizer gives types.
+
+    GPT-2 and a few others add the embedding of a word for the type, 0 too. Here a text of one type has no types.
+    """
+    if "token_type_ids" not in signature(model.forward).parameters or _num_token_types(model) is not None:
+        return
+    ids = torch.arange(3, 6, device=model.device)[None]
+    plain, typed = (model.base_model(input_ids=ids, **more)[0] for more in ({}, {"token_type_ids": ids * 0}))
+    if torch.allclose(plain, typed, rtol=1e-3, atol=1e-4):
+        return
+    try:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+            checkpoint.directory, trust_remote_code=False, local_files_only=True
+        )
+    except Exception:  # of any type: no tokenizer, so that no text comes
+        return
+    if "token_type_ids" in tokenizer.model_input_names:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: its tokenizer gives token types, and in a {type(model).__name__} the type 0 "
+            "changes the result, which is not implemented. Leave token_type_ids out of model_input_names in "
+            "tokenizer_config.json if the model was trained without them."
+        )
 
 
 def _num_token_types(model: Any) -> int | None:

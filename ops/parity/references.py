@@ -163,7 +163,7 @@ class _Classifier:
         asked = text if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
         # A list: of a pair alone the pipeline returns the scores without a list around them.
         [scores] = self._pipeline([asked], top_k=None, truncation=True)
-        return {one["label"]: float(one["score"]) for one in scores}
+        return {str(one["label"]): float(one["score"]) for one in scores}
 
 
 class _Tagger:
@@ -194,7 +194,7 @@ class _Tagger:
             (
                 int(token["start"]),
                 int(token["end"]),
-                {labels[i]: float(score) for i, score in enumerate(token["scores"])},
+                {str(labels[i]): float(score) for i, score in enumerate(token["scores"])},
             )
             for token in self._pipeline(text)
         ]

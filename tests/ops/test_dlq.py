@@ -276,6 +276,22 @@ class TestAnswers:
         assert "outside this worker's allow-list" in found["message"]
         assert broker.sent == []
 
+    async def test_a_result_that_is_not_finite_is_no_answer(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = NullEngine.run
+
+        def overflow(self: NullEngine, batch: PackedBatch) -> BatchOutput:
+            rows = run(self, batch).rows
+            return BatchOutput([row * np.nan if 13 in batch.token_ids else row for row in rows], 0.0)
+
+        monkeypatch.setattr(NullEngine, "run", overflow)
+        broker = Broker()
+        first, second = await self.outcomes(capsys, request(1, ids=[13]), request(2), broker=broker, code=EXIT_PROBLEM)
+        assert (first["outcome"], first["code"], second["outcome"]) == ("failed", "backend", "answered")
+        assert "NaN or infinity" in first["message"]
+        assert len(broker.sent) == 1
+
     async def test_an_engine_that_fails_fails_one_letter(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -109,6 +109,9 @@ class _Batches:
                 output = await self._lanes.submit(pack(batch))
             except Exception as error:
                 raise BackendError(f"The engine failed on this record: {error!r}"[:500]) from error
+            if output.not_finite:
+                sequence = batch[output.not_finite[0]]
+                raise BackendError(f"The result of sequence {sequence.index} holds NaN or infinity.")
             for sequence, result in zip(batch, output.rows, strict=True):
                 sequence.settle(result)
 

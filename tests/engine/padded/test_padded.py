@@ -66,6 +66,22 @@ CHANGED_BY_PADDING: dict[str, Callable[[], Any]] = {
 }
 
 
+_FACTORS = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0]
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": _FACTORS,
+    "long_factor": _FACTORS[::-1],
+    "original_max_position_embeddings": 64,
+}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+MOVED_BY_OTHERS: dict[str, Callable[[], Any]] = {  # by longer texts of a batch, or by earlier ones
+    "longrope": lambda: transformers.LlamaConfig(**SIZE, num_key_value_heads=4, rope_parameters=_LONGROPE),
+    "dynamic": lambda: transformers.LlamaConfig(**SIZE, num_key_value_heads=4, rope_parameters=_DYNAMIC),
+    "block_sparse": lambda: transformers.BigBirdConfig(**SIZE),
+}
+
+
 def save(directory: Path, config: Any, auto: Any = _AUTO_MODEL) -> Any:
     model = auto.from_config(config).eval()
     randomise(model)
@@ -223,6 +239,12 @@ class TestArchitecturesThatTheRuntimeLacks:
         with pytest.raises(
             UnsupportedCheckpoint, match=r"padding changes the results|cannot run it as a padded encoder"
         ):
+            padded_engine(tmp_path)
+
+    @pytest.mark.parametrize("name", MOVED_BY_OTHERS)
+    def test_those_that_other_texts_change_are_refused(self, tmp_path: Path, name: str) -> None:
+        save(tmp_path, MOVED_BY_OTHERS[name]())
+        with pytest.raises(UnsupportedCheckpoint, match=f"{name}.*several answers"):
             padded_engine(tmp_path)
 
 
