@@ -227,8 +227,8 @@ def _reranker(directory: Path) -> None:
     classifier(directory, num_labels=1)
 
 
-_IDENTITY = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
-_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 300}
+_IDENTITY: Mapping[str, Any] = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
+_GPT2: Mapping[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 300}
 
 MISTAKEN: Mapping[str, Make] = {
     "int8 weights": _quantised,

@@ -543,6 +543,18 @@ def test_a_real_broker_that_is_terminated_leaves_no_data(
     assert not list(tmp_path.glob("penstock-*"))
 
 
+@pytest.mark.integration
+def test_a_real_broker_that_is_killed_ends_its_command(processes: list[Process]) -> None:
+    processes.append(running := Process("broker", "--kind", "kafka"))
+    running.wait_for("Ctrl-C stops it.")
+    pid = running.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    (java,) = [int(child) for child in children if Path(f"/proc/{child}/comm").read_text("utf-8") == "java\n"]
+    os.kill(java, signal.SIGKILL)
+    running.wait_for("Kafka has ended by itself")
+    assert running.process.wait(timeout=300) == 1
+
+
 @pytest.mark.parametrize("model", ["/models/org/nobody/", "org/nobody", "nobody"])
 def test_the_variable_that_names_a_workers_checkpoint_names_its_model(model: str) -> None:
     with MockBroker() as broker:

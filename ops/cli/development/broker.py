@@ -7,7 +7,7 @@ from pydantic import Field
 
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_PROBLEM, fail, say
-from penstock.ops.kafka import BrokerKind, open_broker
+from penstock.ops.kafka import BrokerKind, KafkaBroker, open_broker
 from penstock.ops.kafka.ports import is_free
 from penstock.producer.settings_sources import Settings
 
@@ -55,5 +55,9 @@ def broker(settings: BrokerSettings) -> int:
         if settings.kind == "mock":
             say(f"  export PENSTOCK_FETCH_MAX_WAIT_MS={MOCK_FETCH_MAX_WAIT_MS} PENSTOCK_PROCESSES=1")
         say("Ctrl-C stops it.")
-        while True:
+        while not isinstance(running, KafkaBroker) or running.pid is not None:
             time.sleep(0.5)  # Python sees a signal that comes just before a wait only after it
+        fail(
+            "Kafka has ended by itself, and its data is removed. Something has killed it, or its memory was too small."
+        )
+        return EXIT_PROBLEM
