@@ -1,7 +1,8 @@
 """Types of the engine's interface: flat arrays in, rows out. They know nothing of requests, Kafka or torch."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -87,12 +88,19 @@ class BatchOutput:
     # scores for each token (token_classify) [L, C]
     rows: Sequence[Float32Array]
     device_s: float  # seconds the device worked on this batch
+    # Arrays that hold the values of all rows, where the engine has them so. Without, the rows are copied into one.
+    blocks: InitVar[Sequence[Float32Array]] = ()
     not_finite: tuple[int, ...] = field(init=False)  # indices of rows that hold NaN or infinity
 
-    def __post_init__(self) -> None:
-        """Looks at all rows, of any engine, on the thread that made them: a copy of a batch's rows is one pass."""
+    def __post_init__(self, blocks: Sequence[Float32Array]) -> None:
+        """Looks at all rows, of any engine, on the thread that made them.
+
+        The least and the greatest value tell of NaN and infinity without an array of the batch's size: a new one costs
+        more than the look.
+        """
         bad: tuple[int, ...] = ()
-        if len(self.rows) and not np.isfinite(np.concatenate(self.rows, axis=None)).all():
+        whole = blocks or ([np.concatenate(self.rows, axis=None)] if len(self.rows) else [])
+        if not all(math.isfinite(one.max(initial=0.0)) and math.isfinite(one.min(initial=0.0)) for one in whole):
             bad = tuple([index for index, row in enumerate(self.rows) if not np.isfinite(row).all()])
         object.__setattr__(self, "not_finite", bad)
 

@@ -249,6 +249,9 @@ MISTAKEN: Mapping[str, Make] = {
     "a cut after Normalize": partial(_beside_modules, truncate_dim=12),
     "a cut without modules": partial(_without_modules, make=plain_encoder, truncate_dim=8),
     "an activation without modules": partial(_without_modules, make=_reranker, **_IDENTITY),
+    "a prompt without modules": partial(
+        _without_modules, make=_reranker, prompts={"query": "where "}, default_prompt_name="query"
+    ),
     "a template of an encoder": partial(_template, make=plain_encoder),
     "a template of a reranker": partial(_template, make=_reranker),
     "special tokens that are split": _split_special_tokens,

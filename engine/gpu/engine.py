@@ -140,17 +140,17 @@ class GpuEngine:
         ended.record(self._stream)
         return RunningBatch(self, batch, fetched, landing, ended)
 
-    def _by_sequence(self, batch: PackedBatch, fetched: Mapping[TaskOptions, Tensor]) -> list[Float32Array]:
+    def _output(self, batch: PackedBatch, fetched: Mapping[TaskOptions, Tensor], device_s: float) -> BatchOutput:
         """Copies of the results in the order of the batch's sequences."""
         rows: dict[TaskOptions, Sequence[Float32Array]] = {}
-        for wanted, pinned in fetched.items():
-            result: Float32Array = pinned.numpy().copy()
+        blocks: list[Float32Array] = [pinned.numpy().copy() for pinned in fetched.values()]
+        for wanted, result in zip(fetched, blocks, strict=True):
             head = self._heads.get(wanted.task)
             is_of_tokens = head is not None and head.reads == "tokens"
             rows[wanted] = np.split(result, batch.cu_seqlens[1:-1]) if is_of_tokens else list(result)
         if len(rows) == 1:  # the usual case, without a look at every option
-            return list(*rows.values())
-        return [rows[wanted][index] for index, wanted in enumerate(batch.options)]
+            return BatchOutput(list(*rows.values()), device_s, blocks)
+        return BatchOutput([rows[wanted][index] for index, wanted in enumerate(batch.options)], device_s, blocks)
 
     def _rows(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
         """float32 rows: one for each sequence, or for each token if the head reads tokens."""
@@ -197,8 +197,8 @@ class RunningBatch:
             self._ended.synchronize()
         except RuntimeError as error:
             self._engine._faults.sort(error)
-        rows = self._engine._by_sequence(self._batch, self._fetched)
-        output = BatchOutput(rows=rows, device_s=self._landing.started.elapsed_time(self._ended) / 1e3)
+        device_s = self._landing.started.elapsed_time(self._ended) / 1e3
+        output = self._engine._output(self._batch, self._fetched, device_s)
         self._engine._landings.put(self._landing)
         return output
 

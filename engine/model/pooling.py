@@ -24,8 +24,8 @@ class EmbeddingTail:
     pooling: str  # one of POOLINGS
     dense: tuple[Dense, ...]
     normalize: bool
-    # Leading values that are kept, after normalisation as in sentence-transformers, where no request names another
-    # number, which cuts before it. None: all.
+    # Leading values that are kept; None: all. As in sentence-transformers the cut follows a Normalize module, and comes
+    # before the normalisation that a request asks for. It also does where a request names another number.
     dimensions: int | None = None
 
     def width(self, hidden_size: int) -> int:
@@ -43,9 +43,11 @@ class EmbeddingTail:
 
     def after_pooling(self, rows: Tensor, wanted: TaskOptions) -> Tensor:
         """Pooled rows [N, H] to embeddings [N, D], on the device of the rows and of this tail's weights."""
-        rows = apply_layers(rows, self.dense)[:, : wanted.dimensions]
-        rows = F.normalize(rows, dim=1) if self.normalizes(wanted) else rows
-        return rows if wanted.dimensions else rows[:, : self.dimensions]
+        rows = apply_layers(rows, self.dense)
+        if self.normalize and wanted.normalize is None and wanted.dimensions is None:
+            return F.normalize(rows, dim=1)[:, : self.dimensions]
+        rows = rows[:, : wanted.dimensions or self.dimensions]
+        return F.normalize(rows, dim=1) if self.normalizes(wanted) else rows
 
     def normalizes(self, wanted: TaskOptions) -> bool:
         """True if the embeddings are L2-normalised."""

@@ -71,6 +71,16 @@ def test_each_row_that_is_not_finite_is_named_whatever_its_shape(value: float) -
         assert BatchOutput(spoiled, 0.0).not_finite == bad
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("index", [0, 3, 6])
+def test_rows_that_an_engine_has_in_blocks_are_named_alike(value: float, index: int) -> None:
+    blocks = [np.ones((4, 8), np.float32), np.ones((3, 5), np.float32)]
+    rows = [*blocks[0], *blocks[1]]
+    assert BatchOutput(rows, 0.0, blocks).not_finite == ()
+    rows[index][2] = value
+    assert BatchOutput(rows, 0.0, blocks).not_finite == (index,)
+
+
 def test_finite_values_whose_sum_overflows_are_results() -> None:
     assert BatchOutput([np.full(8, 3e38, np.float32)], 0.0).not_finite == ()
 

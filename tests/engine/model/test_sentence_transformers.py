@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from penstock.engine import TaskOptions, load_engine
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
@@ -17,7 +17,7 @@ from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.tokenizer_files import TokenizerError
 from penstock.producer.wire.messages import Options, Request, Text
-from tests.engine.helpers import pack, save_classifier, save_sentence_transformer, write_json
+from tests.engine.helpers import pack, save_classifier, save_sentence_transformer, save_tokenizer, write_json
 
 pytestmark = pytest.mark.slow
 
@@ -138,11 +138,14 @@ def test_prompts_of_another_kind_of_model_are_ignored(tmp_path: Path) -> None:
 
 
 def test_a_cross_encoder_with_a_default_prompt_is_refused(tmp_path: Path) -> None:
-    save_classifier(tmp_path, "bert", num_labels=1)
-    config = {"model_type": "CrossEncoder", "prompts": {"rank": "rank : "}, "default_prompt_name": "rank"}
-    write_json(tmp_path / "config_sentence_transformers.json", config)
+    plain, saved = tmp_path / "plain", tmp_path / "saved"
+    save_classifier(plain, "bert", num_labels=1, pad_token_id=0)
+    save_tokenizer(plain, ["where"])
+    CrossEncoder(str(plain), device="cpu").save_pretrained(str(saved))
+    path = saved / "config_sentence_transformers.json"
+    write_json(path, json.loads(path.read_text("utf-8")) | {"prompts": {"r": "rank: "}, "default_prompt_name": "r"})
     with pytest.raises(UnsupportedCheckpoint, match="default prompt"):
-        load_engine(str(tmp_path), dtype="float32", device="cpu")
+        load_engine(str(saved), dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize("engine", ["packed", "padded"])
@@ -162,11 +165,21 @@ def test_dimensions_cut_before_normalising(tmp_path: Path, engine: str, normaliz
     assert got.shape == (len(TEXTS), 8)
 
 
+@pytest.mark.parametrize("has_module", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_normalising_on_request_follows_the_cut(tmp_path: Path, normalize: bool) -> None:
-    reference = save_model(tmp_path, truncate_dim=16)
-    got = embed(tmp_path / "model", TEXTS, dimensions=8, normalize=normalize)
-    np.testing.assert_allclose(got, reference.encode(TEXTS, truncate_dim=8, normalize_embeddings=normalize), atol=1e-5)
+def test_normalising_on_request_follows_the_cut(tmp_path: Path, normalize: bool, has_module: bool) -> None:
+    reference = save_model(tmp_path, truncate_dim=16, normalize=has_module and normalize)
+    for dimensions in (8, None):  # None: those that the checkpoint states
+        got = embed(tmp_path / "model", TEXTS, dimensions=dimensions, normalize=normalize)
+        want = reference.encode(TEXTS, truncate_dim=dimensions or 16, normalize_embeddings=normalize)
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_the_cut_of_the_checkpoint_follows_its_normalize_module(tmp_path: Path) -> None:
+    reference = save_model(tmp_path, truncate_dim=16, normalize=True)
+    got = embed(tmp_path / "model", TEXTS)
+    np.testing.assert_allclose(got, reference.encode(TEXTS), atol=1e-5)
+    assert np.linalg.norm(got, axis=1).max() < 0.99
 
 
 def test_truncate_dim_is_the_default_length_and_a_longer_one_can_be_asked_for(tmp_path: Path) -> None:
