@@ -7,9 +7,9 @@ from penstock.engine.families.readers import (
     read_layer,
     read_norm,
     refuse_variants,
-    require_int,
 )
 from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.config import require_int, setting
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer
 
 _PREFIXES = ("", "albert.")
@@ -28,7 +28,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     refuse_variants(checkpoint)
     prefix = weights.prefix(_PREFIXES, _PROBE)
     hidden, width = require_int(config, "hidden_size"), require_int(config, "embedding_size")
-    eps = float(config.get("layer_norm_eps", 1e-12))
+    eps = setting(config, "layer_norm_eps", 1e-12)
     embeddings = prefix + "embeddings."
     positions = weights.take(embeddings + "position_embeddings.weight", -1, width)
     return Encoder(

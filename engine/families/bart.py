@@ -6,8 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.engine.families.readers import LayerNames, read_dense, read_layer, read_norm, require_int
+from penstock.engine.families.readers import LayerNames, read_dense, read_layer, read_norm
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
+from penstock.engine.model.config import require_int, setting
 from penstock.engine.model.seq2seq import (
     CrossAttention,
     DecoderLayer,
@@ -82,7 +83,7 @@ def read_words(checkpoint: Checkpoint, *names: str) -> Tensor:
     """A table of words, under the first of `names` that exists, scaled where the configuration says so."""
     hidden = require_int(checkpoint.config, "d_model")
     name = first_name(checkpoint.weights, names)
-    if checkpoint.config.get("scale_embedding"):
+    if setting(checkpoint.config, "scale_embedding", False):
         return checkpoint.weights.take_scaled(name, math.sqrt(hidden), -1, hidden)
     return checkpoint.weights.take(name, -1, hidden)
 

@@ -7,9 +7,9 @@ from penstock.engine.families.readers import (
     read_layer,
     read_norm,
     refuse_variants,
-    require_int,
 )
 from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.config import require_int, setting
 from penstock.engine.model.pad_positions import with_pad_row
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights
 
@@ -38,7 +38,7 @@ def read_encoder(checkpoint: Checkpoint, prefix: str, pad_token: int | None = No
     """An encoder with BERT's tensor names. `pad_token`: of a family that numbers tokens without padding."""
     config, weights = checkpoint.config, checkpoint.weights
     refuse_variants(checkpoint)
-    hidden, eps = require_int(config, "hidden_size"), float(config.get("layer_norm_eps", 1e-12))
+    hidden, eps = require_int(config, "hidden_size"), setting(config, "layer_norm_eps", 1e-12)
     projection = prefix + "embeddings_project"
     narrow = projection + ".weight" in weights  # ELECTRA's small models
     width = require_int(config, "embedding_size") if narrow else hidden

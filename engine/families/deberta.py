@@ -13,9 +13,9 @@ from penstock.engine.families.readers import (
     read_layer,
     read_norm,
     refuse_variants,
-    require_int,
 )
 from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.config import require_int, setting
 from penstock.engine.model.relative import relative_rows, relative_span
 from penstock.engine.model.weights import (
     Attention,
@@ -59,7 +59,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
 
 def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
     """DebertaV2ForSequenceClassification: the context pooler, then the classifier."""
-    activation = str(checkpoint.config.get("pooler_hidden_act", "gelu"))
+    activation = setting(checkpoint.config, "pooler_hidden_act", "gelu")
     return read_classifier(checkpoint.weights, "pooler.dense", activation, "classifier")
 
 
@@ -67,7 +67,7 @@ def _embeddings(checkpoint: Checkpoint, prefix: str) -> Embeddings:
     """Embedding tables of the hidden size. The matrix that widens narrow ones has no bias, so it is applied here."""
     config, weights = checkpoint.config, checkpoint.weights
     hidden = require_int(config, "hidden_size")
-    width = hidden if config.get("embedding_size") is None else require_int(config, "embedding_size")
+    width = require_int(config, "embedding_size", hidden)
     widening = weights.take(prefix + "embed_proj.weight", hidden, width) if width != hidden else None
 
     def table(name: str) -> Tensor:
@@ -76,8 +76,8 @@ def _embeddings(checkpoint: Checkpoint, prefix: str) -> Embeddings:
 
     return Embeddings(
         words=table("word_embeddings"),
-        positions=table("position_embeddings") if config.get("position_biased_input", True) else None,
-        token_types=table("token_type_embeddings") if config.get("type_vocab_size") else None,
+        positions=table("position_embeddings") if setting(config, "position_biased_input", True) else None,
+        token_types=table("token_type_embeddings") if setting(config, "type_vocab_size", 0) else None,
         norm=read_norm(weights, prefix + "LayerNorm", hidden, _eps(checkpoint)),
     )
 
@@ -85,7 +85,7 @@ def _embeddings(checkpoint: Checkpoint, prefix: str) -> Embeddings:
 def _convolution(checkpoint: Checkpoint, prefix: str) -> Convolution[Dense] | None:
     """The convolution parallel to the first layer of deberta-v2-xlarge and -xxlarge."""
     config, weights = checkpoint.config, checkpoint.weights
-    size, num_groups = int(config.get("conv_kernel_size") or 0), int(config.get("conv_groups", 1))
+    size, num_groups = setting(config, "conv_kernel_size", 0), setting(config, "conv_groups", 1)
     if size <= 0:
         return None
     if size % 2 == 0 or num_groups != 1:
@@ -96,14 +96,14 @@ def _convolution(checkpoint: Checkpoint, prefix: str) -> Convolution[Dense] | No
     hidden = require_int(config, "hidden_size")
     kernel = weights.take(prefix + "conv.weight", hidden, hidden, size)
     weight = kernel.permute(0, 2, 1).reshape(hidden, size * hidden)
-    dense = Dense(weight, weights.take(prefix + "conv.bias", hidden), str(config.get("conv_act", "tanh")))
+    dense = Dense(weight, weights.take(prefix + "conv.bias", hidden), setting(config, "conv_act", "tanh"))
     return Convolution(dense, size, read_norm(weights, prefix + "LayerNorm", hidden, _eps(checkpoint)))
 
 
 def _relative_embeddings(checkpoint: Checkpoint, prefix: str) -> Tensor | None:
     """[2 * span, H], normalised if config.json says so; None for plain attention."""
     config, weights = checkpoint.config, checkpoint.weights
-    if not config.get("relative_attention") or not _terms(checkpoint):
+    if not setting(config, "relative_attention", False) or not _terms(checkpoint):
         return None
     hidden = require_int(config, "hidden_size")
     distances = (_num_buckets(checkpoint), _max_distance(checkpoint))
@@ -112,7 +112,7 @@ def _relative_embeddings(checkpoint: Checkpoint, prefix: str) -> Tensor | None:
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.directory}: config.json: {error}.") from error
     table = weights.take(prefix + "encoder.rel_embeddings.weight", 2 * relative_span(*distances), hidden)
-    if "layer_norm" not in str(config.get("norm_rel_ebd", "none")).lower():
+    if "layer_norm" not in setting(config, "norm_rel_ebd", "none").lower():
         return table
     norm = read_norm(weights, prefix + "encoder.LayerNorm", hidden, _eps(checkpoint))
     return F.layer_norm(table, (hidden,), norm.weight, norm.bias, norm.eps)
@@ -122,7 +122,7 @@ def _attention(checkpoint: Checkpoint, prefix: str, relative: Tensor | None) -> 
     """A layer's attention; share_att_key says which matrices project the relative embeddings."""
     if relative is None:
         return PlainAttention()
-    shared = bool(checkpoint.config.get("share_att_key", False))
+    shared = setting(checkpoint.config, "share_att_key", False)
     key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
     hidden = relative.shape[1]
 
@@ -141,29 +141,30 @@ def _attention(checkpoint: Checkpoint, prefix: str, relative: Tensor | None) -> 
 
 def _terms(checkpoint: Checkpoint) -> set[str]:
     """Subset of "c2p" and "p2c"; config.json holds a list, or a string with bars."""
-    stated = checkpoint.config.get("pos_att_type") or []
-    names = stated.lower().split("|") if isinstance(stated, str) else stated
-    return {str(name).strip() for name in names} - {""}
+    stated = checkpoint.config.get("pos_att_type")
+    if isinstance(stated, str):
+        return {name.strip() for name in stated.lower().split("|")} - {""}
+    return {str(name).strip() for name in setting(checkpoint.config, "pos_att_type", [])} - {""}
 
 
 def _num_buckets(checkpoint: Checkpoint) -> int:
-    return int(checkpoint.config.get("position_buckets", -1))
+    return setting(checkpoint.config, "position_buckets", -1)
 
 
 def _max_distance(checkpoint: Checkpoint) -> int:
-    stated = int(checkpoint.config.get("max_relative_positions", -1))
+    stated = setting(checkpoint.config, "max_relative_positions", -1)
     return stated if stated > 0 else require_int(checkpoint.config, "max_position_embeddings")
 
 
 def _eps(checkpoint: Checkpoint) -> float:
-    return float(checkpoint.config.get("layer_norm_eps", 1e-7))
+    return setting(checkpoint.config, "layer_norm_eps", 1e-7)
 
 
 def _refuse(checkpoint: Checkpoint) -> None:
     config = checkpoint.config
     if unknown := _terms(checkpoint) - {"c2p", "p2c"}:
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: pos_att_type {sorted(unknown)} is not implemented.")
-    if _terms(checkpoint) and not config.get("relative_attention"):
+    if _terms(checkpoint) and not setting(config, "relative_attention", False):
         raise UnsupportedCheckpoint(
             f"{checkpoint.directory}: pos_att_type without relative_attention is not implemented."
         )

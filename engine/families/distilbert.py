@@ -1,7 +1,8 @@
 """DistilBERT (Sanh et al. 2019): BERT's layers under other names, no token types, no pooler."""
 
-from penstock.engine.families.readers import LayerNames, read_classifier, read_layer, read_norm, require_int
+from penstock.engine.families.readers import LayerNames, read_classifier, read_layer, read_norm
 from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.config import require_int
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights
 
 _PREFIXES = ("", "distilbert.")

@@ -9,11 +9,14 @@ import torch
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
-from penstock.engine.model.files import Config, read_safetensors
+from penstock.engine.model.config import Config, setting
+from penstock.engine.model.files import read_safetensors
 from penstock.engine.model.heads import Head
 from penstock.engine.model.weights import Dense, Norm
 
 _SHOWN_NAMES = 3  # of the tensors of a file that is no head
+
+_ACTIVATION = "activation_fn"
 
 # Activations that a CrossEncoder's configuration may name. Looked up, never imported.
 _CROSS_ENCODER_SCORES = {
@@ -73,7 +76,7 @@ def _num_labels(layers: tuple[Dense | Norm, ...]) -> int:
 
 def _classifier_pooling(checkpoint: Checkpoint) -> str:
     """ModernBERT's classifier_pooling; the first token everywhere else."""
-    pooling = str(checkpoint.config.get("classifier_pooling", "cls"))
+    pooling = setting(checkpoint.config, "classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: classifier_pooling {pooling!r} is not implemented.")
     return pooling
@@ -82,13 +85,11 @@ def _classifier_pooling(checkpoint: Checkpoint) -> str:
 def _cross_encoder_scores(checkpoint: Checkpoint) -> str:
     """sentence-transformers' rule: the activation that one of its versions states, else a sigmoid."""
     config, saved = checkpoint.config, checkpoint.sentence_transformers
-    if (saved.get("prompts") or {}).get(saved.get("default_prompt_name")):
+    if setting(saved, "prompts", {}).get(setting(saved, "default_prompt_name", "")):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: a cross-encoder's default prompt is not implemented.")
-    stated = (
-        saved.get("activation_fn")
-        or (config.get("sentence_transformers") or {}).get("activation_fn")
-        or config.get("sbert_ce_default_activation_function")
-    )
+    own, old = setting(config, "sentence_transformers", {}), "sbert_ce_default_activation_function"
+    names = [setting(of, key, "") for of, key in ((saved, _ACTIVATION), (own, _ACTIVATION), (config, old))]
+    stated = next(filter(None, names), None)
     if stated is None:
         return "sigmoid"
     if stated not in _CROSS_ENCODER_SCORES:
@@ -150,15 +151,15 @@ def _head_labels(path: Path, metadata: dict[str, str], num_labels: int) -> tuple
 
 def _labels(config: Config, num_labels: int) -> tuple[str, ...]:
     """id2label in order of id; without it transformers' LABEL_i. Raises CheckpointError unless it is of this head."""
-    id2label = config.get("id2label")
+    id2label = setting(config, "id2label", {})
     if not id2label:
         if config.get("num_labels", 2) != num_labels:  # transformers' default
             raise CheckpointError(f"config.json has no id2label, and the classifier has {num_labels} rows.")
         return tuple(f"LABEL_{i}" for i in range(num_labels))
-    if not isinstance(id2label, dict) or set(id2label) != {str(i) for i in range(num_labels)}:
+    if set(id2label) != {str(i) for i in range(num_labels)}:
         raise CheckpointError(
             f"config.json: id2label must have entries for 0 to {num_labels - 1}, the rows of the classifier; found "
-            f"{', '.join(sorted(map(str, id2label))[:10]) if isinstance(id2label, dict | list) else id2label!r}."
+            f"{', '.join(sorted(id2label)[:10])}."
         )
     return tuple(str(id2label[str(i)]) for i in range(num_labels))
 

@@ -3,10 +3,10 @@
 import torch
 
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.engine.families.readers import read_dense, read_norm, require_int
+from penstock.engine.families.readers import read_dense, read_norm
 from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.config import Config, require_int, setting
 from penstock.engine.model.dense import require_activation
-from penstock.engine.model.files import Config
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, Norm, RotaryAttention
 
 _PREFIXES = ("", "model.")
@@ -44,7 +44,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
 def classifier(checkpoint: Checkpoint) -> tuple[Dense | Norm, ...]:
     """ModernBertForSequenceClassification, and ...ForTokenClassification: dense, activation, norm, classifier."""
     config, weights = checkpoint.config, checkpoint.weights
-    activation, bias = str(config.get("classifier_activation", "gelu")), bool(config.get("classifier_bias", False))
+    activation, bias = setting(config, "classifier_activation", "gelu"), setting(config, "classifier_bias", False)
     return (
         read_dense(weights, "head.dense", -1, -1, activation, bias=bias),
         _norm(checkpoint, "head.norm"),
@@ -58,8 +58,8 @@ def _read_layer(
     """One layer. Its `output_norm` is the next layer's first norm, or the model's final one."""
     config, weights, name = checkpoint.config, checkpoint.weights, f"{prefix}layers.{index}."
     hidden, intermediate = require_int(config, "hidden_size"), require_int(config, "intermediate_size")
-    attention_bias, mlp_bias = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
-    gate = str(config.get("hidden_activation", "gelu"))
+    attention_bias, mlp_bias = (setting(config, key, False) for key in ("attention_bias", "mlp_bias"))
+    gate = setting(config, "hidden_activation", "gelu")
     require_activation(gate)
     following = "final_norm" if is_last else f"layers.{index + 1}.attn_norm"
     return Layer(
@@ -76,19 +76,19 @@ def _read_layer(
 
 def _norm(checkpoint: Checkpoint, name: str) -> Norm:
     config = checkpoint.config
-    hidden, eps = require_int(config, "hidden_size"), float(config.get("norm_eps", 1e-5))
-    return read_norm(checkpoint.weights, name, hidden, eps, bias=bool(config.get("norm_bias", False)))
+    hidden, eps = require_int(config, "hidden_size"), setting(config, "norm_eps", 1e-5)
+    return read_norm(checkpoint.weights, name, hidden, eps, bias=setting(config, "norm_bias", False))
 
 
 def _layer_kinds(config: Config, num_layers: int) -> list[str]:
     """Each layer's kind: as config.json lists them, or full attention in every n-th layer."""
-    every = int(config.get("global_attn_every_n_layers", 3))
-    kinds = config.get("layer_types") or [_SLIDING if i % every else _FULL for i in range(num_layers)]
-    if len(kinds) != num_layers or not set(kinds) <= {_FULL, _SLIDING}:
+    every = require_int(config, "global_attn_every_n_layers", 3)
+    kinds = setting(config, "layer_types", []) or [_SLIDING if i % every else _FULL for i in range(num_layers)]
+    if len(kinds) != num_layers or any(kind not in (_FULL, _SLIDING) for kind in kinds):
         raise UnsupportedCheckpoint(
             f"config.json: layer_types must name {num_layers} layers, each {_FULL!r} or {_SLIDING!r}."
         )
-    return [str(kind) for kind in kinds]
+    return kinds
 
 
 def _attention(checkpoint: Checkpoint, kind: str) -> RotaryAttention:
@@ -96,14 +96,15 @@ def _attention(checkpoint: Checkpoint, kind: str) -> RotaryAttention:
     head_dim = require_int(config, "hidden_size") // require_int(config, "num_attention_heads")
     frequencies = 1.0 / (_theta(checkpoint, kind) ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
     angles = torch.arange(require_int(config, "max_position_embeddings")).float()[:, None] * frequencies
-    window = int(config.get("local_attention", 128)) // 2 if kind == _SLIDING else None
+    window = require_int(config, "local_attention", 128) // 2 if kind == _SLIDING else None
     return RotaryAttention(angles.cos(), angles.sin(), window)
 
 
 def _theta(checkpoint: Checkpoint, kind: str) -> float:
     """The base of the angles, under the name of new or old versions of transformers."""
     old_name, default = _THETAS[kind]
-    parameters = (checkpoint.config.get("rope_parameters") or {}).get(kind) or {}
-    if parameters.get("rope_type", "default") != "default" or checkpoint.config.get("rope_scaling"):
+    config = checkpoint.config
+    parameters = setting(setting(config, "rope_parameters", {}), kind, {})
+    if setting(parameters, "rope_type", "default") != "default" or config.get("rope_scaling"):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: rotary positions that are scaled are not implemented.")
-    return float(parameters.get("rope_theta") or checkpoint.config.get(old_name) or default)
+    return setting(parameters, "rope_theta", setting(config, old_name, default))

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.families.readers import LayerNames, read_layer, read_norm, refuse_variants, require_int
+from penstock.engine.families.readers import LayerNames, read_layer, read_norm, refuse_variants
 from penstock.engine.families.t5 import distance_buckets
 from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.config import require_int, setting
 from penstock.engine.model.pad_positions import with_pad_row
 from penstock.engine.model.weights import BiasedAttention, Embeddings, Encoder, EncoderWeights
 
@@ -35,7 +36,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     if len(table) < _NUM_BUCKETS:
         raise CheckpointError(f"{checkpoint.directory}: {len(table)} relative positions; MPNet needs {_NUM_BUCKETS}.")
     attention = BiasedAttention(_bias(table, max_tokens))
-    eps = float(config.get("layer_norm_eps", 1e-12))
+    eps = setting(config, "layer_norm_eps", 1e-12)
     return Encoder(
         embeddings=Embeddings(
             words=weights.take(prefix + _PROBE, -1, hidden),

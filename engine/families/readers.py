@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
-from penstock.engine.model.files import Config
+from penstock.engine.model.config import require_int, setting
 from penstock.engine.model.weights import Attention, Dense, Layer, Norm, PlainAttention
 
 
@@ -37,7 +37,7 @@ def read_layer(
         attention=attention or PlainAttention(),
         attention_output=read_dense(weights, prefix + output, hidden, hidden),
         attention_norm=read_norm(weights, prefix + attention_norm, hidden, eps),
-        up=read_dense(weights, prefix + up, intermediate, hidden, str(config.get(*names.activation))),
+        up=read_dense(weights, prefix + up, intermediate, hidden, setting(config, *names.activation)),
         down=read_dense(weights, prefix + down, hidden, intermediate),
         output_norm=read_norm(weights, prefix + output_norm, hidden, eps),
     )
@@ -67,23 +67,15 @@ def token_classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
     return (read_dense(checkpoint.weights, "classifier", -1, -1),)
 
 
-def require_int(config: Config, key: str) -> int:
-    """A positive integer of config.json. Raises CheckpointError when it is missing or something else."""
-    value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise CheckpointError(f"config.json: {key!r} must be a positive integer, not {value!r}.")
-    return value
-
-
 def refuse_variants(checkpoint: Checkpoint) -> None:
     """Raise UnsupportedCheckpoint for settings that change the arithmetic and are not implemented."""
     config = checkpoint.config
-    if config.get("position_embedding_type", "absolute") != "absolute":
+    positions = setting(config, "position_embedding_type", "absolute")
+    if positions != "absolute":
         raise UnsupportedCheckpoint(
-            f"{checkpoint.directory}: position_embedding_type {config['position_embedding_type']!r} "
-            "is not implemented, only 'absolute'."
+            f"{checkpoint.directory}: position_embedding_type {positions!r} is not implemented, only 'absolute'."
         )
-    if config.get("is_decoder") or config.get("add_cross_attention"):
+    if any(setting(config, key, False) for key in ("is_decoder", "add_cross_attention")):
         raise UnsupportedCheckpoint(
             f"{checkpoint.directory}: decoders (is_decoder, add_cross_attention) are not implemented."
         )

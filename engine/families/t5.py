@@ -8,10 +8,10 @@ from torch import Tensor
 
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.bart import first_of
-from penstock.engine.families.readers import read_dense, read_norm, require_int
+from penstock.engine.families.readers import read_dense, read_norm
 from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.config import Config, require_int, setting
 from penstock.engine.model.dense import require_activation
-from penstock.engine.model.files import Config
 from penstock.engine.model.seq2seq import (
     CrossAttention,
     DecoderLayer,
@@ -32,7 +32,7 @@ def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
     config, weights = checkpoint.config, checkpoint.weights
     hidden, heads = require_int(config, "d_model"), require_int(config, "num_heads")
     num_layers = require_int(config, "num_layers")
-    num_decoder_layers = num_layers if config.get("num_decoder_layers") is None else config["num_decoder_layers"]
+    num_decoder_layers = require_int(config, "num_decoder_layers", num_layers)
     source = first_of(weights, ("encoder.embed_tokens.weight", _SHARED), -1, hidden)
     target = first_of(weights, ("decoder.embed_tokens.weight", _SHARED), -1, hidden)
     head = first_of(weights, ("lm_head.weight", "decoder.embed_tokens.weight", _SHARED), -1, hidden)
@@ -77,9 +77,10 @@ def distance_buckets(distance: Tensor, num_buckets: int, max_distance: int, *, i
 
 def _distance_attention(checkpoint: Checkpoint, stack: str, *, is_causal: bool) -> DistanceAttention:
     config, heads = checkpoint.config, require_int(checkpoint.config, "num_heads")
-    num_buckets = int(config.get("relative_attention_num_buckets", 32))
-    reach = int(config.get("relative_attention_max_distance", 128))
-    if reach <= (num_buckets if is_causal else num_buckets // 2) // 2:
+    num_buckets = require_int(config, "relative_attention_num_buckets", 32)
+    reach = require_int(config, "relative_attention_max_distance", 128)
+    exact = (num_buckets if is_causal else num_buckets // 2) // 2  # of `distance_buckets`
+    if exact == 0 or reach <= exact:
         raise UnsupportedCheckpoint(
             f"{checkpoint.directory}: {num_buckets} buckets do not reach a distance of {reach} (config.json: "
             "relative_attention_num_buckets, relative_attention_max_distance)."
@@ -132,19 +133,20 @@ def _read_attention(checkpoint: Checkpoint, prefix: str) -> tuple[Dense, Dense, 
 
 
 def _norm(checkpoint: Checkpoint, name: str) -> Norm:
-    hidden, eps = require_int(checkpoint.config, "d_model"), float(checkpoint.config.get("layer_norm_epsilon", 1e-6))
+    config = checkpoint.config
+    hidden, eps = require_int(config, "d_model"), setting(config, "layer_norm_epsilon", 1e-6)
     return replace(read_norm(checkpoint.weights, name, hidden, eps, bias=False), subtracts_mean=False)
 
 
 def _is_scaled(config: Config) -> bool:
     """Whether the last hidden state is scaled: in T5's first version, which alone has tied embeddings."""
-    is_tied = config.get("tie_word_embeddings") is not False
-    return config.get("model_type") == "t5" and bool(config.get("scale_decoder_outputs", is_tied))
+    is_tied = setting(config, "tie_word_embeddings", True)
+    return config.get("model_type") == "t5" and setting(config, "scale_decoder_outputs", is_tied)
 
 
 def _activation(checkpoint: Checkpoint) -> tuple[str, bool]:
     """The activation's name, and whether the MLP is gated: `feed_forward_proj` is a name, or gated- and a name."""
-    projection = str(checkpoint.config.get("feed_forward_proj", "relu"))
+    projection = setting(checkpoint.config, "feed_forward_proj", "relu")
     name = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
     require_activation(name)
     return name, projection.startswith("gated-")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.architectures import Architectures, architectures_of
-from penstock.engine.model.files import Config, read_config, read_optional, require_regular_files
+from penstock.engine.model.config import Config, setting
+from penstock.engine.model.files import read_config, read_optional, require_regular_files
 from penstock.engine.model.module_list import CROSS_ENCODER, Module, read_modules, require_served
 
 EMBED, CLASSIFY, TOKEN_CLASSIFY, GENERATE = "embed", "classify", "token_classify", "generate"
@@ -72,7 +73,7 @@ def _require_known_model(directory: Path, saved: Config) -> None:
 
 def _require_no_template(root: Path, config: Config, task: str) -> None:
     """Raise UnsupportedCheckpoint where sentence-transformers would put each text through a chat template."""
-    is_reranker = task == CLASSIFY and (len(config.get("id2label") or ()) == 1 or config.get("num_labels") == 1)
+    is_reranker = task == CLASSIFY and (len(setting(config, "id2label", {})) == 1 or config.get("num_labels") == 1)
     if not (task == EMBED or is_reranker):
         return
     stated = read_optional(root / "tokenizer_config.json").get("chat_template")

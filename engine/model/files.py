@@ -10,8 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-
-Config = dict[str, Any]
+from penstock.engine.model.config import Config
 
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")

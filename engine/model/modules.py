@@ -4,8 +4,9 @@ import re
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, read_tensors
+from penstock.engine.model.config import Config, setting
 from penstock.engine.model.dense import require_activation
-from penstock.engine.model.files import Config, read_json
+from penstock.engine.model.files import read_json
 from penstock.engine.model.module_list import Module
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import Dense
@@ -85,16 +86,16 @@ def _is_length(value: object) -> bool:
 
 def _pooling(module: Module) -> str:
     config = read_json(module.directory / "config.json")
-    if not config.get("include_prompt", True):
+    if not setting(config, "include_prompt", True):
         raise UnsupportedCheckpoint(
             f"{module.directory}: pooling that leaves out the tokens of the prompt (include_prompt false) is not "
             "implemented."
         )
     stated = config.get("pooling_mode")
     if stated is None:
-        modes = [name for flag, name in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
+        modes = [name for flag, name in _POOLING_FLAGS.items() if setting(config, flag, False)] or ["mean"]
     else:
-        modes = [_POOLING_NAMES.get(m, m) for m in ([stated] if isinstance(stated, str) else stated)]
+        modes = [_POOLING_NAMES.get(m, m) for m in map(str, stated if isinstance(stated, list) else [stated])]
     if len(modes) != 1 or modes[0] not in _POOLING_NAMES.values():
         raise UnsupportedCheckpoint(
             f"{module.directory}: pooling {' + '.join(modes)} is not implemented, only one of cls, mean, max, last."
@@ -104,17 +105,17 @@ def _pooling(module: Module) -> str:
 
 def _dense(module: Module) -> Dense:
     config = read_json(module.directory / "config.json")
-    if config.get("use_residual"):
+    if setting(config, "use_residual", False):
         raise UnsupportedCheckpoint(f"{module.directory}: Dense with use_residual is not implemented.")
     tensors = read_tensors(module.directory)
-    weight = tensors.take("linear.weight", _int(config, "out_features"), _int(config, "in_features"))
-    bias = tensors.take("linear.bias", weight.shape[0]) if config.get("bias", True) else None
+    weight = tensors.take("linear.weight", *(setting(config, key, -1) for key in ("out_features", "in_features")))
+    bias = tensors.take("linear.bias", weight.shape[0]) if setting(config, "bias", True) else None
     return Dense(weight, bias, _activation(module, config))
 
 
 def _activation(module: Module, config: Config) -> str:
     """The activation of a class path, from a fixed table; nothing is imported by name."""
-    path = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    path = setting(config, "activation_function", "torch.nn.modules.activation.Tanh")
     name = _ACTIVATIONS.get(path)
     if name is None:
         raise UnsupportedCheckpoint(
@@ -122,7 +123,3 @@ def _activation(module: Module, config: Config) -> str:
         )
     require_activation(name)
     return name
-
-
-def _int(config: Config, key: str) -> int:
-    return int(config.get(key, -1))

@@ -17,6 +17,7 @@ from penstock.engine.errors import CheckpointError, EngineError, UnsupportedChec
 from penstock.engine.families.heads import linear_head, logit_heads
 from penstock.engine.model.admission import CLASSIFY, EMBED, TOKEN_CLASSIFY
 from penstock.engine.model.checkpoint import Checkpoint, require_no_layers, wider_than
+from penstock.engine.model.config import setting
 from penstock.engine.model.heads import Head, on_device
 from penstock.engine.model.length_limit import stated_max_tokens
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
@@ -115,11 +116,12 @@ def _require_fixed(checkpoint: Checkpoint) -> None:
     The trial cannot see that: it depends on lengths that a trial does not have.
     """
     config = checkpoint.config
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    scaling = {one.get("rope_type") or one.get("type") for one in (rope, *rope.values()) if isinstance(one, dict)}
-    moving = sorted(str(one) for one in scaling & {"dynamic", "longrope", "su"})
+    rope = setting(config, "rope_parameters", {}) or setting(config, "rope_scaling", {})
+    each = [one for one in (rope, *rope.values()) if isinstance(one, dict)]
+    scaling = {setting(one, key, "") for one in each for key in ("rope_type", "type")}
+    moving = sorted(scaling & {"dynamic", "longrope", "su"})
     reason = f"the rope scaling {moving[0]!r} depends on the longest text of a batch" if moving else ""
-    if config.get("model_type") == "big_bird" and config.get("attention_type", "block_sparse") == "block_sparse":
+    if config.get("model_type") == "big_bird" and setting(config, "attention_type", "block_sparse") == "block_sparse":
         reason = "block_sparse attention ends with the first short text; set attention_type to original_full"
     if reason:
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: {reason}, so a text would have several answers.")
