@@ -69,6 +69,15 @@ class LanesClosed(EngineError):
     """The batch was not computed because the engine lanes are closed."""
 
 
+def wider_than(dtype: str) -> str:
+    """The way out where a number overflows in `dtype`."""
+    if dtype == "float16":
+        return "Use --dtype bfloat16, which has the range of float32, or float32 on a CPU."
+    if dtype == "float32":
+        return "No --dtype has a wider range; take an earlier or another checkpoint."
+    return "Use --dtype float32."
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a smaller batch may succeed."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it

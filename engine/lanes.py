@@ -48,6 +48,7 @@ class EngineLanes:
             if num_lanes > 1:
                 raise ValueError(f"an engine that queues batches on its device has one lane, not {num_lanes}.")
             run_lane = partial(_pipeline_batches, engine)
+        self.dtype = engine.info.dtype  # the arithmetic's precision
         self._queue: _Queue = SimpleQueue()
         self._closed = False
         self._num_unfinished = 0

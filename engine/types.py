@@ -55,6 +55,11 @@ class PackedBatch:
             types = np.concatenate([np.zeros(length, np.int32) if one is None else one for one, length in pairs])
         return cls(np.concatenate(token_ids).astype(np.int32, copy=False), cu_seqlens, max(lengths), types, options)
 
+    @classmethod
+    def probe(cls, options: TaskOptions) -> "PackedBatch":
+        """The smallest clean batch: one sequence of one token. Its result is finite with every model that is loaded."""
+        return cls(np.zeros(1, np.int32), np.array([0, 1], np.int32), 1, None, [options])
+
 
 def require_valid(batch: PackedBatch, num_types: int | None) -> None:
     """Raise InvalidBatch where a kernel would read outside of its tables or buffers, or a sequence has no options.

@@ -9,7 +9,7 @@ import structlog
 from penstock.engine.cpu.engine import CpuEngine
 from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, gpu_precision
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.errors import UnsupportedCheckpoint, wider_than
 from penstock.engine.families import FAMILIES, family_of
 from penstock.engine.families.heads import checkpoint_heads, linear_head, require_head_file
 from penstock.engine.model.admission import GENERATE
@@ -19,7 +19,7 @@ from penstock.engine.model.length_limit import stated_max_tokens
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import EncoderWeights
-from penstock.engine.types import ModelInfo
+from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
 
 if TYPE_CHECKING:
     from penstock.engine.gpu.engine import GpuEngine
@@ -60,11 +60,29 @@ def load_engine(
         )
     own_name = name or default_name(model)
     revision = revision_of(directory, (Path(head),) if head is not None else ())
+    loaded: CpuEngine | GpuEngine | PaddedEngine
     if _runs_padded(engine, checkpoint):
         from penstock.engine.padded.loading import load_padded  # transformers is slow to import
 
-        return load_padded(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
-    return _load_packed(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
+        loaded = load_padded(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
+    else:
+        loaded = _load_packed(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
+    _require_finite_results(loaded)
+    return loaded
+
+
+def _require_finite_results(engine: "CpuEngine | GpuEngine | PaddedEngine") -> None:
+    """Raise UnsupportedCheckpoint where even one token has no finite result, with weights that are finite.
+
+    A worker takes such a result of one token for a sign that its engine is at fault.
+    """
+    info = engine.info
+    for task in sorted(info.tasks):
+        if engine.run(PackedBatch.probe(TaskOptions(task))).not_finite:
+            raise UnsupportedCheckpoint(
+                f"{engine.directory}: the result of one token ({task}) holds NaN or infinity: numbers overflow in "
+                f"{info.dtype}. {wider_than(info.dtype)}"
+            )
 
 
 def _load_packed(

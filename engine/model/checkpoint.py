@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice, wider_than
 from penstock.engine.model.admission import EMBED, admit
 from penstock.engine.model.config import Config
 from penstock.engine.model.files import read_safetensors, weight_files
@@ -109,9 +109,10 @@ class Tensors:
         """Raise UnsupportedDevice for a tensor that was taken and has, as it is used, a value beyond `dtype`."""
         for name, largest in self._largest.items():
             if not math.isfinite(torch.tensor(largest).to(dtype).item()):
+                in_dtype = str(dtype).removeprefix("torch.")
                 raise UnsupportedDevice(
                     f"{self._directory}: tensor {name!r} is used with a value of {largest:.4g}, which overflows in "
-                    f"{str(dtype).removeprefix('torch.')}. {wider_than(dtype)}"
+                    f"{in_dtype}. {wider_than(in_dtype)}"
                 )
 
     def _magnitude(self, name: str, values: torch.Tensor) -> float:
@@ -125,15 +126,6 @@ class Tensors:
                 "damaged, or its training diverged; take an earlier or another checkpoint."
             )
         return largest
-
-
-def wider_than(dtype: torch.dtype) -> str:
-    """The way out where a number overflows in `dtype`."""
-    if dtype == torch.float16:
-        return "Use --dtype bfloat16, which has the range of float32, or float32 on a CPU."
-    if dtype == torch.float32:
-        return "No --dtype has a wider range; take an earlier or another checkpoint."
-    return "Use --dtype float32."
 
 
 def require_no_layers(directory: Path, unused: Iterable[str]) -> None:

@@ -13,10 +13,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 
 from penstock.engine.cpu.ops import cpu_precision
 from penstock.engine.device import choose_device, device_name, gpu_precision
-from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint, UnsupportedDevice
+from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint, UnsupportedDevice, wider_than
 from penstock.engine.families.heads import linear_head, logit_heads
 from penstock.engine.model.admission import CLASSIFY, EMBED, TOKEN_CLASSIFY
-from penstock.engine.model.checkpoint import Checkpoint, require_no_layers, wider_than
+from penstock.engine.model.checkpoint import Checkpoint, require_no_layers
 from penstock.engine.model.config import setting
 from penstock.engine.model.heads import Head, on_device
 from penstock.engine.model.length_limit import stated_max_tokens
@@ -75,7 +75,7 @@ def load_padded(
     task = EMBED if head is not None else checkpoint.task
     _require_fixed(checkpoint)
     model = _load(checkpoint, task, getattr(torch, precision))
-    _require_finite(model, checkpoint, getattr(torch, precision))
+    _require_finite(model, checkpoint, precision)
     model = model.to("cuda" if on_gpu else "cpu")
     if on_gpu:
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -211,14 +211,14 @@ def _load(checkpoint: Checkpoint, task: str, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def _require_finite(model: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-    """Raise CheckpointError for weights that hold NaN or infinity, and UnsupportedDevice where `dtype` made it."""
+def _require_finite(model: Any, checkpoint: Checkpoint, precision: str) -> None:
+    """Raise CheckpointError for weights that hold NaN or infinity, and UnsupportedDevice where `precision` made it."""
     for name, tensor in model.named_parameters():
         if not bool(tensor.isfinite().all()):
             checkpoint.weights.require_finite()
             raise UnsupportedDevice(
-                f"{checkpoint.root}: tensor {name!r} holds a value that overflows in "
-                f"{str(dtype).removeprefix('torch.')}. {wider_than(dtype)}"
+                f"{checkpoint.root}: tensor {name!r} holds a value that overflows in {precision}. "
+                f"{wider_than(precision)}"
             )
 
 
@@ -254,7 +254,10 @@ def _try(engine: PaddedEngine) -> None:
                 f"{engine.directory}: transformers has {info.name!r}, but cannot run it as a padded encoder: {error!r}"
             ) from error
         if not np.isfinite(alone).all():
-            raise UnsupportedCheckpoint(f"{engine.directory}: in {info.dtype} its results are not finite; widen dtype.")
+            raise UnsupportedCheckpoint(
+                f"{engine.directory}: the result of a text ({task}) holds NaN or infinity: numbers overflow in "
+                f"{info.dtype}. {wider_than(info.dtype)}"
+            )
         if alone.shape != padded.shape or np.abs(alone - padded).max() > _TOLERANCE[info.dtype] * np.abs(alone).max():
             raise UnsupportedCheckpoint(
                 f"{engine.directory}: padding changes the results of this architecture, so batches of different "

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.engine import BatchOutput, EngineLanes, PackedBatch, from_torch, load_engine
-from penstock.engine.errors import CheckpointError, NotFinite, UnsupportedDevice
+from penstock.engine.errors import CheckpointError, NotFinite, UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.types import TaskOptions
 from tests.engine.helpers import (
     BFLOAT16,
@@ -134,6 +134,21 @@ def test_weights_that_are_not_finite_are_refused_by_name(
     for engine in engines:
         with pytest.raises(CheckpointError, match=rf"'{name}' holds values that are not finite"):
             load_engine(str(tmp_path), engine=engine, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("engine", ["packed", "padded"])
+@pytest.mark.parametrize("save", [save_encoder, save_classifier, save_tagger])
+def test_a_model_without_any_finite_result_is_refused_though_its_weights_are_finite(
+    tmp_path: Path, save: Save, engine: str
+) -> None:
+    save(tmp_path, "bert")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    (name,) = [name for name in tensors if name.endswith("embeddings.LayerNorm.weight")]
+    tensors[name].fill_(3e38)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedCheckpoint, match=r"NaN or infinity: numbers overflow in float32\. No --dtype"):
+        load_engine(str(tmp_path), engine=engine, device="cpu", dtype="float32")
 
 
 def test_a_head_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:

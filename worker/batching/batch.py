@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from penstock.engine.types import PackedBatch, TaskOptions
+from penstock.engine.types import PackedBatch
 from penstock.worker.requests.request import PendingSequence
 
 
@@ -50,8 +48,3 @@ def pack(sequences: Sequence[PendingSequence]) -> PackedBatch:
     return PackedBatch.of(
         [sequence.token_ids for sequence in sequences], options, [sequence.token_type_ids for sequence in sequences]
     )
-
-
-def health_probe(options: TaskOptions) -> PackedBatch:
-    """The smallest clean batch: one sequence of one token."""
-    return PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32), 1, None, [options])

@@ -4,8 +4,7 @@ import asyncio
 
 from penstock.engine import EngineLanes
 from penstock.engine.errors import LanesClosed
-from penstock.engine.types import BatchOutput, TaskOptions
-from penstock.worker.batching.batch import health_probe
+from penstock.engine.types import BatchOutput, PackedBatch, TaskOptions
 
 IDLE_S = 30.0  # a batch that ended within this time is sign enough; the watchdog looks after a batch that runs
 PROBE_S = 5.0  # far beyond one token, also on a processor that others share
@@ -19,7 +18,7 @@ class EngineProbe:
         """`task`: one that the model can do."""
         self._loop = asyncio.get_running_loop()
         self._lanes = lanes
-        self._batch = health_probe(TaskOptions(task))
+        self._batch = PackedBatch.probe(TaskOptions(task))
         self._running: asyncio.Future[BatchOutput] | None = None
 
     def fault(self) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from penstock.engine import EngineLanes
-from penstock.engine.errors import DeviceFailed, NotFinite, is_out_of_memory
-from penstock.engine.types import BatchOutput
+from penstock.engine.errors import DeviceFailed, NotFinite, is_out_of_memory, wider_than
+from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.scheduler import LaneBatch, LaneDriver
-from penstock.worker.batching.batch import health_probe, sums_of
+from penstock.worker.batching.batch import sums_of
 from penstock.worker.batching.failure_rules import Remedy, pause_s, remedy_of
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.requests.request import PendingSequence
@@ -79,10 +79,8 @@ class FailedBatches:
 
     def blame_rows(self, batch: LaneBatch, output: BatchOutput) -> None:
         """A batch ran, and rows of its output are not finite. Those sequences leave `planned`, now or by a probe."""
-        error = NotFinite(
-            "the result holds NaN or infinity. If numbers overflow in this dtype, a wider one may hold them: "
-            "--dtype bfloat16, or float32 on a CPU."
-        )
+        dtype = self._lanes.dtype
+        error = NotFinite(f"the result holds NaN or infinity: numbers overflow in {dtype}. {wider_than(dtype)}")
         ids = [batch.ids[row] for row in output.not_finite]
         for job_id in ids:
             self._planned[job_id].note_failure()
@@ -124,4 +122,4 @@ class FailedBatches:
                 self._blame(job_id, error)
 
         options = self._planned[ids[0]].options
-        self._lanes.submit(health_probe(options)).add_done_callback(judge)
+        self._lanes.submit(PackedBatch.probe(options)).add_done_callback(judge)

@@ -16,7 +16,7 @@ from penstock.engine import EngineLanes
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch
 from penstock.producer.errors import BackendError, Overloaded
 from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
-from penstock.worker.batching.batch import BatchStats, Sums, health_probe, pack
+from penstock.worker.batching.batch import BatchStats, Sums, pack
 from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.requests.deadline_errors import ArrivedLate, LateInQueue
 from penstock.worker.requests.record import PendingRecord
@@ -604,7 +604,7 @@ def test_packing_fills_in_token_types_where_only_some_have_them(make_sequences: 
 
 
 def test_the_probe_is_one_token(make_sequences: MakeSequences) -> None:
-    probe = health_probe(make_sequences([1])[0].options)
+    probe = PackedBatch.probe(make_sequences([1])[0].options)
     assert (probe.token_ids.tolist(), probe.cu_seqlens.tolist(), probe.max_seqlen) == ([0], [0, 1], 1)
 
 

@@ -10,7 +10,6 @@ import pytest
 from penstock.engine import BatchOutput, EngineLanes, NullEngine, PackedBatch
 from penstock.engine.types import TaskOptions
 from penstock.worker.batching import engine_probe
-from penstock.worker.batching.batch import health_probe
 from penstock.worker.batching.engine_probe import EngineProbe
 
 
@@ -68,7 +67,7 @@ async def test_a_busy_engine_is_not_asked(lanes: EngineLanes, engine: Watched) -
     """The watchdog looks after the batch that runs."""
     go_on = threading.Event()
     engine.before = go_on.wait
-    running = lanes.submit(health_probe(TaskOptions("embed")))
+    running = lanes.submit(PackedBatch.probe(TaskOptions("embed")))
     try:
         assert lanes.idle_s is None
         assert await asked(EngineProbe(lanes, "embed")) == ""

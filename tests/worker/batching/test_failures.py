@@ -193,7 +193,7 @@ async def test_a_result_that_is_not_finite_fails_its_sequence_alone_and_nothing_
         error = rejection.error
         assert error.code == "backend"
         assert list(error.rows) == [1]  # the second of its request
-        assert "NaN or infinity" in error.message
+        assert "NaN or infinity: numbers overflow in float32. No --dtype" in error.message
         assert engine.batches == [[[1], [2], [3], [4, OverflowingEngine.OVERFLOW]]]
         assert not b.unhealthy
         assert b.stats[0].sums.count == 4
