@@ -150,6 +150,11 @@ class Tokenizer:
                 encoded += await loop.run_in_executor(executor, encoder.encode_new, chunk, spans)
             return _filled(found, encoded)
 
+    def require_room(self, max_tokens: int) -> None:
+        """Raise ValueError where `max_tokens` are taken by the special tokens of a pair."""
+        if max_tokens <= self._whole.plain.num_special_tokens_to_add(is_pair=True):
+            raise ValueError(f"max_tokens={max_tokens} leaves no room for text with the special tokens.")
+
     def _encoder(self, truncate: bool, max_tokens: int | None) -> "_Encoder":
         if not truncate:
             return self._whole
@@ -157,9 +162,8 @@ class Tokenizer:
             raise ValueError("`truncate` needs `max_tokens`: the length to cut at.")
         with self._copying:
             if max_tokens not in self._cutting:
+                self.require_room(max_tokens)
                 plain = self._whole.plain
-                if max_tokens <= plain.num_special_tokens_to_add(is_pair=True):
-                    raise ValueError(f"max_tokens={max_tokens} leaves no room for text with the special tokens.")
                 copy = tokenizers.Tokenizer.from_str(plain.to_str())
                 copy.encode_special_tokens = plain.encode_special_tokens  # which the text of a tokenizer does not hold
                 direction = "left" if self.frame.cuts_left else "right"

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -87,11 +88,22 @@ def generator(directory: Path) -> None:
     add_tokenizer(directory)
 
 
+def cross_encoder(directory: Path, activation: str) -> None:
+    """Three labels a pair, as sentence-transformers saves it."""
+    from sentence_transformers import CrossEncoder
+
+    classifier(directory / "plain")
+    model = CrossEncoder(str(directory / "plain"), device="cpu", activation_fn=getattr(torch.nn, activation)())
+    model.save_pretrained(str(directory))
+
+
 SOUND: Mapping[str, Make] = {
     "encoder": plain_encoder,
     "sentence encoder": sentence_encoder,
     "classifier": classifier,
     "reranker": lambda directory: classifier(directory, num_labels=1),
+    "cross-encoder of several labels": partial(cross_encoder, activation="Identity"),
+    "cross-encoder of several scores": partial(cross_encoder, activation="Sigmoid"),
     "tagger": tagger,
     "generator": generator,
 }
@@ -218,6 +230,19 @@ def _split_special_tokens(directory: Path) -> None:
     edit(directory / "tokenizer_config.json", split_special_tokens=True)
 
 
+def _bytes(directory: Path) -> None:
+    """A tagger whose tokens are bytes, a lone blank among them, which covers no character once it is trimmed."""
+    alphabet = ["<s>", "<pad>", "</s>", "<unk>", *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
+    ids = {token: index for index, token in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(ids, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True)
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    make: Any = transformers.PreTrainedTokenizerFast
+    save_tagger(directory, "roberta", vocab_size=len(alphabet), max_position_embeddings=302, num_labels=3)
+    make(tokenizer_object=backend, model_max_length=256, **names).save_pretrained(directory)
+
+
 def _number_labels(directory: Path) -> None:
     classifier(directory)
     edit(directory / "config.json", id2label={"0": 5, "1": 6, "2": 7})
@@ -255,6 +280,7 @@ MISTAKEN: Mapping[str, Make] = {
     "a template of an encoder": partial(_template, make=plain_encoder),
     "a template of a reranker": partial(_template, make=_reranker),
     "special tokens that are split": _split_special_tokens,
+    "tokens of no width": _bytes,
     "labels that are numbers": _number_labels,
     "token types that are words": partial(
         _random, "GPT2ForSequenceClassification", "GPT2Config", num_labels=3, **_GPT2

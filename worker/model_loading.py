@@ -7,6 +7,7 @@ import structlog
 import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.engine import Engine
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.types import ModelInfo
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.tokenizer_files import MissingTokenizer, TokenizerError
 from penstock.worker.model_settings import NULL_MODEL, ModelSettings
@@ -63,17 +64,26 @@ def require_encoder(loaded: "Engine | GenerationModel | ServedCells") -> Engine:
     return loaded
 
 
-def load_tokenizer(settings: ModelSettings) -> Tokenizer | None:
+def load_tokenizer(settings: ModelSettings, info: ModelInfo) -> Tokenizer | None:
     """Load the tokenizer of the model; None, with a warning, if it has none. The caller closes it.
 
-    Raises CheckpointError where it has one that cannot be loaded as transformers loads it.
+    Raises CheckpointError where it has one that cannot be loaded as transformers loads it, and where the model's limit
+    leaves no room for text.
     """
     if settings.model == NULL_MODEL:
         return None
     try:
-        return Tokenizer.from_directory(penstock.engine.resolve_model(settings.model))
+        tokenizer = Tokenizer.from_directory(penstock.engine.resolve_model(settings.model))
     except MissingTokenizer as error:
         log.warning("no_tokenizer", reason=str(error), consequence="requests with text are rejected")
         return None
     except TokenizerError as error:
         raise CheckpointError(str(error)) from error
+    try:
+        tokenizer.require_room(info.cut_tokens or info.max_tokens)
+    except ValueError as error:
+        tokenizer.close()
+        raise CheckpointError(
+            f"{settings.model}: {error} The checkpoint states this limit (max_seq_length, model_max_length)."
+        ) from error
+    return tokenizer

@@ -159,7 +159,7 @@ async def _run(
 
 async def _run_worker(settings: ResolvedSettings, served: ServedModel, supervisor: SupervisorLink | None) -> int:
     async with contextlib.AsyncExitStack() as stack:
-        tokenizer = None if served.read_fields is not None else load_tokenizer(settings)
+        tokenizer = None if served.read_fields is not None else load_tokenizer(settings, served.info)
         if tokenizer is not None:
             stack.callback(tokenizer.close)
         cache = await _open_cache(settings, stack)

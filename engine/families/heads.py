@@ -12,6 +12,7 @@ from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.config import Config, setting
 from penstock.engine.model.files import read_safetensors
 from penstock.engine.model.heads import Head
+from penstock.engine.model.module_list import CROSS_ENCODER
 from penstock.engine.model.weights import Dense, Norm
 
 _SHOWN_NAMES = 3  # of the tensors of a file that is no head
@@ -57,10 +58,17 @@ def _of_tokens(head: Head) -> Head:
 
 
 def _with_rerank(checkpoint: Checkpoint, classify: Head) -> dict[str, Head]:
-    """`classify`, and for a single label `rerank`, the score of a pair as CrossEncoder gives it."""
-    if len(classify.labels) != 1:
-        return {"classify": classify}
-    return {"classify": classify, "rerank": replace(classify, scores=_cross_encoder_scores(checkpoint))}
+    """`classify`, and for a single label `rerank`, the score of a pair as CrossEncoder gives it.
+
+    Several labels of a directory of CrossEncoder have the activation that it states, unless that is the identity.
+    """
+    if len(classify.labels) == 1:
+        scores = _cross_encoder_scores(checkpoint) or "sigmoid"
+        return {"classify": classify, "rerank": replace(classify, scores=scores)}
+    is_cross_encoder = checkpoint.sentence_transformers.get("model_type") == CROSS_ENCODER
+    if is_cross_encoder and _cross_encoder_scores(checkpoint) == "sigmoid":
+        return {"classify": replace(classify, scores="sigmoid")}
+    return {"classify": classify}
 
 
 def _head(checkpoint: Checkpoint, layers: tuple[Dense | Norm, ...], num_labels: int, reads: str) -> Head:
@@ -82,8 +90,8 @@ def _classifier_pooling(checkpoint: Checkpoint) -> str:
     return pooling
 
 
-def _cross_encoder_scores(checkpoint: Checkpoint) -> str:
-    """sentence-transformers' rule: the activation that one of its versions states, else a sigmoid."""
+def _cross_encoder_scores(checkpoint: Checkpoint) -> str | None:
+    """The activation that one of sentence-transformers' versions states, if any."""
     config, saved = checkpoint.config, checkpoint.sentence_transformers
     if setting(saved, "prompts", {}).get(setting(saved, "default_prompt_name", "")):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: a cross-encoder's default prompt is not implemented.")
@@ -91,7 +99,7 @@ def _cross_encoder_scores(checkpoint: Checkpoint) -> str:
     names = [setting(of, key, "") for of, key in ((saved, _ACTIVATION), (own, _ACTIVATION), (config, old))]
     stated = next(filter(None, names), None)
     if stated is None:
-        return "sigmoid"
+        return None
     if stated not in _CROSS_ENCODER_SCORES:
         raise UnsupportedCheckpoint(
             f"{checkpoint.directory}: the cross-encoder's activation {stated!r} is not implemented. "

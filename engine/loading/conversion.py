@@ -5,6 +5,7 @@ The only place that opens pickles, by torch's loader of weights alone, and only 
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from penstock.engine.generation.loading import generates, load_seq2seq
 from penstock.engine.loading.encoder import load_engine
 from penstock.engine.model.files import INDEX, PICKLES, WEIGHTS, read_json, require_regular_files
 
+# What torch met in a pickle. The rest of its message advises to run the pickle, which this command is there to avoid.
+_UNSUPPORTED = re.compile(r"unsupported (global|operand|class)[^\n]*?(?=\. |\.?$)", re.IGNORECASE | re.MULTILINE)
 _WEIGHTS, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
@@ -96,9 +99,10 @@ def _write(pickled: Path, target: Path) -> None:
     except FileNotFoundError:
         raise CheckpointError(f"{pickled} does not exist.") from None
     except Exception as error:  # torch raises many unrelated types, among them those of pickle
-        reason = str(error).strip().partition("\n")[0][:200]
+        found_there = _UNSUPPORTED.search(str(error))
         raise CheckpointError(
-            f"{pickled} is damaged, or holds something else than weights, which is not run: {reason}"
+            f"{pickled} is damaged, or holds something else than weights, which is not run: "
+            f"{found_there[0] if found_there else type(error).__name__}."
         ) from error
     if not isinstance(found, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
         raise CheckpointError(f"{pickled} does not hold a dictionary of tensors.")

@@ -158,8 +158,10 @@ def resolve_model(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=_HUB_PATTERNS))
     except Exception as error:  # the hub client raises a dozen unrelated types; each means the same here
+        parent = Path(model).parent
+        beside = f" ({parent} is one)" if parent.is_dir() else ""
         raise CheckpointError(
-            f"{model!r} is no local directory, and the Hugging Face hub did not give it: {error}"
+            f"{model!r} is no local directory{beside}, and the Hugging Face hub did not give it: {error}"
         ) from error
 
 

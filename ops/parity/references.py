@@ -110,7 +110,7 @@ class _SentenceTransformer:
 
 
 class _CrossEncoder:
-    """`CrossEncoder.predict`."""
+    """`CrossEncoder.predict`. Of several labels: by the activation of the checkpoint, else as the pipeline has it."""
 
     name = "CrossEncoder.predict"
 
@@ -123,7 +123,7 @@ class _CrossEncoder:
     @property
     def calls(self) -> Sequence[Call]:
         """See `Reference`."""
-        return [Call("rerank", of_pairs=True)]
+        return [Call("rerank" if self._model.num_labels == 1 else "classify", of_pairs=True)]
 
     @property
     def limit(self) -> int | None:
@@ -132,7 +132,14 @@ class _CrossEncoder:
 
     def answer(self, call: Call, text: Text) -> Answer:
         """See `Reference`."""
-        return float(self._model.predict([text], convert_to_tensor=True)[0])
+        if self._model.num_labels == 1:
+            return float(self._model.predict([text], convert_to_tensor=True)[0])
+        config = self._model.model.config
+        own, is_plain = self._model.activation_fn, isinstance(self._model.activation_fn, torch.nn.Identity)
+        usual = {"multi_label_classification": torch.nn.Sigmoid(), "regression": torch.nn.Identity()}
+        activation = usual.get(config.problem_type, torch.nn.Softmax(dim=-1)) if is_plain else own
+        [scores] = self._model.predict([text], activation_fn=activation, convert_to_tensor=True).tolist()
+        return {str(config.id2label[i]): score for i, score in enumerate(scores)}
 
 
 class _Classifier:
@@ -197,6 +204,7 @@ class _Tagger:
                 {str(labels[i]): float(score) for i, score in enumerate(token["scores"])},
             )
             for token in self._pipeline(text)
+            if token["start"] < token["end"]  # a reply has no token that covers no character, such as a lone blank
         ]
 
 

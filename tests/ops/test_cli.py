@@ -559,7 +559,7 @@ def test_a_real_broker_that_is_killed_ends_its_command(processes: list[Process])
 def test_the_variable_that_names_a_workers_checkpoint_names_its_model(model: str) -> None:
     with MockBroker() as broker:
         code, text = penstock(
-            *("embed", "--text", "x", "--timeout-s", "0.2", "--bootstrap-servers", broker.bootstrap_servers),
+            *("embed", "--text", "x", "--timeout-s", "3", "--bootstrap-servers", broker.bootstrap_servers),
             env={"PENSTOCK_MODEL": model},
         )
     assert code == 1
@@ -569,7 +569,7 @@ def test_the_variable_that_names_a_workers_checkpoint_names_its_model(model: str
 def test_no_answer_to_one_text_asks_for_a_worker() -> None:
     with MockBroker() as broker:
         code, text = penstock(
-            *("embed", "--model", "nobody", "--text", "x", "--timeout-s", "0.2"),
+            *("embed", "--model", "nobody", "--text", "x", "--timeout-s", "3"),
             *("--bootstrap-servers", broker.bootstrap_servers),
         )
     assert code == 1

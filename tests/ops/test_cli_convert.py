@@ -94,7 +94,9 @@ def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path: Path, mon
     (tmp_path / "model" / "model.safetensors").unlink()
     (tmp_path / "model" / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Trap()}, protocol=2))
     code, said = convert(tmp_path / "model", tmp_path / "converted")
-    assert (code, "which is not run" in said) == (1, True), said
+    assert code == 1, said
+    assert "is not run: unsupported GLOBAL posix.mkdir" in said
+    assert "weights_only" not in said  # torch's advice is to run the pickle
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 

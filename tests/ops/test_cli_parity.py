@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from penstock.ops.cli.checks import parity
 from penstock.ops.cli.checks.parity import ParitySettings
 from penstock.ops.cli.setting_options import option_name
 from penstock.ops.parity import references
@@ -185,6 +186,13 @@ def test_a_missing_reference_is_named_with_the_way_out(sentences: Path, monkeypa
     code, text = penstock("parity", str(sentences), *FLOAT32)
     assert code == 1
     assert "sentence-transformers, which is not installed: pip install 'penstock[parity]'" in text
+
+
+def test_a_base_install_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parity, "find_spec", lambda name: None)
+    code, text = penstock("parity", str(tmp_path))
+    assert code == 1
+    assert "torch and sentence-transformers, which are not installed: pip install 'penstock[parity]'" in text
 
 
 @pytest.mark.slow

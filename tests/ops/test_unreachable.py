@@ -119,6 +119,14 @@ def test_a_command_ends_and_says_who_does_not_answer(
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("command", ["embed", "classify", "generate"])
+def test_one_text_waits_for_kafka_as_long_as_for_its_answer(command: str, address: str) -> None:
+    arguments = [command, "--model", "m", "--text", "x", "--timeout-s", str(TIMEOUT_S), "--bootstrap-servers", address]
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "400", "NO_COLOR": "1"})
+    assert result.exit_code == 1, result.output
+    assert f"{address} {DOES_NOT_ANSWER}" in result.output
+
+
 async def test_a_client_that_starts(address: str) -> None:
     client = Client(bootstrap_servers=address, model="m", connect_timeout_s=TIMEOUT_S)
     with pytest.raises(KafkaUnreachable, match=f"Kafka at {address} {DOES_NOT_ANSWER}"):

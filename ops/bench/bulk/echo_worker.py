@@ -60,5 +60,5 @@ def _load(settings: ModelSettings) -> Engine:
 
 if __name__ == "__main__":
     process.load = _load
-    process.load_tokenizer = lambda settings: EchoTokenizer()  # type: ignore[attr-defined,assignment,return-value]  # what it uses
+    process.load_tokenizer = lambda settings, info: EchoTokenizer()  # type: ignore[attr-defined,assignment,return-value]  # what it uses
     main()

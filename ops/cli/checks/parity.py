@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -83,13 +84,16 @@ def parity(
     Exit code 0: all passed. 1: a line missed, the checkpoint cannot be run, or
     there is no reference.
     """
-    _quieten_transformers()
     narrate_logs("")
     return asyncio.run(_compare(settings, model, as_json=as_json))
 
 
 async def _compare(settings: ParitySettings, model: str, *, as_json: bool) -> int:
     local_directory(model)  # before the imports, which take seconds
+    if find_spec("torch") is None:
+        fail("This needs torch and sentence-transformers, which are not installed: pip install 'penstock[parity]'")
+        return EXIT_PROBLEM
+    _quieten_transformers()
     import torch
 
     from penstock.engine.model.checkpoint import resolve_model

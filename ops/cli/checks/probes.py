@@ -29,7 +29,7 @@ def model(settings: CheckSettings, memory: MemberMemory) -> Finding:
     try:
         engine = load(settings if has_head else settings.model_copy(update={"head": None}))
         if "sequence" not in engine.info.tasks:
-            load_tokenizer(settings)
+            load_tokenizer(settings, engine.info)
     except UnsupportedDevice as error:
         return Finding("Model", "problem", str(error), "Give another --device or --dtype; auto takes what there is.")
     except EngineError as error:

@@ -174,13 +174,13 @@ def _runner(model: ModelSettings) -> SequenceRunner:
 @asynccontextmanager
 async def open_answerer(model: ModelSettings, requests: RequestSettings) -> AsyncIterator[Answerer]:
     """Load the model, which blocks, and start what runs it. Raises EngineError."""
-    tokenizer = load_tokenizer(model)
-    with nullcontext() if tokenizer is None else closing(tokenizer):
-        runner = _runner(model)
-        try:
+    runner = _runner(model)
+    try:
+        tokenizer = load_tokenizer(model, runner.info)
+        with nullcontext() if tokenizer is None else closing(tokenizer):
             yield Answerer(requests, runner, tokenizer)
-        finally:
-            await runner.close()
+    finally:
+        await runner.close()
 
 
 def _batches(

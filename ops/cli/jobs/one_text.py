@@ -34,7 +34,9 @@ async def answer_one(task: str, settings: FileJobSettings, options: Options, tex
         fail(f"{checked.code}: {checked.message}")
         return EXIT_USAGE
     timeout_s = min(settings.timeout_s, _MAX_ONE_TEXT_S)
-    async with local_worker(settings) as while_alive, Client(**client_settings(settings)) as client:
+    connect_timeout_s = min(settings.connect_timeout_s or timeout_s, timeout_s)
+    client_of = client_settings(settings) | {"connect_timeout_s": connect_timeout_s}
+    async with local_worker(settings) as while_alive, Client(**client_of) as client:
         (row,) = await while_alive(client.map(task, [text], options=options, timeout_s=timeout_s))
     if isinstance(row, float | list):
         raise RuntimeError(f"{task} was answered with a row of another task. This is a bug.")
