@@ -97,8 +97,9 @@ def _counted(replay: Any, replays: list[object]) -> Any:
 
 def test_preparing_ends_with_its_budget(both: tuple[Any, Any]) -> None:
     gpu, _ = both
+    before = len(gpu._encoder._graphs)  # of the batches that a load runs
     gpu.prepare(DeviceShare(), max_sequences=1024, max_tokens=16_384, budget_s=0.0)
-    assert len(gpu._encoder._graphs) == 0
+    assert len(gpu._encoder._graphs) == before
 
 
 def test_an_unknown_task_is_an_error_and_the_engine_lives(both: tuple[Any, Any]) -> None:
@@ -126,9 +127,10 @@ async def test_a_lane_captures_what_came_twice_between_batches(both: tuple[Any, 
     gpu, cpu = both
     batch = pack(random_sequences(LENGTHS))
     graphs, expected = gpu._encoder._graphs, cpu.run(batch).rows
+    before = len(graphs)  # of the batches that a load runs
     for _ in range(2):
         await through_lanes(gpu, [batch], 2)
-        assert len(graphs) == 1
+        assert len(graphs) == before + 1
     assert largest_error(gpu.run(batch).rows, expected) <= 0.01
 
 
