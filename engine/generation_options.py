@@ -33,20 +33,27 @@ _NEUTRAL: dict[str, Any] = {
 _OF_SAMPLING = ("temperature", "top_k", "top_p")
 _OF_BEAMS = ("length_penalty", "early_stopping")
 _LENGTHS = {"max_new_tokens": 0, "min_new_tokens": 0, "max_length": 1, "min_length": 1}  # start tokens that each counts
-# Options that change no token.
+# Options that change no token, some of them of an assistant model, which a checkpoint does not have.
 _IGNORED = frozenset(
     (
         "_from_model_config",
+        "assistant_confidence_threshold",
+        "assistant_early_exit",
+        "assistant_lookbehind",
         "bos_token_id",
         "cache_implementation",
+        "disable_compile",
         "is_assistant",
         "low_memory",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
         "output_attentions",
         "output_hidden_states",
         "output_logits",
         "output_scores",
         "pad_token_id",
         "return_dict_in_generate",
+        "target_lookbehind",
         "transformers_version",
         "use_cache",
     )

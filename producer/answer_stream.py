@@ -164,8 +164,13 @@ async def _answer(
     found: list[Result] = []
     if good:
         found = await client.map(task, good, options=options, timeout_s=timeout_s, revision=revision)
-    answers = iter(found)
+    answers = map(_without_place, found)
     return [text if isinstance(text, PenstockError) else next(answers) for text in checked]
+
+
+def _without_place(result: Result) -> Result:
+    """The result; of an error that names its text by the place in a call, which means nothing here, the text's own."""
+    return next(iter(result.rows.values())) if isinstance(result, PenstockError) and result.rows else result
 
 
 def num_chars(text: Text) -> int:

@@ -26,7 +26,7 @@ from penstock.producer.transport.call_batcher import Answers, CallBatcher
 from penstock.producer.transport.exchange import Exchange
 from penstock.producer.wire.messages import STEPPED_TASKS, Options, Reply, Request, Row, Text
 from penstock.producer.wire.options import check_task, check_timeout_s, recheck_options
-from penstock.producer.wire.sequences import Kind, check
+from penstock.producer.wire.sequences import check
 from penstock.producer.wire.topics import bulk_topic, request_topic
 
 _OWN_KEYWORDS = ("tokenizer", "bulk", "on_reply")  # of `Caller`, beside the settings
@@ -118,8 +118,9 @@ class Caller:
     ) -> list[Row | PenstockError]:
         """One result a sequence, in order: its row, or its own error. For `sequence`, `texts` are maps of fields.
 
-        Sequences at fault are removed from their record and the others sent again. Retriable errors are retried after
-        growing pauses: `Overloaded` three times, or with `bulk` until the deadline.
+        An error about one sequence names its place in the call, from 0. Sequences at fault are removed from their
+        record and the others sent again. Retriable errors are retried after growing pauses: `Overloaded` three times,
+        or with `bulk` until the deadline.
 
         Args:
             revision: shared by several calls whose answers must be of one revision of the model.
@@ -211,7 +212,7 @@ class Caller:
         raise_first(sequences)
         timeout_s = self._timeout_s(timeout_s)
         rows = await self._batcher.results(task, options, kind, sequences, timeout_s, self._one_revision())
-        raise_first([_named(row, kind, index) for index, row in enumerate(rows)])
+        raise_first(rows)
         return rows
 
     async def _ask(
@@ -255,14 +256,6 @@ def _checked(settings: dict[str, Any]) -> ClientSettings:
 
 def _on_bulk_topic(settings: ClientSettings) -> ClientSettings:
     return settings.model_copy(update={"topic": bulk_topic(settings.topic or request_topic(settings.model))})
-
-
-def _named(row: Row | PenstockError, kind: Kind, index: int) -> Row | PenstockError:
-    """The worker's error about one sequence with its place in the call; the worker knows only that in a record."""
-    if not (isinstance(row, PenstockError) and row.rows):
-        return row
-    text = "Text" if kind in (Kind.TEXTS, Kind.PAIRS) else "Sequence"
-    return type(row)(f"{text} {index}: {row.message}", {index: row})
 
 
 def raise_first(results: Sequence[object]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from penstock.producer.tokenizer_files import LoadedTokenizer, read_backend, read_object
+from penstock.producer.tokenizer_files import LoadedTokenizer, read_backend, read_config, read_object, read_options
 
 _Options = Mapping[str, Any]
 _Named = Mapping[str, tuple[str, int]]  # a special token and its id, by its name
@@ -118,13 +118,12 @@ _BACKENDS = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBacken
 def plain_tokenizer(root: Path) -> LoadedTokenizer | None:
     """The tokenizer of a directory's tokenizer.json; None where it is not known that transformers makes the same.
 
-    Raises TokenizerError for damaged files.
+    Raises TokenizerError for damaged files, and for values of other types than transformers takes.
     """
-    file = root / "tokenizer.json"
+    options, file = read_options(root), root / "tokenizer.json"
     if not file.is_file():
         return None
-    options = read_object(root / "tokenizer_config.json")
-    kind = _KINDS.get(_class_name(options, read_object(root / "config.json")))
+    kind = _KINDS.get(_class_name(options, read_config(root)))
     if kind is None or not options.keys() <= _KNOWN_OPTIONS:
         return None
     content, backend = read_object(file), read_backend(file)
@@ -153,18 +152,18 @@ def _named_tokens(root: Path, options: _Options, kind: _Kind, backend: Any) -> _
     """The special tokens by name. None where transformers would add a token to the file's, or change one."""
     added = backend.get_added_tokens_decoder()
     by_content = {token.content: (index, token) for index, token in added.items()}
-    listed, further = options.get("added_tokens_decoder"), read_object(root / "added_tokens.json")
-    if listed is None:
-        options = {**options, **read_object(root / "special_tokens_map.json")}
-        if any(by_content.get(content, (None,))[0] != index for content, index in further.items()):
-            return None
-    elif not _are_equal(listed, added):
+    if "added_tokens_decoder" in options:
+        is_of_file = _are_equal(options["added_tokens_decoder"], added)
+    else:
+        further = read_object(root / "added_tokens.json")
+        is_of_file = all(key in by_content and by_content[key][0] == index for key, index in further.items())
+    if not is_of_file:
         return None
     size = backend.get_vocab_size(with_added_tokens=False)
     beyond = sorted(index for index in added if index >= size)
     if beyond != list(range(size, size + len(beyond))):
         return None
-    more = [*(options.get("extra_special_tokens") or ()), *(options.get("additional_special_tokens") or ())]
+    more = [*options["extra_special_tokens"], *options["additional_special_tokens"]]
     if any(not isinstance(token, str) or token not in by_content or not by_content[token][1].special for token in more):
         return None
     named: dict[str, tuple[str, int]] = {}

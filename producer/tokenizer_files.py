@@ -1,6 +1,7 @@
 """Reading of a tokenizer's files, and what is made of them."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,40 @@ class LoadedTokenizer:
     cuts_left: bool  # whether truncation removes the first tokens of a text, not the last ones
 
 
+def _listed(tokens: Any) -> list[Any]:
+    if not tokens:
+        return []
+    return tokens if isinstance(tokens, list) else [tokens]
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_tokens(value: Any) -> bool:
+    return value is None or isinstance(value, list | dict)
+
+
+def _is_side(value: Any) -> bool:
+    return value in ("left", "right")
+
+
+_Type = tuple[str, Callable[[Any], bool]]  # in words, and whether a value is of it
+_TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_CONFIG: Mapping[str, _Type] = dict.fromkeys(("model_type", "tokenizer_class"), ("a string", _is_text))
+_OPTIONS: Mapping[str, _Type] = {
+    "model_input_names": ("a list of strings", _is_names),
+    "padding_side": ("'left' or 'right'", _is_side),
+    "tokenizer_class": ("a string", _is_text),
+    "truncation_side": ("'left' or 'right'", _is_side),
+    **dict.fromkeys(_TOKEN_LISTS, ("a list of tokens, or an object of them by name", _is_tokens)),
+}
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one where there is no file. Raises TokenizerError."""
     try:
@@ -34,6 +69,32 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object.")
     return value
+
+
+def read_options(root: Path) -> dict[str, Any]:
+    """What transformers makes a directory's tokenizer with: tokenizer_config.json, and special_tokens_map.json over it.
+
+    The latter counts where the former has no `added_tokens_decoder`. Special tokens without a name are lists, of both
+    files; an object of tokens is one item of them. Raises TokenizerError.
+    """
+    options = _read_typed(root / "tokenizer_config.json", _OPTIONS)
+    over = {} if "added_tokens_decoder" in options else _read_typed(root / "special_tokens_map.json", _OPTIONS)
+    further = {key: [*_listed(options.get(key)), *_listed(over.get(key))] for key in _TOKEN_LISTS}
+    return {**options, **over, **further, "tokenizer_class": options.get("tokenizer_class")}
+
+
+def read_config(root: Path) -> dict[str, Any]:
+    """The config.json of a directory, of which transformers takes the tokenizer's class. Raises TokenizerError."""
+    return _read_typed(root / "config.json", _CONFIG)
+
+
+def _read_typed(path: Path, types: Mapping[str, _Type]) -> dict[str, Any]:
+    """The JSON object in a file, as `read_object` gives it, with values of the types. Raises TokenizerError."""
+    content = read_object(path)
+    for key, (wanted, is_one) in types.items():
+        if key in content and not is_one(content[key]):
+            raise TokenizerError(f"{path}: `{key}` must be {wanted}.")
+    return content
 
 
 def read_backend(file: Path) -> Any:

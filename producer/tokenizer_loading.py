@@ -56,9 +56,10 @@ def _transformer_directory(directory: Path) -> Path | None:
         return None
     try:
         root: Path = directory / json.loads(path.read_text(encoding="utf-8"))[0]["path"]
+        is_inside = root.resolve().is_relative_to(directory.resolve())
     except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise TokenizerError(f"{path} is not a sentence-transformers module list: {error!r}") from error
-    if not root.resolve().is_relative_to(directory.resolve()):
+    if not is_inside:
         raise TokenizerError(f"{path} names a module outside the model's directory.")
     return root
 

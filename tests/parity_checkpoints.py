@@ -77,10 +77,10 @@ def tagger(directory: Path) -> None:
     add_tokenizer(directory)
 
 
-def generator(directory: Path) -> None:
+def generator(directory: Path, **config: Any) -> None:
     sizes = {"vocab_size": len(VOCABULARY), "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     model: Any = transformers.T5ForConditionalGeneration(
-        transformers.T5Config.from_dict({**sizes, "decoder_start_token_id": 0})
+        transformers.T5Config.from_dict({**sizes, "decoder_start_token_id": 0, **config})
     )
     model.eval()
     randomise(model)
@@ -97,6 +97,14 @@ def cross_encoder(directory: Path, activation: str) -> None:
     model.save_pretrained(str(directory))
 
 
+def old_cross_encoder(directory: Path, **stated: Any) -> None:
+    """Three labels a pair, as versions 3 to 5 of sentence-transformers saved them."""
+    classifier(directory)
+    edit(directory / "config.json", **stated)
+
+
+_SIGMOID = "torch.nn.modules.activation.Sigmoid"
+
 SOUND: Mapping[str, Make] = {
     "encoder": plain_encoder,
     "sentence encoder": sentence_encoder,
@@ -104,6 +112,13 @@ SOUND: Mapping[str, Make] = {
     "reranker": lambda directory: classifier(directory, num_labels=1),
     "cross-encoder of several labels": partial(cross_encoder, activation="Identity"),
     "cross-encoder of several scores": partial(cross_encoder, activation="Sigmoid"),
+    "cross-encoder of several scores, of version 4": partial(
+        old_cross_encoder, sentence_transformers={"activation_fn": _SIGMOID, "version": "4.0.1"}
+    ),
+    "cross-encoder of several scores, of version 3": partial(
+        old_cross_encoder, sbert_ce_default_activation_function=_SIGMOID
+    ),
+    "another activation of T5": partial(generator, dense_act_fn="gelu_new"),
     "tagger": tagger,
     "generator": generator,
 }
@@ -243,6 +258,59 @@ def _bytes(directory: Path) -> None:
     make(tokenizer_object=backend, model_max_length=256, **names).save_pretrained(directory)
 
 
+def _stated(directory: Path, make: Make = plain_encoder, **config: Any) -> None:
+    make(directory)
+    edit(directory / "config.json", **config)
+
+
+def _windowed(directory: Path) -> None:
+    """`sliding_window` is another name of half of `local_attention`, which transformers prefers."""
+    save_encoder(directory, "modernbert", **{**_SIZE, "num_hidden_layers": 4, "local_attention": 32})
+    add_tokenizer(directory)
+    edit(directory / "config.json", sliding_window=4)
+
+
+def _bart(directory: Path, **config: Any) -> None:
+    sizes = {"d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "encoder_layers": 2, "decoder_layers": 2}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 300}
+    tokens = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 3}
+    made = transformers.BartConfig.from_dict(
+        {"vocab_size": len(VOCABULARY), "forced_eos_token_id": None, **sizes, **heads, **tokens, **config}
+    )
+    _saved(directory, transformers.BartForConditionalGeneration(made))
+
+
+def _untied(directory: Path) -> None:
+    """The head is not the table of words, and the file does not have it: transformers fills it at random."""
+    _bart(directory)
+    edit(directory / "config.json", tie_word_embeddings=False)
+
+
+def _two_tables(directory: Path) -> None:
+    _bart(directory)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.decoder.embed_tokens.weight"] = tensors["model.shared.weight"].flip(0)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _old_options(directory: Path) -> None:
+    """Options of generation among those of the model, as versions before 4.26 saved them."""
+    _bart(directory)
+    (directory / "generation_config.json").unlink()
+    edit(directory / "config.json", exponential_decay_length_penalty=[2, 1.5])
+
+
+def _odd_pooling(directory: Path) -> None:
+    sentence_encoder(directory)
+    edit(directory / "1_Pooling" / "config.json", token_embeddings_name="token_embeddings")
+
+
+def _null_type(directory: Path) -> None:
+    sentence_encoder(directory)
+    path = directory / "config_sentence_transformers.json"
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"model_type": None})
+
+
 def _number_labels(directory: Path) -> None:
     classifier(directory)
     edit(directory / "config.json", id2label={"0": 5, "1": 6, "2": 7})
@@ -257,6 +325,18 @@ _GPT2: Mapping[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_position
 
 MISTAKEN: Mapping[str, Make] = {
     "int8 weights": _quantised,
+    "causal attention": partial(_stated, is_causal=True),
+    "another window": _windowed,
+    "another pooling of a classifier": partial(_stated, make=classifier, classifier_pooling="mean"),
+    "fewer positions than rows": partial(_stated, max_position_embeddings=128),
+    "more types than rows": partial(_stated, type_vocab_size=4),
+    "more words than rows": partial(_stated, vocab_size=4000),
+    "an unknown key of the pooling": _odd_pooling,
+    "a model_type of null": _null_type,
+    "causal attention of a generator": partial(_stated, make=generator, is_causal=True),
+    "an untied head that is missing": _untied,
+    "two tables of words": _two_tables,
+    "options among the model's": _old_options,
     "a module of another package": _own_class,
     "no pooling": _no_pooling,
     "late interaction": _late_interaction,

@@ -39,6 +39,7 @@ FAMILIES: dict[str, Family] = {
 
 def family_of(checkpoint: Checkpoint) -> Family:
     """The family of config.json's model_type. Raises UnsupportedCheckpoint, naming it and what is supported."""
+    readers.refuse_causal(checkpoint)
     model_type = checkpoint.config.get("model_type")
     family = FAMILIES.get(str(model_type))
     if family is None:

@@ -9,7 +9,7 @@ from penstock.engine.families.readers import (
     refuse_variants,
 )
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.config import require_int, setting
+from penstock.engine.model.config import require_int, setting, stated_rows
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer
 
 _PREFIXES = ("", "albert.")
@@ -30,12 +30,16 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     hidden, width = require_int(config, "hidden_size"), require_int(config, "embedding_size")
     eps = setting(config, "layer_norm_eps", 1e-12)
     embeddings = prefix + "embeddings."
-    positions = weights.take(embeddings + "position_embeddings.weight", -1, width)
+    positions = weights.take(
+        embeddings + "position_embeddings.weight", stated_rows(config, "max_position_embeddings"), width
+    )
     return Encoder(
         embeddings=Embeddings(
-            words=weights.take(prefix + _PROBE, -1, width),
+            words=weights.take(prefix + _PROBE, stated_rows(config, "vocab_size"), width),
             positions=positions,
-            token_types=weights.take(embeddings + "token_type_embeddings.weight", -1, width),
+            token_types=weights.take(
+                embeddings + "token_type_embeddings.weight", stated_rows(config, "type_vocab_size"), width
+            ),
             norm=read_norm(weights, embeddings + "LayerNorm", width, eps),
         ),
         projection=read_dense(weights, prefix + "encoder.embedding_hidden_mapping_in", hidden, width),
@@ -55,11 +59,11 @@ def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
 def _layers(checkpoint: Checkpoint, prefix: str, eps: float) -> tuple[Layer[Dense], ...]:
     """All layers in order: each step runs one group, and each group all of its inner layers."""
     config = checkpoint.config
-    num_steps, num_groups = require_int(config, "num_hidden_layers"), require_int(config, "num_hidden_groups")
+    num_steps, num_groups = require_int(config, "num_hidden_layers"), require_int(config, "num_hidden_groups", 1)
     groups = [
         [
             read_layer(checkpoint, f"{prefix}encoder.albert_layer_groups.{group}.albert_layers.{inner}.", _LAYER, eps)
-            for inner in range(require_int(config, "inner_group_num"))
+            for inner in range(require_int(config, "inner_group_num", 1))
         ]
         for group in range(num_groups)
     ]

@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.engine.families.readers import LayerNames, read_dense, read_layer, read_norm
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.families.readers import LayerNames, read_dense, read_layer, read_norm, require_same
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.config import require_int, setting
 from penstock.engine.model.seq2seq import (
@@ -52,9 +53,14 @@ def read_seq2seq(
     checkpoint: Checkpoint, prefix: str, source: TokenEmbeddings, target: TokenEmbeddings
 ) -> Seq2SeqWeights:
     """A model with BART's tensor names. `source` and `target` are the embeddings of its two stacks."""
-    config, weights = checkpoint.config, checkpoint.weights
-    names = ("lm_head.weight", f"{prefix}decoder.embed_tokens.weight", f"{prefix}shared.weight")
-    head = first_of(weights, names, -1, require_int(config, "d_model"))
+    config, weights, hidden = checkpoint.config, checkpoint.weights, require_int(checkpoint.config, "d_model")
+    tied = (f"{prefix}decoder.embed_tokens.weight", f"{prefix}shared.weight")
+    names = ("lm_head.weight", *(tied if setting(config, "tie_word_embeddings", True) else ()))
+    head = first_of(weights, names, -1, hidden)
+    num_heads = require_int(config, "encoder_attention_heads")
+    if hidden % num_heads:
+        raise CheckpointError(f"{checkpoint.directory}: {num_heads} attention heads do not divide d_model {hidden}.")
+    require_same(config, "encoder_layers", "num_hidden_layers")
     bias = weights.take("final_logits_bias", 1, len(head))[0] if "final_logits_bias" in weights else None
     return Seq2Seq(
         encoder=EncoderStack(
@@ -63,7 +69,7 @@ def read_seq2seq(
                 _read_layer(checkpoint, f"{prefix}encoder.layers.{i}.", "encoder_ffn_dim")
                 for i in range(require_int(config, "encoder_layers"))
             ),
-            num_heads=require_int(config, "encoder_attention_heads"),
+            num_heads=num_heads,
         ),
         decoder=DecoderStack(
             embeddings=target,
@@ -72,7 +78,7 @@ def read_seq2seq(
                 for i in range(require_int(config, "decoder_layers"))
             ),
             num_heads=require_int(config, "decoder_attention_heads"),
-            width=require_int(config, "d_model"),
+            width=hidden,
             head=Dense(head, bias, "identity"),
         ),
         pre_norm=False,
@@ -82,6 +88,7 @@ def read_seq2seq(
 def read_words(checkpoint: Checkpoint, *names: str) -> Tensor:
     """A table of words, under the first of `names` that exists, scaled where the configuration says so."""
     hidden = require_int(checkpoint.config, "d_model")
+    require_tied(checkpoint, names)
     name = first_name(checkpoint.weights, names)
     if setting(checkpoint.config, "scale_embedding", False):
         return checkpoint.weights.take_scaled(name, math.sqrt(hidden), -1, hidden)
@@ -91,6 +98,13 @@ def read_words(checkpoint: Checkpoint, *names: str) -> Tensor:
 def first_of(weights: Tensors, names: tuple[str, ...], *shape: int) -> Tensor:
     """The first of some tensors that exists; a tied tensor is saved under one of its names. Raises CheckpointError."""
     return weights.take(first_name(weights, names), *shape)
+
+
+def require_tied(checkpoint: Checkpoint, names: tuple[str, ...]) -> None:
+    """Raise UnsupportedCheckpoint where two of the names of one table have different tensors."""
+    tables = [checkpoint.weights.take(name, -1, -1) for name in names if name in checkpoint.weights]
+    if any(not torch.equal(table, tables[0]) for table in tables[1:]):
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: {' and '.join(names)} differ, and are one table.")
 
 
 def first_name(weights: Tensors, names: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from penstock.engine.families.readers import (
     refuse_variants,
 )
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.config import require_int, setting
+from penstock.engine.model.config import require_int, setting, stated_rows
 from penstock.engine.model.pad_positions import with_pad_row
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights
 
@@ -43,14 +43,18 @@ def read_encoder(checkpoint: Checkpoint, prefix: str, pad_token: int | None = No
     narrow = projection + ".weight" in weights  # ELECTRA's small models
     width = require_int(config, "embedding_size") if narrow else hidden
     embeddings = prefix + "embeddings."
-    positions = weights.take(embeddings + "position_embeddings.weight", -1, width)
+    positions = weights.take(
+        embeddings + "position_embeddings.weight", stated_rows(config, "max_position_embeddings"), width
+    )
     if pad_token is not None:
         positions = with_pad_row(positions, pad_token)
     return Encoder(
         embeddings=Embeddings(
-            words=weights.take(embeddings + "word_embeddings.weight", -1, width),
+            words=weights.take(embeddings + "word_embeddings.weight", stated_rows(config, "vocab_size"), width),
             positions=positions,
-            token_types=weights.take(embeddings + "token_type_embeddings.weight", -1, width),
+            token_types=weights.take(
+                embeddings + "token_type_embeddings.weight", stated_rows(config, "type_vocab_size"), width
+            ),
             norm=read_norm(weights, embeddings + "LayerNorm", width, eps),
             pad_token=pad_token,
         ),

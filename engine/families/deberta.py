@@ -15,7 +15,7 @@ from penstock.engine.families.readers import (
     refuse_variants,
 )
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.config import require_int, setting
+from penstock.engine.model.config import require_int, setting, stated_rows
 from penstock.engine.model.relative import relative_rows, relative_span
 from penstock.engine.model.weights import (
     Attention,
@@ -32,6 +32,9 @@ from penstock.engine.model.weights import (
 _PREFIXES = ("", "deberta.")
 _PROBE = "embeddings.word_embeddings.weight"
 _LAYER = replace(BERT_LAYER, qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"))
+
+
+_MAX_TOKENS = 512  # where config.json does not state it
 
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
@@ -52,7 +55,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         layers=tuple(layer(f"{prefix}encoder.layer.{i}.") for i in range(require_int(config, "num_hidden_layers"))),
         hidden_size=require_int(config, "hidden_size"),
         num_heads=require_int(config, "num_attention_heads"),
-        max_tokens=require_int(config, "max_position_embeddings"),
+        max_tokens=require_int(config, "max_position_embeddings", _MAX_TOKENS),
         convolution=_convolution(checkpoint, prefix + "encoder.conv."),
     )
 
@@ -70,14 +73,16 @@ def _embeddings(checkpoint: Checkpoint, prefix: str) -> Embeddings:
     width = require_int(config, "embedding_size", hidden)
     widening = weights.take(prefix + "embed_proj.weight", hidden, width) if width != hidden else None
 
-    def table(name: str) -> Tensor:
-        narrow = weights.take(f"{prefix}{name}.weight", -1, width)
+    def table(name: str, size: str) -> Tensor:
+        narrow = weights.take(f"{prefix}{name}.weight", stated_rows(config, size), width)
         return narrow if widening is None else F.linear(narrow, widening)
 
+    has_positions = setting(config, "position_biased_input", True)
+    has_types = setting(config, "type_vocab_size", 0) > 0
     return Embeddings(
-        words=table("word_embeddings"),
-        positions=table("position_embeddings") if setting(config, "position_biased_input", True) else None,
-        token_types=table("token_type_embeddings") if setting(config, "type_vocab_size", 0) else None,
+        words=table("word_embeddings", "vocab_size"),
+        positions=table("position_embeddings", "max_position_embeddings") if has_positions else None,
+        token_types=table("token_type_embeddings", "type_vocab_size") if has_types else None,
         norm=read_norm(weights, prefix + "LayerNorm", hidden, _eps(checkpoint)),
     )
 
@@ -108,7 +113,7 @@ def _relative_embeddings(checkpoint: Checkpoint, prefix: str) -> Tensor | None:
     hidden = require_int(config, "hidden_size")
     distances = (_num_buckets(checkpoint), _max_distance(checkpoint))
     try:
-        relative_rows(require_int(config, "max_position_embeddings"), *distances)
+        relative_rows(require_int(config, "max_position_embeddings", _MAX_TOKENS), *distances)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.directory}: config.json: {error}.") from error
     table = weights.take(prefix + "encoder.rel_embeddings.weight", 2 * relative_span(*distances), hidden)
@@ -153,7 +158,7 @@ def _num_buckets(checkpoint: Checkpoint) -> int:
 
 def _max_distance(checkpoint: Checkpoint) -> int:
     stated = setting(checkpoint.config, "max_relative_positions", -1)
-    return stated if stated > 0 else require_int(checkpoint.config, "max_position_embeddings")
+    return stated if stated > 0 else require_int(checkpoint.config, "max_position_embeddings", _MAX_TOKENS)
 
 
 def _eps(checkpoint: Checkpoint) -> float:

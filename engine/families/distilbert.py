@@ -2,7 +2,7 @@
 
 from penstock.engine.families.readers import LayerNames, read_classifier, read_layer, read_norm
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.config import require_int
+from penstock.engine.model.config import require_int, stated_rows
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights
 
 _PREFIXES = ("", "distilbert.")
@@ -23,10 +23,12 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     config, weights = checkpoint.config, checkpoint.weights
     prefix = weights.prefix(_PREFIXES, _PROBE)
     hidden = require_int(config, "dim")
-    positions = weights.take(prefix + "embeddings.position_embeddings.weight", -1, hidden)
+    positions = weights.take(
+        prefix + "embeddings.position_embeddings.weight", stated_rows(config, "max_position_embeddings"), hidden
+    )
     return Encoder(
         embeddings=Embeddings(
-            words=weights.take(prefix + _PROBE, -1, hidden),
+            words=weights.take(prefix + _PROBE, stated_rows(config, "vocab_size"), hidden),
             positions=positions,
             token_types=None,
             norm=read_norm(weights, prefix + "embeddings.LayerNorm", hidden, _EPS),

@@ -12,7 +12,6 @@ from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.config import Config, setting
 from penstock.engine.model.files import read_safetensors
 from penstock.engine.model.heads import Head
-from penstock.engine.model.module_list import CROSS_ENCODER
 from penstock.engine.model.weights import Dense, Norm
 
 _SHOWN_NAMES = 3  # of the tensors of a file that is no head
@@ -22,6 +21,7 @@ _ACTIVATION = "activation_fn"
 # Activations that a CrossEncoder's configuration may name. Looked up, never imported.
 _CROSS_ENCODER_SCORES = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
     "torch.nn.modules.linear.Identity": "raw",
 }
 
@@ -60,15 +60,14 @@ def _of_tokens(head: Head) -> Head:
 def _with_rerank(checkpoint: Checkpoint, classify: Head) -> dict[str, Head]:
     """`classify`, and for a single label `rerank`, the score of a pair as CrossEncoder gives it.
 
-    Several labels of a directory of CrossEncoder have the activation that it states, unless that is the identity.
+    Several labels have the activation that CrossEncoder has stated, unless that is the identity.
     """
+    stated = _cross_encoder_scores(checkpoint)
     if len(classify.labels) == 1:
-        scores = _cross_encoder_scores(checkpoint) or "sigmoid"
-        return {"classify": classify, "rerank": replace(classify, scores=scores)}
-    is_cross_encoder = checkpoint.sentence_transformers.get("model_type") == CROSS_ENCODER
-    if is_cross_encoder and _cross_encoder_scores(checkpoint) == "sigmoid":
-        return {"classify": replace(classify, scores="sigmoid")}
-    return {"classify": classify}
+        if stated == "softmax":
+            raise UnsupportedCheckpoint(f"{checkpoint.directory}: the softmax of one label is always 1.")
+        return {"classify": classify, "rerank": replace(classify, scores=stated or "sigmoid")}
+    return {"classify": classify if stated in (None, "raw") else replace(classify, scores=stated)}
 
 
 def _head(checkpoint: Checkpoint, layers: tuple[Dense | Norm, ...], num_labels: int, reads: str) -> Head:
@@ -84,6 +83,8 @@ def _num_labels(layers: tuple[Dense | Norm, ...]) -> int:
 
 def _classifier_pooling(checkpoint: Checkpoint) -> str:
     """ModernBERT's classifier_pooling; the first token everywhere else."""
+    if checkpoint.config.get("model_type") != "modernbert":
+        return "cls"
     pooling = setting(checkpoint.config, "classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: classifier_pooling {pooling!r} is not implemented.")

@@ -5,7 +5,7 @@ import torch
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.readers import read_dense, read_norm
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.config import Config, require_int, setting
+from penstock.engine.model.config import Config, require_int, setting, stated_rows
 from penstock.engine.model.dense import require_activation
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, Norm, RotaryAttention
 
@@ -13,6 +13,9 @@ _PREFIXES = ("", "model.")
 _PROBE = "embeddings.tok_embeddings.weight"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _THETAS = {_FULL: ("global_rope_theta", 160_000.0), _SLIDING: ("local_rope_theta", 10_000.0)}
+
+
+_MAX_TOKENS = 8192  # where config.json does not state it
 
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
@@ -24,7 +27,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     attentions = {kind: _attention(checkpoint, kind) for kind in sorted(set(kinds))}
     return Encoder(
         embeddings=Embeddings(
-            words=weights.take(prefix + _PROBE, -1, hidden),
+            words=weights.take(prefix + _PROBE, stated_rows(config, "vocab_size"), hidden),
             positions=None,
             token_types=None,
             norm=_norm(checkpoint, prefix + "embeddings.norm"),
@@ -36,7 +39,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         ),
         hidden_size=hidden,
         num_heads=require_int(config, "num_attention_heads"),
-        max_tokens=require_int(config, "max_position_embeddings"),
+        max_tokens=require_int(config, "max_position_embeddings", _MAX_TOKENS),
         pre_norm=True,
     )
 
@@ -95,8 +98,11 @@ def _attention(checkpoint: Checkpoint, kind: str) -> RotaryAttention:
     config = checkpoint.config
     head_dim = require_int(config, "hidden_size") // require_int(config, "num_attention_heads")
     frequencies = 1.0 / (_theta(checkpoint, kind) ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
-    angles = torch.arange(require_int(config, "max_position_embeddings")).float()[:, None] * frequencies
-    window = require_int(config, "local_attention", 128) // 2 if kind == _SLIDING else None
+    angles = torch.arange(require_int(config, "max_position_embeddings", _MAX_TOKENS)).float()[:, None] * frequencies
+    half = require_int(config, "local_attention", 128) // 2
+    if require_int(config, "sliding_window", half) != half or require_int(config, "head_dim", head_dim) != head_dim:
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: sliding_window and head_dim are not implemented.")
+    window = half if kind == _SLIDING else None
     return RotaryAttention(angles.cos(), angles.sin(), window)
 
 
@@ -105,6 +111,8 @@ def _theta(checkpoint: Checkpoint, kind: str) -> float:
     old_name, default = _THETAS[kind]
     config = checkpoint.config
     parameters = setting(setting(config, "rope_parameters", {}), kind, {})
-    if setting(parameters, "rope_type", "default") != "default" or config.get("rope_scaling"):
+    scaling = setting(config, "rope_scaling", {})
+    kinds = {setting(one, key, "default") for one in (parameters, scaling) for key in ("rope_type", "type")}
+    if kinds != {"default"} or {*parameters, *scaling} - {"rope_type", "type", "rope_theta"} or "rope_theta" in scaling:
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: rotary positions that are scaled are not implemented.")
     return setting(parameters, "rope_theta", setting(config, old_name, default))

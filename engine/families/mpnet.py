@@ -7,7 +7,7 @@ from penstock.engine.errors import CheckpointError
 from penstock.engine.families.readers import LayerNames, read_layer, read_norm, refuse_variants
 from penstock.engine.families.t5 import distance_buckets
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.config import require_int, setting
+from penstock.engine.model.config import require_int, setting, stated_rows
 from penstock.engine.model.pad_positions import with_pad_row
 from penstock.engine.model.weights import BiasedAttention, Embeddings, Encoder, EncoderWeights
 
@@ -30,7 +30,12 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     refuse_variants(checkpoint)
     prefix = weights.prefix(_PREFIXES, _PROBE)
     hidden, num_heads = require_int(config, "hidden_size"), require_int(config, "num_attention_heads")
-    positions = with_pad_row(weights.take(prefix + "embeddings.position_embeddings.weight", -1, hidden), _PAD_TOKEN)
+    positions = with_pad_row(
+        weights.take(
+            prefix + "embeddings.position_embeddings.weight", stated_rows(config, "max_position_embeddings"), hidden
+        ),
+        _PAD_TOKEN,
+    )
     max_tokens = len(positions) - 1
     table = weights.take(prefix + "encoder.relative_attention_bias.weight", -1, num_heads)
     if len(table) < _NUM_BUCKETS:
@@ -39,7 +44,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     eps = setting(config, "layer_norm_eps", 1e-12)
     return Encoder(
         embeddings=Embeddings(
-            words=weights.take(prefix + _PROBE, -1, hidden),
+            words=weights.take(prefix + _PROBE, stated_rows(config, "vocab_size"), hidden),
             positions=positions,
             token_types=None,
             norm=read_norm(weights, prefix + "embeddings.LayerNorm", hidden, eps),

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
-from penstock.engine.model.config import require_int, setting
+from penstock.engine.model.config import Config, require_int, setting
 from penstock.engine.model.weights import Attention, Dense, Layer, Norm, PlainAttention
 
 
@@ -65,6 +65,19 @@ def read_classifier(weights: Tensors, first: str, activation: str, second: str) 
 def token_classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
     """The single matrix of nearly every ...ForTokenClassification."""
     return (read_dense(checkpoint.weights, "classifier", -1, -1),)
+
+
+def require_same(config: Config, key: str, other: str) -> None:
+    """Raise CheckpointError where two names of one setting have different values: the reference takes the last."""
+    first = require_int(config, key)
+    if (second := require_int(config, other, first)) != first:
+        raise CheckpointError(f"config.json: {key!r} is {first} and {other!r} {second}; they are one setting.")
+
+
+def refuse_causal(checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedCheckpoint for `is_causal`, by which transformers masks the tokens after each in any encoder."""
+    if setting(checkpoint.config, "is_causal", False):
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: causal attention (is_causal) is not implemented.")
 
 
 def refuse_variants(checkpoint: Checkpoint) -> None:

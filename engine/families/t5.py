@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.engine.families.bart import first_of
+from penstock.engine.families.bart import first_of, require_tied
 from penstock.engine.families.readers import read_dense, read_norm
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.config import Config, require_int, setting
@@ -33,6 +33,8 @@ def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
     hidden, heads = require_int(config, "d_model"), require_int(config, "num_heads")
     num_layers = require_int(config, "num_layers")
     num_decoder_layers = require_int(config, "num_decoder_layers", num_layers)
+    for stack in ("encoder", "decoder"):
+        require_tied(checkpoint, (f"{stack}.embed_tokens.weight", _SHARED))
     source = first_of(weights, ("encoder.embed_tokens.weight", _SHARED), -1, hidden)
     target = first_of(weights, ("decoder.embed_tokens.weight", _SHARED), -1, hidden)
     head = first_of(weights, ("lm_head.weight", "decoder.embed_tokens.weight", _SHARED), -1, hidden)
@@ -146,7 +148,9 @@ def _is_scaled(config: Config) -> bool:
 
 def _activation(checkpoint: Checkpoint) -> tuple[str, bool]:
     """The activation's name, and whether the MLP is gated: `feed_forward_proj` is a name, or gated- and a name."""
-    projection = setting(checkpoint.config, "feed_forward_proj", "relu")
+    config, default = checkpoint.config, "gated-gelu" if checkpoint.config.get("model_type") == "mt5" else "relu"
+    projection = setting(config, "feed_forward_proj", default)
     name = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
+    name = setting(config, "dense_act_fn", name)  # transformers' own name of it, which counts where both are there
     require_activation(name)
-    return name, projection.startswith("gated-")
+    return name, setting(config, "is_gated_act", projection.startswith("gated-"))

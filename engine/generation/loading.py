@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families import bart, marian, t5
+from penstock.engine.families.readers import refuse_causal
 from penstock.engine.generation_options import OPTION_NAMES, GenerationOptions
 from penstock.engine.model.admission import GENERATE
 from penstock.engine.model.architectures import architectures_of
@@ -63,6 +64,7 @@ def load_seq2seq(model: str) -> Seq2SeqCheckpoint:
             f"{directory}: model_type {model_type!r} does not generate here: it is for {checkpoint.task}. "
             f"Supported model types, with the head that generates: {', '.join(sorted(SEQ2SEQ_FAMILIES))}."
         )
+    refuse_causal(checkpoint)
     weights = SEQ2SEQ_FAMILIES[model_type](checkpoint)
     checkpoint.weights.require_layers_used()
     config = _generation_config(checkpoint)
@@ -73,5 +75,8 @@ def _generation_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
     path = checkpoint.root / _CONFIG
     if path.exists():
         return read_json(path)
+    from transformers import GenerationConfig  # slow to import, and few checkpoints have no such file
+
     # An old config.json has them among the model's, as transformers reads it.
-    return {name: value for name, value in checkpoint.config.items() if name in OPTION_NAMES}
+    known = {*OPTION_NAMES, *vars(GenerationConfig.from_dict({}))}
+    return {name: value for name, value in checkpoint.config.items() if name in known}

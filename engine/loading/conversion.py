@@ -8,12 +8,13 @@ import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.generation.loading import generates, load_seq2seq
@@ -106,9 +107,36 @@ def _write(pickled: Path, target: Path) -> None:
         ) from error
     if not isinstance(found, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
         raise CheckpointError(f"{pickled} does not hold a dictionary of tensors.")
+    names = Counter(str(name) for name in found)
+    for name, tensor in found.items():
+        reason = "has the name of another" if names[str(name)] > 1 else _fault(str(name), tensor)
+        if reason:
+            raise CheckpointError(f"{pickled}: tensor {str(name)!r} {reason}, which safetensors cannot hold.")
     # Tied tensors share their memory, which safetensors refuses.
     tensors = {str(name): tensor.detach().clone().contiguous() for name, tensor in found.items()}
-    save_file(tensors, target, metadata={"format": "pt"})
+    try:
+        save_file(tensors, target, metadata={"format": "pt"})
+    except Exception as error:  # safetensors raises many unrelated types, of names too
+        raise CheckpointError(f"{pickled} cannot be written as safetensors: {error!r}.") from error
+
+
+def _fault(name: str, tensor: torch.Tensor) -> str:
+    """What of a tensor safetensors cannot hold; empty where it can."""
+    if name == "__metadata__":
+        return "has the name of the file's own header"
+    if tensor.layout is not torch.strided:
+        return "is sparse"
+    if tensor.is_meta:
+        return "has no data"
+    return "" if _is_held(tensor.dtype) else f"is of {tensor.dtype}"
+
+
+def _is_held(dtype: torch.dtype) -> bool:
+    try:
+        save({"": torch.empty(0, dtype=dtype)})
+    except Exception:  # torch and safetensors raise unrelated types, by the dtype
+        return False
+    return True
 
 
 def _load(directory: Path) -> None:

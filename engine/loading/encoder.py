@@ -80,8 +80,8 @@ def _require_finite_results(engine: "CpuEngine | GpuEngine | PaddedEngine") -> N
     for task in sorted(info.tasks):
         if engine.run(PackedBatch.probe(TaskOptions(task))).not_finite:
             raise UnsupportedCheckpoint(
-                f"{engine.directory}: the result of one token ({task}) holds NaN or infinity: numbers overflow in "
-                f"{info.dtype}. {wider_than(info.dtype)}"
+                f"{engine.directory}: the result of one token ({task}) holds NaN or infinity, though the weights do "
+                f"not. If numbers overflow in {info.dtype}: {wider_than(info.dtype)}"
             )
 
 

@@ -59,12 +59,12 @@ def admit(directory: Path) -> Admission:
         raise UnsupportedCheckpoint(f"{root}: a cross-encoder is a ...ForSequenceClassification, not a {architecture}.")
     if not modules:
         _require_no_template(root, config, task)
-    return Admission(root, config, modules, task, saved if modules else {})
+    return Admission(root, config, modules, task, saved if modules else Config())
 
 
 def _require_known_model(directory: Path, saved: Config) -> None:
-    kind = saved.get("model_type")
-    if kind not in (None, "SentenceTransformer", CROSS_ENCODER):
+    kind = saved.get("model_type", "SentenceTransformer")
+    if kind not in ("SentenceTransformer", CROSS_ENCODER):
         reason = _OF_OTHER_MODELS.get(str(kind), "only SentenceTransformer and CrossEncoder are")
         raise UnsupportedCheckpoint(f"{directory}: a {kind} ({_SAVED}) is not implemented: {reason}.")
     if (directory / "artifact.metadata").exists():

@@ -4,9 +4,10 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,7 +44,8 @@ class Checkpoint:
     weights: "Tensors"  # of the transformer
     modules: tuple[Module, ...]  # empty for a plain Hugging Face directory
     task: str  # a task of engine.model.admission: what the weights are for
-    sentence_transformers: Config = field(default_factory=dict)  # config_sentence_transformers.json; {}: there is none
+    # config_sentence_transformers.json; {}: there is none
+    sentence_transformers: Config = field(default_factory=Config)
 
     @property
     def root(self) -> Path:
@@ -178,10 +180,10 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     )
 
 
-def memory_checkpoint(name: str, config: Config, tensors: dict[str, torch.Tensor]) -> Checkpoint:
+def memory_checkpoint(name: str, config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Checkpoint:
     """A checkpoint of tensors in memory. Errors give `name` as the directory."""
     directory = Path(name)
-    return Checkpoint(directory, config, Tensors(directory, tensors), modules=(), task=EMBED)
+    return Checkpoint(directory, Config(config), Tensors(directory, tensors), modules=(), task=EMBED)
 
 
 def read_tensors(directory: Path) -> Tensors:

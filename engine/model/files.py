@@ -22,7 +22,9 @@ def read_json(path: Path) -> Config:
     value = read_any_json(path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not a {type(value).__name__}.")
-    return value
+    config = Config(value)
+    config.path = path
+    return config
 
 
 def read_any_json(path: Path) -> Any:
@@ -47,7 +49,7 @@ def read_any_json(path: Path) -> Any:
 
 def read_optional(path: Path) -> Config:
     """The JSON object in a file; empty where there is no such file."""
-    return read_json(path) if path.exists() else {}
+    return read_json(path) if path.exists() else Config()
 
 
 def read_config(directory: Path) -> Config:

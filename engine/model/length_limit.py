@@ -4,6 +4,7 @@ from pathlib import Path
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.config import Config
 from penstock.engine.model.files import read_optional
 from penstock.engine.model.module_list import TRANSFORMER_CONFIGS
 
@@ -35,7 +36,7 @@ def tokenizer_max_tokens(root: Path) -> int | None:
 
 
 def _of_sentence_config(root: Path) -> int | None:
-    stated = next(filter(None, (read_optional(root / name) for name in TRANSFORMER_CONFIGS)), {})
+    stated = next(filter(None, (read_optional(root / name) for name in TRANSFORMER_CONFIGS)), Config())
     for key in _ARGUMENTS:
         arguments = stated.get(key)
         if isinstance(arguments, dict) and "model_max_length" in arguments:

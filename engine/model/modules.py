@@ -19,6 +19,7 @@ _POOLING_FLAGS = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
+_POOLING_KEYS = {"embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt", *_POOLING_FLAGS}
 _POOLING_NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 _CARD_DIMENSIONS = re.compile(r'"matryoshka_dims":\s*\[([\d,\s]+)\]')
 _ACTIVATIONS = {
@@ -91,6 +92,8 @@ def _pooling(module: Module) -> str:
             f"{module.directory}: pooling that leaves out the tokens of the prompt (include_prompt false) is not "
             "implemented."
         )
+    if unknown := sorted(config.keys() - _POOLING_KEYS):
+        raise UnsupportedCheckpoint(f"{module.directory}: pooling with {', '.join(unknown)} is not implemented.")
     stated = config.get("pooling_mode")
     if stated is None:
         modes = [name for flag, name in _POOLING_FLAGS.items() if setting(config, flag, False)] or ["mean"]
@@ -108,6 +111,8 @@ def _dense(module: Module) -> Dense:
     if setting(config, "use_residual", False):
         raise UnsupportedCheckpoint(f"{module.directory}: Dense with use_residual is not implemented.")
     tensors = read_tensors(module.directory)
+    if "linear.bias" in tensors and not setting(config, "bias", True):
+        raise CheckpointError(f"{module.directory}: the weights have a bias, and config.json says that there is none.")
     weight = tensors.take("linear.weight", *(setting(config, key, -1) for key in ("out_features", "in_features")))
     bias = tensors.take("linear.bias", weight.shape[0]) if setting(config, "bias", True) else None
     return Dense(weight, bias, _activation(module, config))

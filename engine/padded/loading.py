@@ -145,7 +145,12 @@ def _require_neutral_types(model: Any, checkpoint: Checkpoint) -> None:
     if "token_type_ids" not in signature(model.forward).parameters or _num_token_types(model) is not None:
         return
     ids = torch.arange(3, 6, device=model.device)[None]
-    plain, typed = (model.base_model(input_ids=ids, **more)[0] for more in ({}, {"token_type_ids": ids * 0}))
+    try:
+        plain, typed = (model.base_model(input_ids=ids, **more)[0] for more in ({}, {"token_type_ids": ids * 0}))
+    except Exception as error:  # of any type: TAPAS, for one, takes seven types of each token
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: a {type(model).__name__} cannot be run with token types of one kind: {error!r}"
+        ) from error
     if torch.allclose(plain, typed, rtol=1e-3, atol=1e-4):
         return
     try:
@@ -183,6 +188,7 @@ def _load(checkpoint: Checkpoint, task: str, dtype: torch.dtype) -> Any:
     encoder = _ENCODER_OF_TWO if model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES else _ENCODER
     try:
         config: Any = transformers.AutoConfig.from_pretrained(root, trust_remote_code=False, local_files_only=True)
+        config.return_dict = True  # its results are read by their names
         config._attn_implementation = None  # transformers' own choice: a name may stand for code on the hub
         model, report = _AUTO_CLASSES.get(task, encoder).from_pretrained(
             root,
@@ -255,8 +261,8 @@ def _try(engine: PaddedEngine) -> None:
             ) from error
         if not np.isfinite(alone).all():
             raise UnsupportedCheckpoint(
-                f"{engine.directory}: the result of a text ({task}) holds NaN or infinity: numbers overflow in "
-                f"{info.dtype}. {wider_than(info.dtype)}"
+                f"{engine.directory}: the result of a text ({task}) holds NaN or infinity, though the weights do "
+                f"not. If numbers overflow in {info.dtype}: {wider_than(info.dtype)}"
             )
         if alone.shape != padded.shape or np.abs(alone - padded).max() > _TOLERANCE[info.dtype] * np.abs(alone).max():
             raise UnsupportedCheckpoint(

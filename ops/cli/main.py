@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from penstock.ops.cli import option_panels  # noqa: F401  # the help of every command has its tables
 from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail, hold_standard_files
 
 EPILOG = "Each setting is also an environment variable: --max-wait-ms is PENSTOCK_MAX_WAIT_MS."

@@ -1,10 +1,11 @@
 """The panels of `--help`: settings of one purpose stand together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import typer.rich_utils
 from rich.table import Table
+from rich.text import Text
 
 # Panel -> its settings, by name or by the beginning of the name. The first match counts. Others are under "Options".
 _PANELS = {
@@ -19,6 +20,7 @@ _PANELS = {
     "Logs and metrics": "log_ metrics_",
     "Security": "security_protocol sasl_ ssl_",
 }
+_NUM_NAMES = 4  # columns in which typer has the names of an option
 
 
 def panel_of(setting: str) -> str | None:
@@ -36,12 +38,23 @@ def in_panels(settings: Iterable[str]) -> list[str]:
 
 
 class UncutTable(Table):
-    """A table of options or commands whose names are never cut: the help beside them is wrapped instead."""
+    """A table of options or commands that cuts nothing: the descriptions are wrapped, and given room."""
 
     def add_row(self, *cells: Any, **named: Any) -> None:
-        super().add_row(*cells, **named)
+        *beside, description = cells
+        super().add_row(*_stacked(beside), description, **named)
         for column in self.columns[:-1]:
             column.no_wrap = True
+        for text in getattr(description, "renderables", [description]):
+            text.overflow = "fold"  # of a word that is wider than the column
+
+
+def _stacked(cells: Sequence[Any]) -> Sequence[Any]:
+    """The cells beside an option's description, with its names under each other: long, short, and those with "no"."""
+    if len(cells) <= _NUM_NAMES:  # of a command
+        return cells
+    required, names, kind = cells[: -_NUM_NAMES - 1], cells[-_NUM_NAMES - 1 : -1], cells[-1]
+    return *required, Text("\n").join(name for name in names if name), kind
 
 
 setattr(typer.rich_utils, "Table", UncutTable)  # noqa: B010  # typer has no setting for it, and does not export the name

@@ -67,8 +67,10 @@ def _references(directory: Path, dtype: torch.dtype, device: str) -> list[Refere
         return [_SentenceTransformer(directory, options, device)]
     architecture = next(iter(_json(directory / "config.json").get("architectures") or ()), "")
     if architecture.endswith("ForSequenceClassification"):
-        classifier = _Classifier(directory, options, device)
-        return [classifier, _CrossEncoder(directory, options, device)] if classifier.num_labels == 1 else [classifier]
+        classifier, states = _Classifier(directory, options, device), _states_activation(directory)
+        if classifier.num_labels == 1:
+            return [classifier, _CrossEncoder(directory, options, device)]
+        return [_CrossEncoder(directory, options, device) if states else classifier]
     if architecture.endswith("ForTokenClassification"):
         return [_Tagger(directory, options, device)]
     if architecture.endswith(_GENERATES):
@@ -78,6 +80,13 @@ def _references(directory: Path, dtype: torch.dtype, device: str) -> list[Refere
             f"{directory} is a {architecture}: neither encode, predict nor a pipeline answers what a task here answers."
         )
     return [_SentenceTransformer(directory, options, device)]
+
+
+def _states_activation(directory: Path) -> bool:
+    """Whether versions 3 to 5 of sentence-transformers saved a CrossEncoder here, without modules.json."""
+    config = _json(directory / "config.json")
+    own = config.get("sentence_transformers") or {}
+    return bool(own.get("activation_fn") or config.get("sbert_ce_default_activation_function"))
 
 
 class _SentenceTransformer:

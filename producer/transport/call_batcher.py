@@ -73,8 +73,8 @@ class CallBatcher:
         timeout_s: float,
         revision: OneRevision,
     ) -> list[Result]:
-        """One result a sequence, in order: its row, or its own error. Raises MixedRevisions."""
-        call = _Call(sequences, revision)
+        """One result a sequence, in order: its row, or its own error, which names its place. Raises MixedRevisions."""
+        call = _Call(kind, sequences, revision)
         records = self._assign(call, (task, options, kind, timeout_s))
         if not records:
             return call.items
@@ -154,9 +154,10 @@ class CallBatcher:
 class _Call:
     """The sequences of one call, each replaced by its result."""
 
-    __slots__ = ("finished", "items", "revision", "unsettled")
+    __slots__ = ("finished", "items", "kind", "revision", "unsettled")
 
-    def __init__(self, sequences: list[Checked], revision: OneRevision) -> None:
+    def __init__(self, kind: Kind, sequences: list[Checked], revision: OneRevision) -> None:
+        self.kind = kind
         self.items: list[Any] = sequences  # those that are errors are never sent
         self.revision = revision
         self.unsettled = 0
@@ -168,6 +169,10 @@ class _Call:
         self.unsettled -= 1
         if self.unsettled == 0 and not self.finished.done():
             self.finished.set_result(None)
+
+    def refuse(self, index: int, fault: PenstockError) -> None:
+        """Record a worker's error about one sequence, with its place in the call; the worker knows that in a record."""
+        self.settle(index, type(fault)(f"{self.kind.named(index)}: {fault.message}", {index: fault}))
 
     def fail(self, error: Exception) -> None:
         """End the whole call with an error."""
@@ -250,8 +255,7 @@ class _Record:
         others: list[_RowRef] = []
         for place, (call, index) in enumerate(rows):
             if place in own:
-                fault = own[place]
-                call.settle(index, type(fault)(fault.message, {index: fault}))
+                call.refuse(index, own[place])
             elif is_of_all:
                 # One for each: callers raise it, and a traceback grows with every raise.
                 call.settle(index, type(error)(*error.args))

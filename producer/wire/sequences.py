@@ -23,6 +23,10 @@ class Kind(StrEnum):
     PAIRS = "pairs"  # texts, at least one of them a pair; only the worker's tokenizer gives token types
     FIELDS = "fields"  # maps
 
+    def named(self, index: int) -> str:
+        """What a message calls one of them, by its place in its call."""
+        return f"{'Text' if self in (Kind.TEXTS, Kind.PAIRS) else 'Sequence'} {index}"
+
 
 # Task -> what each of its texts must be. Other tasks take either.
 _PAIR, _STRING, _EITHER = "a pair of strings, as a tuple", "a string", "a string or a pair of strings, as a tuple"

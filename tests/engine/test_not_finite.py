@@ -147,7 +147,7 @@ def test_a_model_without_any_finite_result_is_refused_though_its_weights_are_fin
     (name,) = [name for name in tensors if name.endswith("embeddings.LayerNorm.weight")]
     tensors[name].fill_(3e38)
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(UnsupportedCheckpoint, match=r"NaN or infinity: numbers overflow in float32\. No --dtype"):
+    with pytest.raises(UnsupportedCheckpoint, match=r"NaN or infinity, though.* in float32: No --dtype"):
         load_engine(str(tmp_path), engine=engine, device="cpu", dtype="float32")
 
 

@@ -77,7 +77,8 @@ class TestHelp:
         for name, field in SETTINGS[command].model_fields.items():
             assert field.description, f"{name} has no description"
             assert f" {option_name(name)} " in text
-            assert " ".join(field.description.split()) in text
+            negative = f" --no-{option_name(name)[2:]} "  # under the option, and so among the words of the description
+            assert " ".join(field.description.split()) in text.replace(negative, " ")
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_variables_are_promised_where_there_are_settings(self, command: str) -> None:
@@ -95,7 +96,7 @@ class TestHelp:
         assert "the model comes with the `demo` extra" in penstock("demo", "--help")[1]
 
     def test_what_is_on_can_be_turned_off(self) -> None:
-        assert "--batch-calls --no-batch-calls" in penstock("embed", "--help")[1]
+        assert "--no-batch-calls" in penstock("embed", "--help")[1]
         assert "--processes N|auto" in penstock("worker", "--help")[1]
         code, text = penstock("embed", "--no-batch-calls", "--model", "m", "--text", "")
         assert (code, text) == (2, "Error: empty: Text 0 is empty.")
@@ -585,13 +586,27 @@ def test_a_library_of_a_worker_that_is_missing_names_what_to_install(capsys: pyt
     assert "This needs torch, which is not installed: pip install 'penstock[worker]'" in capsys.readouterr().err
 
 
+def help_of(*command: str) -> str:
+    return CliRunner().invoke(app, [*command, "--help"], color=False).output
+
+
+def helps(*command: str) -> Iterator[str]:
+    """The help of a command and those under it."""
+    text = help_of(*command)
+    yield text
+    for name in re.findall(r"^│ (\S+)", text.partition("─ Commands ─")[2], re.MULTILINE):
+        yield from helps(*command, name)
+
+
 class TestTerminal:
     """What `--help` looks like on a terminal of 80 columns, and what a shell completes."""
 
-    def test_settings_of_one_purpose_stand_together_and_no_name_is_cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.fixture(autouse=True)
+    def narrow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "80")
-        text = CliRunner().invoke(app, ["worker", "--help"], color=False).output
-        titles = re.findall(r"^╭─ (.+?) ─", text, re.MULTILINE)
+
+    def test_settings_of_one_purpose_stand_together(self) -> None:
+        titles = re.findall(r"^╭─ (.+?) ─", help_of("worker"), re.MULTILINE)
         assert titles == [
             *(
                 "Options",
@@ -605,8 +620,28 @@ class TestTerminal:
             ),
             "Security",
         ]
-        for name in WorkerSettings.model_fields:
-            assert re.search(rf"^│ {option_name(name)} ", text, re.MULTILINE), name
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_help_cuts_nothing_and_leaves_room_for_descriptions(self, command: str) -> None:
+        for text in [help_of(), *helps(command)]:
+            assert "…" not in text
+            for panel in text.split("╭")[1:]:
+                before = max(len(edge) for edge in re.findall(r"^│ +", panel, re.MULTILINE))
+                assert 80 - before - len(" │") >= 25, panel
+
+    def test_a_command_without_settings_has_the_same_tables(self) -> None:
+        command = [sys.executable, "-m", "penstock", "logs", "slow", "--help"]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert re.search(r"^│ --count  .+\n│ -n ", shown, re.MULTILINE), shown
+
+    @pytest.mark.parametrize("command", settings_by_command())
+    def test_names_and_words_of_settings_are_whole(self, command: str) -> None:
+        text = help_of(*command.split())
+        for name, field in settings_by_command()[command].model_fields.items():
+            names = [option_name(name)] + [f"--no-{option_name(name)[2:]}"] * (field.annotation is bool)
+            for one in names:
+                assert re.search(rf"^│[ *]+{one} ", text, re.MULTILINE), one
+            assert set((field.description or "").split()) <= set(text.split()), name
 
     @pytest.mark.parametrize(
         ("words", "wanted"),

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,33 @@ def test_what_cannot_be_served_does_not_appear(tmp_path: Path, content: Any, rea
         torch.save(content, file)
     code, said = convert(tmp_path / "model", tmp_path / "converted")
     assert (code, reason in said) == (1, True), said
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (lambda: {"a": torch.eye(3).to_sparse()}, "tensor 'a' is sparse, which"),
+        (lambda: {"a": torch.eye(3).to_sparse_csr()}, "tensor 'a' is sparse, which"),
+        (lambda: {"a": torch.ones(3, device="meta")}, "tensor 'a' has no data, which"),
+        (lambda: {"a": torch.ones(3, dtype=torch.complex32)}, "tensor 'a' is of torch.complex32, which"),
+        (lambda: {"a": torch.ones(3, dtype=torch.complex128)}, "tensor 'a' is of torch.complex128, which"),
+        (
+            lambda: {"b": torch.ones(3), "a": torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8)},
+            "tensor 'a' is of torch.qint8, which",
+        ),
+        (lambda: {"__metadata__": torch.ones(3)}, "tensor '__metadata__' has the name of the file's own header, which"),
+        (lambda: {7: torch.ones(1), "7": torch.ones(2)}, "tensor '7' has the name of another, which"),
+        (lambda: {"\ud800": torch.ones(1)}, "cannot be written as safetensors: UnicodeEncodeError"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of sparse and of quantised tensors
+def test_what_safetensors_cannot_hold_is_named(tmp_path: Path, content: Callable[[], Any], reason: str) -> None:
+    save_encoder(tmp_path / "model", "bert")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    torch.save(content(), tmp_path / "model" / "pytorch_model.bin")
+    code, said = convert(tmp_path / "model", tmp_path / "converted")
+    assert (code, reason in said, "pytorch_model.bin" in said) == (1, True, True), said
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

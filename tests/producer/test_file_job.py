@@ -14,6 +14,7 @@ from penstock.producer.files.file_job import BulkResult, TooManyErrors, run_bulk
 from penstock.producer.files.row_blocks import Block
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.messages import Options, Text
+from tests.producer.helpers import connected, refusing_x
 
 
 class Table:
@@ -127,6 +128,15 @@ async def test_a_row_fails_alone() -> None:
     assert lengths(table) == [1, *faults, 2, "empty", "empty", "empty", 3]
     assert (result.rows, result.failed) == (10, 7)
     assert table.written[4][1] is table.texts[4]
+
+
+async def test_the_error_of_a_row_names_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a column of its row; the calls of a job are not the rows of its file."""
+    table = Table(["a", "x", " ", "b", "x"])
+    async with connected(monkeypatch, refusing_x) as (client, _):
+        await run_bulk(client, "embed", table, table)
+    faults = [(text, str(result)) for text, result in table.written if isinstance(result, PenstockError)]
+    assert faults == [("x", "Given: 600"), (" ", "The text is empty."), ("x", "Given: 600")]
 
 
 async def test_window_is_bounded_and_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from penstock.producer.client import Client
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.messages import Options
+from tests.producer.helpers import connected, refusing_x
 
 
 class Lengths(Client):
@@ -59,6 +60,13 @@ async def test_mappings_come_back_whole() -> None:
         (rows[2], "A row must be a mapping with text. Given: str"),
     ]
     assert await answers([{"q": "a", "d": "bb"}], column=("q", "d")) == [({"q": "a", "d": "bb"}, 3)]
+
+
+async def test_an_error_stands_beside_its_row_and_names_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, refusing_x) as (client, _):
+        rows = client.map_rows("embed", ["a", " ", "x", "b", "x"])
+        faults = [(row, result.message) async for row, result in rows if isinstance(result, PenstockError)]
+    assert faults == [(" ", "The text is empty."), ("x", "Given: 600"), ("x", "Given: 600")]
 
 
 TABLE = pa.table({"text": ["a", None, "ccc"] * 400, "other": ["x"] * 1200, "number": range(1200)})

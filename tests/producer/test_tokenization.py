@@ -251,3 +251,10 @@ def test_a_tokenizer_is_not_made_of_a_config_alone(tmp_path: Path, model_type: s
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json, nor files"):
         Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("path", [7, ["x"], None, "a\0b", "\ud800", ".."])
+def test_a_module_list_that_leads_nowhere_is_refused(tmp_path: Path, path: object) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": path}]))
+    with pytest.raises(TokenizerError, match=r"modules\.json"):
+        Tokenizer.from_directory(tmp_path)

@@ -15,7 +15,8 @@ _WORDS = ["the", "card", "Card", "where", "is", "my", "étude", "etude", "a", "<
 _CONTINUED = [f"##{letter}" for letter in _LETTERS]
 
 
-def _edit(directory: Path, name: str = "tokenizer_config.json", **changes: Any) -> None:
+def edit(directory: Path, name: str = "tokenizer_config.json", **changes: Any) -> None:
+    """Change keys of a JSON object in a file, which need not exist; `...` removes one."""
     path = directory / name
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     kept = {key: value for key, value in (content | changes).items() if value is not ...}
@@ -26,8 +27,8 @@ def _word_piece(kind: str, model_type: str, first: list[str], **options: Any) ->
     def make(directory: Path) -> None:
         vocabulary = {word: i for i, word in enumerate(dict.fromkeys([*first, *_LETTERS, *_CONTINUED, *_WORDS]))}
         getattr(transformers, kind)(vocab=vocabulary, model_max_length=12).save_pretrained(directory)
-        _edit(directory, **options)
-        _edit(directory, "config.json", model_type=model_type)
+        edit(directory, **options)
+        edit(directory, "config.json", model_type=model_type)
 
     return make
 
@@ -45,8 +46,8 @@ def _byte_pairs(model_type: str, **options: Any) -> Make:
         kind(vocab={word: i for i, word in enumerate(words)}, merges=merges, model_max_length=12).save_pretrained(
             directory
         )
-        _edit(directory, **options)
-        _edit(directory, "config.json", model_type=model_type)
+        edit(directory, **options)
+        edit(directory, "config.json", model_type=model_type)
 
     return make
 
@@ -56,8 +57,8 @@ def _unigram(kind: str, model_type: str, first: list[str], **options: Any) -> Ma
         words = dict.fromkeys([*first, "▁", *_LETTERS, *(f"▁{word}" for word in _WORDS)])
         vocabulary = [(word, 0.0 if i < len(first) else -1.0 - i / 50) for i, word in enumerate(words)]
         getattr(transformers, kind)(vocab=vocabulary, model_max_length=12).save_pretrained(directory)
-        _edit(directory, **options)
-        _edit(directory, "config.json", model_type=model_type)
+        edit(directory, **options)
+        edit(directory, "config.json", model_type=model_type)
 
     return make
 
@@ -71,12 +72,12 @@ def _then(make: Make, change: Callable[[Path], None]) -> Make:
 
 
 def _backend(**options: Any) -> Make:
-    return _then(_bert(), lambda path: _edit(path, tokenizer_class="PreTrainedTokenizerFast", **options))
+    return _then(_bert(), lambda path: edit(path, tokenizer_class="PreTrainedTokenizerFast", **options))
 
 
 def _added_in_a_file(path: Path) -> None:
-    _edit(path, added_tokens_decoder=...)
-    _edit(path, "added_tokens.json", **{"zq zq": 106, "<q>": 107})
+    edit(path, added_tokens_decoder=...)
+    edit(path, "added_tokens.json", **{"zq zq": 106, "<q>": 107})
 
 
 def _without(path: Path, *names: str) -> None:
@@ -98,7 +99,7 @@ def _added_in_the_options(path: Path) -> None:
     file = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
     stated = {str(token.pop("id")): token for token in file["added_tokens"]}
     stated[str(1 + max(file["model"]["vocab"].values()))] = _TOKEN | {"content": "cardcard"}
-    _edit(path, **(options | {"added_tokens_decoder": stated}))
+    edit(path, **(options | {"added_tokens_decoder": stated}))
 
 
 MAKERS: dict[str, Make] = {

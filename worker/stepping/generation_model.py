@@ -10,6 +10,7 @@ import numpy as np
 import structlog
 
 from penstock.engine import GenerationModel
+from penstock.engine.errors import NotFinite, UnsupportedCheckpoint, wider_than
 from penstock.engine.generation_options import GenerationOptions
 from penstock.scheduler.cellular import Admission
 from penstock.worker.batching.stage import ServedModel
@@ -30,7 +31,10 @@ log = structlog.get_logger("penstock.generation")
 
 
 def served_generation(model: GenerationModel, admission: Admission) -> Callable[[], ServedModel]:
-    """Warm a model up, whose tasks are timed. Blocks for seconds. The result is called on the event loop."""
+    """Warm a model up, whose tasks are timed. Blocks for seconds. The result is called on the event loop.
+
+    Raises UnsupportedCheckpoint for a model without finite scores.
+    """
     options = model.options({"max_new_tokens": _WARM_UP_TOKENS, "min_new_tokens": _WARM_UP_TOKENS})
     shortest = replace(options, max_new_tokens=1, min_new_tokens=0, num_beams=1)
     probe = GenerationWork(np.zeros(1, np.int32), shortest, 0)
@@ -40,7 +44,14 @@ def served_generation(model: GenerationModel, admission: Admission) -> Callable[
     generator = model.generator(len(os.sched_getaffinity(0)), quanta)
     runner = GenerationRunner(generator, model.limits, probe, max_quantum, admission)
     more = () if is_on_cpu else (rows for rows in _MORE_WARM_UP_ROWS if rows <= model.limits.max_rows)
-    _warm_up(runner, options, (*_WARM_UP_ROWS, *more))
+    try:
+        _warm_up(runner, options, (*_WARM_UP_ROWS, *more))
+    except NotFinite as error:
+        dtype = model.info.dtype
+        raise UnsupportedCheckpoint(
+            f"{model.info.name}: its scores hold NaN or infinity, though the weights do not. If numbers overflow in "
+            f"{dtype}: {wider_than(dtype)}"
+        ) from error
     return functools.partial(StepModel, model.info, runner, _work, probe, model.options)
 
 

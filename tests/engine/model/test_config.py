@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ from penstock.engine import load_engine
 from penstock.engine.errors import CheckpointError, EngineError
 from penstock.engine.generation.loading import load_seq2seq
 from penstock.engine.model.config import Config, require_int, setting
+from penstock.engine.model.files import read_json
 from tests.engine import helpers
 from tests.engine.generation.helpers import save_seq2seq
 
 _STRANGE = ("x", ["x"], 5, {"a": {"rope_type": ["x"]}})
+_HUGE = (1 << 31, 10**12, 10**30)
 _NOT_IN_ALL = ("id2label", "rope_parameters", "rope_scaling", "sentence_transformers", "problem_type", "label2id")
 
 
@@ -46,18 +48,31 @@ def test_a_value_of_another_type_is_refused_by_its_key(default: Any, value: obje
         setting({"key": value}, "key", default)
 
 
-@pytest.mark.parametrize("value", [None, 0, -1, 1.0, True, "1", math.nan])
-def test_a_size_is_a_positive_whole_number(value: object) -> None:
-    with pytest.raises(CheckpointError, match="'key' must be a positive integer"):
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        *[(value, "must be a positive integer") for value in (0, -1, 1.0, True, "1", math.nan)],
+        *[(value, "is above") for value in (1 << 21, 10**30)],
+        (None, "is missing"),
+    ],
+)
+def test_a_size_is_a_positive_whole_number_within_bounds(value: object, words: str) -> None:
+    with pytest.raises(CheckpointError, match=f"'key' {words}"):
         require_int({"key": value}, "key")
 
 
-def _refuse_or_load(directory: Path, load: Callable[[str], object]) -> None:
+def test_the_file_of_a_value_is_named(tmp_path: Path) -> None:
+    helpers.write_json(tmp_path / "own.json", {"key": 5})
+    with pytest.raises(CheckpointError, match=r"own\.json: 'key' must be a string"):
+        setting(read_json(tmp_path / "own.json"), "key", "")
+
+
+def _refuse_or_load(directory: Path, load: Callable[[str], object], strange: Sequence[object]) -> None:
     """With each value of config.json in turn, and some that it lacks, of every other type."""
     path = directory / "config.json"
     config: Config = json.loads(path.read_text(encoding="utf-8"))
     for key in {*config, *_NOT_IN_ALL}:
-        for value in _STRANGE:
+        for value in strange:
             helpers.write_json(path, config | {key: value})
             try:
                 load(str(directory))
@@ -70,15 +85,17 @@ def _refuse_or_load(directory: Path, load: Callable[[str], object]) -> None:
 @pytest.mark.parametrize("family", helpers.FAMILIES)
 def test_no_value_ends_the_load_of_a_classifier_with_a_bare_error(tmp_path: Path, family: str) -> None:
     helpers.save_classifier(tmp_path, family)
-    _refuse_or_load(tmp_path, lambda model: load_engine(model, dtype="float32", device="cpu"))
+    _refuse_or_load(tmp_path, lambda model: load_engine(model, dtype="float32", device="cpu"), (*_STRANGE, *_HUGE))
 
 
 def test_no_value_ends_the_load_of_a_padded_model_with_a_bare_error(tmp_path: Path) -> None:
     helpers.save_encoder(tmp_path, "bert")
-    _refuse_or_load(tmp_path, lambda model: load_engine(model, engine="padded", dtype="float32", device="cpu"))
+    _refuse_or_load(
+        tmp_path, lambda model: load_engine(model, engine="padded", dtype="float32", device="cpu"), _STRANGE
+    )
 
 
 @pytest.mark.parametrize("family", ["marian", "t5-gated"])
 def test_no_value_ends_the_load_of_a_generator_with_a_bare_error(tmp_path: Path, family: str) -> None:
     save_seq2seq(tmp_path, family)
-    _refuse_or_load(tmp_path, load_seq2seq)
+    _refuse_or_load(tmp_path, load_seq2seq, (*_STRANGE, *_HUGE))

@@ -285,6 +285,12 @@ class TestRefusals:
         ):
             padded_engine(tmp_path, engine="auto")
 
+    def test_token_types_of_several_kinds(self, tmp_path: Path) -> None:
+        config = transformers.TapasConfig(**SIZE, type_vocab_sizes=[3, 2, 2, 2, 2, 2, 2])
+        save(tmp_path, config)
+        with pytest.raises(UnsupportedCheckpoint, match="TapasModel cannot be run with token types of one kind"):
+            padded_engine(tmp_path)
+
     def test_pickles_are_never_read(self, tmp_path: Path) -> None:
         model = save_encoder(tmp_path, "bert")
         (tmp_path / "model.safetensors").unlink()

@@ -1,6 +1,7 @@
 """A model that generates, as a worker loads it for a GPU: limits, graphs, steps of a task, and its tokens."""
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -13,6 +14,7 @@ import torch
 
 import penstock.engine
 from penstock.engine import GenerationModel
+from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.gpu.generation import seq2seq
 from penstock.engine.gpu.generation.device_search import GpuSearch
 from penstock.engine.loading import generation as loading_module
@@ -24,6 +26,7 @@ from penstock.worker.stepping.generation_model import served_generation
 from penstock.worker.stepping.generation_row import read_generation_row
 from penstock.worker.stepping.generation_work import GenerationWork
 from tests.engine.generation.helpers import expected, save_seq2seq, sources
+from tests.engine.helpers import write_json
 
 pytestmark = pytest.mark.slow
 
@@ -91,3 +94,12 @@ async def test_it_is_served_in_tasks_of_up_to_eight_steps(
     if dtype == "float32":
         assert [tokens[id] for id in range(len(batch))] == [expected(reference, s, max_new_tokens=12) for s in batch]
     assert await served.close(60.0)
+
+
+def test_a_model_without_finite_scores_is_refused_by_its_name_before_it_serves(tmp_path: Path) -> None:
+    save_seq2seq(tmp_path, "t5")
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    write_json(tmp_path / "config.json", config | {"layer_norm_epsilon": -1000.0})
+    loaded, _ = load(tmp_path, served_name="broken")
+    with pytest.raises(UnsupportedCheckpoint, match=r"broken: its scores hold NaN or infinity.*overflow in bfloat16"):
+        served_generation(loaded, "deadline")
