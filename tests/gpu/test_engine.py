@@ -1,6 +1,7 @@
 """The engine on a GPU behind the doors that workers and users see: the same answers as on a CPU, and nothing leaks."""
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,8 @@ async def test_memory_is_flat_over_100_000_requests(both: tuple[Any, Any]) -> No
     before, free_bytes = allocator_bytes(), torch.cuda.mem_get_info()[0]
     await through_lanes(gpu, batches, 20)
     assert allocator_bytes() == before
-    assert abs(torch.cuda.mem_get_info()[0] - free_bytes) <= 2 << 20  # the driver's, a page at most
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # else other tests use the device at the same time
+        assert abs(torch.cuda.mem_get_info()[0] - free_bytes) <= 2 << 20  # the driver's, a page at most
 
 
 async def through_lanes(gpu: Any, batches: list[PackedBatch], rounds: int) -> None:
@@ -190,13 +192,13 @@ def test_an_idle_engine_gives_the_device_back_what_a_burst_took(
     small = pack(random_sequences((3, 5)))
     for _ in range(3):
         expected = gpu.run(small).rows
-    free_bytes = torch.cuda.mem_get_info()[0]
+    reserved_bytes = torch.cuda.memory_reserved()  # of this process: others may use the device
     assert len(gpu.run(pack(random_sequences((100,) * 20_000))).rows) == 20_000
-    assert torch.cuda.mem_get_info()[0] < free_bytes - (256 << 20)
+    assert torch.cuda.memory_reserved() > reserved_bytes + (256 << 20)
     for _ in range(2):  # the burst has come since the last time
         monkeypatch.setattr(gpu, "_trim_at", 0.0)
         gpu.idle()
-    assert torch.cuda.mem_get_info()[0] >= free_bytes - (32 << 20)
+    assert torch.cuda.memory_reserved() <= reserved_bytes + (32 << 20)
     assert largest_error(gpu.run(small).rows, expected) <= 1e-6
 
 
@@ -204,12 +206,15 @@ def test_a_batch_beyond_the_devices_memory_fails_alone(both: tuple[Any, Any]) ->
     gpu, _ = both
     small = pack(random_sequences((3, 5)))
     expected = gpu.run(small).rows
-    free, _ = torch.cuda.mem_get_info()
-    taken = torch.empty(free - (512 << 20), dtype=torch.uint8, device="cuda")
     too_large = pack(random_sequences((100,) * 20_000))
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        gpu.run(too_large)
-    del taken
+    _, whole_bytes = torch.cuda.mem_get_info()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (64 << 20)) / whole_bytes)
+    try:
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            gpu.run(too_large)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     assert largest_error(gpu.run(small).rows, expected) <= 1e-6
     assert len(gpu.run(too_large).rows) == 20_000
 
