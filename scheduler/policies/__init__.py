@@ -1,1 +1,1 @@
-"""Interchangeable decisions: when to run, what runs together, which first, what to admit."""
+"""Interchangeable decisions: when to run, what runs together, which first, and what bulk may add."""

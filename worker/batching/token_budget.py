@@ -40,7 +40,7 @@ class TokenBudget:
         return self.tokens
 
     def num_first(self, sizes: Sequence[int]) -> int:
-        """The same, for sequences or rows of so many tokens each."""
+        """How many of the first sequences, of so many tokens each, a batch may hold now: at least one."""
         limit = self.limit()
         return max(1, sum([tokens <= limit for tokens in accumulate(sizes)]))
 

@@ -43,7 +43,7 @@ class StepIsolation:
 
     @property
     def most_tokens(self) -> int:
-        """That run together now."""
+        """Tokens, or rows of a step, that may run together now."""
         return self._budget.limit()
 
     def count(self, member: int) -> None:
