@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scheduler import Job, PackedCost, Plan, Scheduler, SchedulerSettings
+from penstock.scheduler.types import Cause
 from tests.scheduler.simulation import GPU, Simulation, poisson, saturation
 
 LINEAR = PackedCost(0.0, 0.0, 1 / 1024, 0.0)
@@ -122,3 +123,12 @@ def test_a_sequence_longer_than_a_batch_does_not_make_later_plans_count_little()
         assert [batch.predicted_s for batch in plan.batches] == [pytest.approx(expected_s)]
         assert scheduler.remove([first_id + 1]) == 1
     assert scheduler.add([Job(20, 500, 1.0)], 1.0) == []
+
+
+def test_a_queued_job_that_would_end_late_is_rejected_by_how_late() -> None:
+    """Its batch of 1/16 s would end 1/32 s after the deadline."""
+    scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
+    assert scheduler.add([Job(0, 64, 10.0)], 10.0) == []
+    (rejection,) = scheduler.poll(11.0 - 1 / 32, idle_lanes=1).rejected
+    assert (rejection.id, rejection.cause) == (0, Cause.QUEUED)
+    assert rejection.late_s == pytest.approx(1 / 32)

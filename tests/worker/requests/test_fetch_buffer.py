@@ -1,5 +1,6 @@
 """The fetch buffer: online and bulk apart, each in its order, in slices of bounded size."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -94,3 +95,52 @@ def test_no_slice_is_empty_while_records_wait(sizes: list[int]) -> None:
         assert sum(len(record.value or b"") for record in one_slice[:-1]) < 64 * 1024
         found += one_slice
     assert found == records
+
+
+class FakeConsumer:
+    """Notes which topics are paused."""
+
+    topics = ("requests", BULK)
+
+    def __init__(self) -> None:
+        self.paused: set[str] = set()
+        self.assigned = asyncio.Event()
+        self.assigned.set()
+
+    @property
+    def is_paused(self) -> bool:
+        return bool(self.paused)
+
+    def pause(self, topic: str) -> None:
+        self.paused.add(topic)
+
+    def resume(self, topic: str) -> None:
+        self.paused.discard(topic)
+
+    async def poll(self, timeout_ms: int) -> None:
+        pass
+
+
+async def test_a_topic_is_paused_while_too_much_of_it_is_held_and_resumed_after(make_record: MakeRecord) -> None:
+    held = Backpressure(4)
+    buffer, consumer = make_buffer(held), FakeConsumer()
+    given_to: Any = consumer
+    await buffer.fill(given_to)
+    assert consumer.paused == set()
+    buffer.put([make_record(offset=offset, topic=BULK) for offset in range(8)])
+    await buffer.fill(given_to)
+    assert BULK in consumer.paused
+    buffer.release()
+    await buffer.fill(given_to)
+    assert consumer.paused == set()
+
+
+async def test_the_online_topic_is_paused_while_its_records_wait(make_record: MakeRecord) -> None:
+    buffer, consumer = make_buffer(), FakeConsumer()
+    given_to: Any = consumer
+    buffer.put([make_record(offset=1)])
+    await buffer.fill(given_to)
+    assert consumer.paused == {"requests"}
+    buffer.take_slice(bulk=False)
+    await buffer.fill(given_to)
+    assert consumer.paused == set()
