@@ -18,7 +18,7 @@ from aiokafka.errors import (
 from structlog.testing import capture_logs
 
 from penstock.producer.transport import connection
-from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 
 ALLOWED, DENIED = TopicPartition("allowed", 0), TopicPartition("denied", 0)
 
@@ -119,3 +119,38 @@ async def test_a_topic_is_asked_for_again_where_what_refused_it_passes(
     assert one["event"] == event
     if event == "topics_created":
         assert one["topics"] == created
+
+
+class FakeClient:
+    """Does not start, as a script says; then it does."""
+
+    def __init__(self, script: list[KafkaError]) -> None:
+        self.script = script
+        self.num_stopped = 0
+
+    async def start(self) -> None:
+        if self.script:
+            raise self.script.pop(0)
+
+    async def stop(self) -> None:
+        self.num_stopped += 1
+
+
+@pytest.mark.parametrize("refused", [True, False])
+async def test_what_kafka_refuses_ends_the_attempts_and_what_passes_does_not(
+    monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    async def refusal(self: KafkaCluster) -> KafkaRefused | None:
+        return KafkaRefused("wrong password") if refused else None
+
+    monkeypatch.setattr(KafkaCluster, "refusal", refusal)
+    monkeypatch.setattr(connection, "_FIRST_RETRY_S", 0.0)
+    client: Any = FakeClient([KafkaConnectionError(), KafkaConnectionError()])
+    cluster = KafkaCluster("kafka:9092", {}, 60.0)
+    if refused:
+        with pytest.raises(KafkaRefused, match="wrong password"):
+            await connection.connect(cluster, lambda: client)
+        assert client.num_stopped == 1
+    else:
+        assert await connection.connect(cluster, lambda: client) is client
+        assert client.num_stopped == 2
