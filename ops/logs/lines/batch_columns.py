@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from penstock.ops.logs.libraries import polars
 from penstock.ops.logs.lines.event import number, parse_time
 from penstock.ops.logs.lines.line_columns import Found, LineShape
@@ -18,18 +16,9 @@ BATCH_COLUMNS = ("second", *_TEXTS, *_INTEGERS, *_FLOATS)
 
 def batches_in(found: Sequence[Found]) -> Any:
     """Batches that were scanned: a polars frame with BATCH_COLUMNS."""
-    return polars().concat([_frame(one) for one in found]) if found else empty_batches()
-
-
-def _frame(found: Found) -> Any:
-    pl, values = polars(), found.values
-    names = pl.Series(found.texts, dtype=pl.Categorical)
-    columns = {"second": pl.Series(values["timestamp"].astype(np.int64))}
-    columns |= {key: names.gather(pl.Series(values[key].astype(np.uint32))) for key in _TEXTS}
-    missing = pl.Series([None] * len(found.places), dtype=pl.Int64) if "worker" not in values else None
-    columns |= {key: pl.Series(values[key].astype(np.int64)) if key in values else missing for key in _INTEGERS}
-    columns |= {key: pl.Series(values[key]) for key in _FLOATS}
-    return pl.DataFrame(columns).select(BATCH_COLUMNS)
+    pl = polars()
+    rows = [one.rows.select(BATCH_COLUMNS).with_columns(pl.col(_TEXTS).cast(pl.Categorical)) for one in found]
+    return pl.concat(rows) if rows else empty_batches()
 
 
 def batches_of(rows: list[dict[str, Any]]) -> Any:

@@ -52,7 +52,7 @@ class BlockParser:
         found, others = self._columns.cut(unwrapped(block) if is_journal(block) else block)
         scanned = batches_in([one for one in found if one.event == BATCHES.event])
         requests = [one for one in found if one.event != BATCHES.event]
-        self._counts.lines += len(others) + sum(len(one.places) for one in found)
+        self._counts.lines += len(others) + sum(len(one.rows) for one in found)
         events: list[Event] = []
         rows: list[dict[str, Any]] = []
         for fields in self._objects(others):
@@ -61,7 +61,7 @@ class BlockParser:
             else:
                 events.append(self._event(fields))
         batches = polars().concat([scanned, batches_of(rows)]) if rows else scanned
-        self._counts.events += len(events) + len(batches) + sum(len(one.places) for one in requests)
+        self._counts.events += len(events) + len(batches) + sum(len(one.rows) for one in requests)
         self._counts.timeless += sum(event.time_s is None for event in events) + batches["second"].null_count()
         return Parsed(batches, requests, events)
 

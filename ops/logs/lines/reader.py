@@ -68,7 +68,7 @@ class LogReader:
     def _filtered(self, source: int, parsed: Parsed) -> Part:
         batches, requests, events = parsed
         if not self._filters.is_any:
-            self.num_kept += len(events) + len(batches) + sum(len(found.places) for found in requests)
+            self.num_kept += len(events) + len(batches) + sum(len(found.rows) for found in requests)
             return Part(source, batches, requests, events)
         models = self._models.setdefault(self.origin(source), {})
         kept = []

@@ -66,7 +66,7 @@ class Digest:
         seconds = set(part.batches["second"].drop_nulls().unique().to_list())
         for found in part.requests:
             self._add_requests(found, part.source)
-            seconds |= set(np.unique(found.values["timestamp"]).tolist())
+            seconds |= set(found.rows["second"].unique().to_list())
         self.rejections.settle(self.series)
         self.gaps.add(part.source, [*seconds, *{event.time_s for event in part.events if event.time_s is not None}])
 
@@ -74,7 +74,7 @@ class Digest:
         if found.event == "request_done":
             self._add_samples(Samples.of_lines(found, source))
             return
-        self.requests.count(found.event, len(found.places))
+        self.requests.count(found.event, len(found.rows))
         self.rejections.add_lines(found, source, self._reader.origin(source))
 
     def _add_samples(self, samples: Samples) -> None:

@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from penstock.ops.logs.libraries import polars
 from penstock.ops.logs.lines.event import Event, number
 from penstock.ops.logs.lines.line_columns import Found
-from penstock.ops.logs.totals.columns import FloatArray, Int64Array, distinct
 from penstock.ops.logs.totals.samples import event_of
 from penstock.ops.logs.totals.series import CAUSE_UNKNOWN, Series
 
 MAX_CODES = 200
+_PROCESS = ("service.instance.id", "pid", "worker")  # the fields of Process
 _LOAD_WITHIN_S = 60.0  # a worker that rejects logs its load every 10 s; a later load has not counted a line
 _ENDS = ("worker_starting", "worker_ready")  # of the process before, where process ids are used again
 _COUNTED_AS = {"overloaded": "overloaded", "expired": CAUSE_UNKNOWN}  # columns of the series, beside `refused`
@@ -116,23 +115,16 @@ class Rejections:
 
     def add_lines(self, found: Found, source: int, log: str) -> None:
         """Lines of request_refused as columns: those of one process, code and second are one."""
-        values, missing = found.values, np.full(len(found.places), -1.0)
-        columns = [values.get(key, missing) for key in ("service.instance.id", "pid", "worker", "code", "timestamp")]
-        firsts, place = _alike(columns)
-        requests = np.bincount(place, np.maximum(values["records"], 1.0))
-        left_out = np.bincount(place, np.maximum(values.get("suppressed", missing), 0.0))
-        for kind, row in enumerate(firsts.tolist()):
-            instance, pid, worker, code, second = (float(column[row]) for column in columns)
-            process = Process(log, _text(found, instance), _known(pid), _known(worker))
+        for *named, code, second, requests, left_out, rows in _alike(found.rows).iter_rows():
+            process = Process(log, *named)
             period = self._periods[process]
             if any(int(mark.time_s) == second for mark in period.marks):  # before or after it
-                for each in np.flatnonzero(place == kind).tolist():
-                    self._add_line(event_of(found, each, source), process)
+                for row in rows:
+                    self._add_line(event_of(found, row, source), process)
                 continue
-            name = found.texts[int(code)] or "?"
-            period.lines.append(_Line(second, name, int(requests[kind])))
-            if left_out[kind]:
-                period.left_out.append(_Line(second, name, int(left_out[kind])))
+            period.lines.append(_Line(float(second), code or "?", int(requests)))
+            if left_out:
+                period.left_out.append(_Line(float(second), code or "?", int(left_out)))
         self._add_examples(found, source)
 
     def settle(self, series: Series, *, is_end: bool = False) -> None:
@@ -161,13 +153,12 @@ class Rejections:
             self._periods[process].marks.append(_Mark(event.time_s, is_load=True))
 
     def _add_examples(self, found: Found, source: int) -> None:
-        codes, times_s = found.values["code"], found.values["timestamp"]
-        for code in np.unique(codes).tolist():
-            rows = np.flatnonzero(codes == code)
-            rows = rows[np.argsort(times_s[rows], kind="stable")]
-            rejected = _of(self.by_code, found.texts[int(code)] or "?")
-            for row in (int(rows[0]), int(rows[-1])):
-                rejected.add(event_of(found, row, source), 0)
+        pl = polars()
+        by_time = pl.col("row").sort_by("second", maintain_order=True)
+        rows = found.rows.with_row_index("row").group_by("code", maintain_order=True)
+        for code, *ends in rows.agg(by_time.first().alias("first"), by_time.last().alias("last")).iter_rows():
+            for row in ends:
+                _of(self.by_code, code or "?").add(event_of(found, row, source), 0)
 
     def _settle(self, period: _Period, series: Series, waits_s: float) -> None:
         if not period.lines:
@@ -215,22 +206,12 @@ def _with_left_out(period: _Period) -> list[_Line]:
     return lines
 
 
-def _alike(columns: list[FloatArray]) -> tuple[Int64Array, Int64Array]:
-    """The first row of each kind of rows, and the kind of each row."""
-    place = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        _, own = distinct(column.astype(np.int64))
-        _, place = distinct(place * (int(own.max(initial=0)) + 1) + own)
-    _, firsts = np.unique(place, return_index=True)
-    return firsts, place
-
-
-def _text(found: Found, number: float) -> str | None:
-    return found.texts[int(number)] if number >= 0 else None
-
-
-def _known(number: float) -> float | None:
-    return number if number >= 0 else None
+def _alike(rows: Any) -> Any:
+    """Rows of one process, code and second as one: their requests, the lines left out before them, and their places."""
+    pl = polars()
+    kinds = rows.with_row_index("row").group_by(*_PROCESS, "code", "second", maintain_order=True)
+    requests, left_out = pl.col("records").clip(1), pl.col("suppressed").fill_null(0)
+    return kinds.agg(requests.cast(pl.Float64).sum(), left_out.cast(pl.Float64).sum(), pl.col("row"))
 
 
 def _widened(span_s: tuple[float, float] | None, time_s: float | None) -> tuple[float, float] | None:

@@ -36,20 +36,14 @@ class Samples(NamedTuple):
     @classmethod
     def of_lines(cls, found: Found, source: int) -> "Samples":
         """From lines of request_done."""
-        values, num_rows = found.values, len(found.places)
-        is_first, is_bulk = _is_text(found, "sample", "first"), _is_text(found, "class", "bulk")
-        stages_ms = {stage: values.get(f"{stage}_ms", np.full(num_rows, np.nan)) for stage in STAGES}
-        return cls(values["timestamp"], is_first, is_bulk, stages_ms, lambda row: event_of(found, row, source))
-
-
-def _is_text(found: Found, name: str, text: str) -> npt.NDArray[np.bool_]:
-    """Of each row, whether the field has this text."""
-    is_it = np.array([*[one == text for one in found.texts], False])
-    rows: npt.NDArray[np.bool_] = is_it[found.values[name].astype(np.int64)]
-    return rows
+        rows = found.rows
+        is_first, is_bulk = ((rows[key] == text).to_numpy() for key, text in (("sample", "first"), ("class", "bulk")))
+        stages_ms = {stage: rows[f"{stage}_ms"].to_numpy() for stage in STAGES}
+        times_s = rows["second"].to_numpy().astype(np.float64)
+        return cls(times_s, is_first, is_bulk, stages_ms, lambda row: event_of(found, row, source))
 
 
 def event_of(found: Found, row: int, source: int) -> Event:
     """A scanned line as an event."""
-    fields = json.loads(found.line(row).decode("utf-8", "replace"))
+    fields = json.loads(found.line(row))
     return Event(source, parse_time(fields["timestamp"]), fields)

@@ -1,4 +1,4 @@
-"""The compiled scanner takes out of a line what a JSON parser does, or leaves the line to it."""
+"""The scanner takes out of a line what a JSON parser does, or leaves the line to it."""
 
 import json
 import random
@@ -13,8 +13,6 @@ from penstock.ops.logs.lines.batch_columns import BATCH_COLUMNS, BATCHES, batche
 from penstock.ops.logs.lines.event import parse_time
 from penstock.ops.logs.lines.line_columns import LineColumns
 from tests.ops.logs.helpers import FLEET, HOST_A, SAMPLES, batch, digest
-
-pytestmark = pytest.mark.slow  # the scanner is compiled once on each machine
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +59,7 @@ def test_numbers_of_any_form() -> None:
     ]
     rows, others = scanned("".join(batch(0, device_s=one, tokens=place) for place, one in enumerate(values)))
     assert others == []
-    assert [row["device_s"] for row in rows] == pytest.approx(values, rel=1e-14)
+    assert [row["device_s"] for row in rows] == values
     assert [row["tokens"] for row in rows] == list(range(len(values)))
 
 
@@ -110,6 +108,13 @@ def test_lines_of_two_layouts_in_turn() -> None:
     assert ([row["second"] % 60 for row in rows], others) == ([0, 1, 2, 0, 1, 2], [])
 
 
+def test_texts_of_any_script() -> None:
+    names = ("hungry", "é", "голодный", "饿", "\N{GRINNING FACE}")
+    text = "".join(json.dumps({**json.loads(batch(0)), "trigger": one}, ensure_ascii=False) + "\n" for one in names * 2)
+    rows, others = scanned(text)
+    assert (sorted(row["trigger"] for row in rows), others) == (sorted(names * 2), [])
+
+
 def test_ends_of_lines_and_of_the_block() -> None:
     text = batch(0) + "\n\r\n" + batch(1).replace("\n", "\r\n") + batch(2)
     assert [len(part) for part in scanned(text)] == [3, 0]
@@ -118,10 +123,18 @@ def test_ends_of_lines_and_of_the_block() -> None:
         assert (len(rows), len(others)) == ((2, 0) if cut == len(batch(1)) - 1 else (1, 1)), cut
 
 
-def test_more_texts_than_a_block_can_name() -> None:
-    rows, others = scanned("".join(batch(0, trigger=f"rule-{number}") for number in range(100)))
-    assert (len(rows), len(others)) == (63, 37)
-    assert rows[-1]["trigger"] == "rule-62"
+def test_lines_that_are_too_long_to_be_scanned_are_left_as_they_are() -> None:
+    some, many = ({f"field_{number}": number for number in range(count)} for count in (20, 80))
+    assert [len(part) for part in scanned(batch(0, **some) + batch(1))] == [2, 0]
+    wide, long = batch(0, **many), batch(1, trigger="x" * 5000)
+    assert scanned(wide + batch(1))[1] == [wide[:-1].encode(), batch(1)[:-1].encode()]
+    assert scanned(batch(0) + long)[1] == [long[:-1].encode()]
+
+
+def test_an_event_that_is_named_twice_is_the_last_one() -> None:
+    twice = '{"event": "batch_done", ' + batch(0)[1:].replace('"event": "batch_done"', '"event": "other"')
+    rows, others = scanned(twice + batch(1))
+    assert (rows, others) == ([], [twice[:-1].encode(), batch(1)[:-1].encode()])
 
 
 def test_any_bytes_at_all() -> None:

@@ -1,4 +1,4 @@
-"""The compiled scanner reads damaged and unusual lines as a JSON parser does."""
+"""The scanner reads damaged and unusual lines as a JSON parser does."""
 
 import json
 import random
@@ -11,8 +11,6 @@ from penstock.ops.logs.lines import line_columns
 from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts
 from penstock.ops.logs.lines.event import Event
 from tests.ops.logs.helpers import FLEET, batch
-
-pytestmark = pytest.mark.slow  # the scanner is compiled once on each machine
 
 NUMBERS = "007 -7 7. .7 7e 7e5 -0.5E-3 1e400 1e-400 NaN Infinity - 12345678901234567890 0.1000000000000000055511151231"
 TIMES = (

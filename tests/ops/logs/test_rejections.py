@@ -93,7 +93,6 @@ def test_a_log_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert by_code(digest(written(tmp_path, *loads))) == {"too_long": 30_000}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_scanned_lines_count_as_parsed_ones(is_killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_columns, "MIN_SCANNED_BYTES", 0)

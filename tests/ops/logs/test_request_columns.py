@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,7 @@ from penstock.ops.logs.lines.line_columns import LineColumns
 from penstock.ops.logs.lines.request_columns import REQUESTS
 from penstock.ops.logs.totals.digest import Digest
 from tests.ops.logs.helpers import FLEET, HOST_A, SAMPLES, digest, line
-
-pytestmark = pytest.mark.slow  # the scanner is compiled once on each machine
+from tests.ops.logs.test_mutated_lines import damaged, unusual
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def any_size_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cut(text: str) -> tuple[int, list[bytes]]:
     found, others = LineColumns(REQUESTS).cut(text.encode())
-    return sum(len(one.places) for one in found), others
+    return sum(len(one.rows) for one in found), others
 
 
 def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Digest, Digest]:
@@ -71,6 +71,22 @@ def test_a_line_with_an_unusual_value_is_left_as_it_is() -> None:
     )
 
 
+@pytest.mark.parametrize("change", [damaged, unusual])
+def test_the_digest_of_mutated_lines_is_the_same(change: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(5)
+    lines = [one for path in (FLEET, HOST_A) for one in path.read_bytes().splitlines(keepends=True)]
+    path = tmp_path / "worker.log"
+    requests = [one for one in lines if b'"request_' in one]
+    mutated = [change(rng, rng.choice(requests)) for _ in range(2000)]
+    path.write_bytes(b"".join([*lines, *mutated, *lines]))
+    scanned, parsed = both(path, monkeypatch)
+    assert scanned.series.totals() == pytest.approx(parsed.series.totals())
+    assert scanned.lines == parsed.lines
+    assert scanned.requests.events == parsed.requests.events
+    assert scanned.requests.num_ahead == parsed.requests.num_ahead
+    assert scanned.rejections.by_code == parsed.rejections.by_code
+
+
 def test_any_bytes_at_all() -> None:
     rng = random.Random(4)
     text = "\n".join(FLEET.read_text(encoding="utf-8").splitlines()[100:130]).encode()
@@ -81,7 +97,7 @@ def test_any_bytes_at_all() -> None:
             mutated[rng.randrange(len(mutated))] = rng.randrange(256)
         lines = [one for one in bytes(mutated).split(b"\n") if one.strip()]
         found, others = columns.cut(bytes(mutated))
-        for one in found:
-            for row in range(len(one.places)):
-                json.loads(one.line(row).decode("utf-8", "replace"))
-        assert sorted([*others, *[one.line(row) for one in found for row in range(len(one.places))]]) == sorted(lines)
+        taken = [one.line(row) for one in found for row in range(len(one.rows))]
+        for one in taken:
+            json.loads(one)
+        assert sorted([*others, *[one.encode() for one in taken]]) == sorted(lines)
