@@ -1,4 +1,4 @@
-"""Pure, synchronous scheduling: jobs in, plans out, `now` as an argument. numpy, and numba for the dynamic program and cells."""
+"""Pure, synchronous scheduling: jobs in, plans out, `now` as an argument. Imports numpy, numba for compiled loops."""
 
 from penstock.scheduler.costs.cost import CostFunction, PackedCost, PaddedCost
 from penstock.scheduler.costs.fit import fit_cost_table

@@ -63,7 +63,7 @@ class FlightQueue:
         return records
 
     def next_leader(self, sequence: PendingSequence) -> PendingSequence | None:
-        """The sequence for which a taken job runs now that the request of `sequence` has failed; None where it runs for none."""
+        """The sequence for which a taken job runs now that the request of `sequence` has failed, if for any."""
         return self._flights.next_leader(sequence)
 
     def finish(self, leaders: Iterable[PendingSequence]) -> list[list[PendingSequence]]:
