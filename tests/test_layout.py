@@ -335,3 +335,12 @@ def test_the_wheel_works_where_no_checkout_is(wheel: Path, tmp_path: Path) -> No
     done = run(tmp_path / "bin" / "penstock", "bench")
     assert done.returncode == 2
     assert done.stderr.startswith("Error: Benchmarks run from a checkout of the repository;")
+
+
+def test_no_room_grows_unnoticed() -> None:
+    most = tomllib.loads((ROOT / "tests" / "lines.toml").read_text(encoding="utf-8"))
+    assert {*ROOMS, "tests"} <= most.keys()
+    for room, limit in most.items():
+        files = (path for path in (ROOT / room).rglob("*.py") if "package" not in path.relative_to(ROOT).parts)
+        lines = sum([path.read_bytes().count(b"\n") for path in files])
+        assert 0.95 * limit <= lines <= limit, f"{room} has {lines} lines; tests/lines.toml says {limit}"
