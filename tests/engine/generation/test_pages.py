@@ -1,10 +1,13 @@
 """Pages: each row reads what was written to it, however rows fork, and no page is lost."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine.generation import paged_attention
 from penstock.engine.generation.pages import NO_PAGE, PagePool, PageTable, pages_of
+from tests.engine.generation.helpers import generate, model_of, sources
 
 BEAMS, PAGE_SIZE, STEPS = 4, 3, 14
 PARENTS = st.lists(st.lists(st.integers(0, BEAMS - 1), min_size=BEAMS, max_size=BEAMS), max_size=STEPS)
@@ -71,3 +74,12 @@ def test_filled_rows_have_a_slot_for_each_position() -> None:
     assert len(set(slots)) == 11
     assert pool.num_free == 8 - 5
     table.check_integrity(rows.tolist())
+
+
+@pytest.mark.parametrize("most_keys", [1, 9, 40])
+def test_groups_of_any_size_attend_alike(monkeypatch: pytest.MonkeyPatch, most_keys: int) -> None:
+    checkpoint, _ = model_of("t5")
+    batch = sources((1, 9, 9, 24, 4, 9, 24))
+    together = generate(checkpoint, batch, max_new_tokens=20)
+    monkeypatch.setattr(paged_attention, "_MOST_KEYS", most_keys)
+    assert generate(checkpoint, batch, max_new_tokens=20) == together
