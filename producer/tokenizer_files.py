@@ -72,7 +72,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_options(root: Path) -> dict[str, Any]:
-    """What transformers makes a directory's tokenizer with: tokenizer_config.json, and special_tokens_map.json over it.
+    """The options of transformers' tokenizer: tokenizer_config.json, and special_tokens_map.json over it.
 
     The latter counts where the former has no `added_tokens_decoder`. Special tokens without a name are lists, of both
     files; an object of tokens is one item of them. Raises TokenizerError.

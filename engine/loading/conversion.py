@@ -121,7 +121,7 @@ def _write(pickled: Path, target: Path) -> None:
 
 
 def _fault(name: str, tensor: torch.Tensor) -> str:
-    """What of a tensor safetensors cannot hold; empty where it can."""
+    """Why safetensors cannot hold a tensor; empty where it can."""
     if name == "__metadata__":
         return "has the name of the file's own header"
     if tensor.layout is not torch.strided:

@@ -24,7 +24,7 @@ class Kind(StrEnum):
     FIELDS = "fields"  # maps
 
     def named(self, index: int) -> str:
-        """What a message calls one of them, by its place in its call."""
+        """The name of one of them in a message, by its place in its call."""
         return f"{'Text' if self in (Kind.TEXTS, Kind.PAIRS) else 'Sequence'} {index}"
 
 
