@@ -78,10 +78,8 @@ async def answer_stream(
                 return
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if reading is not None and reading.done():
-                batch, reading = reading.result(), None
-                is_at_end = batch is None
-                if batch is not None:
-                    in_flight.send(batch)
+                is_at_end = not in_flight.send(reading.result())
+                reading = None
             elif in_flight.first is not None and in_flight.first.done():
                 yield in_flight.take()
     finally:
@@ -113,9 +111,13 @@ class _InFlight(Generic[B]):
         """The calls of all batches."""
         return [answer for _, answer in self._batches]
 
-    def send(self, batch: B) -> None:
+    def send(self, batch: B | None) -> bool:
+        """Whether there is a batch, which is then sent."""
+        if batch is None:
+            return False
         self._batches.append((batch, asyncio.create_task(self._answer(batch.texts))))
         self._weight += _weight(batch)
+        return True
 
     def take(self) -> tuple[B, list[Result]]:
         """Remove the first batch, which is answered."""

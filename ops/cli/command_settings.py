@@ -16,11 +16,15 @@ def settings_by_command() -> dict[str, type[Settings]]:
     found: dict[str, type[Settings]] = {}
     for command, module in MODULES.items():
         with suppress(ImportError):  # of an extra that is not installed, or of a checkout
-            for name, function in _functions(command, getattr(import_module(module), command)):
-                settings = getattr(function, "settings", None)  # set by `takes`
-                if settings is not None:
-                    found[name] = settings
+            found.update(_settings(command, getattr(import_module(module), command)))
     return found
+
+
+def _settings(command: str, function: Any) -> Iterator[tuple[str, type[Settings]]]:
+    for name, one in _functions(command, function):
+        settings = getattr(one, "settings", None)  # set by `takes`
+        if settings is not None:
+            yield name, settings
 
 
 def _functions(command: str, function: Any) -> Iterator[tuple[str, Callable[..., Any] | None]]:

@@ -17,6 +17,8 @@ from penstock.producer.wire.messages import Options
 class Writer(Protocol):
     """Destination of finished rows."""
 
+    revision: OneRevision  # of the model. Every answer must have it
+
     def write(self, block: Block, results: Sequence[Result], /) -> None:
         """Write rows. Called in the order of the file, from a thread, never concurrently."""
         ...
@@ -52,21 +54,18 @@ async def run_bulk(
     reader: Iterable[Block],
     writer: Writer,
     *,
-    revision: OneRevision | None = None,
     options: Options | None = None,
-    timeout_s: float | None = None,
     resumed: BulkResult | None = None,
     max_errors: int | None = None,
     on_progress: Callable[[BulkResult], Any] = lambda _: None,
 ) -> BulkResult:
     """Send every row of `reader` through `client`, write every result, in order.
 
-    A failed row is written with its error. While Kafka or the workers are down, rows wait until `timeout_s` after they
-    were sent (None: the client's), so it should be hours rather than seconds.
+    A failed row is written with its error. While Kafka or the workers are down, rows wait until the client's
+    `timeout_s` after they were sent, so it should be hours rather than seconds.
 
     Args:
         client: a started client, which other work may share.
-        revision: of the model. Every answer must have it. None: that of the first answer.
         reader: read from a thread, ahead of the writer as far as `answer_stream` reads.
         resumed: the rows of earlier runs, which `reader` leaves out.
         max_errors: failed rows, those of earlier runs included, that do not end the job; None: any number.
@@ -78,29 +77,40 @@ async def run_bulk(
         MixedRevisions: an answer is of another revision of the model. The block is not written.
     """
     written = _WrittenBlocks(writer, resumed or BulkResult(0, 0, 0.0), on_progress)
-    blocks = _in_thread(reader)
-    one = revision or OneRevision()
-    answered = answer_stream(client, task, blocks, options=options, timeout_s=timeout_s, revision=one)
-    num_answered = written.result.rows
-    first = ""  # failed row of this run
+    failures = _Failures(written.result, max_errors)
+    answered = answer_stream(client, task, _in_thread(reader), options=options, revision=writer.revision)
     try:
         async with aclosing(answered):
             async for block, results in answered:
-                errors = {index: one for index, one in enumerate(results) if isinstance(one, PenstockError)}
-                if fault := next((one for one in errors.values() if isinstance(one, FLEET_ERRORS)), None):
-                    raise fault
-                written.failed += len(errors)
-                if errors and not first:
-                    first = _shown(block, num_answered, *next(iter(errors.items())))
-                if errors and max_errors is not None and written.failed > max_errors:
-                    of_run = " of this run" if written.result.resumed else ""
-                    several = f"{written.failed:,} rows failed. The first{of_run} is"
-                    raise TooManyErrors(f"{'1 row failed:' if written.failed == 1 else several} {first}")
-                num_answered += len(results)
-                await written.begin(block, results)
+                failures.check(block, results)
+                await written.begin(block, results, failures.count)
     finally:
         await written.wait()
     return written.result
+
+
+class _Failures:
+    """The failed rows of a job, and how many it allows."""
+
+    def __init__(self, resumed: BulkResult, most: int | None) -> None:
+        self.count = resumed.failed  # of all runs, in answered blocks
+        self._most = most
+        self._num_answered = resumed.rows
+        self._first = ""  # of this run
+        self._of_run = " of this run" if resumed.resumed else ""
+
+    def check(self, block: Block, results: Sequence[Result]) -> None:
+        """Count a block's. Raises TooManyErrors, and an error of the fleet."""
+        errors = {index: one for index, one in enumerate(results) if isinstance(one, PenstockError)}
+        if fault := next((one for one in errors.values() if isinstance(one, FLEET_ERRORS)), None):
+            raise fault
+        self.count += len(errors)
+        if errors and not self._first:
+            self._first = _shown(block, self._num_answered, *next(iter(errors.items())))
+        if errors and self._most is not None and self.count > self._most:
+            several = f"{self.count:,} rows failed. The first{self._of_run} is"
+            raise TooManyErrors(f"{'1 row failed:' if self.count == 1 else several} {self._first}")
+        self._num_answered += len(results)
 
 
 class _WrittenBlocks:
@@ -108,16 +118,15 @@ class _WrittenBlocks:
 
     def __init__(self, writer: Writer, resumed: BulkResult, on_progress: Callable[[BulkResult], Any]) -> None:
         self.result = resumed  # of what is written
-        self.failed = resumed.failed  # rows of answered blocks, written or not
         self._writer = writer
         self._on_progress = on_progress
         self._started = time.monotonic()
         self._writing: asyncio.Task[None] | None = None
 
-    async def begin(self, block: Block, results: Sequence[Result]) -> None:
-        """Begin to write a block, once the block before is written."""
+    async def begin(self, block: Block, results: Sequence[Result], failed: int) -> None:
+        """Begin to write a block, once the block before is written. `failed`: rows of all blocks up to this one."""
         await self.wait()
-        self._writing = asyncio.create_task(self._write(block, results, self.failed))
+        self._writing = asyncio.create_task(self._write(block, results, failed))
 
     async def wait(self) -> None:
         """Wait until the last block is written. Raises the error of its write."""

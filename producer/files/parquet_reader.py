@@ -57,11 +57,14 @@ def _row_batches(path: Path, file: Any) -> Iterator["pa.RecordBatch"]:
         groups = range(file.num_row_groups)
         for size, alike in itertools.groupby(groups, lambda number: _batch_rows(file.metadata.row_group(number))):
             for batch in file.iter_batches(batch_size=size, row_groups=list(alike)):
-                rows = max(1, batch.num_rows * BLOCK_BYTES // max(batch.nbytes, BLOCK_BYTES))
-                for start in range(0, batch.num_rows, rows):
-                    yield batch.slice(start, rows)
+                yield from _parts(batch)
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"{path} is damaged: {error}.") from error
+
+
+def _parts(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
+    rows = max(1, batch.num_rows * BLOCK_BYTES // max(batch.nbytes, BLOCK_BYTES))
+    return (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
 
 def _batch_rows(group: Any) -> int:

@@ -35,9 +35,11 @@ class InstantClient:
     num_answered = 0
     revisions: tuple[str, ...] = ("v1",)  # of the calls; the last one of all further ones
     interrupt_at: int | None = None
+    timeout_s = 0.0  # of a call
 
     def __init__(self, *, bulk: bool, on_reply: Callable[[Reply, int], object], **settings: Any) -> None:
         self._on_reply = on_reply
+        type(self).timeout_s = settings["timeout_s"]
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,6 +98,14 @@ def write_rows(path: Path, *texts: str) -> Path:
 
 
 CARDS = tuple(f"card {number}" for number in range(30))
+
+
+def test_rows_wait_for_hours_or_as_long_as_they_may(tmp_path: Path, instant: type[InstantClient]) -> None:
+    source = write_rows(tmp_path / "in.csv", *CARDS)
+    penstock("classify", source, tmp_path / "a.csv")
+    assert instant.timeout_s >= 3600
+    penstock("classify", source, tmp_path / "b.csv", "--timeout-s", "7")
+    assert instant.timeout_s == 7
 
 
 class TestContinuation:

@@ -26,6 +26,7 @@ class Table:
         self.num_read = 0
         self.written: list[tuple[Text | PenstockError, Result]] = []
         self.most_ahead = 0
+        self.revision = OneRevision()
 
     def __iter__(self) -> Iterator[Block]:
         for start in range(0, len(self.texts), self.rows_per_block):
@@ -44,7 +45,6 @@ class Lengths:
     def __init__(self) -> None:
         self.in_flight = 0
         self.options: Options | None = None
-        self.timeout_s: float | None = None
 
     async def map(
         self,
@@ -55,7 +55,7 @@ class Lengths:
         timeout_s: float | None = None,
         revision: OneRevision | None = None,
     ) -> list[Result]:
-        self.options, self.timeout_s = options, timeout_s
+        self.options = options
         self.in_flight += 1
         try:
             for _ in range(len(texts[0]) % 7):  # later blocks overtake earlier ones
@@ -174,10 +174,10 @@ async def test_progress_ends_with_the_result() -> None:
     assert result.failed == 10
 
 
-async def test_options_and_patience_reach_the_client() -> None:
+async def test_options_reach_the_client() -> None:
     client, table = Lengths(), Table(["a"])
-    await run_bulk(client, "classify", table, table, options=Options(top_k=3), timeout_s=7.0)
-    assert (client.options, client.timeout_s) == (Options(top_k=3), 7.0)
+    await run_bulk(client, "classify", table, table, options=Options(top_k=3))
+    assert client.options == Options(top_k=3)
 
 
 async def test_nothing_to_do() -> None:

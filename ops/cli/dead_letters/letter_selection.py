@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -71,13 +71,16 @@ async def read_letters(cluster: KafkaCluster, topic: str, selection: Selection) 
         sizes = {bulk: await reader.num_partitions(letters) for bulk, letters in topics.items()}
         if all(size is None for size in sizes.values()):
             raise BadUsage(f"There is no topic {' or '.join(topics.values())}. Check --model, --topic and --letters.")
-        chosen = []
-        for bulk, letters in topics.items():
-            for partition, first, last in selection.ranges(bulk, sizes[bulk] or 0):
-                end = await reader.end(letters, partition)
-                chosen.append((bulk, letters, partition, first, end - 1 if last is None else min(last, end - 1)))
-        for bulk, letters, partition, first, last in chosen:
-            async with aclosing(reader.records(letters, partition, first, last)) as records:
-                async for record in records:
-                    for letter in filter(selection.holds, DeadLetter.all_of(record, bulk=bulk)):
-                        yield letter
+        ranges = [(bulk, *one) for bulk in topics for one in selection.ranges(bulk, sizes[bulk] or 0)]
+        ends = [await reader.end(topics[bulk], partition) for bulk, partition, _, _ in ranges]
+        for (bulk, partition, first, last), end in zip(ranges, ends, strict=True):
+            found = reader.records(topics[bulk], partition, first, end - 1 if last is None else min(last, end - 1))
+            async for letter in _letters(found, selection, bulk=bulk):
+                yield letter
+
+
+async def _letters(records: AsyncGenerator[Any], selection: Selection, *, bulk: bool) -> AsyncGenerator[DeadLetter]:
+    async with aclosing(records):
+        async for record in records:
+            for letter in filter(selection.holds, DeadLetter.all_of(record, bulk=bulk)):
+                yield letter

@@ -84,12 +84,12 @@ class TopicReader:
     async def _fetched(self, source: TopicPartition) -> Sequence[Any]:
         """The next records of a partition that has some. An aborted transaction may leave none, and moves on."""
         position = await self._consumer.position(source)
+        polled: dict[TopicPartition, Sequence[Any]] = {}
         try:
             async with self._cluster.patience():
-                while True:
+                while source not in polled and await self._consumer.position(source) == position:
                     polled = await self._consumer.getmany(source, timeout_ms=_POLL_MS, max_records=_POLL_RECORDS)
-                    if source in polled or await self._consumer.position(source) != position:
-                        return polled.get(source, ())  # type: ignore[no-any-return]  # aiokafka has no types
+            return polled.get(source, ())
         except errors.TopicAuthorizationFailedError as error:
             raise _denied(source.topic) from error
 

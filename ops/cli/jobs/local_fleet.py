@@ -86,12 +86,16 @@ async def local_worker(settings: FileJobSettings) -> AsyncIterator[WhileAlive[An
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PENSTOCK_")}
     with OwnedFolder("penstock-local-") as folder, _kept_if_named(folder.path / "worker.jsonl") as log_path:
         async with WorkerProcess(arguments, log_path, environment) as worker:
-            try:
-                with _phases(f"Starting a worker for {settings.model}") as show:
-                    await worker.while_alive(_until_ready(worker, settings, show))
-            except WorkerFailed as failure:
-                raise WorkerFailed(_fault(worker.log_path) or str(failure)) from failure
+            await _start(worker, settings)
             yield worker.while_alive
+
+
+async def _start(worker: WorkerProcess, settings: FileJobSettings) -> None:
+    try:
+        with _phases(f"Starting a worker for {settings.model}") as show:
+            await worker.while_alive(_until_ready(worker, settings, show))
+    except WorkerFailed as failure:
+        raise WorkerFailed(_fault(worker.log_path) or str(failure)) from failure
 
 
 @contextmanager
