@@ -104,8 +104,6 @@ class MemberSlot:
             if member is None:
                 return MemberSlotEnd()
             self.member = member
-            if self.is_dropped:
-                member.terminate()
             member.join()
             code = await self._starter.ended(member)
             end = self._end(member, code)

@@ -78,6 +78,8 @@ class FakeProcesses:
     def __init__(self) -> None:
         self.members: list[FakeMember] = []
         self.script: Callable[[FakeMember], object] = lambda member: None
+        self.may_start = asyncio.Event()
+        self.may_start.set()
 
     async def start(
         self,
@@ -95,6 +97,7 @@ class FakeProcesses:
         member.environment = environment
         self.script(member)
         self.members.append(member)
+        await self.may_start.wait()
         return member
 
     async def until(self, count: int) -> list[FakeMember]:

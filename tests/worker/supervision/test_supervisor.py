@@ -164,6 +164,19 @@ def authorities(tmp_path: Path) -> Path:
     return file
 
 
+async def test_a_stop_while_a_process_is_being_started_ends_it(processes: FakeProcesses) -> None:
+    processes.may_start.clear()
+    async with supervisor(1) as running, asyncio.timeout(300):
+        while not processes.members:  # noqa: ASYNC110 — there is no event to wait for
+            await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while running.states() != {"stopping": 1}:  # noqa: ASYNC110 — as above
+            await asyncio.sleep(0)
+        processes.may_start.set()
+        assert await running.exit_code() == 0
+    assert processes.members[0].is_stopping
+
+
 async def test_a_stop_while_members_are_about_to_move_to_the_cpu_ends_all(
     processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
