@@ -18,9 +18,8 @@ from penstock.ops.bench.cpu import cpu_tables as cpu
 from penstock.ops.bench.delivery import delivery_tables as delivery
 from penstock.ops.bench.gpu.report import gpu_tables as gpu
 from penstock.ops.bench.pipeline import pipeline_tables as pipeline
-from penstock.ops.bench.serving.ablation.ablation_table import ablations
-from penstock.ops.bench.serving.ablation.scheduler_constants import constant_table
 from penstock.ops.bench.serving.report import serving_tables as serving
+from penstock.ops.bench.serving.scheduler_constants import constant_table
 from penstock.ops.bench.tracing import tracing_tables as tracing
 from penstock.ops.chaos import chaos_tables as chaos
 
@@ -65,7 +64,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "serving-bursts": serving.bursts,
     "serving-kafka": serving.through_kafka,
     "serving-loads": serving.loads,
-    "ablation": ablations,
     "scheduler-constants": constant_table,
     "tracing": tracing.cost,
     "chaos": chaos.outcomes,

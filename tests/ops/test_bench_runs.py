@@ -16,8 +16,8 @@ from penstock.ops.bench.common.runs import RESULTS, begin, current_runs, keep, k
 from penstock.ops.bench.common.verdicts import Spread, Target, spread, targets
 from penstock.ops.bench.cpu import cpu_measures as cpu
 from penstock.ops.bench.gpu.report import gpu_measures as gpu
-from penstock.ops.bench.serving.ablation.scheduler_constants import CONSTANTS, value
 from penstock.ops.bench.serving.report import serving_measures as serving
+from penstock.ops.bench.serving.scheduler_constants import CONSTANTS, value
 from penstock.ops.figures import tables as figures
 
 MACHINE: dict[str, Any] = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {"torch": "2.15"}, "commit": "a" * 40}
