@@ -22,11 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not chosen.check:
             path.write_text(text, encoding="utf-8")
     if chosen.plots:
-        from penstock.ops.bench.cellular.report import cellular_plots  # matplotlib is an optional dependency
-        from penstock.ops.bench.gpu.report import gpu_plots
+        from penstock.ops.bench.gpu.report import gpu_plots  # matplotlib is an optional dependency
         from penstock.ops.bench.pipeline import pipeline_plots
 
-        for path in [*gpu_plots.draw_newest(), *pipeline_plots.draw_newest(), *cellular_plots.draw_newest()]:
+        for path in [*gpu_plots.draw_newest(), *pipeline_plots.draw_newest()]:
             print(f"drawn: {path.relative_to(ROOT)}")
     return 1 if chosen.check and stale else 0
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from penstock.ops.bench import capacity_check
 from penstock.ops.bench.bulk import bulk_tables as bulk
 from penstock.ops.bench.cache import cache_tables as cache
-from penstock.ops.bench.cellular.report import cellular_tables as cellular
-from penstock.ops.bench.cellular.report import generation_tables, several_gpus_tables, step_tables
+from penstock.ops.bench.cellular import cellular_tables as cellular
+from penstock.ops.bench.cellular.generation import generation_tables
 from penstock.ops.bench.common.kept_tables import run_table
 from penstock.ops.bench.cpu import cpu_tables as cpu
 from penstock.ops.bench.delivery import delivery_tables as delivery
@@ -34,8 +34,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "cache-targets": cache.against_targets,
     "cellular": cellular.figures,
     "cellular-targets": cellular.against_targets,
-    "cellular-steps": step_tables.steps,
-    "cellular-gpus": several_gpus_tables.throughput,
     "generation": generation_tables.throughput,
     "generation-targets": generation_tables.against_targets,
     "bulk": bulk.jobs,

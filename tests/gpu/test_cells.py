@@ -8,10 +8,9 @@ from penstock.engine.cells.contract import Cell
 from penstock.engine.gpu.cells.lstm import LstmCell
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.engine.kernels import chain_lstm, lstm
-from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
-from penstock.ops.bench.cellular.steps.closed_loop import Sentences
-from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
 from tests.engine.gpu import lstm_reference
+from tests.engine.gpu.cell_checks import Sentences, check_decoder, check_lstm, decoder
+from tests.engine.gpu.lstm_models import LstmModel
 from tests.gpu.references import HALVES, randn
 
 pytestmark = pytest.mark.gpu

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,24 +12,23 @@ import torch
 
 from penstock.engine.cells.contract import CellBatch
 from penstock.engine.gpu.cells import lstm as fused
-from penstock.ops.bench.cellular.contestants.contestants import Contestant, Tried, contestants
+from penstock.ops.bench.cellular import cellular_tables, workloads
+from penstock.ops.bench.cellular.cellular_tables import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING, measures
+from penstock.ops.bench.cellular.contestants import Contestant, Tried, contestants
 from penstock.ops.bench.cellular.evaluation import SHARES, Effort, Evaluation
-from penstock.ops.bench.cellular.loads.load import MAX_IN_FLIGHT, Driver, MonotonicClock, Offered
-from penstock.ops.bench.cellular.loads.null_engine import NullEngine
-from penstock.ops.bench.cellular.loads.tape import RecordedBatch, RecordingEngine, Tape
+from penstock.ops.bench.cellular.load import MAX_IN_FLIGHT, Driver, MonotonicClock, Offered
 from penstock.ops.bench.cellular.measured_load import latencies, measure_peak, throughput
-from penstock.ops.bench.cellular.policies.policies import GraphBatching, depths, depths_results_last
-from penstock.ops.bench.cellular.report import cellular_tables
-from penstock.ops.bench.cellular.report.cellular_measures import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING, measures
-from penstock.ops.bench.cellular.steps.host_engine import HostEngine
-from penstock.ops.bench.cellular.workloads import workloads
-from penstock.ops.bench.cellular.workloads.cell_work import padded_work
-from penstock.ops.bench.cellular.workloads.request_shapes import parse_trees, translated_lengths, wmt_like_lengths
-from penstock.ops.bench.cellular.workloads.workloads import WORKLOADS, Shape, Workload
+from penstock.ops.bench.cellular.null_engine import NullEngine
+from penstock.ops.bench.cellular.policies import GraphBatching, depths, depths_results_last
+from penstock.ops.bench.cellular.requests import padded_work, parse_trees, translated_lengths, wmt_like_lengths
+from penstock.ops.bench.cellular.tape import RecordedBatch, RecordingEngine, Tape
+from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
+from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.verdicts import targets
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellTask
 from penstock.worker.stepping.contract import StepEvents, StepJob
 from tests.engine.gpu import lstm_reference
+from tests.engine.gpu.host_engine import HostEngine
 
 CPU = torch.device("cpu")
 SHAPE = Shape(hidden=8, vocabulary=600, requests=24, max_rows=8, max_slots=256, dtype=torch.float32, device=CPU)
@@ -266,6 +266,13 @@ def test_the_next_batch_of_requests_is_planned_behind_the_last_task_of_the_one_b
     assert policy.finished(second.id, 0.0, second.steps, is_stopped, 1.0) == [2, 3]
 
 
+def test_lengths_are_those_that_are_stated() -> None:
+    lengths = wmt_like_lengths(100_000, 1)
+    assert lengths.mean() == pytest.approx(24, abs=0.2)
+    assert 250 < lengths.max() <= 330
+    assert lengths.min() >= 1
+
+
 def test_trees_have_the_sizes_that_are_stated() -> None:
     trees = parse_trees(5000, 1)
     words = np.array([len(tree) + 1 for tree in trees])
@@ -309,7 +316,7 @@ def test_an_evaluation_has_all_figures_of_the_targets() -> None:
     found = measures(record)
     assert {target.measure for target in targets("cellular")} <= found.keys()
     assert {target.measure for target in targets("cellular-cpu")} <= found.keys()
-    assert len(cellular_tables.verdict_grid(record).rows) == len(targets("cellular"))
+    assert cellular_tables.targets_of([Run(Path(), record)]).count("1 run, no verdict") == len(targets("cellular"))
 
 
 def evaluated(name: str) -> dict[str, Any]:

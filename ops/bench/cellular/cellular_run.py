@@ -7,23 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
-from penstock.ops.bench.cellular.contestants.contestants import Tried, contestants, ours
+from penstock.ops.bench.cellular.cellular_tables import load_grids, targets_of
+from penstock.ops.bench.cellular.contestants import Tried, contestants, ours
 from penstock.ops.bench.cellular.evaluation import Effort, Evaluation
-from penstock.ops.bench.cellular.loads.load import MonotonicClock
-from penstock.ops.bench.cellular.loads.null_engine import NullEngine
+from penstock.ops.bench.cellular.load import MonotonicClock
 from penstock.ops.bench.cellular.measured_load import Figures, measure_peak
-from penstock.ops.bench.cellular.report.cellular_tables import load_grids, verdict_grid
-from penstock.ops.bench.cellular.steps.closed_loop import Sentences
-from penstock.ops.bench.cellular.steps.cudnn_baseline import sorted_requests_per_s
-from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
-from penstock.ops.bench.cellular.workloads.request_shapes import wmt_like_lengths
-from penstock.ops.bench.cellular.workloads.workloads import WORKLOADS, Shape, Workload
+from penstock.ops.bench.cellular.nn_lstm import LstmModel, offline_requests_per_s
+from penstock.ops.bench.cellular.null_engine import NullEngine
+from penstock.ops.bench.cellular.requests import wmt_like_lengths
+from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
 from penstock.ops.bench.common.console_tables import show_grid
 from penstock.ops.bench.common.machine import describe_machine, title, use_cores
-from penstock.ops.bench.common.runs import RESULTS, begin, keep
+from penstock.ops.bench.common.runs import RESULTS, Run, begin, keep
 from penstock.worker.garbage_collection import calm_garbage_collection
 
 PARTS = tuple(WORKLOADS)
@@ -83,7 +82,7 @@ def run_cellular_benchmark(plan: CellularPlan) -> int:
             show_grid(console, grid)
         if root is not None:
             keep(record, root)
-    show_grid(console, verdict_grid(record))
+    console.print(targets_of([Run(Path(), record)]), markup=False)
     console.print("Not kept: --output DIR keeps any run." if root is None else f"Written to {keep(record, root)}")
     skipped = [one for part in record["parts"].values() for one in part["skipped"]]
     if skipped:
@@ -153,5 +152,6 @@ def _without_device(workload: Workload, tried: Tried, in_flight: int, seconds: f
 def _offline(model: LstmModel, sizes: Sizes) -> dict[str, float]:
     """Requests a second of nn.LSTM over sentences that are all known before, sorted by length."""
     lengths = wmt_like_lengths(sizes.offline_sentences, SEED)
-    with torch.no_grad():
-        return sorted_requests_per_s(model, Sentences.random(lengths, len(model.words), SEED), sizes.offline_rows)
+    tokens = np.random.default_rng(SEED).integers(0, len(model.words), int(lengths.sum()), dtype=np.int32)
+    sentences = np.split(tokens, np.cumsum(lengths)[:-1])
+    return {"requests_per_s": offline_requests_per_s(model, sentences, sizes.offline_rows)}

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.ops.bench.cellular.contestants.contestants import Contestant
-from penstock.ops.bench.cellular.loads.load import Clock
+from penstock.ops.bench.cellular.cellular_tables import OURS, PADDING
+from penstock.ops.bench.cellular.contestants import Contestant
+from penstock.ops.bench.cellular.load import Clock
 from penstock.ops.bench.cellular.measured_load import Figures, measure_peak, measure_rate, num_firsts
-from penstock.ops.bench.cellular.report.cellular_measures import OURS, PADDING
-from penstock.ops.bench.cellular.workloads.workloads import Workload
+from penstock.ops.bench.cellular.workloads import Workload
 
 SHARES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)  # of our peak
 

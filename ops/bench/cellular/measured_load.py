@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ops.bench.cellular.contestants.contestants import Contestant
-from penstock.ops.bench.cellular.loads.load import Clock, Driver, Floats, Offered
-from penstock.ops.bench.cellular.loads.tape import RecordedBatch, Tape
-from penstock.ops.bench.cellular.workloads.workloads import Workload
+from penstock.ops.bench.cellular.contestants import Contestant
+from penstock.ops.bench.cellular.load import Clock, Driver, Floats, Offered
+from penstock.ops.bench.cellular.tape import RecordedBatch, Tape
+from penstock.ops.bench.cellular.workloads import Workload
 from penstock.ops.bench.serving.loads.arrivals import poisson
 
 Figures = dict[str, Any]

@@ -14,14 +14,12 @@ from penstock.engine.gpu.cells.cell_batches import CellLayout
 from penstock.engine.gpu.cells.device_states import DeviceStates
 from penstock.engine.gpu.cells.torch_quantum import TorchQuantum
 from penstock.engine.gpu.row_buckets import quanta, row_bucket, row_buckets
-from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
-from penstock.ops.bench.cellular.steps.closed_loop import ClosedLoop, Sentences
-from penstock.ops.bench.cellular.steps.host_engine import HostEngine
-from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
-from penstock.ops.bench.cellular.workloads.request_shapes import wmt_like_lengths
 from penstock.scheduler.cellular import CellRule
 from penstock.scheduler.cellular.choice import choose_quantum
 from tests.engine.gpu import lstm_reference
+from tests.engine.gpu.cell_checks import Sentences, check_decoder, check_lstm, decoder
+from tests.engine.gpu.host_engine import HostEngine
+from tests.engine.gpu.lstm_models import LstmModel
 
 CPU = torch.device("cpu")
 
@@ -92,23 +90,6 @@ def test_a_decoder_feeds_back_its_tokens_and_does_nothing_once_it_has_stopped() 
     found = check_decoder(HostEngine([decoder()], 33), num_chains=32, batches=30, seed=4)
     assert found["passed"], found
     assert 0 < found["chains_stopped"] <= 32
-
-
-def test_a_closed_loop_finishes_sentences_and_counts_their_steps() -> None:
-    model = LstmModel.random(40, 16, 1, CPU, seed=1)
-    engine = HostEngine([model.fused_cell("lstm", 16, 4, folded=True)], num_slots=17)
-    loop = ClosedLoop(engine, "lstm", Sentences.random(wmt_like_lengths(64, 1), 40, 1), rows=16, quantum=4)
-    for _ in range(20):
-        loop.start().result()
-    assert loop.finished > 16
-    assert 16 * 20 < loop.row_steps <= 16 * 20 * 4
-
-
-def test_lengths_are_those_that_are_stated() -> None:
-    lengths = wmt_like_lengths(100_000, 1)
-    assert lengths.mean() == pytest.approx(24, abs=0.2)
-    assert 250 < lengths.max() <= 330
-    assert lengths.min() >= 1
 
 
 def test_a_tree_cell_reads_two_slots() -> None:

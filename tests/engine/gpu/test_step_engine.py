@@ -12,11 +12,10 @@ from penstock.engine.errors import DeviceFailed, InvalidBatch
 from penstock.engine.gpu.cells import lstm as fused
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.engine.gpu.graphs import Graphs
-from penstock.ops.bench.cellular.steps.cell_checks import check_decoder, check_lstm, decoder
-from penstock.ops.bench.cellular.steps.closed_loop import Sentences
-from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
 from tests.engine.gpu import lstm_reference
+from tests.engine.gpu.cell_checks import Sentences, check_decoder, check_lstm, decoder
 from tests.engine.gpu.fake_cuda import FakeCuda
+from tests.engine.gpu.lstm_models import LstmModel
 
 CPU = torch.device("cpu")
 

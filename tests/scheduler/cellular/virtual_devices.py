@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from penstock.ops.bench.cellular.policies.cell_scheduling import CellScheduling
+from penstock.ops.bench.cellular.policies import CellScheduling
 from penstock.scheduler.cellular import CellJob, CellTask
 from penstock.scheduler.cellular.types import BoolArray, Int32Array
 from penstock.scheduler.types import RejectedJob

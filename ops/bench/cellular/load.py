@@ -54,24 +54,6 @@ class MonotonicClock:
                 time.sleep(left - _LONG_S / 2)
 
 
-class HostClock:
-    """The time of this thread's own work, whatever else the machine does. A wait passes at once.
-
-    For a device that is simulated: what the host would do meanwhile is nothing.
-    """
-
-    def __init__(self) -> None:
-        self._waited_s = 0.0
-
-    def now(self) -> float:
-        """Seconds."""
-        return time.thread_time() + self._waited_s
-
-    def wait_until(self, moment: float) -> None:
-        """Pass the time."""
-        self._waited_s += max(0.0, moment - self.now())
-
-
 @dataclass(frozen=True, slots=True)
 class Offered:
     """Times of requests, on the driver's clock."""

@@ -4,6 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,18 @@ Rows = npt.NDArray[np.int64]
 Ranks = Callable[[CellGraph], Int32Array]  # of each node; each rank is above those of the nodes that it waits for
 
 _MAX_TASKS = 2  # outstanding, as of the scheduler that they are compared with
+
+
+class CellScheduling(Protocol):
+    """Methods that `CellScheduler` and the policies it is compared with have in common."""
+
+    def add(self, jobs: Sequence[CellJob], now: float) -> list[RejectedJob]: ...
+
+    def poll(self, now: float, device: int = 0) -> CellTask | Wait: ...
+
+    def finished(
+        self, task_id: int, now: float, steps: Int32Array, is_stopped: BoolArray, measured_s: float
+    ) -> list[int]: ...
 
 
 def depths(graph: CellGraph) -> Int32Array:

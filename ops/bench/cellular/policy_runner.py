@@ -12,8 +12,8 @@ import numpy as np
 from penstock.engine.cells.contract import CellSpec, RunningCells, StepEngine
 from penstock.engine.cells.state.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state.state_pool import StatePool
-from penstock.ops.bench.cellular.policies.cell_scheduling import CellScheduling
-from penstock.ops.bench.cellular.workloads.cell_work import CellWork
+from penstock.ops.bench.cellular.policies import CellScheduling
+from penstock.ops.bench.cellular.requests import CellWork
 from penstock.scheduler.cellular import CellJob, CellTask
 from penstock.worker.stepping.contract import StepEvents, StepJob
 

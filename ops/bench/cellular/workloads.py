@@ -22,10 +22,10 @@ from penstock.engine.cells.models.tree import binary_tree_classifier
 from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.gpu.cells.lstm import LstmCell, lstm_cell
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
-from penstock.ops.bench.cellular.workloads.cell_work import CellWork
-from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
-from penstock.ops.bench.cellular.workloads.request_shapes import (
+from penstock.ops.bench.cellular.nn_lstm import LstmModel
+from penstock.ops.bench.cellular.requests import (
     MAX_EXTRA_STEPS,
+    CellWork,
     Lengths,
     parse_trees,
     translated_lengths,

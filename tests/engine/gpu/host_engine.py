@@ -1,30 +1,19 @@
-"""The step engine's frame on the CPU, for a benchmark's logic: every batch runs within `start`."""
+"""The step engine's frame on the CPU: every batch runs within `start`."""
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec
 from penstock.engine.cells.steps.batch_checks import BatchCheck
+from penstock.engine.cells.steps.cpu import FinishedCells
 from penstock.engine.gpu.cells.cell_batches import CellLayout
 from penstock.engine.gpu.cells.device_states import DeviceStates
 from penstock.engine.gpu.cells.lstm import LstmCell
 from penstock.engine.gpu.cells.step_engine import quantum_of
 from penstock.engine.gpu.row_buckets import row_bucket
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A batch that has ended."""
-
-    output: CellOutput
-
-    def result(self) -> CellOutput:
-        """The output."""
-        return self.output
 
 
 class HostEngine:
@@ -42,7 +31,7 @@ class HostEngine:
         return False
 
     @torch.inference_mode()
-    def start(self, batch: CellBatch) -> Done:
+    def start(self, batch: CellBatch) -> FinishedCells:
         """Run a batch."""
         started = time.perf_counter()
         spec, quantum = self.cells[batch.cell], self._quanta[batch.cell]
@@ -55,4 +44,4 @@ class HostEngine:
         ran, stopped, emitted = layout.results(results.numpy(), len(batch.steps))
         if not layout.has_results:
             ran, stopped = batch.steps.copy(), np.zeros_like(batch.steps)
-        return Done(CellOutput(emitted, ran, stopped.astype(np.bool_), time.perf_counter() - started))
+        return FinishedCells(CellOutput(emitted, ran, stopped.astype(np.bool_), time.perf_counter() - started))

@@ -21,11 +21,26 @@ from penstock.engine.cells.contract import (
     StepEngine,
     Tensors,
 )
-from penstock.ops.bench.cellular.steps.closed_loop import Sentences
-from penstock.ops.bench.cellular.workloads.lstm_models import LstmModel
+from tests.engine.gpu.lstm_models import LstmModel
 
 _DEPTH = 2  # batches underway
 _DECODED, _STOP, _VOCABULARY = "decode", 5, 31
+
+
+@dataclass(frozen=True, slots=True)
+class Sentences:
+    """Token ids one after another, and where each sentence begins."""
+
+    tokens: Int32Array
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+    @classmethod
+    def random(cls, lengths: npt.NDArray[np.int64], vocabulary: int, seed: int) -> "Sentences":
+        """Followed by spare tokens, so that a quantum may be read past the last sentence's end."""
+        ends = np.cumsum(lengths)
+        tokens = np.random.default_rng(seed).integers(0, vocabulary, int(ends[-1]) + 64, dtype=np.int32)
+        return cls(tokens, ends - lengths, lengths)
 
 
 def check_lstm(

@@ -5,21 +5,21 @@ from dataclasses import dataclass
 
 from penstock.engine.cells.contract import StepEngine
 from penstock.engine.cells.steps.cpu import CpuStepEngine
-from penstock.ops.bench.cellular.contestants.nn_lstm_runner import NnLstmRunner
-from penstock.ops.bench.cellular.contestants.policy_runner import PolicyRunner
-from penstock.ops.bench.cellular.loads.load import OfferedRunner
-from penstock.ops.bench.cellular.loads.tape import RecordingEngine, Tape
-from penstock.ops.bench.cellular.policies.cell_scheduling import CellScheduling
-from penstock.ops.bench.cellular.policies.policies import (
+from penstock.ops.bench.cellular.cellular_tables import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING
+from penstock.ops.bench.cellular.load import OfferedRunner
+from penstock.ops.bench.cellular.nn_lstm import NnLstmRunner
+from penstock.ops.bench.cellular.policies import (
     BucketPadding,
+    CellScheduling,
     GraphBatching,
     Ranks,
     depths,
     depths_results_last,
 )
-from penstock.ops.bench.cellular.report.cellular_measures import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING
-from penstock.ops.bench.cellular.workloads.cell_work import CellWork, padded_work
-from penstock.ops.bench.cellular.workloads.workloads import MAX_QUANTUM, Workload
+from penstock.ops.bench.cellular.policy_runner import PolicyRunner
+from penstock.ops.bench.cellular.requests import CellWork, padded_work
+from penstock.ops.bench.cellular.tape import RecordingEngine, Tape
+from penstock.ops.bench.cellular.workloads import MAX_QUANTUM, Workload
 from penstock.scheduler.cellular import CellRule
 from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.cell_runner import CellRunner

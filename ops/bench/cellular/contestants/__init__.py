@@ -1,1 +1,0 @@
-"""Runners of cells under each policy, and of nn.LSTM."""

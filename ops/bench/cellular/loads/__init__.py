@@ -1,1 +1,0 @@
-"""Loads on a runner, and the tasks that its engine ran."""

@@ -1,1 +1,0 @@
-"""Batching policies of other systems."""

@@ -1,1 +1,0 @@
-"""Measures, tables and plots of the kept runs."""

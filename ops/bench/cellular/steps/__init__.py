@@ -1,1 +1,0 @@
-"""Checks and times of single steps of LSTM cells."""

@@ -1,1 +1,0 @@
-"""Models of cells and requests for them."""
