@@ -23,9 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             path.write_text(text, encoding="utf-8")
     if chosen.plots:
         from penstock.ops.bench.gpu.report import gpu_plots  # matplotlib is an optional dependency
-        from penstock.ops.bench.pipeline import pipeline_plots
 
-        for path in [*gpu_plots.draw_newest(), *pipeline_plots.draw_newest()]:
+        for path in gpu_plots.draw_newest():
             print(f"drawn: {path.relative_to(ROOT)}")
     return 1 if chosen.check and stale else 0
 

@@ -9,46 +9,32 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from penstock.ops.bench import capacity_check
-from penstock.ops.bench.bulk import bulk_tables as bulk
-from penstock.ops.bench.cache import cache_tables as cache
+from penstock.ops.bench.bulk import bulk_tables
+from penstock.ops.bench.cache import cache_tables
 from penstock.ops.bench.cellular import cellular_tables as cellular
 from penstock.ops.bench.cellular.generation import generation_tables
 from penstock.ops.bench.common.kept_tables import run_table
-from penstock.ops.bench.cpu import cpu_tables as cpu
-from penstock.ops.bench.delivery import delivery_tables as delivery
+from penstock.ops.bench.cpu import cpu_tables
+from penstock.ops.bench.delivery import delivery_tables
 from penstock.ops.bench.gpu.report import gpu_tables as gpu
-from penstock.ops.bench.pipeline import pipeline_tables as pipeline
+from penstock.ops.bench.pipeline import pipeline_tables
 from penstock.ops.bench.serving.report import serving_tables as serving
 from penstock.ops.bench.serving.scheduler_constants import constant_table
-from penstock.ops.bench.tracing import tracing_tables as tracing
 from penstock.ops.chaos import chaos_tables as chaos
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
-    "headline": pipeline.headline,
     "runs": run_table,
-    "cpu-headline": cpu.headline,
-    "cpu-targets": cpu.against_targets,
-    "cpu-before": cpu.beside_before,
-    "cache": cache.figures,
-    "cache-targets": cache.against_targets,
+    **cpu_tables.TABLES,
+    **cache_tables.TABLES,
     "cellular": cellular.figures,
     "cellular-targets": cellular.against_targets,
     "generation": generation_tables.throughput,
     "generation-targets": generation_tables.against_targets,
-    "bulk": bulk.jobs,
-    "bulk-targets": bulk.against_targets,
+    **bulk_tables.TABLES,
     "capacity": capacity_check.kept_table,
-    "pipeline-throughput": pipeline.throughput,
-    "pipeline-latency": pipeline.latency,
-    "pipeline-robustness": pipeline.robustness,
-    "pipeline-null": pipeline.without_model,
-    "pipeline-gpus": pipeline.scale_out,
-    "pipeline-targets": pipeline.against_targets,
-    "delivery-failures": delivery.failures,
-    "delivery-modes": delivery.modes,
-    "delivery-before": delivery.before,
-    "delivery-targets": delivery.against_targets,
+    **pipeline_tables.TABLES,
+    **delivery_tables.TABLES,
     "gpu-headline": gpu.headline,
     "gpu-backlog": gpu.backlogs,
     "gpu-grid": gpu.grid,
@@ -63,7 +49,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "serving-kafka": serving.through_kafka,
     "serving-loads": serving.loads,
     "scheduler-constants": constant_table,
-    "tracing": tracing.cost,
     "chaos": chaos.outcomes,
     "chaos-faults": chaos.faults,
 }

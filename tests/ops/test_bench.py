@@ -26,7 +26,7 @@ from penstock.ops.bench.common.sampler import Sampler, Samples, Stack, read_samp
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.common.stages import GARBAGE, OTHER, function_of, split_cost, stage_of
 from penstock.ops.bench.cpu.__main__ import PARTS
-from penstock.ops.bench.cpu.cpu_measures import largest_change
+from penstock.ops.bench.cpu.cpu_tables import largest_change
 from penstock.ops.bench.cpu.engine_alone import EngineAlone, fifo_batches, pack
 from penstock.ops.bench.cpu.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
 from penstock.ops.bench.cpu.load_generator import Recorder, bulk_calls, closed_loop, make_items, poisson

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.engine import PackedBatch, TaskOptions
-from penstock.ops.bench.bulk.bulk_tables import measures
+from penstock.ops.bench.bulk.bulk_tables import SUITE
 from penstock.ops.bench.bulk.echo_worker import EchoEngine, EchoTokenizer, marks_of
 from penstock.ops.bench.bulk.input_tables import write_texts
 from penstock.ops.bench.bulk.part_kills import is_kill_due
@@ -28,11 +28,11 @@ PARTS = {
 
 @pytest.mark.parametrize("kind", ["bulk", "bulk-cpu"])
 def test_every_target_is_measured(kind: str) -> None:
-    assert {target.measure for target in targets(kind)} <= measures({"parts": PARTS}).keys()
+    assert {target.measure for target in targets(kind)} <= SUITE.measures({"parts": PARTS}).keys()
 
 
 def test_a_run_of_one_part_has_its_figures_alone() -> None:
-    found = measures({"parts": {"memory": PARTS["memory"]}})
+    found = SUITE.measures({"parts": {"memory": PARTS["memory"]}})
     assert found["nothing computed, largest memory of the job, MB"] == 250
     assert not any("share" in name for name in found)
 

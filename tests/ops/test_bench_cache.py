@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ResponseCache
-from penstock.ops.bench.cache.cache_measures import CACHES, measures
+from penstock.ops.bench.cache.cache_tables import CACHES, SUITE
 from penstock.ops.bench.cache.in_process import Pass, in_process_worker, open_cache, random_ids, request_values
 from penstock.ops.bench.cache.part_zipf import ideal_hits, run_zipf
 from penstock.ops.bench.common.runs import finite
@@ -35,7 +35,7 @@ def test_a_text_is_an_ideal_hit_if_few_others_were_asked_since(draws: Sequence[i
 @pytest.mark.slow
 def test_the_store_hits_as_often_as_an_ideal_lru(tmp_path: Path) -> None:
     result = run_zipf(Setup(tmp_path, tmp_path, 1, scale=0.02))
-    figures = measures({"parts": finite({"zipf": dataclasses.asdict(result)})})
+    figures = SUITE.measures({"parts": finite({"zipf": dataclasses.asdict(result)})})
     assert figures["Zipf(1.0), 10% of the bytes, points below an ideal LRU"] < 2
     assert figures["Zipf(1.0), 30% of the bytes, points below an ideal LRU"] < 2
 
@@ -62,7 +62,7 @@ def test_the_figures_of_a_run_are_medians_over_its_rounds() -> None:
             "misses": {"details": {"null": {CACHES[0]: loads, CACHES[1]: [{**loads[0], "wall_s": 1.25}]}}},
         }
     }
-    assert measures(record) == {
+    assert SUITE.measures(record) == {
         "hits in process, single records, answers/s": 50.0,
         "hits in process, single records, processor µs": 100.0,
         "hits in process, single records, share of hits": 0.75,

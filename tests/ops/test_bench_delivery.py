@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from penstock.engine import NullEngine, PackedBatch, TaskOptions
-from penstock.ops.bench.common.runs import Run, begin, keep
+from penstock.ops.bench.common.runs import Run, begin
 from penstock.ops.bench.common.verdicts import targets
-from penstock.ops.bench.delivery import delivery_tables
 from penstock.ops.bench.delivery.__main__ import PARTS
 from penstock.ops.bench.delivery.call_load import OutcomeRecorder
-from penstock.ops.bench.delivery.delivery_measures import DEFAULT, SERVICES, measures
+from penstock.ops.bench.delivery.delivery_tables import DEFAULT, PROCESSES, SERVICES, SUITE, TABLES
 from penstock.ops.bench.delivery.part_roll import figures
 from penstock.ops.bench.delivery.stand_in import (
     PoisonableEngine,
@@ -25,7 +24,6 @@ from penstock.ops.bench.delivery.stand_in import (
     with_poison,
 )
 from penstock.ops.bench.delivery.transcript import Answer, Sent, Transcript, counts, recovery_s
-from penstock.ops.bench.delivery.turns import PROCESSES
 from penstock.ops.bench.pipeline.call_times import CallTimes
 
 MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
@@ -109,10 +107,9 @@ def test_every_part_exists() -> None:
 
 def test_every_target_is_of_a_measure_and_every_table_has_rows(tmp_path: Path) -> None:
     record = whole_record()
-    assert {target.measure for target in targets("delivery")} <= measures(record).keys()
-    run = Run(keep(record, tmp_path), record)
-    for section in ("_failures", "_modes", "_before"):
-        assert getattr(delivery_tables, section)([run]).count("\n") >= 3
+    assert {target.measure for target in targets("delivery")} <= SUITE.measures(record).keys()
+    for name, table in TABLES.items():
+        assert table.of_runs([Run(tmp_path, record)]).count("\n") >= 3, name
 
 
 def test_a_run_of_some_parts_has_the_tables_of_these(tmp_path: Path) -> None:
@@ -120,16 +117,15 @@ def test_a_run_of_some_parts_has_the_tables_of_these(tmp_path: Path) -> None:
     for part in ("crash", "crash-default", "modes", "modes-minilm"):
         del record["parts"][part]
     record["parts"]["before"] = {"details": {"not_applicable": "no commit"}}
-    run = Run(keep(record, tmp_path), record)
-    assert "poison" in delivery_tables._failures([run])
-    assert (delivery_tables._modes([run]), delivery_tables._before([run])) == ("", "")
+    shown = {name: table.of_runs([Run(tmp_path, record)]) for name, table in TABLES.items()}
+    assert "poison" in shown["delivery-failures"]
+    assert (shown["delivery-modes"], shown["delivery-before"]) == ("", "")
 
 
 def test_ratios_are_of_the_medians_of_the_rounds() -> None:
-    found = measures(whole_record())
+    found = SUITE.measures(whole_record())
     assert found["null engine, a record each, exactly_once over at_least_once"] == pytest.approx(0.9)
     assert found["64 a record, now over before"] == pytest.approx(100 / 90)
-    assert found["64 a record, worker's µs, now over before"] == pytest.approx(1)
     assert found["crash, FastStream, recovery, s"] == 2
 
 

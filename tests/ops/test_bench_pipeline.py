@@ -15,19 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.ops.bench.common.processes import run_once
-from penstock.ops.bench.common.runs import Run, begin, keep
+from penstock.ops.bench.common.runs import Run, begin
 from penstock.ops.bench.common.verdicts import targets
-from penstock.ops.bench.pipeline import fleet_bench, pipeline_tables
+from penstock.ops.bench.pipeline import fleet_bench
 from penstock.ops.bench.pipeline.alone_process import full_batches
 from penstock.ops.bench.pipeline.call_times import CallTimes, figures, recovery_s
 from penstock.ops.bench.pipeline.client_process import ClientSpec, due_times
 from penstock.ops.bench.pipeline.loads import SCALES, SHORT, Load, closed_loads, open_load
 from penstock.ops.bench.pipeline.member_events import member_events
 from penstock.ops.bench.pipeline.payloads import calls, max_tokens
-from penstock.ops.bench.pipeline.pipeline_measures import CLOSED, measures
 from penstock.ops.bench.pipeline.pipeline_plan import PARTS, PipelinePlan
-from penstock.ops.bench.pipeline.pipeline_plots import draw
 from penstock.ops.bench.pipeline.pipeline_run import run_pipeline_benchmark
+from penstock.ops.bench.pipeline.pipeline_tables import CLOSED, SUITE, TABLES
 from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
 from penstock.ops.bench.pipeline.process_cpu import cores_used, descendants
 from penstock.ops.bench.pipeline.run_clock import RunClock, TimeUp
@@ -132,13 +131,11 @@ def test_a_measurement_that_would_not_end_in_time_is_not_begun() -> None:
 def test_every_target_is_of_a_measure_and_every_table_has_rows(tmp_path: Path) -> None:
     record = whole_record()
     for machine, kind in ((MACHINE, "pipeline-cpu"), ({**MACHINE, "gpu": "NVIDIA H200"}, "pipeline")):
-        assert pipeline_tables.target_set(Run(tmp_path, {"machine": machine})) == kind
-        assert {target.measure for target in targets(kind)} <= measures(record).keys()
-    run = Run(keep(record, tmp_path), record)
-    for section in ("_throughput", "_latency", "_robustness", "_without_model", "_scale_out"):
-        assert getattr(pipeline_tables, section)([run]).count("\n") >= 3
-    assert pipeline_tables._headline([run]).count("\n") == 2  # one row
-    assert [path.name for path in draw(record, tmp_path)] == ["throughput.png", "latency.png", "kill.png"]
+        assert {target.measure for target in targets(kind)} <= SUITE.measures(record).keys()
+        shown = TABLES["pipeline-targets"].of_runs([Run(tmp_path, {**record, "machine": machine})])
+        assert shown.count("\n") - 1 == len(targets(kind))
+    for name, table in TABLES.items():
+        assert table.of_runs([Run(tmp_path, record)]).count("\n") >= (2 if name == "headline" else 3), name
 
 
 def test_a_run_without_time_says_what_was_not_begun_and_is_kept(tmp_path: Path) -> None:
@@ -192,7 +189,7 @@ def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: py
     assert found["overload"]["offered_per_s"] > 0
     assert (found["kill"]["lost"], found["kill"]["members_after"]) == (0, 1)
     assert sorted(found["drain"]["exit_codes"]) == [-9, 0]
-    assert {"ids 2-100, req/s", "idle member, cores", "drain, s"} <= measures(kept(tmp_path)).keys()
+    assert {"ids 2-100, req/s", "idle member, cores", "drain, s"} <= SUITE.measures(kept(tmp_path)).keys()
 
 
 @pytest.mark.slow

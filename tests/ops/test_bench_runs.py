@@ -12,9 +12,11 @@ import pytest
 
 from penstock.ops.bench.common import kept_tables
 from penstock.ops.bench.common.markdown import table
-from penstock.ops.bench.common.runs import RESULTS, begin, current_runs, keep, kept_runs, machines
+from penstock.ops.bench.common.measures import At, From, Suite
+from penstock.ops.bench.common.runs import RESULTS, Run, begin, current_runs, keep, kept_runs, machines
+from penstock.ops.bench.common.tables import Grid, Table, each
 from penstock.ops.bench.common.verdicts import Spread, Target, spread, targets
-from penstock.ops.bench.cpu import cpu_measures as cpu
+from penstock.ops.bench.cpu.cpu_tables import SUITE as CPU
 from penstock.ops.bench.gpu.report import gpu_measures as gpu
 from penstock.ops.bench.serving.report import serving_measures as serving
 from penstock.ops.bench.serving.scheduler_constants import CONSTANTS, value
@@ -136,12 +138,67 @@ def test_a_table_of_the_schedulers_page_is_kept_current() -> None:
 
 
 @pytest.mark.parametrize(
-    ("suite", "measures"), [("cpu", cpu.measures), ("gpu", gpu.measures), ("serving", serving.measures)]
+    ("suite", "measures"), [("cpu", CPU.measures), ("gpu", gpu.measures), ("serving", serving.measures)]
 )
 def test_every_target_is_of_a_measure_that_a_kept_run_has(suite: str, measures: Any) -> None:
     runs = [run for machine in machines(suite) for run in kept_runs(suite, machine)]
     names = {name for run in runs for name in measures(run.record)}
     assert {target.measure for target in targets(suite)} <= names
+
+
+RECORD = {
+    "parts": {
+        "loads": {"64": {"rate": 200.0, "p99_ms": 3.0}, "1": {"rate": 50.0, "p99_ms": None}},
+        "echo": {"rate": 400.0},
+        "rows": [{"kernel": "pool", "tokens": 4096, "us": [9.0, 7.0]}, {"kernel": "norm", "tokens": 64, "us": [5.0]}],
+    }
+}
+SUITE = Suite(
+    "cpu",
+    (
+        At("loads.*.rate", "* a record, req/s"),
+        At("loads.*.p99_ms", "* a record, p99, ms"),
+        At("echo.rate", "echo, req/s"),
+        At("missing.*.rate", "missing, *, req/s"),
+        At("rows.[kernel,tokens].us", "*, * tokens, µs", min, (str, "{:,}".format), decimals=1),
+        From("*, share of the echo", ("*, req/s", "echo, req/s")),
+        lambda record: {"parts": float(len(record["parts"]))},
+    ),
+)
+
+
+def test_figures_have_names_by_where_they_lie_and_what_they_are_made_of() -> None:
+    assert SUITE.measures(RECORD) == {
+        "64 a record, req/s": 200.0,
+        "1 a record, req/s": 50.0,
+        "64 a record, p99, ms": 3.0,
+        "echo, req/s": 400.0,
+        "pool, 4,096 tokens, µs": 7.0,
+        "norm, 64 tokens, µs": 5.0,
+        "64 a record, share of the echo": 0.5,
+        "1 a record, share of the echo": 0.125,
+        "echo, share of the echo": 1.0,
+        "parts": 3.0,
+    }
+
+
+def test_a_declared_row_is_repeated_left_out_or_has_a_text_by_what_was_measured() -> None:
+    grid = Grid(
+        ["work", "req/s", "p99, ms"],
+        [
+            ["* sequences", "{* a record, req/s}", "{* a record, p99, ms|never answered}"],
+            *each(["pool", "norm", "sum"], "*", "{*, 64 tokens, µs}", "at {echo, req/s}"),
+            ["missing", "{missing, a, req/s}", "{missing, b, req/s|not measured}"],
+        ],
+    )
+    table = Table(SUITE, ["loads"], [grid, Grid(["x"], [["{missing, a, req/s}"]])])
+    assert table.of_runs([Run(Path(), RECORD), Run(Path(), RECORD)]).splitlines()[2:] == [
+        "| 64 sequences | 200.0 (200.0 to 200.0) | 3.000 (3.000 to 3.000) |",
+        "| 1 sequences | 50.00 (50.00 to 50.00) | never answered |",
+        "| pool |  | at 400.0 (400.0 to 400.0) |",
+        "| norm | 5.0 (5.0 to 5.0) | at 400.0 (400.0 to 400.0) |",
+        "| sum |  | at 400.0 (400.0 to 400.0) |",
+    ]
 
 
 def test_a_caption_names_the_runs_and_the_known_faults_of_their_parts(tmp_path: Path) -> None:

@@ -1,61 +1,102 @@
-"""Tables of the kept runs of the cache, for NOTES.md."""
+"""Figures and tables of the kept runs of the cache."""
 
+import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from penstock.ops.bench.cache.cache_measures import CACHES, ENGINES, PARTS, WAYS, kind, measures
-from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, target_table
-from penstock.ops.bench.common.markdown import table
-from penstock.ops.bench.common.runs import Run
-from penstock.ops.bench.common.verdicts import Spread
+from penstock.ops.bench.common.measures import At, From, Suite
+from penstock.ops.bench.common.tables import Grid, Table, Targets, each
 
-_SIZES = (1, 64)
-_SHARES = ("10%", "30%")
-_IN_PROCESS = "in process"
+CACHES = ("without a cache", "with a cache")  # of a load without hits
+ENGINES = ("MiniLM", "null")
+PARTS = ("hits", "zipf", "misses")
+WAYS = ("in process", "through Kafka")  # of a load of hits
 
-
-def figures() -> str:
-    """Table `cache`: what a hit costs, the hit rate beside an ideal LRU, and what a load without hits loses."""
-    return of_each_machine("cache", PARTS, _figures)
+Passes = Sequence[Mapping[str, Any]]  # as `Pass`, or a `LoadResult`
 
 
-def against_targets() -> str:
-    """Table `cache-targets`."""
-    return of_each_machine("cache", PARTS, lambda runs: target_table("cache", runs, measures))
+def kind(size: int) -> str:
+    """Name of records by their number of sequences."""
+    return "single records" if size == 1 else f"records of {size}"
 
 
-def _figures(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    return "\n\n".join(filter(None, [_hits(found), _zipf(found), _misses(found)]))
+def _per_s(passes: Passes) -> float:
+    return statistics.median(_count(one) / float(one["wall_s"]) for one in passes)
 
 
-def _hits(found: Mapping[str, Spread]) -> str:
-    rows = []
-    for way in WAYS:
-        for size in _SIZES:
-            name = f"hits {way}, {kind(size)}"
-            if f"{name}, answers/s" in found:
-                columns = ("answers/s", "processor µs", "share of hits")
-                rows.append([f"{way}, {kind(size)}", *[str(found[f"{name}, {column}"]) for column in columns]])
-    return table(["one member, every request in the cache", "answers/s", "processor µs", "hits"], rows) if rows else ""
+def _cpu_us(passes: Passes) -> float:
+    return statistics.median(_cpu_s(one) / _count(one) * 1e6 for one in passes)
 
 
-def _zipf(found: Mapping[str, Spread]) -> str:
-    rows = []
-    for share in _SHARES:
-        name = f"Zipf(1.0), {share} of the bytes"
-        if f"{name}, hit rate" in found:
-            rates = [found[f"{name}, hit rate"], found[f"{name}, hit rate of an ideal LRU"]]
-            rows.append([f"a cache of {share} of their bytes", *[rate.shown(decimals=4) for rate in rates]])
-    return table(["Zipf(1.0) over 100,000 texts, hit rate", "penstock", "ideal LRU"], rows) if rows else ""
+def _hit_share(passes: Passes) -> float:
+    return float(sum(one["num_cached"] for one in passes) / sum(map(_count, passes)))
 
 
-def _misses(found: Mapping[str, Spread]) -> str:
-    rows = []
-    for engine in (*ENGINES, _IN_PROCESS):
-        name = f"no hits, {engine}"
-        if f"{name}, throughput lost" in found:
-            units = [f"{cache}, {unit}" for unit in ("answers/s", "processor µs") for cache in CACHES]
-            work = "null, in process" if engine == _IN_PROCESS else f"{engine}, through Kafka"
-            rows.append([work, *[str(found[f"{name}, {unit}"]) for unit in units]])
-    columns = [f"{unit} {cache}" for unit in ("answers/s", "processor µs") for cache in CACHES]
-    return table(["no request in the cache", *columns], rows) if rows else ""
+def _count(load: Mapping[str, Any]) -> float:
+    """Sequences of a pass in process, or answered requests of a load through Kafka."""
+    if "num_sequences" in load:
+        return float(load["num_sequences"])
+    return float(load["num_requests"] - sum(load["failures"].values()))
+
+
+def _cpu_s(load: Mapping[str, Any]) -> float:
+    if "cpu_s" in load:
+        return float(load["cpu_s"])
+    return float(load["cpu_user_s"]["worker"] + load["cpu_system_s"]["worker"])
+
+
+_HITS = ("hits.details.*.*", (str, kind))
+_ZIPF = ("zipf.details.hit_rates.*", ("{:.0%}".format,))
+SUITE = Suite(
+    "cache",
+    (
+        At(_HITS[0], "hits *, *, answers/s", _per_s, _HITS[1]),
+        At(_HITS[0], "hits *, *, processor µs", _cpu_us, _HITS[1]),
+        At(_HITS[0], "hits *, *, share of hits", _hit_share, _HITS[1]),
+        At(f"{_ZIPF[0]}.ours", "Zipf(1.0), * of the bytes, hit rate", keys=_ZIPF[1], decimals=4),
+        At(f"{_ZIPF[0]}.ideal", "Zipf(1.0), * of the bytes, hit rate of an ideal LRU", keys=_ZIPF[1], decimals=4),
+        From(
+            "Zipf(1.0), * of the bytes, points below an ideal LRU",
+            ("Zipf(1.0), * of the bytes, hit rate of an ideal LRU", "Zipf(1.0), * of the bytes, hit rate"),
+            lambda ideal, ours: 100 * (ideal - ours),
+        ),
+        At("misses.details.*.*", "no hits, *, *, answers/s", _per_s),
+        At("misses.details.*.*", "no hits, *, *, processor µs", _cpu_us),
+        From(
+            "no hits, *, throughput lost",
+            [f"no hits, *, {cache}, answers/s" for cache in CACHES],
+            lambda without, with_cache: 1 - with_cache / without,
+        ),
+        From(
+            "no hits, *, processor time added",
+            [f"no hits, *, {cache}, processor µs" for cache in CACHES],
+            lambda without, with_cache: with_cache / without - 1,
+        ),
+    ),
+)
+_COLUMNS = [f"{unit} {cache}" for unit in ("answers/s", "processor µs") for cache in CACHES]
+_CELLS = [f"{{no hits, *, {cache}, {unit}}}" for unit in ("answers/s", "processor µs") for cache in CACHES]
+GRIDS = (
+    Grid(
+        ["one member, every request in the cache", "answers/s", "processor µs", "hits"],
+        [["*, *", "{hits *, *, answers/s}", "{hits *, *, processor µs}", "{hits *, *, share of hits}"]],
+    ),
+    Grid(
+        ["Zipf(1.0) over 100,000 texts, hit rate", "penstock", "ideal LRU"],
+        [
+            [
+                "a cache of * of their bytes",
+                "{Zipf(1.0), * of the bytes, hit rate}",
+                "{Zipf(1.0), * of the bytes, hit rate of an ideal LRU}",
+            ]
+        ],
+    ),
+    Grid(
+        ["no request in the cache", *_COLUMNS],
+        [
+            *[row for engine in ENGINES for row in each([engine], "*, through Kafka", *_CELLS)],
+            *each(["in process"], "null, *", *_CELLS),
+        ],
+    ),
+)
+TABLES = {"cache": Table(SUITE, PARTS, GRIDS), "cache-targets": Table(SUITE, PARTS, [Targets("cache")])}

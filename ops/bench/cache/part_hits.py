@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from penstock.ops.bench.cache.cache_measures import WAYS, kind
+from penstock.ops.bench.cache.cache_tables import WAYS, kind
 from penstock.ops.bench.cache.in_process import (
     MODEL,
     REPLY_TOPIC,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from penstock.ops.bench.cache.cache_measures import CACHES, ENGINES
+from penstock.ops.bench.cache.cache_tables import CACHES, ENGINES
 from penstock.ops.bench.cache.in_process import Pass, in_process_worker, open_cache, random_ids, request_values
 from penstock.ops.bench.common.comparison import Comparison, Grid, PartResult
 from penstock.ops.bench.common.setup import ROUNDS, Setup

@@ -33,9 +33,10 @@ def of_newest_machine(
 
 
 def _sections(suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path) -> list[str]:
-    runs = [current_runs(suite, machine, root, parts) for machine in machines(suite, root)]
-    runs.sort(key=lambda found: str(found[-1].record["started"]), reverse=True)
-    return [f"{text}\n\n{caption(found, parts)}" for found in runs if (text := section(found))]
+    found = [current_runs(suite, machine, root, parts) for machine in machines(suite, root)]
+    runs = [current for current in found if not current[-1].record["parts"].keys().isdisjoint(parts)]
+    runs.sort(key=lambda current: str(current[-1].record["started"]), reverse=True)
+    return [f"{text}\n\n{caption(current, parts)}" for current in runs if (text := section(current))]
 
 
 def caption(runs: Sequence[Run], parts: Sequence[str]) -> str:
@@ -63,11 +64,15 @@ def spreads(runs: Sequence[Run], measures: Callable[[Record], Measures]) -> dict
 
 def target_table(suite: str, runs: Sequence[Run], measures: Callable[[Record], Measures]) -> str:
     """Measured beside the targets, with a verdict where there are runs enough."""
-    found = spreads(runs, measures)
+    return beside_targets(suite, spreads(runs, measures))
+
+
+def beside_targets(suite: str, figures: Mapping[str, Spread]) -> str:
+    """The same of figures by name; empty if none has a target."""
     rows = []
     for target in targets(suite):
         sign = "≤" if target.lower_is_better else "≥"
-        if (measured := found.get(target.measure)) is not None:
+        if (measured := figures.get(target.measure)) is not None:
             limits = [f"{sign} {limit:,g}" for limit in (target.must, target.aim)]
             shown = measured.shown(decimals=6 if "cosine" in target.measure else None)
             rows.append([target.measure, shown, *limits, target.verdict(measured)])

@@ -1,93 +1,114 @@
-"""Tables of the kept runs of the pipeline, for README.md and NOTES.md."""
+"""Figures and tables of the kept runs on CPUs: rates in texts or requests a second, latencies in ms."""
 
+import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from penstock.ops.bench.common.kept_tables import caption, of_each_machine, spreads, target_table
-from penstock.ops.bench.common.markdown import table
-from penstock.ops.bench.common.runs import Run, current_runs, machines
-from penstock.ops.bench.common.verdicts import Spread
-from penstock.ops.bench.cpu.cpu_measures import DTYPES, WAYS, measures
+from penstock.ops.bench.common.measures import At, From, Suite
+from penstock.ops.bench.common.tables import Grid, Table, Targets, each
 
 PARTS = ("engine", "engine-bf16", "end-to-end", "latency", "null", "memory")
-_NOTHING = ""
-BEFORE = "cpu-before"  # runs of an earlier commit by its own benchmarks, in turn with those of the suite "cpu"
-_COMPARED = ("texts/s", "req/s", "share of the", "times ")  # latencies are not: the earlier load is five times as long
+DTYPES = {"float32": "engine", "bfloat16": "engine-bf16"}  # each with its part of the engine alone
+WAYS = ("records shared", "a record each")  # one record for many concurrent calls, or one for each
+_CALLS = {"lists": "bulk", "one text a call": "single"}
+_ALONE = "end to end *, engine alone, texts/s"
 
 
-def headline() -> str:
-    """Table `cpu-headline`: each workload beside its alternative and its bound, measured in the same run."""
-    return of_each_machine("cpu", PARTS, _headline)
+def largest_change(samples: Sequence[int]) -> float:
+    """The farthest that any sample is from the first, as a share of the first."""
+    return max(abs(sample - samples[0]) for sample in samples) / samples[0]
 
 
-def against_targets() -> str:
-    """Table `cpu-targets`."""
-    return of_each_machine("cpu", PARTS, lambda runs: target_table("cpu", runs, measures))
+def _best(rates: Mapping[str, float]) -> float:
+    return max(rates["best"], rates["default"])
 
 
-def beside_before() -> str:
-    """Table `cpu-before`: the current runs beside those of an earlier commit on the same machine."""
-    return "\n\n".join(_beside(machine) for machine in machines(BEFORE))
+def _echo(runs: Sequence[Mapping[str, Any]]) -> float:
+    return statistics.median(float(run["requests_per_s"]) for run in runs)
 
 
-def _beside(machine: str) -> str:
-    earlier, now = current_runs(BEFORE, machine), current_runs("cpu", machine)
-    before, after = spreads(earlier, measures), spreads(now, measures)
-    rows = [
-        [name, str(before[name]), str(after[name]), f"{after[name].median / before[name].median:.3f}"]
-        for name in after.keys() & before.keys()
-        if any(unit in name for unit in _COMPARED)
-    ]
-    header = ["measure", f"commit {earlier[-1].commit}", f"commit {now[-1].commit}", "now over before"]
-    return "\n\n".join([table(header, sorted(rows)), caption(earlier, PARTS), caption(now, PARTS)])
+def _engine(dtype: str, part: str) -> tuple[At | From, ...]:
+    name, rates = f"engine {dtype}", f"{part}.details.requests_per_s"
+    ours, theirs, floor = f"{name}, texts/s", f"{name}, sentence-transformers, texts/s", f"{name}, floor, texts/s"
+    return (
+        At(f"{rates}.ours", ours),
+        At(rates, theirs, _best),
+        At(f"{rates}.floor", floor),
+        From(f"{name}, share of the floor", (ours, floor)),
+        From(f"{name}, times sentence-transformers", (ours, theirs)),
+        At(f"{part}.details.cosine_to_float32.min", f"{name}, smallest cosine to float32", decimals=6),
+    )
 
 
-def _headline(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    rows = [row for dtype in DTYPES for row in [*_engine(found, dtype), *_end_to_end(found, dtype)]]
-    rows += [row for dtype in DTYPES for row in _latency(found, dtype)]
-    rows += _null(found)
-    return table(["work", "penstock", "alternative", "bound"], rows)
-
-
-def _engine(found: Mapping[str, Spread], dtype: str) -> list[list[str]]:
-    name = f"engine {dtype}"
-    ours = found.get(f"{name}, texts/s")
-    if ours is None:
-        return []
-    theirs, floor = found[f"{name}, sentence-transformers, texts/s"], found[f"{name}, floor, texts/s"]
-    work = f"engine alone, {dtype}, texts/s"
-    return [[work, str(ours), f"sentence-transformers, its best batch: {theirs}", f"matrix products alone: {floor}"]]
-
-
-def _end_to_end(found: Mapping[str, Spread], dtype: str) -> list[list[str]]:
-    name = f"end to end {dtype}"
-    if f"{name}, FastStream, texts/s" not in found:
-        return []
-    service = f"FastStream and sentence-transformers: {found[f'{name}, FastStream, texts/s']}"
-    alone = f"engine alone, same rounds: {found[f'{name}, engine alone, texts/s']}"
-    return [
-        [f"through Kafka, {dtype}, {way}, texts/s", str(found[f"{name}, {way}, texts/s"]), service, alone]
-        for way in ("lists", "one text a call")
-    ]
-
-
-def _latency(found: Mapping[str, Spread], dtype: str) -> list[list[str]]:
-    rows = []
-    for which in ("p50", "p99"):
-        ours = found.get(f"latency penstock {dtype}, {which}, ms")
-        theirs = found.get(f"latency FastStream {dtype}, {which}, ms")
-        if ours is not None:
-            beside = f"FastStream and sentence-transformers, {dtype}: {theirs or 'not measured'}"
-            rows.append([f"200 texts/s, Poisson, through Kafka, {dtype}, {which}, ms", str(ours), beside, _NOTHING])
-    return rows
-
-
-def _null(found: Mapping[str, Spread]) -> list[list[str]]:
-    if "echo, a record each, req/s" not in found:
-        return []
-    echo = f"bare aiokafka echo, a record each: {found['echo, a record each, req/s']}"
-    bound = f"echo with batches of records: {found['echo, batches of records, req/s']}"
-    return [
-        [f"no model, one sequence a call, {way}, req/s", str(found[f"null engine, {way}, req/s"]), echo, bound]
-        for way in WAYS
-    ]
+SUITE = Suite(
+    "cpu",
+    (
+        *[one for dtype, part in DTYPES.items() for one in _engine(dtype, part)],
+        At("end-to-end.details.*.requests_per_s.bulk", "end to end *, lists, texts/s", statistics.median),
+        At("end-to-end.details.*.requests_per_s.single", "end to end *, one text a call, texts/s", statistics.median),
+        At("end-to-end.details.*.requests_per_s.baseline", "end to end *, FastStream, texts/s", statistics.median),
+        At("end-to-end.details.*.engine_alone_requests_per_s", _ALONE, statistics.median),
+        *[
+            From(f"end to end *, {way}, share of the engine alone", (f"end to end *, {way}, texts/s", _ALONE))
+            for way in _CALLS
+        ],
+        At("latency.details.*.latency_ms.p50", "latency *, p50, ms"),
+        At("latency.details.*.latency_ms.p99", "latency *, p99, ms"),
+        At("null.details.echo.send", "echo, a record each, req/s", _echo),
+        At("null.details.echo.batched", "echo, batches of records, req/s", _echo),
+        At("null.details.requests_per_s.*", "null engine, *, req/s", statistics.median),
+        *[
+            From(f"null engine, {way}, share of the echo", (f"null engine, {way}, req/s", "echo, a record each, req/s"))
+            for way in WAYS
+        ],
+        At("memory.details.rss_bytes.worker", "memory of the null worker, largest change", largest_change),
+    ),
+)
+_FASTSTREAM = "FastStream and sentence-transformers"
+HEADLINE = Grid(
+    ["work", "penstock", "alternative", "bound"],
+    [
+        *[
+            row
+            for dtype in DTYPES
+            for row in [
+                *each(
+                    [dtype],
+                    "engine alone, *, texts/s",
+                    "{engine *, texts/s}",
+                    "sentence-transformers, its best batch: {engine *, sentence-transformers, texts/s}",
+                    "matrix products alone: {engine *, floor, texts/s}",
+                ),
+                *each(
+                    _CALLS,
+                    f"through Kafka, {dtype}, *, texts/s",
+                    f"{{end to end {dtype}, *, texts/s}}",
+                    f"{_FASTSTREAM}: {{end to end {dtype}, FastStream, texts/s}}",
+                    f"engine alone, same rounds: {{end to end {dtype}, engine alone, texts/s}}",
+                ),
+            ]
+        ],
+        *[
+            row
+            for dtype in DTYPES
+            for row in each(
+                ["p50", "p99"],
+                f"200 texts/s, Poisson, through Kafka, {dtype}, *, ms",
+                f"{{latency penstock {dtype}, *, ms}}",
+                f"{_FASTSTREAM}, {dtype}: {{latency FastStream {dtype}, *, ms|not measured}}",
+                "",
+            )
+        ],
+        *each(
+            WAYS,
+            "no model, one sequence a call, *, req/s",
+            "{null engine, *, req/s}",
+            "bare aiokafka echo, a record each: {echo, a record each, req/s}",
+            "echo with batches of records: {echo, batches of records, req/s}",
+        ),
+    ],
+)
+TABLES = {
+    "cpu-headline": Table(SUITE, PARTS, [HEADLINE]),
+    "cpu-targets": Table(SUITE, PARTS, [Targets("cpu")]),
+}

@@ -11,7 +11,7 @@ from penstock.ops.bench.common.processes import Service, run_once
 from penstock.ops.bench.common.sampler import read_samples
 from penstock.ops.bench.common.setup import ROUNDS, Setup
 from penstock.ops.bench.common.stages import function_of, split_cost
-from penstock.ops.bench.cpu.cpu_measures import WAYS, largest_change
+from penstock.ops.bench.cpu.cpu_tables import WAYS, largest_change
 from penstock.ops.bench.cpu.kafka_load import offer_load, worker
 from penstock.ops.bench.cpu.load_spec import LoadResult
 from penstock.ops.kafka import KafkaBroker

@@ -1,95 +1,138 @@
-"""Tables of the kept runs of the suite `delivery`."""
+"""Figures and tables of the kept runs of delivery: rates in requests a second, processor time a record in µs."""
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, target_table
-from penstock.ops.bench.common.markdown import table
+from penstock.ops.bench.common.measures import At, From, Suite
 from penstock.ops.bench.common.runs import Run
-from penstock.ops.bench.common.verdicts import Spread
-from penstock.ops.bench.delivery.delivery_measures import CRASH_FIGURES, MODES, SERVICES, TWICE_BY_KEY, measures
-from penstock.ops.bench.delivery.turns import PROCESSES
+from penstock.ops.bench.common.tables import Figures, Grid, Table, Targets
 
-SUITE = "delivery"
-_POISON, _CRASH, _ROLL, _BEFORE = ("poison",), ("crash", "crash-default"), ("roll",), ("before",)
+PENSTOCK, FASTSTREAM, DEFAULT = "penstock", "FastStream", "FastStream, default acknowledgement"
+SERVICES = (PENSTOCK, FASTSTREAM, DEFAULT)
+MODES = {"modes": "null engine", "modes-minilm": "all-MiniLM-L6-v2"}  # part -> its model
+PROCESSES = ("worker", "client", "broker")
+PARTS = ("poison", "crash", "crash-default", "roll", *MODES, "before")
+_TWICE_BY_KEY = "requests answered twice, equal keys dropped"
+CRASH_FIGURES = {
+    "requests": "requests",
+    "requests never answered": "unanswered",
+    "requests answered twice": "answered_twice",
+}
 
-Found = Mapping[str, Spread]
-
-
-def failures() -> str:
-    """Table `delivery-failures`: poison, crashes and a rolling restart."""
-    return of_each_machine(SUITE, (*_POISON, *_CRASH, *_ROLL), _failures)
-
-
-def modes() -> str:
-    """Table `delivery-modes`: exactly_once beside at_least_once."""
-    return of_each_machine(SUITE, tuple(MODES), _modes)
+Details = Mapping[str, Any]
 
 
-def before() -> str:
-    """Table `delivery-before`: this commit beside an earlier one."""
-    return of_each_machine(SUITE, _BEFORE, _before)
+def _rate(rounds: Sequence[Details]) -> float:
+    return statistics.median([float(record["requests_per_s"]) for record in rounds])
 
 
-def against_targets() -> str:
-    """Table `delivery-targets`."""
-    parts = (*_POISON, *_CRASH, *_ROLL, *MODES, *_BEFORE)
-    return of_each_machine(SUITE, parts, lambda runs: target_table(SUITE, runs, measures))
-
-
-def _failures(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    poison = "good requests unanswered, share"
-    rows = [
-        ["1 % poison: share of good requests unanswered", *_cells(found, "poison", poison)],
-        *[
-            [f"kill -9 twice: {name}", *_cells(found, "crash", name)]
-            for name in (*CRASH_FIGURES.values(), TWICE_BY_KEY)
-        ],
-        ["kill -9 twice: longest until every partition is answered again, s", *_cells(found, "crash", "recovery, s")],
-        ["rolling restart: requests lost", _shown(found, "roll, requests lost"), "", ""],
-        ["rolling restart: p99 of the whole roll, s", _shown(found, "roll, p99, s"), "", ""],
-        ["rolling restart: seconds", _shown(found, "roll, s"), "", ""],
+def _sides(path: str, name: str) -> list[At]:
+    """Figures of both sides of each load."""
+    return [
+        At(path, f"{name}, req/s", _rate),
+        *[At(path, f"{name}, {kind} µs a record", _cpu_us(kind)) for kind in PROCESSES],
     ]
-    return table(["", *SERVICES], [row for row in rows if any(row[1:])])
 
 
-def _modes(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    rows = []
-    for name in found:
-        if name.endswith(ending := ", exactly_once over at_least_once"):
-            work = name.removesuffix(ending)
-            rows += [[work, mode, *_side(found, f"{work}, {mode}"), ""] for mode in ("at_least_once", "exactly_once")]
-            rows[-1][-1] = str(found[name])
-    columns = ["16 partitions", "delivery", "req/s", *[f"{kind}, µs a record" for kind in PROCESSES], "ratio of req/s"]
-    return table(columns, rows) if rows else ""
+def _cpu_us(process: str) -> Callable[[Sequence[Details]], float]:
+    return lambda rounds: statistics.median([float(record["cpu_us"][process]) for record in rounds])
 
 
-def _before(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    rows = []
-    for name in found:
-        if name.endswith(ending := ", now over before") and "µs" not in name:
-            load = name.removesuffix(ending)
-            sides = {"before": _commit_before(runs), "now": runs[-1].commit}
-            rows += [[load, commit, *_side(found, f"{side}, {load}"), ""] for side, commit in sides.items()]
-            rows[-1][-1] = str(found[name])
-    columns = ["null engine", "worker of", "req/s", *[f"{kind}, µs a record" for kind in PROCESSES], "ratio of req/s"]
-    return table(columns, rows) if rows else ""
+def _recovery_s(recoveries: Sequence[float | None]) -> float | None:
+    """None: a partition was never answered again."""
+    found = [seconds for seconds in recoveries if seconds is not None]
+    return max(found) if len(found) == len(recoveries) else None
 
 
-def _commit_before(runs: Sequence[Run]) -> str:
+SUITE = Suite(
+    "delivery",
+    (
+        At(
+            "poison.details.*",
+            "poison, *, good requests unanswered, share",
+            lambda found: found["good_unanswered"] / found["good"] if "good" in found else None,
+        ),
+        *[
+            At(f"{part}.details.*.{key}", f"crash, *, {name}")
+            for part in ("crash", "crash-default")
+            for name, key in CRASH_FIGURES.items()
+        ],
+        At(
+            f"crash.details.{PENSTOCK}.answered_twice_by_key", f"crash, {PENSTOCK}, {_TWICE_BY_KEY}"
+        ),  # others have no keys
+        *[
+            At(f"{part}.details.*.recovery_s", "crash, *, recovery, s", _recovery_s)
+            for part in ("crash", "crash-default")
+        ],
+        At("roll.details.lost", "roll, requests lost"),
+        At("roll.details.p99_ms", "roll, p99, s", lambda ms: ms / 1e3),
+        At("roll.details.roll_s", "roll, s"),
+        *[one for part, model in MODES.items() for one in _sides(f"{part}.details.loads.*.*", f"{model}, *, *")],
+        *[
+            From(
+                f"{model}, *, exactly_once over at_least_once",
+                (f"{model}, *, exactly_once, req/s", f"{model}, *, at_least_once, req/s"),
+            )
+            for model in MODES.values()
+        ],
+        *_sides("before.details.loads.*.*", "*, side *"),
+        From("*, now over before", ("*, side now, req/s", "*, side before, req/s")),
+    ),
+)
+_COLUMNS = ["req/s", *[f"{kind}, µs a record" for kind in PROCESSES], "ratio of req/s"]
+
+
+def _side(name: str) -> list[str]:
+    return [f"{{{name}, req/s}}", *[f"{{{name}, {kind} µs a record}}" for kind in PROCESSES]]
+
+
+def _crash(name: str) -> list[str]:
+    return [f"{{crash, {service}, {name}}}" for service in SERVICES]
+
+
+FAILURES = Grid(
+    ["", *SERVICES],
+    [
+        [
+            "1 % poison: share of good requests unanswered",
+            *[f"{{poison, {service}, good requests unanswered, share}}" for service in SERVICES],
+        ],
+        *[[f"kill -9 twice: {name}", *_crash(name)] for name in (*CRASH_FIGURES, _TWICE_BY_KEY)],
+        ["kill -9 twice: longest until every partition is answered again, s", *_crash("recovery, s")],
+        ["rolling restart: requests lost", "{roll, requests lost}", "", ""],
+        ["rolling restart: p99 of the whole roll, s", "{roll, p99, s}", "", ""],
+        ["rolling restart: seconds", "{roll, s}", "", ""],
+    ],
+)
+MODES_GRID = Grid(
+    ["16 partitions", "delivery", *_COLUMNS],
+    [
+        [work, mode, *_side(f"{work}, {mode}"), ratio]
+        for work in ("null engine, a record each", "null engine, 64 a record", "all-MiniLM-L6-v2, a record each")
+        for mode, ratio in (("at_least_once", ""), ("exactly_once", f"{{{work}, exactly_once over at_least_once}}"))
+    ],
+)
+
+
+def before(figures: Figures, runs: Sequence[Run]) -> str:
+    """Both commits of part `before`, by their names."""
     details = [run.record["parts"].get("before", {}).get("details", {}) for run in runs]
-    return next(str(found["commit"])[:7] for found in details if "commit" in found)
+    commits = [str(found["commit"])[:7] for found in details if "commit" in found]
+    rows = [
+        [load, name, *_side(f"{load}, side {side}"), ratio]
+        for load in ("a record each", "64 a record")
+        for name, side, ratio in (
+            ("".join(commits[:1]), "before", ""),
+            (runs[-1].commit, "now", f"{{{load}, now over before}}"),
+        )
+    ]
+    return Grid(["null engine", "worker of", *_COLUMNS], rows)(figures)
 
 
-def _side(found: Found, name: str) -> list[str]:
-    return [_shown(found, f"{name}, req/s"), *[_shown(found, f"{name}, {kind} µs a record") for kind in PROCESSES]]
-
-
-def _cells(found: Found, part: str, figure: str) -> list[str]:
-    return [_shown(found, f"{part}, {service}, {figure}") for service in SERVICES]
-
-
-def _shown(found: Found, name: str) -> str:
-    return str(found[name]) if name in found else ""
+TABLES = {
+    "delivery-failures": Table(SUITE, ["poison", "crash", "crash-default", "roll"], [FAILURES]),
+    "delivery-modes": Table(SUITE, list(MODES), [MODES_GRID]),
+    "delivery-before": Table(SUITE, ["before"], [before]),
+    "delivery-targets": Table(SUITE, PARTS, [Targets("delivery")]),
+}

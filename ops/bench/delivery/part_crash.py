@@ -15,7 +15,7 @@ from penstock.ops.bench.common.comparison import Grid, PartResult
 from penstock.ops.bench.common.processes import ProcessFailed, run_once
 from penstock.ops.bench.common.setup import Setup
 from penstock.ops.bench.delivery.call_load import CallResult, CallSpec
-from penstock.ops.bench.delivery.delivery_measures import CRASH_FIGURES, DEFAULT, FASTSTREAM, PENSTOCK
+from penstock.ops.bench.delivery.delivery_tables import CRASH_FIGURES, DEFAULT, FASTSTREAM, PENSTOCK
 from penstock.ops.bench.delivery.faststream_member import ACK, ACK_FIRST, SUBSCRIBER
 from penstock.ops.bench.delivery.faststream_members import FaststreamMembers
 from penstock.ops.bench.delivery.stand_in import SEQUENCE_S
@@ -60,9 +60,13 @@ def run_default(setup: Setup) -> PartResult:
 def _result(setup: Setup, found: Mapping[str, Record], ack_policy: str) -> PartResult:
     grid = Grid(
         f"{_count(setup):,} requests, two members, kill -9 twice",
-        ("", *CRASH_FIGURES.values(), "recovery, s"),
+        ("", *CRASH_FIGURES, "recovery, s"),
         [
-            (name, *[record[figure] for figure in CRASH_FIGURES], " ".join(f"{s:.1f}" for s in record["recovery_s"]))
+            (
+                name,
+                *[record[figure] for figure in CRASH_FIGURES.values()],
+                " ".join(f"{s:.1f}" for s in record["recovery_s"]),
+            )
             for name, record in found.items()
         ],
     )

@@ -7,7 +7,7 @@ from penstock.ops.bench.common.comparison import Comparison, PartResult
 from penstock.ops.bench.common.processes import Service, run_once
 from penstock.ops.bench.common.setup import Setup
 from penstock.ops.bench.delivery.call_load import CallResult, CallSpec
-from penstock.ops.bench.delivery.delivery_measures import FASTSTREAM, PENSTOCK
+from penstock.ops.bench.delivery.delivery_tables import FASTSTREAM, PENSTOCK
 from penstock.ops.bench.delivery.faststream_member import ACK, SUBSCRIBER
 from penstock.ops.bench.delivery.stand_in_worker import PROGRAM
 from penstock.ops.bench.delivery.transcript import PLAIN_TOPICS, counts, read_transcript

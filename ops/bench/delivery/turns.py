@@ -9,6 +9,7 @@ from typing import Any
 from penstock.ops.bench.common.comparison import Comparison, Grid
 from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.common.setup import ROUNDS, Setup
+from penstock.ops.bench.delivery.delivery_tables import PROCESSES
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
 from penstock.ops.bench.pipeline.fleet_bench import READY_TIMEOUT_S, Bench, FleetBench
 from penstock.ops.bench.pipeline.late_causes import LateCauses
@@ -20,7 +21,6 @@ from penstock.producer.keywords import IsolationLevel
 
 _LIMIT_S = 600.0
 _WORKER = ("member", "supervisor")
-PROCESSES = ("worker", "client", "broker")
 
 Record = dict[str, Any]
 Turns = dict[str, dict[str, list[Record]]]  # load -> side -> its rounds

@@ -1,152 +1,156 @@
-"""Tables of the kept runs of the pipeline, for README.md and the notes."""
+"""Figures and tables of the kept runs of the pipeline: rates in requests a second, latencies in ms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
-from penstock.ops.bench.common.kept_tables import of_each_machine, of_newest_machine, spreads, target_table
-from penstock.ops.bench.common.markdown import table
-from penstock.ops.bench.common.runs import Run
-from penstock.ops.bench.common.verdicts import Spread
-from penstock.ops.bench.pipeline.pipeline_measures import CLOSED, measures, rate_of
+from penstock.ops.bench.common.measures import At, From, Suite
+from penstock.ops.bench.common.tables import Grid, Table, Targets, each
 from penstock.ops.bench.pipeline.pipeline_plan import PARTS
 
-SUITE = "pipeline"
-_HEADLINE = "texts 2-100"  # of the measured loads, what most clients send
-_FACTS = (
-    ("twice saturation, answers in time, req/s", "twice saturation, 64 a record: answers in time, req/s"),
-    ("twice saturation, answers in time, share of the peak", "the same, share of the peak"),
-    ("twice saturation, prediction error, p95", "the same: error of the predicted time of its batches, p95"),
-    ("a member killed, requests lost", "a member killed (-9) at 0.6 of saturation: requests lost"),
-    ("a member killed, p99 as before after, s", "the same: seconds until p99 is as before"),
-    ("idle member, cores", "busiest idle member, cores"),
-    ("drain, s", "SIGTERM at 0.3 of saturation: seconds to the exit"),
-    ("drain, exit code", "the same: exit code"),
-    ("all batches, prediction error, p95", "all batches of the model's fleet: error of the predicted time, p95"),
-    ("a record each, members' processor µs", "a record each: members' processor time, µs a request"),
+CLOSED = ("ids 2-100", "ids 5-500", "texts 2-100", "texts 5-500", "shared calls", "a record each")
+_SINGLES = ("shared calls", "a record each")  # of the same sequences as "ids 2-100"
+_KINDS = ("member", "client", "broker")
+_ALONE, _ENCODE = "engine alone, *, req/s", "SentenceTransformer.encode, *, req/s"
+_CORES = [f"busiest {kind}, cores" for kind in _KINDS]
+
+
+def _busiest(load: Mapping[str, Any], kind: str) -> float | None:
+    return max((cores for label, cores in load.get("cores", {}).items() if label.startswith(kind)), default=None)
+
+
+def _members_us(load: Mapping[str, Any]) -> float:
+    used = sum(cores for label, cores in load["cores"].items() if label.startswith("member"))
+    return float(used / load["requests_per_s"] * 1e6)
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"
+
+
+def _loads(path: str, name: str, **shown: Any) -> list[At]:
+    """Figures of loads: rate and cores of closed loops, latency of open ones, whose name is a rate."""
+
+    def closed(read: Any) -> Any:
+        return lambda load: read(load) if load["load"]["callers"] else None
+
+    def opened(key: str) -> Any:
+        return lambda load: None if load["load"]["callers"] else load[key]
+
+    return [
+        At(path, f"{name}, req/s", closed(lambda load: load["requests_per_s"]), **shown),
+        *[
+            At(path, f"{name}, busiest {kind}, cores", closed(lambda load, kind=kind: _busiest(load, kind)), **shown)
+            for kind in _KINDS
+        ],
+        At(path, f"{name}, p50, ms", opened("p50_ms"), **shown),
+        At(path, f"{name}, p99, ms", opened("p99_ms"), **shown),
+        At(path, f"{name}, answered", opened("answered_share"), **shown),
+    ]
+
+
+SUITE = Suite(
+    "pipeline",
+    (
+        At("alone.engine.*.requests_per_s", _ALONE),
+        At("alone.sentence_transformers.*.requests_per_s", _ENCODE),
+        *_loads("closed.loads.*", "*"),
+        *_loads("open.loads.*", "*"),
+        From("*, share of the engine alone", ("*, req/s", _ALONE)),
+        *[
+            From(f"{load}, share of the engine alone", (f"{load}, req/s", "engine alone, ids 2-100, req/s"))
+            for load in _SINGLES
+        ],
+        From("*, times SentenceTransformer.encode", ("*, req/s", _ENCODE)),
+        At("closed.loads.a record each", "a record each, members' processor µs", _members_us),
+        At("fleet.batches.prediction_error_p95", "all batches, prediction error, p95"),
+        At("overload.in_time_share_of_peak", "twice saturation, answers in time, share of the peak"),
+        At("overload.in_time_per_s", "twice saturation, answers in time, req/s"),
+        At("overload.prediction_error_p95", "twice saturation, prediction error, p95"),
+        At("kill.lost", "a member killed, requests lost"),
+        At("kill.recovery_s", "a member killed, p99 as before after, s"),
+        At("idle", "idle member, cores", lambda idle: _busiest(idle, "member")),
+        At("drain.seconds", "drain, s"),
+        At("drain.exit_codes", "drain, exit code", lambda codes: max(codes, key=abs)),
+        *_loads("null.*.loads.*", "null engine, *, *"),
+        At("echo.send.requests_per_s", "echo, a record each, req/s"),
+        At("echo.batched.requests_per_s", "echo, batches of records, req/s"),
+        *_loads("scale.*.loads.*", "*, *", keys=(_gpus, str)),
+        *[
+            From(f"{count} GPUs, *, times one GPU", (f"{count} GPUs, *, req/s", "1 GPU, *, req/s"))
+            for count in range(2, 9)
+        ],
+        At("scale.*.kill.lost", "one of * GPUs killed, requests lost"),
+        At("scale.*.kill.recovery_s", "one of * GPUs killed, p99 as before after, s"),
+    ),
 )
-
-Found = Mapping[str, Spread]
-
-
-def throughput() -> str:
-    """Table `pipeline-throughput`: requests a second at saturation, beside the alternatives of the same runs."""
-    return of_each_machine(SUITE, PARTS, _throughput)
-
-
-def latency() -> str:
-    """Table `pipeline-latency`: open loops, from the time at which a request was due."""
-    return of_each_machine(SUITE, PARTS, _latency)
-
-
-def robustness() -> str:
-    """Table `pipeline-robustness`: overload, a killed member, idle members, the end."""
-    return of_each_machine(SUITE, PARTS, _robustness)
-
-
-def without_model() -> str:
-    """Table `pipeline-null`: the null engine and a bare echo."""
-    return of_each_machine(SUITE, ("null", "echo"), _without_model)
-
-
-def scale_out() -> str:
-    """Table `pipeline-gpus`: the same command on several GPUs."""
-    return of_each_machine(SUITE, ("scale",), _scale_out)
-
-
-def against_targets() -> str:
-    """Table `pipeline-targets`."""
-    return of_each_machine(SUITE, PARTS, lambda runs: target_table(target_set(runs[-1]), runs, measures))
-
-
-def target_set(run: Run) -> str:
-    """Key of the targets of a run's machine in targets.json."""
-    return "pipeline" if "gpu" in run.record["machine"] else "pipeline-cpu"
-
-
-def headline() -> str:
-    """Table `headline`: one load at saturation, of the machine measured last."""
-    return of_newest_machine(SUITE, PARTS, _headline)
-
-
-def _throughput(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    columns = [
+THROUGHPUT = Grid(
+    [
         *("64 a record, or one call each", "through Kafka, req/s", "share of the engine alone"),
         *("engine alone on token ids, req/s", "SentenceTransformer.encode, no Kafka, req/s"),
         *("busiest member, cores", "busiest client, cores", "broker, cores"),
-    ]
-    rows = [
+    ],
+    each(
+        CLOSED,
+        *("*", "{*, req/s}", "{*, share of the engine alone}", f"{{{_ALONE}}}", f"{{{_ENCODE}}}"),
+        *[f"{{*, {cores}}}" for cores in _CORES],
+    ),
+)
+HEADLINE = Grid(
+    ["saturated, req/s", "through Kafka", "engine alone on token ids", "SentenceTransformer.encode, no Kafka"],
+    each(["texts 2-100"], "* tokens", "{*, req/s}", f"{{{_ALONE}}}", f"{{{_ENCODE}}}"),
+)
+LATENCY = Grid(
+    ["offered, Poisson", "p50, ms", "p99, ms", "answered within 5 s"],
+    [["*/s", "{*/s, p50, ms|never answered}", "{*/s, p99, ms|never answered}", "{*/s, answered}"]],
+)
+ROBUSTNESS = Grid(
+    ["", "measured"],
+    [
         [
-            name,
-            _shown(found, f"{name}, req/s"),
-            _shown(found, f"{name}, share of the engine alone"),
-            _shown(found, f"engine alone, {name}, req/s"),
-            _shown(found, f"SentenceTransformer.encode, {name}, req/s"),
-            *[_shown(found, f"{name}, busiest {kind}, cores") for kind in ("member", "client", "broker")],
+            "twice saturation, 64 a record: answers in time, req/s",
+            "{twice saturation, answers in time, req/s}",
+        ],
+        ["the same, share of the peak", "{twice saturation, answers in time, share of the peak}"],
+        [
+            "the same: error of the predicted time of its batches, p95",
+            "{twice saturation, prediction error, p95}",
+        ],
+        ["a member killed (-9) at 0.6 of saturation: requests lost", "{a member killed, requests lost}"],
+        ["the same: seconds until p99 is as before", "{a member killed, p99 as before after, s}"],
+        ["busiest idle member, cores", "{idle member, cores}"],
+        ["SIGTERM at 0.3 of saturation: seconds to the exit", "{drain, s}"],
+        ["the same: exit code", "{drain, exit code}"],
+        [
+            "all batches of the model's fleet: error of the predicted time, p95",
+            "{all batches, prediction error, p95}",
+        ],
+        ["a record each: members' processor time, µs a request", "{a record each, members' processor µs}"],
+        ["one of * GPUs killed, requests lost", "{one of * GPUs killed, requests lost}"],
+        ["one of * GPUs killed, p99 as before after, s", "{one of * GPUs killed, p99 as before after, s}"],
+    ],
+)
+WITHOUT_MODEL = Grid(
+    ["work", "req/s", "busiest member, cores", "busiest client, cores", "broker, cores"],
+    [
+        ["null engine, *, *", "{null engine, *, *, req/s}", *[f"{{null engine, *, *, {cores}}}" for cores in _CORES]],
+        ["echo, *", "{echo, *, req/s}", "", "", ""],
+    ],
+)
+GPUS = Grid(
+    ["fleet and load", "req/s", "times one GPU", "p50, ms", "p99, ms"],
+    [
+        [
+            *("* GPU*, *", "{* GPU*, *, req/s}", "{* GPU*, *, times one GPU}"),
+            *("{* GPU*, *, p50, ms}", "{* GPU*, *, p99, ms}"),
         ]
-        for name in CLOSED
-        if f"{name}, req/s" in found
-    ]
-    return table(columns, rows) if rows else ""
-
-
-def _headline(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    if f"{_HEADLINE}, req/s" not in found:
-        return ""
-    measured = ("{}, req/s", "engine alone, {}, req/s", "SentenceTransformer.encode, {}, req/s")
-    row = [f"{_HEADLINE} tokens", *[_shown(found, each.format(_HEADLINE)) for each in measured]]
-    columns = ["saturated, req/s", "through Kafka", "engine alone on token ids", "SentenceTransformer.encode, no Kafka"]
-    return table(columns, [row])
-
-
-def _latency(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    names = dict.fromkeys(name.removesuffix(", answered") for name in found if name.endswith("/s, answered"))
-    offered = sorted((name for name in names if name[0].isdigit() and "GPU" not in name), key=rate_of)
-    rows = [[name, *_latency_cells(found, name)] for name in offered]
-    return table(["offered, Poisson", "p50, ms", "p99, ms", "answered within 5 s"], rows) if rows else ""
-
-
-def _robustness(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    rows = [[title, str(found[name])] for name, title in _FACTS if name in found]
-    rows += [[name, str(found[name])] for name in found if name.startswith("one of ")]
-    return table(["", "measured"], rows) if rows else ""
-
-
-def _without_model(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    rows = []
-    for name in (name for name in found if name.startswith("null engine, ") and name.endswith(", req/s")):
-        work = name.removesuffix(", req/s")
-        cores = [_shown(found, f"{work}, busiest {kind}, cores") for kind in ("member", "client", "broker")]
-        rows.append([work, str(found[name]), *cores])
-    rows += [
-        [name.removesuffix(", req/s"), str(found[name]), "", "", ""] for name in found if name.startswith("echo, ")
-    ]
-    columns = ["work", "req/s", "busiest member, cores", "busiest client, cores", "broker, cores"]
-    return table(columns, rows) if rows else ""
-
-
-def _scale_out(runs: Sequence[Run]) -> str:
-    found = spreads(runs, measures)
-    rows = []
-    for name in found:
-        if "GPU" not in name or name.startswith("one of "):
-            continue
-        if name.endswith(", req/s"):
-            work = name.removesuffix(", req/s")
-            rows.append([work, str(found[name]), _shown(found, f"{work}, times one GPU"), "", ""])
-        elif name.endswith("/s, answered"):
-            p50, p99, _ = _latency_cells(found, work := name.removesuffix(", answered"))
-            rows.append([work, "", "", p50, p99])
-    return table(["fleet and load", "req/s", "times one GPU", "p50, ms", "p99, ms"], rows) if rows else ""
-
-
-def _latency_cells(found: Found, name: str) -> list[str]:
-    p50, p99 = (_shown(found, f"{name}, {which}, ms") or "never answered" for which in ("p50", "p99"))
-    return [p50, p99, _shown(found, f"{name}, answered")]
-
-
-def _shown(found: Found, name: str) -> str:
-    return str(found[name]) if name in found else ""
+    ],
+)
+TABLES = {
+    "headline": Table(SUITE, PARTS, [HEADLINE], newest=True),
+    "pipeline-throughput": Table(SUITE, PARTS, [THROUGHPUT]),
+    "pipeline-latency": Table(SUITE, PARTS, [LATENCY]),
+    "pipeline-robustness": Table(SUITE, PARTS, [ROBUSTNESS]),
+    "pipeline-null": Table(SUITE, ["null", "echo"], [WITHOUT_MODEL]),
+    "pipeline-gpus": Table(SUITE, ["scale"], [GPUS]),
+    "pipeline-targets": Table(SUITE, PARTS, [Targets("pipeline", on_cpu="pipeline-cpu")]),
+}

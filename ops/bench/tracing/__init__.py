@@ -1,1 +1,0 @@
-"""Benchmark of tracing: processor time of a request without OpenTelemetry, with it off, and with traces."""
