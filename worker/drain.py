@@ -10,7 +10,7 @@ from penstock.worker.batching.stage import SequenceDispatcher
 from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.fetch_buffer import FetchBuffer
 from penstock.worker.requests.ledger import RecordLedger
-from penstock.worker.requests.long_slices import LongSlices
+from penstock.worker.requests.long_records import LongRecords
 from penstock.worker.stop_signal import StopSignal
 
 _REBALANCE_S = 2.0  # in which requests may begin that wait for a batch. All other members of the group wait meanwhile
@@ -24,7 +24,7 @@ class Drain:
     def __init__(
         self,
         fetched: FetchBuffer,
-        long_slices: LongSlices,
+        long_records: LongRecords,
         dispatcher: SequenceDispatcher,
         ledger: RecordLedger,
         stop: StopSignal,
@@ -36,7 +36,7 @@ class Drain:
         Then answers behind a record that is given up are never acknowledged, so a rebalance does not wait for them.
         """
         self._fetched = fetched
-        self._long_slices = long_slices
+        self._long_records = long_records
         self._dispatcher = dispatcher
         self._ledger = ledger
         self._stop = stop
@@ -48,22 +48,22 @@ class Drain:
         self._fetched.release()
         self._dispatcher.drain()
         await self._finish(started, until, self._ledger.wait_until_finished)
-        self._ledger.give_up(self._long_slices.take_back(begun=True))
+        self._ledger.give_up(self._long_records.take_back(begun=True))
 
-    async def partitions(self, sources: set[Source], slices: "asyncio.Task[None] | None", drain_s: float) -> None:
+    async def partitions(self, sources: set[Source], bulk: "asyncio.Task[None] | None", drain_s: float) -> None:
         """Finish the batches that have begun, and what else is done soon. The next owner reads the rest again.
 
-        `slices` processes bulk: it queues the slice that it has, and begins no other.
+        `bulk` processes bulk records: it queues those that it has, and takes no others.
         """
         started, give_up = time.monotonic(), self._ledger.give_up
         self._fetched.release()
-        if slices is not None:
-            await asyncio.wait((slices,), timeout=drain_s)
-        give_up(self._long_slices.take_back(begun=False))
+        if bulk is not None:
+            await asyncio.wait((bulk,), timeout=drain_s)
+        give_up(self._long_records.take_back(begun=False))
         give_up(self._dispatcher.take_back(sources, bulk_only=True, begun=False))
         self._dispatcher.drain()
         await self._ledger.wait_until_finished(min(_REBALANCE_S, drain_s))
-        give_up(self._long_slices.take_back(begun=True))
+        give_up(self._long_records.take_back(begun=True))
         give_up(self._dispatcher.take_back(sources, bulk_only=False, begun=False))
         wait = self._ledger.wait_until_answered if self._in_order else self._ledger.wait_until_finished
         await self._finish(started, started + drain_s, wait)

@@ -21,16 +21,17 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, request_headers
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.scheduler import LearnedCost, fit_cost_table
-from penstock.worker import WorkerSettings, drain, process
+from penstock.worker import WorkerSettings, drain, pipeline, process
 from penstock.worker import worker as worker_module
 from penstock.worker.batching.encoder_model import EncoderModel
 from penstock.worker.kafka.fetching import consumer
+from penstock.worker.requests.long_records import LongRecords
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.worker import Worker
 
 A, B = TopicPartition("penstock.requests.tiny", 0), TopicPartition("penstock.requests.tiny", 1)
-SLICE_RECORDS = 256  # online records that are processed at once
+TAKEN_RECORDS = 256  # online records that are processed at once
 MakeRecord = Callable[..., Any]
 Fetched = dict[TopicPartition, list[Any]]
 Step = Callable[[], Awaitable[Fetched]]
@@ -152,7 +153,7 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> FakeOutbox:
     async def no_topics(*_: object) -> None: ...
 
     fake = FakeOutbox()
-    monkeypatch.setattr(worker_module, "Outbox", lambda *_, **__: fake)
+    monkeypatch.setattr(pipeline, "Outbox", lambda *_, **__: fake)
     monkeypatch.setattr(worker_module, "create_topics", no_topics)
     return fake
 
@@ -282,7 +283,7 @@ async def test_what_was_polled_as_its_partition_was_revoked_is_left_to_the_next_
 
     async def revoked_at_once() -> Fetched:
         rebalances.append(asyncio.create_task(kafka.rebalance({B})))  # runs after the first slice
-        return {A: [request(make_record, A, offset) for offset in range(SLICE_RECORDS + 1)]}
+        return {A: [request(make_record, A, offset) for offset in range(TAKEN_RECORDS + 1)]}
 
     async def after_it() -> Fetched:  # as aiokafka, which hands out nothing in a rebalance
         await asyncio.gather(*rebalances)
@@ -290,8 +291,8 @@ async def test_what_was_polled_as_its_partition_was_revoked_is_left_to_the_next_
 
     kafka.script = [revoked_at_once, after_it]
     assert await worker.run() == 0
-    assert len(outbox.sent) == SLICE_RECORDS
-    assert (kafka.progress, held(worker)) == ([{A: (SLICE_RECORDS, "")}], 0)
+    assert len(outbox.sent) == TAKEN_RECORDS
+    assert (kafka.progress, held(worker)) == ([{A: (TAKEN_RECORDS, "")}], 0)
 
 
 async def test_what_was_polled_of_one_partition_is_left_when_a_rebalance_comes_with_the_next(
@@ -358,6 +359,18 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 def long_request(make_record: MakeRecord, source: TopicPartition, offset: int) -> Any:
     value = encode_request(Request("tiny", "embed", tokens=join_tokens([[1] * 30_000])))
     return request(make_record, source, offset, value=value)
+
+
+async def test_a_long_text_that_would_wait_beyond_its_deadline_is_refused_when_it_comes(
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the deadlines bound the memory that long texts hold while they wait."""
+    monkeypatch.setattr(LongRecords, "wait_s", lambda *_: 600.0)
+    kafka.script = [polled(long_request(make_record, A, 0))]
+    async with make_worker(kafka, slo_ms=60_000.0) as worker:
+        assert await worker.run() == 0
+        refused = worker.metrics.registry.get_sample_value("penstock_overload_refusals_total")
+    assert (outbox.sent, refused, kafka.progress) == ([("penstock.replies", b"0-0")], 1, [{A: (1, "")}])
 
 
 async def test_a_text_that_is_still_tokenized_after_the_drain_is_left_to_others(

@@ -8,22 +8,22 @@ from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.fetching.consumer import Consumer
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID, KafkaRecord
 from penstock.worker.requests.ledger import RecordLedger
-from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record import LONG_BYTES, PendingRecord
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """The size of one slice."""
+    """The size of what is taken at once."""
 
     max_records: int
-    max_bytes: int  # of values; a larger record is a slice of its own
+    max_bytes: int  # of values; a larger record is taken alone
 
 
 _POLL_MS = 200
 _PAUSED_POLL_MS = 10  # soon enough to notice that there is room again
 # The engine starts on the first records while the last are still being decoded: 256 small ones, or as few as hold some
-# 32,000 texts of one letter. Bulk slices are so small that an online record hardly waits for one.
-_ONLINE = _Bounds(256, 64 * 1024)
+# 32,000 texts of one letter. Of bulk so few are taken that an online record hardly waits for them.
+_ONLINE = _Bounds(256, LONG_BYTES)
 _BULK = _Bounds(32, 16 * 1024)
 
 
@@ -57,7 +57,7 @@ class FetchBuffer:
         """Whether records of the bulk topic, or of the other, are here, and there is room to process them."""
         return bool(self._records[bulk]) and self._backpressure.can_admit(bulk=bulk)
 
-    def take_slice(self, *, bulk: bool) -> Sequence[PendingRecord]:
+    def take(self, *, bulk: bool) -> Sequence[PendingRecord]:
         """Admit some of the oldest records of one topic: at least one, if there are any. Returns those to answer."""
         records, bounds = self._records[bulk], _BULK if bulk else _ONLINE
         taken: list[PendingRecord] = []

@@ -50,18 +50,18 @@ class Quarantine:
         if self._stop.failure is None:
             self._marks.hand_over()
 
-    async def gate(self) -> None:
-        """Wait while a suspect runs alone. Called before a slice is admitted."""
+    async def wait(self) -> None:
+        """Wait while a suspect runs alone. Called before records are admitted."""
         if self._alone.locked():
             async with self._alone:
                 pass
 
+    def trusts(self, records: Sequence[PendingRecord]) -> bool:
+        """Whether these may be processed as they are: their partitions are marked, and no owner has died."""
+        return not self._marks.has_doubts and all(map(self._marks.is_marked, {record.source for record in records}))
+
     async def run(self, records: Sequence[PendingRecord], process: Process) -> None:
-        """Process a slice of admitted records as far as they are trusted."""
-        sources = {record.source for record in records}
-        if all(map(self._marks.is_marked, sources)) and not self._marks.has_doubts:
-            await process(records)
-            return
+        """Process admitted records that are not trusted, each group once its marks are committed."""
         self._num_waiting += len(records)
         for group in self._groups(records):
             if self._is_suspect(group[0]):
@@ -69,7 +69,7 @@ class Quarantine:
                     await self._stop.unless_stopped(self._until_others_end())
                     await self._run(group, process, alone=True)
             else:
-                await self.gate()
+                await self.wait()
                 await self._run(group, process, alone=False)
 
     def _groups(self, records: Sequence[PendingRecord]) -> list[list[PendingRecord]]:

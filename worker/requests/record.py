@@ -8,6 +8,8 @@ from penstock.worker.kafka.kafka_record import NO_TOPIC_ID, KafkaRecord
 from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.record_trace import RecordTrace
 
+LONG_BYTES = 64 * 1024  # of text: some 10 ms in the tokenizer
+
 
 class RecordState(Enum):
     """The states of a record, in the order of its life. Only `RecordLedger` changes them."""
@@ -46,6 +48,11 @@ class PendingRecord:
         self.num_bytes = len(original.value or b"")
         headers = [len(name) + len(value or b"") for name, value in original.headers]
         self.held_bytes = self.num_bytes + len(original.key or b"") + sum(headers)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is online and takes so long to process that others must not wait for it."""
+        return self.num_bytes > LONG_BYTES and not self.from_bulk_topic
 
     def note_attempts(self, num_attempts: int) -> None:
         """The engine has failed with it so often."""

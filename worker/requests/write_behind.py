@@ -1,10 +1,13 @@
-"""Writes results to the cache behind the replies, so that no reply waits for the disk."""
+"""The look-up of results, and their writes behind the replies, so that no reply waits for the disk."""
 
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from penstock.cache import ResponseCache
+from penstock.worker.requests.request import PendingSequence, SequenceResults
 
 _MAX_QUEUED_BYTES = 64 * 1024 * 1024  # a disk slower than the engine costs cache entries, never memory
 _ENTRY_BYTES = 150  # of a queued result, beside its value: two objects of CPython and their part of the dictionary
@@ -24,6 +27,20 @@ class WriteBehindCache:
         self._writing: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._looking: list[dict[bytes, bytes]] = []  # of each look-up under way, the results that have come meanwhile
+
+    async def look_up(self, sequences: list[PendingSequence]) -> tuple[SequenceResults, list[PendingSequence]]:
+        """Ask for all sequences in one query. Returns those that are stored, with their results, and the others."""
+        found = await self.get_many([one.key for one in sequences if one.is_stored])
+        if not found:
+            return [], sequences
+        hits = [(one, np.frombuffer(found[one.key], np.float32)) for one in sequences if one.key in found]
+        for sequence, _ in hits:
+            sequence.request.note_cached()
+        return hits, [one for one in sequences if one.key not in found]
+
+    def store(self, results: SequenceResults) -> None:
+        """Queue the results of a batch, but those that must not be kept."""
+        self.put({sequence.key: result.tobytes() for sequence, result in results if sequence.is_stored})
 
     async def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The results that are stored, or on their way there: a request never repeats a computation that has ended."""

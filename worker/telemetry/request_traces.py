@@ -1,7 +1,7 @@
 """The spans of a worker: `process <topic>` with its stages for each sampled record, and one for each batch."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from opentelemetry.context import Context
@@ -21,7 +21,6 @@ from penstock.worker.telemetry.request_samples import correlation_text
 _GEN_AI_OPERATIONS = {"embed": "embeddings"}  # the conventions have no names for the other tasks
 
 _Attributes = dict[str, str | int | float]
-_Acknowledged = Callable[[Sequence[PendingRecord]], None]
 
 
 class RequestTraces:
@@ -157,18 +156,10 @@ class RequestTraces:
             if trace is not None and address is not None:
                 trace.note_reply(address.topic)
 
-    def ending(self, acknowledged: _Acknowledged) -> _Acknowledged:
+    def ended(self, records: Sequence[PendingRecord]) -> None:
         """See `Traces`."""
-
-        def end(records: Sequence[PendingRecord]) -> None:
-            acknowledged(records)
-            self._end([record.trace for record in records if record.trace is not None])
-
-        return end
-
-    def _end(self, traces: Iterable[RecordTrace]) -> None:
         now = self._clock()
-        for trace in traces:
+        for trace in [record.trace for record in records if record.trace is not None]:
             span: Span = trace.span
             inside = set_span_in_context(span, Context())
             for stage in trace.stages:

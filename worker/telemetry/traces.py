@@ -1,6 +1,6 @@
 """Decides whether a worker traces its requests, and stands for the traces where it does not."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -12,8 +12,6 @@ from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.telemetry.service_attributes import service_attributes
-
-_Acknowledged = Callable[[Sequence[PendingRecord]], None]
 
 
 class Traces(Protocol):
@@ -28,8 +26,8 @@ class Traces(Protocol):
     def rejected(self, rejections: Sequence[Rejection]) -> None:
         """Records are about to be answered with errors."""
 
-    def ending(self, acknowledged: _Acknowledged) -> _Acknowledged:
-        """`acknowledged`, which the broker's acknowledgements of answers call, and after it the end of the traces."""
+    def ended(self, records: Sequence[PendingRecord]) -> None:
+        """The broker has acknowledged the answers to these records."""
 
 
 class NoTraces:
@@ -41,8 +39,7 @@ class NoTraces:
 
     def rejected(self, rejections: Sequence[Rejection]) -> None: ...
 
-    def ending(self, acknowledged: _Acknowledged) -> _Acknowledged:
-        return acknowledged
+    def ended(self, records: Sequence[PendingRecord]) -> None: ...
 
 
 NO_TRACES = NoTraces()

@@ -24,8 +24,7 @@ from penstock.producer.wire.codec import decode_reply, encode_request
 from penstock.producer.wire.headers import TRACEPARENT, request_headers
 from penstock.producer.wire.messages import Reply, Request, Tokens
 from penstock.scheduler import LearnedCost, fit_cost_table
-from penstock.worker import WorkerSettings
-from penstock.worker import worker as worker_module
+from penstock.worker import WorkerSettings, pipeline
 from penstock.worker.batching.encoder_model import EncoderModel
 from penstock.worker.garbage_collection import calm_garbage_collection
 from penstock.worker.resolved_settings import resolve
@@ -96,7 +95,7 @@ class InProcessWorker:
     """A worker and its outbox; `run` takes values of requests through it."""
 
     def __init__(self, worker: Worker, outbox: NullOutbox, traceparent: Callable[[], bytes] | None) -> None:
-        self._worker = worker
+        self._pipeline = worker.pipeline
         self._outbox = outbox
         self._traceparent = traceparent
         self._next_offset = 0
@@ -111,9 +110,9 @@ class InProcessWorker:
         calm_garbage_collection()
         started, cpu = time.perf_counter(), time.process_time()
         for start in range(0, len(records), _POLL_RECORDS):
-            self._worker._fetched.put(records[start : start + _POLL_RECORDS])
-            while self._worker._fetched.can_take(bulk=False):
-                await self._worker._process(self._worker._fetched.take_slice(bulk=False))
+            self._pipeline.fetched.put(records[start : start + _POLL_RECORDS])
+            while self._pipeline.fetched.can_take(bulk=False):
+                await self._pipeline.process(self._pipeline.fetched.take(bulk=False))
             await self._until_unanswered(_MOST_UNANSWERED)
         await self._until_unanswered(0)
         if flush is not None:
@@ -128,11 +127,11 @@ class InProcessWorker:
 
     async def write(self) -> None:
         """Wait for the cache's writes."""
-        if self._worker._cache is not None:
-            await self._worker._cache.close()
+        if self._pipeline.cache is not None:
+            await self._pipeline.cache.close()
 
     async def _until_unanswered(self, most: int) -> None:
-        while self._worker._ledger.num_unfinished > most:
+        while self._pipeline.ledger.num_unfinished > most:
             self._outbox.acknowledged.clear()
             await self._outbox.acknowledged.wait()
 
@@ -164,7 +163,7 @@ async def in_process_worker(
         cost = LearnedCost(fit_cost_table([((NUM_IDS,), 1e-4)], padded=False))
         served = EncoderModel(engine, 1, cost)
         stack.push_async_callback(served.close, 5.0)
-        with mock.patch.object(worker_module, "Outbox", return_value=outbox):
+        with mock.patch.object(pipeline, "Outbox", return_value=outbox):
             worker = Worker(resolve(given, engine.info), served, tokenizer=None, cache=cache, traces=traces)
         yield InProcessWorker(worker, outbox, traceparent)
 

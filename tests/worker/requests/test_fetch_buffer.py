@@ -30,7 +30,7 @@ def buffer() -> FetchBuffer:
 
 
 def taken(buffer: FetchBuffer, *, bulk: bool) -> list[KafkaRecord]:
-    return [record.original for record in buffer.take_slice(bulk=bulk)]
+    return [record.original for record in buffer.take(bulk=bulk)]
 
 
 @pytest.mark.parametrize(("topic", "bulk", "at_once"), [("requests", False, 256), (BULK, True, 32)])
@@ -66,7 +66,7 @@ def test_what_is_released_is_no_longer_held(make_record: MakeRecord) -> None:
     buffer = make_buffer(held)
     buffer.put([make_record(offset=1, topic=BULK)])
     buffer.put([make_record(offset=2), make_record(offset=3)])
-    [begun, *_] = buffer.take_slice(bulk=True)
+    [begun, *_] = buffer.take(bulk=True)
     assert held.num_records == 3
     buffer.release()
     assert (buffer.can_take(bulk=False), buffer.can_take(bulk=True), held.num_records) == (False, False, 1)
@@ -141,6 +141,6 @@ async def test_the_online_topic_is_paused_while_its_records_wait(make_record: Ma
     buffer.put([make_record(offset=1)])
     await buffer.fill(given_to)
     assert consumer.paused == {"requests"}
-    buffer.take_slice(bulk=False)
+    buffer.take(bulk=False)
     await buffer.fill(given_to)
     assert consumer.paused == set()

@@ -17,12 +17,12 @@ from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import Generation, Options, Reply, Request, join_tokens
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.generation import GenerationRequests
-from penstock.worker.requests.lookup import look_up
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.requests.validation import RequestValidator
+from penstock.worker.requests.write_behind import WriteBehindCache
 from penstock.worker.stepping.generation_row import generation_row
 from tests.worker.conftest import FakeRecord
 
@@ -113,7 +113,7 @@ async def test_sampling_without_a_seed_is_neither_shared_nor_stored(bench: Bench
             return {}
 
     cache = Cache()
-    assert await look_up(cache, sequences) == ([], sequences)  # type: ignore[arg-type]  # the part that is used
+    assert await WriteBehindCache(cache).look_up(sequences) == ([], sequences)  # type: ignore[arg-type]  # the part that is used
     assert cache.asked == ()
 
 

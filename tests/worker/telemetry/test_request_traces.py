@@ -39,11 +39,9 @@ class Traced:
             has_cache=has_cache,
             clock=lambda: self.now,
         )
-        self.acknowledged: list[PendingRecord] = []
-        self._end = self.traces.ending(self.acknowledged.extend)
 
     def end(self, *sequences: PendingSequence) -> None:
-        self._end([sequence.request.record for sequence in sequences])
+        self.traces.ended([sequence.request.record for sequence in sequences])
 
 
 def offset_s(nanoseconds: int | None) -> float:
@@ -115,7 +113,6 @@ def test_a_request_is_one_trace_from_its_sender_to_its_acknowledged_reply(make_s
         "send penstock.replies": (0.020, 0.025),
     }
     assert {context_of(span).trace_id for span in spans.ended} == {context_of(sender).trace_id}
-    assert worker.acknowledged == [sequences[0].request.record]
 
 
 def test_a_batch_links_to_its_records_and_they_to_it(make_sequences: MakeSequences) -> None:
@@ -206,7 +203,7 @@ def test_a_record_that_is_rejected_before_it_is_prepared_is_a_failed_span(make_r
     error = InvalidRequest("`task` must be a string. Given: a secret")
     worker.traces.rejected([Rejection(record, None, error)])
     record.note_error(error)  # as the delivery stage does
-    worker._end([record])
+    worker.traces.ended([record])
     [process] = spans.named(f"process {TOPIC}")
     assert process.parent is not None
     assert process.parent.span_id == sender.get_span_context().span_id

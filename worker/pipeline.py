@@ -1,0 +1,253 @@
+"""The path of a request: fetch, validate, prepare, look up, batch, run, reply, commit.
+
+The methods of `Pipeline` are these steps, in this order. Between them a record waits in one place at a time:
+
+    fetched: FetchBuffer    polled, and not admitted yet
+    LongRecords             admitted, with a text so long that it waits for its turn
+    dispatcher              its sequences wait for a batch, or are in one
+    Delivery                its answer is on its way to the broker
+    OffsetTracker           answered, and an earlier record of its partition is not
+
+`RecordLedger` has the state of each, and raises if a step does not follow from it.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from aiokafka import TopicPartition
+
+from penstock.cache import ResponseCache
+from penstock.producer.errors import Cancelled
+from penstock.producer.prompts import Prompts
+from penstock.producer.tokenization import Tokenizer
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.outbox import Outbox
+from penstock.producer.wire.topics import bulk_topic
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.stage import ServedModel, StageCallbacks
+from penstock.worker.drain import Drain
+from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.kafka.commits import Committer
+from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.progress.offsets import OffsetTracker
+from penstock.worker.replies.delivery import Delivery
+from penstock.worker.replies.partial_replies import PartialReplies
+from penstock.worker.replies.reply import encode_partial, encode_replies
+from penstock.worker.requests.fetch_buffer import FetchBuffer
+from penstock.worker.requests.generation import GenerationRequests
+from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.requests.long_records import LongRecords
+from penstock.worker.requests.preparation import RequestPreparer
+from penstock.worker.requests.quarantine import Quarantine
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.reply_bounds import ReplyBounds
+from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
+from penstock.worker.requests.sequences import SequenceRequests
+from penstock.worker.requests.validation import RequestValidator
+from penstock.worker.requests.write_behind import WriteBehindCache
+from penstock.worker.resolved_settings import ResolvedSettings
+from penstock.worker.stop_signal import StopSignal, watched
+from penstock.worker.telemetry.load_monitor import LoadMonitor
+from penstock.worker.telemetry.metrics import Metrics
+from penstock.worker.telemetry.traces import Traces
+from penstock.worker.transactions.transactional_outbox import TransactionalOutbox
+
+_TURNS = 4  # of the event loop between two batches of records: a reply takes several from the lane to its socket
+
+
+class Pipeline:
+    """Called on the worker's event loop. `Worker` starts and stops what is public here."""
+
+    def __init__(
+        self,
+        settings: ResolvedSettings,
+        served: ServedModel,
+        stop: StopSignal,
+        *,
+        tokenizer: Tokenizer | None,
+        cache: ResponseCache | None,
+        traces: Traces,
+        number: int,
+    ) -> None:
+        """See `Worker`."""
+        info = self._info = served.info
+        self._settings, self._tokenizer, self._traces, self._stop = settings, tokenizer, traces, stop
+        is_exactly_once = settings.delivery == "exactly_once"
+        # Fetch
+        self.topics = (settings.topic, bulk_topic(settings.topic))
+        self.cluster = KafkaCluster.of(settings)
+        self.backpressure = Backpressure(settings.max_in_flight, can_stall=not is_exactly_once)
+        offsets = OffsetTracker()
+        self.ledger = RecordLedger(self.backpressure, offsets, self.topics[1])
+        self.fetched = FetchBuffer(self.ledger, self.backpressure)
+        self.consumer = Consumer(
+            self.cluster,
+            self.topics,
+            settings.group_id,
+            worker=number,
+            revision=info.revision,
+            fetch_max_wait_ms=settings.fetch_max_wait_ms,
+            drain_s=settings.drain_s,
+            received=self.fetched.put,
+            revoked=self._revoked,
+        )
+        self._long = LongRecords(self.process)
+        self._bulk: asyncio.Task[None] | None = None  # processes bulk records
+        # Validate, prepare, look up
+        bounds = ReplyBounds(info, settings.max_reply_bytes)
+        read_options, read_fields = served.read_options, served.read_fields
+        generation = None if read_options is None else GenerationRequests(info, read_options)
+        cells = None if read_fields is None else SequenceRequests(info, read_fields, settings.max_reply_bytes)
+        self._validator = RequestValidator(
+            info,
+            bounds,
+            Prompts() if tokenizer is None else tokenizer.prompts,
+            reply_topics=settings.reply_topics,
+            slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
+            max_sequences=settings.max_sequences,
+            generation=generation,
+        )
+        self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=bool(cache))
+        self.cache = None if cache is None else WriteBehindCache(cache)
+        # Batch, run
+        # With exactly_once no partial reply is sent: in the transaction of the answer it would be readable no earlier
+        # than that, and outside of it a reader with read_committed would see those of an owner that is fenced.
+        partial_outbox = None if is_exactly_once else Outbox(self.cluster, client_id="penstock-worker-partial")
+        self.partials = PartialReplies(partial_outbox, lambda one, result: encode_partial(one, result, info, tokenizer))
+        callbacks = StageCallbacks(self._ran, self._computed, self._reject, stop.fail, self.partials.send)
+        self.dispatcher, load, replied = served.stage(settings, callbacks)
+        # Reply, commit
+        self.outbox: Outbox | TransactionalOutbox
+        self.committer: Committer | TransactionalOutbox
+        if is_exactly_once:
+            self.outbox = self.committer = TransactionalOutbox(self.cluster, self.consumer, offsets, settings)
+        else:
+            self.outbox = Outbox(self.cluster, client_id="penstock-worker")
+            self.committer = Committer(offsets, self.consumer)
+        self._quarantine = Quarantine(self.committer, self.ledger, stop, self.consumer.assigned.is_set)
+        self.metrics = Metrics(info, load, self.backpressure, self.ledger)
+        self.metrics.show("penstock_skipped_offsets_total", lambda: self.consumer.num_skipped)
+        count, group = self.metrics.count, settings.group_id
+        self._delivery = Delivery(self.outbox, self.backpressure, self._acknowledged, replied, count, group, number)
+        lag, dead_letters = (lambda: offsets.lag(self.consumer.last_ends())), self._delivery.dead_letters
+        self.monitor = LoadMonitor(load, self.metrics, lag=lag, dead_letters=dead_letters)
+        drained = self.fetched, self._long, self.dispatcher, self.ledger
+        self._drain = Drain(*drained, stop, in_order=is_exactly_once)
+        self.num_answered = 0
+
+    # 1. Fetch
+
+    async def turn(self) -> None:
+        """Poll once. Online records are processed before the next poll, bulk records beside the turns that follow."""
+        await self._stop.cut_short(self.fetched.fill(self.consumer))
+        if self.fetched.can_take(bulk=True) and (self._bulk is None or self._bulk.done()):
+            self._bulk = watched(self._process_fetched(bulk=True))
+        await self._process_fetched(bulk=False)
+
+    async def _process_fetched(self, *, bulk: bool) -> None:
+        while self.fetched.can_take(bulk=bulk) and not self._stop.is_set():
+            await self._quarantine.wait()
+            records = self.fetched.take(bulk=bulk)
+            if self._quarantine.trusts(records):
+                await self._begin(records)
+            else:
+                await self._quarantine.run(records, self._begin)
+            for _ in range(_TURNS if self.fetched.can_take(bulk=bulk) else 0):
+                await asyncio.sleep(0)
+
+    async def _begin(self, records: Sequence[PendingRecord]) -> None:
+        """Process admitted records, or leave a long one to `LongRecords`, if it can still be in time."""
+        if not records or not records[0].is_long:
+            await self.process(records)
+            return
+        wait_s = self._long.wait_s(records[0])
+        late = self._validator.reject_late(records, time.monotonic(), time.time(), wait_s)
+        self._reject(late)
+        if not late:
+            self._long.add(records[0])
+
+    # 2. Validate, 3. prepare, 4. look up, 5. batch
+
+    async def process(self, records: Sequence[PendingRecord]) -> None:
+        """Take admitted records to the batch queue. Some are answered on the way, with errors or from the cache."""
+        requests, invalid = self._validator.validate(records, time.monotonic(), time.time())
+        self._reject(invalid)
+        sequences, unprepared = await self._preparer.prepare(requests)
+        self._reject(unprepared)
+        if sequences:
+            hits, misses = await self._look_up(sequences)
+            self._reply(hits, None)
+            self.dispatcher.add(misses)
+        if cancelled := [one.address for one in invalid if one.address and isinstance(one.error, Cancelled)]:
+            self.dispatcher.cancel(cancelled)
+
+    async def _look_up(self, sequences: list[PendingSequence]) -> tuple[SequenceResults, list[PendingSequence]]:
+        self.ledger.queue([sequence.request for sequence in sequences if sequence.index == 0])
+        prepared = time.monotonic()
+        hits, misses = ([], sequences) if self.cache is None else await self.cache.look_up(sequences)
+        sequences[0].request.times.note_stages(prepared, time.monotonic())
+        self._traces.begin(sequences)
+        if hits:
+            self.metrics.from_cache.inc(len(hits))
+        return hits, misses
+
+    # 6. Run: the dispatcher's lanes or steps, which then call these two
+
+    def _ran(self, stats: BatchStats) -> None:
+        self.monitor.batch_done(stats)
+
+    def _computed(self, results: SequenceResults, stats: BatchStats) -> None:
+        if self.cache is not None:
+            self.cache.store(results)
+        self._traces.batch_done(stats, results)
+        self._reply(results, stats)
+
+    # 7. Reply
+
+    def _reply(self, results: SequenceResults, stats: BatchStats | None) -> None:
+        """Store results of a batch, or without `stats` of the cache, and reply to the requests that they complete."""
+        if not results:
+            return
+        now = time.monotonic()
+        completed = [sequence.request for sequence, result in results if sequence.settle(result)]
+        self.ledger.answer([request.record for request in completed])
+        self.monitor.answered(completed, stats, now)
+        self._delivery.reply(completed, encode_replies(completed, self._info, stats, now, self._tokenizer))
+        self.num_answered += len(completed)
+
+    def _reject(self, rejections: Sequence[Rejection]) -> None:
+        """Send the error replies and dead letters of records that are at fault, late or refused, at any step."""
+        if not rejections:
+            return
+        self.ledger.answer([rejection.record for rejection in rejections])
+        self.monitor.rejected([rejection.error for rejection in rejections])
+        self._traces.rejected(rejections)
+        self._delivery.reject(rejections)
+
+    # 8. Commit
+
+    def _acknowledged(self, records: Sequence[PendingRecord]) -> None:
+        """The broker has all that these records are owed. `committer` commits their offsets with the next prefix."""
+        self.ledger.acknowledge(records)
+        self._traces.ended(records)
+
+    # The end: of partitions, or of the worker
+
+    async def _revoked(self, sources: set[TopicPartition]) -> None:
+        drain_s = 0.0 if self.consumer.is_evicted else self._settings.drain_s  # what others answer is not finished
+        await self._drain.partitions(sources, self._bulk, drain_s)
+        self._quarantine.hand_over()
+        await self.committer.commit_last()
+        self.ledger.forget(sources)
+        self.dispatcher.resume()
+
+    async def drain(self, until: float) -> bool:
+        """Finish what was admitted, up to a monotonic time, and commit. Returns false without the commit."""
+        await self._drain.worker(until)
+        self._quarantine.hand_over()
+        is_committed = await self.committer.commit_last()
+        self.dispatcher.close()
+        if self._bulk is not None:
+            self._bulk.cancel()
+        return is_committed
