@@ -5,22 +5,20 @@ Records take their steps in slices, so that counts are kept once a slice.
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID, KafkaRecord
 from penstock.worker.kafka.progress.offsets import OffsetTracker, Source
-from penstock.worker.requests.record import PendingRecord, RecordState
+from penstock.worker.requests.record import UNANSWERED, PendingRecord, RecordState
 from penstock.worker.requests.request import PendingRequest
 
 _IS_BULK = attrgetter("from_bulk_topic")
 _RECEIVED = (RecordState.RECEIVED,)
 _ADMITTED = (RecordState.ADMITTED,)
-_UNANSWERED = (RecordState.ADMITTED, RecordState.QUEUED)
 _ANSWERED = (RecordState.ANSWERED,)
-_ENDED = (RecordState.ANSWERED, RecordState.ACKNOWLEDGED, RecordState.RELEASED)
 
 
 class RecordLedger:
@@ -40,9 +38,7 @@ class RecordLedger:
         self._bulk_topic = bulk_topic
         self.num_running = 0  # admitted, and neither answered nor given up
         self.num_skipped = 0  # records that the last owner of their partition had answered
-        self._all_finished = asyncio.Event()
-        self._all_finished.set()
-        self._step = asyncio.Event()
+        self._step = asyncio.Event()  # set at the next step
 
     @property
     def num_unfinished(self) -> int:
@@ -80,8 +76,6 @@ class RecordLedger:
         if skipped:
             self._skip(skipped)
             records = [record for record in records if record.state is RecordState.ADMITTED]
-        if self._offsets.num_unfinished:
-            self._all_finished.clear()
         self.num_running += len(records)
         return records
 
@@ -100,20 +94,20 @@ class RecordLedger:
 
     def answer(self, records: Collection[PendingRecord]) -> None:
         """The answers of these records go to the outbox. Called once a record, before they do."""
-        _advance(records, _UNANSWERED, RecordState.ANSWERED)
+        _advance(records, UNANSWERED, RecordState.ANSWERED)
         self._add_sequences(records, -1)
         self.num_running -= len(records)
-        self._note_step()
+        self._step.set()
 
     def give_up(self, records: Collection[PendingRecord]) -> None:
         """Admitted records of partitions that are being revoked. The next owner reads them again."""
-        _advance(records, _UNANSWERED, RecordState.RELEASED)
+        _advance(records, UNANSWERED, RecordState.RELEASED)
         self._add_sequences(records, -1)
         self._remove(records)
         self.num_running -= len(records)
         for record in self._of_present_readings(records):
             self._offsets.give_up(record.source, 1)
-        self._note_step()
+        self._step.set()
 
     def acknowledge(self, records: Collection[PendingRecord]) -> None:
         """The broker has all that these records are owed: their offsets are finished."""
@@ -125,38 +119,30 @@ class RecordLedger:
         for (source, reading), finished in offsets.items():
             if reading == self._offsets.reading(source):
                 self._offsets.finish(source, finished)
-        self._note_step()
+        self._step.set()
 
     def forget(self, sources: set[Source]) -> None:
         """These partitions were revoked: their offsets are no longer this worker's to commit."""
         self._offsets.forget(sources)
-        self._note_step()
+        self._step.set()
 
-    async def wait_for_step(self) -> None:
-        """Wait until records are answered, acknowledged or given up."""
-        if self._step.is_set():
-            self._step = asyncio.Event()
-        await self._step.wait()
-
-    async def wait_until_ended(self, records: Collection[PendingRecord]) -> None:
-        """Wait until these are answered or given up: no engine runs them any more. Acknowledgements may take long."""
-        while any(record.state not in _ENDED for record in records):
-            await self.wait_for_step()
+    async def wait_until(self, holds: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait for what answers, acknowledgements or records that are given up make true. False after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    if self._step.is_set():
+                        self._step = asyncio.Event()
+                    await self._step.wait()
+        return holds()
 
     async def wait_until_finished(self, timeout_s: float) -> bool:
         """Wait until every admitted record is acknowledged; false after `timeout_s`."""
-        with contextlib.suppress(TimeoutError):
-            if not self._all_finished.is_set():
-                await asyncio.wait_for(self._all_finished.wait(), timeout_s)
-        return self._all_finished.is_set()
+        return await self.wait_until(lambda: self.num_unfinished == 0, timeout_s)
 
     async def wait_until_answered(self, timeout_s: float) -> bool:
         """Wait until no admitted record is without an answer; false after `timeout_s`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self.num_running:
-                    await self.wait_for_step()
-        return self.num_running == 0
+        return await self.wait_until(lambda: self.num_running == 0, timeout_s)
 
     def are_present(self, records: Iterable[PendingRecord]) -> bool:
         """Whether the partitions of these have been this worker's without a break since they were admitted."""
@@ -173,11 +159,6 @@ class RecordLedger:
         for bulk, chosen in _by_topic(records):
             num_sequences = sum([record.num_sequences for record in chosen])
             self._backpressure.add_sequences(sign * num_sequences, bulk=bulk)
-
-    def _note_step(self) -> None:
-        self._step.set()
-        if self._offsets.num_unfinished == 0:
-            self._all_finished.set()
 
 
 def _by_topic(records: Iterable[PendingRecord]) -> Iterator[tuple[bool, list[PendingRecord]]]:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from penstock.worker.requests.record import PendingRecord, RecordState
+from penstock.worker.requests.record import PendingRecord
 from penstock.worker.stop_signal import watched
 
 _MEMORY = 0.9  # weight of what was measured before the last record
-_UNANSWERED = (RecordState.ADMITTED, RecordState.QUEUED)
 
 
 class _Waiting(NamedTuple):
@@ -67,7 +66,7 @@ class LongRecords:
             if self._current is not None:
                 records.append(self._current)
             self._current = None
-        return [record for record in records if record.state in _UNANSWERED]
+        return [record for record in records if record.is_unanswered]
 
     async def _run(self) -> None:
         while self._waiting:

@@ -66,7 +66,8 @@ class Quarantine:
         for group in self._groups(records):
             if self._is_suspect(group[0]):
                 async with self._alone:
-                    await self._stop.unless_stopped(self._until_others_end())
+                    others_ended = self._ledger.wait_until(lambda: self._ledger.num_running <= self._num_waiting)
+                    await self._stop.unless_stopped(others_ended)
                     await self._run(group, process, alone=True)
             else:
                 await self.wait()
@@ -84,10 +85,6 @@ class Quarantine:
     def _is_suspect(self, record: PendingRecord) -> bool:
         return self._marks.custody(record.source).is_suspect(record.original.offset)
 
-    async def _until_others_end(self) -> None:
-        while self._ledger.num_running > self._num_waiting:
-            await self._ledger.wait_for_step()
-
     async def _run(self, group: Sequence[PendingRecord], process: Process, *, alone: bool) -> None:
         doubted = [r for r in group if self._marks.custody(r.source).is_in_doubt(r.original.offset)]
         self._condemn(doubted)
@@ -98,7 +95,9 @@ class Quarantine:
             return
         await process(group)
         if doubted:
-            await self._stop.unless_stopped(self._ledger.wait_until_ended(doubted))
+            # Not until they are acknowledged, which may take long: no engine runs them any more.
+            are_answered = self._ledger.wait_until(lambda: not any(one.is_unanswered for one in doubted))
+            await self._stop.unless_stopped(are_answered)
             self._marks.unname({record.source for record in doubted})
             if alone:
                 # At once: what ends the worker from now on is another record.

@@ -22,6 +22,9 @@ class RecordState(Enum):
     RELEASED = "released"  # in place of an answer it was given up: the partition's next owner reads it again
 
 
+UNANSWERED = (RecordState.ADMITTED, RecordState.QUEUED)
+
+
 @dataclass(slots=True, eq=False)
 class PendingRecord:
     """A record that the worker has polled and not finished.
@@ -48,6 +51,11 @@ class PendingRecord:
         self.num_bytes = len(original.value or b"")
         headers = [len(name) + len(value or b"") for name, value in original.headers]
         self.held_bytes = self.num_bytes + len(original.key or b"") + sum(headers)
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether it was admitted, and is neither answered nor given up."""
+        return self.state in UNANSWERED
 
     @property
     def is_long(self) -> bool:
