@@ -83,7 +83,6 @@ class _Letter:
         return len(self.key) + len(self.value or b"") + headers
 
 
-Ended = Callable[[Sequence[PendingRecord]], None]
 Faults = Sequence[tuple[PendingRecord, Fault]]
 
 
@@ -92,31 +91,35 @@ class _Sending(OutAnswer):
     """A letter on its way."""
 
     letter: _Letter
-    records: Sequence[PendingRecord]
-    shorten: Callable[[], bool]  # puts a shorter one in its place; false: there is none
-    ended: Ended
+    faults: Faults  # that it tells
+    forms: Iterator[_Letter]  # shorter ones, of the same faults
     num_retries: int = 0
 
     @property
     def origins(self) -> Sequence[PendingRecord]:
-        return self.records
+        return [record for record, _ in self.faults]
 
 
 class DeadLetters:
     """Writes originals to the dead-letter topic beside the request topic. Called on the event loop only."""
 
-    def __init__(self, outlet: Outlet, group_id: str, worker: str) -> None:
-        """`worker`: the client id of this member of the group. Every letter names both."""
+    def __init__(
+        self, outlet: Outlet, ended: Callable[[Sequence[PendingRecord]], None], group_id: str, worker: str
+    ) -> None:
+        """`ended` is called once for each record, when the broker has its letter or the letter was given up.
+
+        `worker`: the client id of this member of the group. Every letter names both.
+        """
         self._outlet = outlet
+        self._ended = ended
         self._reader = [(ERROR_WORKER, worker.encode()), (DLQ_GROUP, group_id.encode())]
         self._unwritable: set[str] = set()  # topics that have refused a letter to the end
         self.counts = {"kept": 0, "kept_in_part": 0, "lost": 0}  # records, by the outcome of their letters
 
-    def keep(self, ended_together: Iterable[tuple[PendingRecord, Fault | None]], ended: Ended) -> None:
+    def keep(self, ended_together: Iterable[tuple[PendingRecord, Fault | None]]) -> None:
         """Write the dead letters of records that end in one step. Those without a fault get none.
 
-        Records that follow each other in their partition share a letter. `ended` is called once for each record, when
-        the broker has its letter or the letter was given up.
+        Records that follow each other in their partition share a letter.
 
         A letter that is too large is written again with less in it: that of several records as one each, one without
         the value, at last with the position alone. If the topic is missing or not allowed, the letter is sent again for
@@ -124,51 +127,38 @@ class DeadLetters:
         one. Otherwise each record at fault would hold up the commits of its partition, and keep what is finished behind
         it in memory.
         """
-        for run in _runs(ended_together):
-            if len(run) == 1:
-                self._keep_alone(*run[0], ended)
-            else:
-                self._keep_jointly(run, ended)
+        for faults in _runs(ended_together):
+            self._put(faults, self._forms(faults))
 
-    def _keep_alone(self, record: PendingRecord, fault: Fault, ended: Ended) -> None:
-        letters = _letters(record, [*_reasons(record, fault), *self._reader])
+    def _forms(self, faults: Faults) -> Iterator[_Letter]:
+        if len(faults) > 1:
+            return iter([_joint_letter(faults, self._reader)])
+        [(record, fault)] = faults
+        return _letters(record, [*_reasons(record, fault), *self._reader])
 
-        def put_next() -> bool:
-            letter = next(letters, None)
-            if letter is not None:
-                self._put([record], letter, put_next, ended)
-            return letter is not None
-
-        put_next()
-
-    def _keep_jointly(self, faults: Faults, ended: Ended) -> None:
-        def put_each() -> bool:
-            for record, fault in faults:
-                self._keep_alone(record, fault, ended)
-            return True
-
-        self._put([record for record, _ in faults], _joint_letter(faults, self._reader), put_each, ended)
-
-    def _put(
-        self, records: Sequence[PendingRecord], letter: _Letter, shorten: Callable[[], bool], ended: Ended
-    ) -> None:
-        first = records[0]
-        sending = _Sending(letter.key, letter.value, letter.headers, self._sent, first, letter, records, shorten, ended)
+    def _put(self, faults: Faults, forms: Iterator[_Letter]) -> bool:
+        """Send a letter in its next form. Returns false if there is none."""
+        letter = next(forms, None)
+        if letter is None:
+            return False
+        origin = faults[0][0]
+        sending = _Sending(letter.key, letter.value, letter.headers, self._sent, origin, letter, faults, forms)
         if letter.num_bytes > _MAX_LETTER_BYTES:
             self._shorten(sending, MessageSizeTooLargeError(f"A dead letter has at most {_MAX_LETTER_BYTES:,} bytes"))
         else:
-            self._outlet.put(dead_letter_topic(first.original.topic), None, [sending])
+            self._outlet.put(dead_letter_topic(origin.original.topic), None, [sending])
+        return True
 
     def _sent(self, letters: Sequence[_Sending], error: KafkaError | None) -> None:
         """Letters to one topic have ended together."""
         if error is None:
             self._unwritable.discard(dead_letter_topic(letters[0].origin.original.topic))
             for one in letters:
-                self.counts["kept_in_part" if one.letter.left_out else "kept"] += len(one.records)
+                self.counts["kept_in_part" if one.letter.left_out else "kept"] += len(one.faults)
                 if one.letter.left_out:
                     named = record_fields(one.origin)
                     log.warning("dead_letter_kept_in_part", left_out=one.letter.left_out, **named)
-                one.ended(one.records)
+                self._ended(one.origins)
         elif isinstance(error, MessageSizeTooLargeError):
             for one in letters:
                 self._shorten(one, error)
@@ -176,7 +166,10 @@ class DeadLetters:
             self._retry(letters, error)
 
     def _shorten(self, sending: _Sending, error: KafkaError) -> None:
-        if not sending.shorten():
+        if len(sending.faults) > 1:
+            for fault in sending.faults:
+                self._put([fault], self._forms([fault]))
+        elif not self._put(sending.faults, sending.forms):
             self._give_up(sending, error)
 
     def _retry(self, letters: Sequence[_Sending], error: KafkaError) -> None:
@@ -196,11 +189,11 @@ class DeadLetters:
             asyncio.get_running_loop().call_later(_RETRY_S, self._outlet.put, topic, None, again)
 
     def _give_up(self, sending: _Sending, error: KafkaError) -> None:
-        num_records = len(sending.records)
+        num_records = len(sending.faults)
         self.counts["lost"] += num_records
         named = {"records": num_records, **record_fields(sending.origin, num_records)}
         log.error("dead_letter_lost", error=repr(error), letter_bytes=sending.letter.num_bytes, **named)
-        sending.ended(sending.records)
+        self._ended(sending.origins)
 
 
 def _runs(ended_together: Iterable[tuple[PendingRecord, Fault | None]]) -> Iterator[Faults]:

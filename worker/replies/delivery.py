@@ -57,7 +57,7 @@ class Delivery:
     ) -> None:
         """`worker`: the member's number on its machine. Dead letters name it and the group."""
         self._outlet = outlet
-        self._dead_letters = DeadLetters(outlet, group_id, client_id(worker))
+        self._dead_letters = DeadLetters(outlet, self._pay, group_id, client_id(worker))
         self.dead_letters: Mapping[str, int] = self._dead_letters.counts  # by outcome
         self._backpressure = backpressure
         self._destinations = backpressure.destinations
@@ -178,7 +178,7 @@ class Delivery:
         for record, fault in ended_together:
             if fault is not None:
                 record.owe()
-        self._dead_letters.keep(ended_together, self._pay)
+        self._dead_letters.keep(ended_together)
 
     def _pay(self, records: Iterable[PendingRecord]) -> None:
         """The broker has one of the answers that each of these records is owed."""
