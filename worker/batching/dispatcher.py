@@ -16,7 +16,7 @@ from penstock.worker.batching.batch import BatchStats, pack, sums_of
 from penstock.worker.batching.failures import FailedBatches
 from penstock.worker.batching.flight_queue import FlightQueue
 from penstock.worker.batching.single_flight import deadline_of
-from penstock.worker.batching.watchdog import BatchWatchdog
+from penstock.worker.batching.watchdog import Watchdog, WorkUnderway
 from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
@@ -109,7 +109,13 @@ class Dispatcher:
 
     async def watch(self) -> None:
         """Give up when a batch does not end. Runs until cancelled."""
-        await BatchWatchdog(self._driver, self._clock, self._give_up).run()
+        await Watchdog(self._running, self._clock, self._give_up).run()
+
+    def _running(self) -> list[WorkUnderway]:
+        return [
+            WorkUnderway(batch, f"A batch of {len(batch.ids)} sequences", batch.predicted_s)
+            for batch in self._driver.running
+        ]
 
     def close(self) -> None:
         """Run nothing more and report nothing more. Records whose sequences are here stay uncommitted."""

@@ -14,6 +14,7 @@ from penstock.producer.wire.headers import ReplyAddress
 from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.stage import StageCallbacks
+from penstock.worker.batching.watchdog import Watchdog
 from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
@@ -23,7 +24,6 @@ from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.step_load import StepTimes
 from penstock.worker.stepping.step_single_flight import Joined, StepFlight, StepSingleFlight, late_and_rest
 from penstock.worker.stepping.step_thread import StepThread
-from penstock.worker.stepping.step_watchdog import StepWatchdog
 
 log = structlog.get_logger("penstock.dispatcher")
 
@@ -116,7 +116,7 @@ class StepDispatcher:
 
     async def watch(self) -> None:
         """See `SequenceDispatcher`."""
-        await StepWatchdog(self._thread, self._clock, self.give_up).run()
+        await Watchdog(self._thread.running, self._clock, self.give_up).run()
 
     def close(self) -> None:
         """See `SequenceDispatcher`."""

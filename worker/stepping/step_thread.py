@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from penstock.worker.batching.watchdog import WorkUnderway
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepRunner
 
 log = structlog.get_logger("penstock.worker")
@@ -38,7 +39,7 @@ class StepThread:
         self._thread = threading.Thread(target=self._run, name="engine-steps", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
-        # Read by the watchdog. A turn is a piece of the runner's work: a step, jobs that come or leave, or idle work.
+        # A turn is a piece of the runner's work: a step, jobs that come or leave, or idle work.
         self.num_turns = 0  # that have ended
         self.is_running = False  # whether one is under way
         self.idle_since = time.monotonic()
@@ -62,10 +63,9 @@ class StepThread:
         """Let jobs leave before the next turn."""
         self._orders.put(_Cancel(ids))
 
-    @property
-    def predicted_s(self) -> float:
-        """Seconds that the turn underway is predicted to take."""
-        return self._runner.predicted_s
+    def running(self) -> list[WorkUnderway]:
+        """The turn under way, if there is one, for the watchdog."""
+        return [WorkUnderway(self.num_turns, "A turn of steps", self._runner.predicted_s)] if self.is_running else []
 
     @property
     def is_alive(self) -> bool:

@@ -14,11 +14,9 @@ from penstock.producer.wire.messages import Options
 from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.stage import StageCallbacks
-from penstock.worker.batching.watchdog import HANG_S, EngineHung
 from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 from penstock.worker.stepping.contract import StepEvents
 from penstock.worker.stepping.step_dispatcher import StepDispatcher
-from penstock.worker.stepping.step_watchdog import StepWatchdog
 from tests.worker.stepping.manual import CountingRunner, ManualThread
 
 MakeSequences = Callable[..., list[PendingSequence]]
@@ -327,32 +325,3 @@ def test_a_runner_that_raises_makes_the_worker_unhealthy_once(bench: Bench, make
     assert bench.unhealthy == [error]
     assert not bench.results
     assert bench.runner.is_idle
-
-
-def test_a_turn_that_does_not_end_is_noticed_and_a_slow_loop_is_not_blamed() -> None:
-    thread, now, hung = ManualThread(CountingRunner()), 0.0, list[EngineHung]()
-    watching = StepWatchdog(thread, lambda: now, hung.append)
-    for turn in range(200):  # turns that end
-        now, thread.is_running, thread.num_turns = now + 1.0, True, turn
-        assert not watching.look()
-    now += 1000.0  # the whole process stood still
-    assert not watching.look()
-    for _ in range(int(HANG_S) - 2):
-        now += 1.0
-        assert not watching.look()
-    now += 1.0
-    assert watching.look()
-    assert len(hung) == 1
-
-
-def test_a_long_turn_that_was_predicted_is_not_taken_for_a_hang() -> None:
-    thread, now, hung = ManualThread(CountingRunner()), 0.0, list[EngineHung]()
-    watching = StepWatchdog(thread, lambda: now, hung.append)
-    thread.is_running, thread.runner.predicted_s = True, 10.0
-    for _ in range(199):
-        now += 1.0
-        assert not watching.look()
-    for _ in range(3):
-        now += 1.0
-        watching.look()
-    assert "predicted: 10 s" in str(hung[0])
