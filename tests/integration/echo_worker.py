@@ -21,7 +21,7 @@ from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.producer.transport import outbox
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.scheduler import LearnedCost
-from penstock.worker import WorkerSettings, process, worker
+from penstock.worker import WorkerSettings, pipeline, process
 from penstock.worker.batching import watchdog
 from penstock.worker.kafka import reply_destinations
 from penstock.worker.resolved_settings import ResolvedSettings
@@ -82,7 +82,7 @@ class LateOutbox(Outbox):
 
 
 if __name__ == "__main__":
-    worker.Outbox = LateOutbox  # type: ignore[attr-defined]  # the same door
+    pipeline.Outbox = LateOutbox  # type: ignore[attr-defined]  # the same door
     cost_of = process._cost
 
     def measure_then_break(engine: EchoEngine, settings: ResolvedSettings, device_share: float) -> LearnedCost:
