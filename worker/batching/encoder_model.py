@@ -8,8 +8,9 @@ from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.batching.engine_probe import EngineProbe
 from penstock.worker.batching.stage import BatchStage, StageCallbacks
 from penstock.worker.batching.token_budget import TokenBudget
-from penstock.worker.requests.readers import ReadFields, ReadOptions
+from penstock.worker.requests.generation import ReadOptions
 from penstock.worker.requests.request import SequenceResults
+from penstock.worker.requests.sequence_work import ReadFields
 from penstock.worker.resolved_settings import ResolvedSettings, scheduler_settings
 
 

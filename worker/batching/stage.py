@@ -8,9 +8,10 @@ from penstock.engine.types import Float32Array, ModelInfo
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.kafka.progress.offsets import Source
-from penstock.worker.requests.readers import ReadFields, ReadOptions
+from penstock.worker.requests.generation import ReadOptions
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
+from penstock.worker.requests.sequence_work import ReadFields
 from penstock.worker.resolved_settings import ResolvedSettings
 
 

@@ -2,7 +2,8 @@
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from penstock.cache import KEY_BYTES, KeySpace
 from penstock.engine.errors import InvalidOption
@@ -11,12 +12,13 @@ from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
 from penstock.producer.errors import UnsupportedTask
 from penstock.producer.wire.generation import GivenOptions
 from penstock.producer.wire.messages import Request, Uint32Array
-from penstock.worker.requests.readers import ReadOptions
 from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 _SEED_BITS = 62
 _MOST_KEPT = 64  # values in the lists of options that are kept for later requests
+
+ReadOptions = Callable[[Mapping[str, Any]], GenerationOptions]  # raises InvalidOption, which names the option
 
 
 class GenerationRequests:

@@ -64,8 +64,24 @@ class RequestPreparer:
 
     async def prepare(self, requests: Iterable[PendingRequest]) -> tuple[list[PendingSequence], list[Rejection]]:
         """The sequences of each request, or its rejection. One tokenizer call for all texts with equal options."""
-        if self._cells is not None:
-            return await self._unfold(self._cells, requests)
+        cells = self._cells
+        found = await self._token_ids(requests) if cells is None else [(request, list[_Ids]()) for request in requests]
+        is_bounded = self._is_bounded(found)
+        sequences: list[PendingSequence] = []
+        rejections: list[Rejection] = []
+        for request, ids in found:
+            try:
+                if cells is not None:
+                    own = await cells.sequences(request)
+                else:
+                    own = self._keyed(request, self._fit(request.message, ids, is_bounded=is_bounded))
+                request.note_tokens(sum([len(one.token_ids) for one in own]))
+                sequences += own
+            except PenstockError as error:
+                rejections.append(request.reject(error))
+        return sequences, rejections
+
+    async def _token_ids(self, requests: Iterable[PendingRequest]) -> list[_Found]:
         found: list[_Found] = []
         with_text: dict[tuple[bool, bool], list[PendingRequest]] = {}  # by truncate, spans
         for request in requests:
@@ -77,35 +93,10 @@ class RequestPreparer:
                 with_text.setdefault(wanted, []).append(request)
         for (truncate, spans), chosen in with_text.items():
             found += await self._tokenize(chosen, truncate, spans)
-        is_bounded = self._is_bounded(found)
-        sequences: list[PendingSequence] = []
-        rejections: list[Rejection] = []
-        for request, ids in found:
-            try:
-                fitted = self._fit(request.message, ids, is_bounded=is_bounded)
-                request.note_tokens(sum([len(one) for one, _ in fitted]))
-                sequences += self._keyed(request, fitted)
-            except PenstockError as error:
-                rejections.append(request.reject(error))
-        return sequences, rejections
-
-    @staticmethod
-    async def _unfold(
-        cells: SequenceRequests, requests: Iterable[PendingRequest]
-    ) -> tuple[list[PendingSequence], list[Rejection]]:
-        sequences: list[PendingSequence] = []
-        rejections: list[Rejection] = []
-        for request in requests:
-            try:
-                steps = await cells.sequences(request)
-                request.note_tokens(sum([len(one.token_ids) for one in steps]))
-                sequences += steps
-            except PenstockError as error:
-                rejections.append(request.reject(error))
-        return sequences, rejections
+        return found
 
     def _is_bounded(self, found: Iterable[_Found]) -> bool:
-        """Whether all ids and types of a slice are in the model's tables: one look at all of them.
+        """Whether all ids and types are in the model's tables: one look at all of them.
 
         Those of texts too: a checkpoint's tokenizer may have more tokens, or more types, than its model.
         """
@@ -144,7 +135,7 @@ class RequestPreparer:
     def _fit(self, message: Request, found: list[_Ids] | PenstockError, *, is_bounded: bool) -> list[_Ids]:
         """Bound sequences to the vocabulary and the model's maximum. A cut keeps the special tokens around the text.
 
-        `is_bounded`: no id or type of the slice is outside the model's tables.
+        `is_bounded`: no id or type of all requests is outside the model's tables.
 
         Raises:
             BadTokenId, EmptyInput, TooLong, InvalidRequest: with the sequences at fault.

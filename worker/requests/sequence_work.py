@@ -1,8 +1,9 @@
 """The work of a sequence for the cell runner. Imports no torch."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.scheduler.cellular import CellGraph
 
@@ -27,3 +28,6 @@ class SequenceWork:
     def num_slots(self) -> int:
         """State slots that it acquires at once."""
         return self.graph.num_slots
+
+
+ReadFields = Callable[[Mapping[str, Any]], SequenceWork]  # of a sequence; raises InvalidRequest

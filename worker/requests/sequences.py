@@ -8,8 +8,8 @@ from penstock.cache import KeySpace
 from penstock.engine.types import ModelInfo, TaskOptions
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.wire.sequence_codec import packed_fields
-from penstock.worker.requests.readers import ReadFields
 from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.sequence_work import ReadFields
 from penstock.worker.requests.validation import first_error
 
 _PAUSE_STEPS = 1024  # unfolded, a few milliseconds; then the event loop has a turn

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from penstock.engine.types import ModelInfo
 from penstock.worker.batching.engine_probe import IDLE_S, LOOP_S, PROBE_S
 from penstock.worker.batching.stage import BatchStage, StageCallbacks
-from penstock.worker.requests.readers import ReadFields, ReadOptions
+from penstock.worker.requests.generation import ReadOptions
 from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_work import ReadFields
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepRunner
 from penstock.worker.stepping.step_dispatcher import StepDispatcher
