@@ -94,7 +94,7 @@ class Member:
         """Equal for members that behave alike from here on, while the group has this generation."""
         tracker = self.tracker
         records = [
-            (one.original.partition, one.original.offset, one.state.value, one.reading == tracker.reading(one.source))
+            (one.original.partition, one.original.offset, one.state.value, one.epoch == tracker.epoch(one.source))
             for one in self.records
         ]
         return (

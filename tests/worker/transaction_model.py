@@ -115,12 +115,10 @@ class Member:
 
     def key(self, epoch: int) -> tuple[Any, ...]:
         """Equal for members that behave alike from here on, while the broker has this epoch."""
-        reading = self.tracker.reading(SOURCE)
-        records = [(one.original.offset, one.reading == reading) for one in self.records]
+        epoch = self.tracker.epoch(SOURCE)
+        records = [(one.original.offset, one.epoch == epoch) for one in self.records]
         plan, partition = self.plan, self.tracker._partitions.get(SOURCE)
-        waiting = [
-            (one == reading, tuple(sorted(answers._answers))) for one, answers in plan._waiting.items() if answers
-        ]
+        waiting = [(one == epoch, tuple(sorted(answers._answers))) for one, answers in plan._waiting.items() if answers]
         return (
             (self.phase, self.position, _epoch_key(self.epoch, epoch), tuple(sorted(records))),
             (plan._committed, plan._mark, _content_key(plan._in_doubt), tuple(sorted(waiting))),
@@ -198,7 +196,7 @@ class World:
         else:
             yield from self._actions_of_owner(number, member)
         for index, record in enumerate(member.records):
-            is_stale = record.reading != member.tracker.reading(SOURCE)
+            is_stale = record.epoch != member.tracker.epoch(SOURCE)
             has_run = member.phase in ("owns", "draining") and member.plan.is_marked
             if is_stale or has_run:
                 yield ("answer", number, index)
@@ -277,8 +275,8 @@ class World:
     def _crash(self, number: int) -> None:
         self.crashes -= 1
         member, self.owner = self.members[number], None
-        reading, has_marks = member.tracker.reading(SOURCE), member.phase in ("owns", "draining")
-        has_run = has_marks and any(record.reading == reading for record in member.records)
+        epoch, has_marks = member.tracker.epoch(SOURCE), member.phase in ("owns", "draining")
+        has_run = has_marks and any(record.epoch == epoch for record in member.records)
         is_mark_there = self.committed.custody is not None
         if has_run and member.plan.is_marked and member.epoch == self.epoch and not is_mark_there:
             raise Violation("a member died with records that ran, and has left no mark")

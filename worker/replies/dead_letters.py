@@ -201,10 +201,10 @@ def _runs(ended_together: Iterable[tuple[PendingRecord, Fault | None]]) -> Itera
 
     So with exactly-once delivery all that a letter stands for is answered, and committed, together.
     """
-    by_reading: dict[tuple[Source, int, bytes], list[tuple[PendingRecord, Fault | None]]] = {}
+    by_epoch: dict[tuple[Source, int, bytes], list[tuple[PendingRecord, Fault | None]]] = {}
     for record, fault in ended_together:
-        by_reading.setdefault((record.source, record.reading, record.topic_id), []).append((record, fault))
-    for ended in by_reading.values():
+        by_epoch.setdefault((record.source, record.epoch, record.topic_id), []).append((record, fault))
+    for ended in by_epoch.values():
         run: list[tuple[PendingRecord, Fault]] = []
         num_bytes, last_offset = 0, -1
         for record, fault in ended:

@@ -68,9 +68,9 @@ class RecordLedger:
         for _, run in groupby(records, _poll):
             polled = list(run)
             already = self._offsets.start(polled[0].source, [record.original.offset for record in polled])
-            reading = self._offsets.reading(polled[0].source)
+            epoch = self._offsets.epoch(polled[0].source)
             for record in polled:
-                record.reading = reading
+                record.epoch = epoch
             if already:
                 skipped += [record for record in polled if record.original.offset in already]
         if skipped:
@@ -105,7 +105,7 @@ class RecordLedger:
         self._add_sequences(records, -1)
         self._remove(records)
         self.num_running -= len(records)
-        for record in self._of_present_readings(records):
+        for record in self._of_present_epochs(records):
             self._offsets.give_up(record.source, 1)
         self._step.set()
 
@@ -115,9 +115,9 @@ class RecordLedger:
         self._remove(records)
         offsets: dict[tuple[Source, int], list[int]] = {}
         for record in records:
-            offsets.setdefault((record.source, record.reading), []).append(record.original.offset)
-        for (source, reading), finished in offsets.items():
-            if reading == self._offsets.reading(source):
+            offsets.setdefault((record.source, record.epoch), []).append(record.original.offset)
+        for (source, epoch), finished in offsets.items():
+            if epoch == self._offsets.epoch(source):
                 self._offsets.finish(source, finished)
         self._step.set()
 
@@ -146,10 +146,10 @@ class RecordLedger:
 
     def are_present(self, records: Iterable[PendingRecord]) -> bool:
         """Whether the partitions of these have been this worker's without a break since they were admitted."""
-        return all(record.reading == self._offsets.reading(record.source) for record in records)
+        return all(record.epoch == self._offsets.epoch(record.source) for record in records)
 
-    def _of_present_readings(self, records: Iterable[PendingRecord]) -> Iterable[PendingRecord]:
-        return [record for record in records if record.reading == self._offsets.reading(record.source)]
+    def _of_present_epochs(self, records: Iterable[PendingRecord]) -> Iterable[PendingRecord]:
+        return [record for record in records if record.epoch == self._offsets.epoch(record.source)]
 
     def _remove(self, records: Iterable[PendingRecord]) -> None:
         for bulk, chosen in _by_topic(records):

@@ -29,7 +29,7 @@ UNANSWERED = (RecordState.ADMITTED, RecordState.QUEUED)
 class PendingRecord:
     """A record that the worker has polled and not finished.
 
-    `RecordLedger` changes its state, reading and number of sequences. All else changes by the methods.
+    `RecordLedger` changes its state, epoch and number of sequences. All else changes by the methods.
     """
 
     original: KafkaRecord  # as it was read: a dead letter carries it
@@ -37,7 +37,7 @@ class PendingRecord:
     from_bulk_topic: bool
     topic_id: bytes = NO_TOPIC_ID
     state: RecordState = RecordState.RECEIVED
-    reading: int = 0  # of its partition, in which it was admitted; see `OffsetTracker.reading`
+    epoch: int = 0  # of its partition's assignment, in which it was admitted; see `OffsetTracker.epoch`
     num_sequences: int = 0  # queued; 0 before
     num_attempts: int = 1  # engine runs that failed with it, or deliveries that ended a worker; 1 without either
     is_condemned: bool = False  # it has ended `num_attempts` workers, and is not run again

@@ -17,7 +17,7 @@ class PartitionLost(Exception):
 class TransactionContent(NamedTuple):
     """The content of a transaction."""
 
-    reading: int  # of the partition; see `OffsetTracker.reading`
+    epoch: int  # of the partition; see `OffsetTracker.epoch`
     offsets: Sequence[int]  # of the records that it answers
     offset: int  # that it commits
     mark: str  # of the partition's owner
@@ -34,7 +34,7 @@ class TransactionPlan:
         self._source = source
         self._offsets = offsets
         self._marks = marks
-        self._waiting: dict[int, WaitingAnswers] = {}  # by the reading of their records; nearly always one
+        self._waiting: dict[int, WaitingAnswers] = {}  # by the epoch of their records; nearly always one
         self._committed = 0  # offset of the last commit, this owner's or an earlier one's; 0 without one
         self._mark = ""  # of this owner's last commit
         self._in_doubt: TransactionContent | None = None  # what may have been committed
@@ -45,11 +45,11 @@ class TransactionPlan:
         self._committed = committed.offset
 
     def put(self, topic: str, partition: int | None, answers: Iterable[OutAnswer]) -> list[OutAnswer]:
-        """Hold answers. Returns those of earlier readings of the partition: they are not to be sent."""
-        current, reading = self._current, self._offsets.reading(self._source)
+        """Hold answers. Returns those of earlier epochs of the partition: they are not to be sent."""
+        current, epoch = self._current, self._offsets.epoch(self._source)
         late: list[OutAnswer] = []
         for answer in answers:
-            if answer.origin.reading == reading:
+            if answer.origin.epoch == epoch:
                 current.put(topic, partition, answer)
             else:
                 late.append(answer)
@@ -68,7 +68,7 @@ class TransactionPlan:
     def next(self) -> TransactionContent | None:
         """The next transaction, if there is any: a new mark or beginning first, which waits for no reply topic."""
         before = self._before()
-        if not before.reading:  # it was revoked
+        if not before.epoch:  # it was revoked
             return None
         if before.mark != self._mark or before.offset < self._committed:
             return before
@@ -77,7 +77,7 @@ class TransactionPlan:
 
     def answers(self, content: TransactionContent) -> list[Outgoing]:
         """The answers of a transaction."""
-        return self._waiting[content.reading].of(content.offsets) if content.offsets else []
+        return self._waiting[content.epoch].of(content.offsets) if content.offsets else []
 
     def begin(self, content: TransactionContent) -> None:
         """A transaction begins. From now on it may be committed."""
@@ -90,7 +90,7 @@ class TransactionPlan:
         content, self._in_doubt = self._in_doubt, None
         self._committed, self._mark = content.offset, content.mark
         self._marks.passed(self._source, content.offset)
-        return self._waiting[content.reading].take(content.offsets) if content.offsets else []
+        return self._waiting[content.epoch].take(content.offsets) if content.offsets else []
 
     def settle(self, committed: PartitionProgress) -> list[OutAnswer]:
         """As `finish`, if the transaction in doubt was committed. `committed` was read when all others were fenced.
@@ -108,16 +108,16 @@ class TransactionPlan:
 
     def discard(self, answer: OutAnswer) -> None:
         """Its topic does not take this answer. The record is answered otherwise, or not at all."""
-        self._waiting[answer.origin.reading].discard(answer)
+        self._waiting[answer.origin.epoch].discard(answer)
 
     def drop_metadata(self) -> None:
         """The broker takes none of this size: offsets are committed alone."""
         self._has_metadata, self._mark = False, ""
 
     def take_stale(self) -> list[OutAnswer]:
-        """Remove the answers of earlier readings: the topic has other records at their offsets, or none."""
-        reading = self._offsets.reading(self._source)
-        stale = [answer for one in self._waiting.keys() - {reading} for answer in self._waiting.pop(one).take_all()]
+        """Remove the answers of earlier epochs: the topic has other records at their offsets, or none."""
+        epoch = self._offsets.epoch(self._source)
+        stale = [answer for one in self._waiting.keys() - {epoch} for answer in self._waiting.pop(one).take_all()]
         if stale and self._in_doubt is not None:
             self._in_doubt = self._in_doubt._replace(offsets=())
         return stale
@@ -128,17 +128,17 @@ class TransactionPlan:
 
     @property
     def _current(self) -> WaitingAnswers:
-        return self._waiting.setdefault(self._offsets.reading(self._source), WaitingAnswers())
+        return self._waiting.setdefault(self._offsets.epoch(self._source), WaitingAnswers())
 
     def _before(self) -> TransactionContent:
         """The content without any of the held answers."""
         return self._up_to(lambda offset: False)
 
     def _up_to(self, is_answered: Callable[[int], bool]) -> TransactionContent:
-        reading = self._offsets.reading(self._source)
+        epoch = self._offsets.epoch(self._source)
         offsets, end = self._offsets.prefix(self._source, is_answered)
         if not self._has_metadata:
-            return TransactionContent(reading, offsets, end.offset, "", "")
+            return TransactionContent(epoch, offsets, end.offset, "", "")
         custody = self._marks.mark_at(self._source, end.offset)
         mark = "" if custody is None else custody.text()
-        return TransactionContent(reading, offsets, end.offset, mark, commit_metadata.of(end._replace(custody=custody)))
+        return TransactionContent(epoch, offsets, end.offset, mark, commit_metadata.of(end._replace(custody=custody)))

@@ -16,7 +16,7 @@ class Outgoing(NamedTuple):
 
 
 class WaitingAnswers:
-    """Answers by the offset of their record. All are of one reading of the partition.
+    """Answers by the offset of their record. All are of one epoch of the partition.
 
     A dead letter of several records is held for each of them. They are answered together, and taken together.
     """

@@ -130,7 +130,7 @@ def test_an_answer_that_outlived_its_partition_does_not_stand_for_a_record_not_y
     tracker = started(7, 8)
     tracker.forget({A})
     tracker.start(A, [7])
-    tracker.finish(A, [8])  # the first reading's answer
+    tracker.finish(A, [8])  # the first epoch's answer
     assert tracker.num_unfinished == 1
     tracker.finish(A, [7])
     assert tracker.take_committable() == {A: PartitionProgress(8)}

@@ -150,7 +150,7 @@ def test_records_that_the_last_owner_answered_are_admitted_without_work(books: B
     assert books.offsets.take_committable() == {SOURCE: PartitionProgress(7)}
 
 
-def test_the_end_of_an_earlier_reading_counts_for_no_record_of_the_present_one(
+def test_the_end_of_an_earlier_epoch_counts_for_no_record_of_the_present_one(
     books: Books, make_record: MakeRecord
 ) -> None:
     """The topic was created again while records were computed."""

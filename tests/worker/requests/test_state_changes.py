@@ -8,7 +8,7 @@ from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, PendingSequence, SliceTimes
 
 WORKER = Path(__file__).parents[3] / "worker"
-LEDGER = {"record.state", "record.reading", "record.num_sequences"}  # the ledger's part of a record
+LEDGER = {"record.state", "record.epoch", "record.num_sequences"}  # the ledger's part of a record
 OTHER_CLASSES = {"flight.job_id"}  # of StepFlight
 
 

@@ -74,7 +74,7 @@ class Line:
         self.transactions.begin(self.broker.committed.get(SOURCE, PartitionProgress(0)))
 
     def record(self, offset: int) -> PendingRecord:
-        return PendingRecord(self.make_record(offset=offset), SOURCE, False, reading=self.offsets.reading(SOURCE))
+        return PendingRecord(self.make_record(offset=offset), SOURCE, False, epoch=self.offsets.epoch(SOURCE))
 
     def answer(self, *offsets: int) -> None:
         for offset in offsets:
@@ -87,7 +87,7 @@ class Line:
     def ended(self, answers: Sequence[OutAnswer], error: KafkaError | None) -> None:
         self.done += [(answer.key, error) for answer in answers]
         for answer in answers:
-            if error is None and answer.origin.reading == self.offsets.reading(SOURCE):  # as the ledger
+            if error is None and answer.origin.epoch == self.offsets.epoch(SOURCE):  # as the ledger
                 self.offsets.finish(SOURCE, [answer.origin.original.offset])
 
     @property
@@ -164,7 +164,7 @@ async def test_a_last_commit_that_waits_while_the_partition_is_lost_commits_no_o
     assert (line.broker.written, line.committed, line.broker.num_producers) == ([], None, 1)
 
 
-async def test_an_answer_of_an_earlier_reading_is_not_sent(line: Line) -> None:
+async def test_an_answer_of_an_earlier_epoch_is_not_sent(line: Line) -> None:
     """The partition was revoked and came back while the record was computed."""
     late = line.record(0)
     line.offsets.restore({SOURCE: PartitionProgress(0)})

@@ -54,7 +54,7 @@ class _Partition:
     """
 
     next_offset: int  # after the contiguous finished prefix
-    reading: int  # its number: each assignment begins another, and so do offsets that begin again
+    epoch: int  # its number: each assignment begins another, and so do offsets that begin again
     topic_id: bytes
     started: deque[int] = field(default_factory=deque)  # from the first unfinished record on
     finished: set[int] = field(default_factory=set)  # of `started`
@@ -101,14 +101,14 @@ class OffsetTracker:
     """Offsets between `start` and `finish`. Pure bookkeeping; called on the worker's event loop only.
 
     `start` is called in the order of the partition, `finish` in any order, when the answer is acknowledged. After
-    `forget` a record is read again, by this worker or another. Only records of the present reading are finished.
+    `forget` a record is read again, by this worker or another. Only records of the present epoch are finished.
     """
 
     def __init__(self) -> None:
         self._partitions: dict[Source, _Partition] = {}
         self._changed: dict[Source, None] = {}  # since the last commit; in this order
         self._num_unfinished = 0
-        self._num_readings = 0
+        self._num_epochs = 0
 
     def restore(self, committed: Mapping[Source, PartitionProgress]) -> None:
         """Go on in assigned partitions from the progress that their last owners have committed."""
@@ -139,18 +139,18 @@ class OffsetTracker:
         self.finish(source, already)
         return already
 
-    def reading(self, source: Source) -> int:
-        """The number of the present reading of a partition; 0 without one.
+    def epoch(self, source: Source) -> int:
+        """The number of a partition's present epoch, between two assignments or resets of its offsets; 0 without one.
 
-        Answers to records of an earlier reading are ignored, because other records may have the same offsets now.
+        Answers to records of an earlier epoch are ignored, because other records may have the same offsets now.
         """
         partition = self._partitions.get(source)
-        return 0 if partition is None else partition.reading
+        return 0 if partition is None else partition.epoch
 
     def _begin(self, source: Source, offset: int, topic_id: bytes) -> _Partition:
         self.forget({source})
-        self._num_readings += 1
-        partition = self._partitions[source] = _Partition(offset, self._num_readings, topic_id)
+        self._num_epochs += 1
+        partition = self._partitions[source] = _Partition(offset, self._num_epochs, topic_id)
         return partition
 
     def finish(self, source: Source, offsets: Iterable[int]) -> None:
