@@ -32,8 +32,8 @@ from penstock.worker.kafka.fetching.lenient_batches import LenientRecords
 from penstock.worker.kafka.fetching.topic_ids import TopicIds
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.progress import commit_metadata, committed_progress
-from penstock.worker.kafka.progress.custody import Custody
 from penstock.worker.kafka.progress.offsets import PartitionProgress
+from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.validation import RequestValidator
@@ -76,7 +76,7 @@ def _progress(value: bytes) -> None:
     is_of_another_topic = progress == PartitionProgress(0, topic_id=NO_TOPIC_ID)
     if not is_of_another_topic and (progress.offset != 1000 or any(one < 1000 for one in progress.beyond)):
         raise AssertionError(f"{progress}")
-    if taken.custody is not None and not (0 < taken.custody.deaths <= 999 and taken.custody.until <= 1500):
+    if taken.marker is not None and not (0 < taken.marker.deaths <= 999 and taken.marker.until <= 1500):
         raise AssertionError(f"{taken}")
 
 
@@ -206,7 +206,7 @@ _LETTER = {
 _LEFT_OUT = {**_LETTER, "penstock-value-left-out-bytes": b"9000000", "penstock-unreadable-batch": b"a bomb"}
 _TEXT_REQUEST = codec.encode_request(Request("m", "embed", None, ("one", "two"), Options(truncate=True)))
 _LETTERS = [_record_bytes(headers, _TEXT_REQUEST) for headers in (_LETTER, _LEFT_OUT)]
-_MARKS = [Custody(2, 1200, (1003, 1004), True), Custody()]
+_MARKS = [OwnerMarker(2, 1200, (1003, 1004), True), OwnerMarker()]
 
 WIRE = (
     Decoder("request", _requests(), codec.decode_request, (InvalidRequest,), (mutated_bytes, mutated_msgpack)),

@@ -19,7 +19,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.worker.kafka.progress.custody import Custody
+from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 from penstock.worker.transactions.producer import TransactionalProducer
 
 StartWorker = Callable[..., Any]
@@ -132,7 +132,7 @@ async def test_replies_and_offsets_are_committed_together(
         await line.send(200)
         await line.assert_exactly_once()
         assert sum((await committed(kafka, line.group)).values()) == 200
-        assert await marks(kafka, line.group) == {Custody().text()}
+        assert await marks(kafka, line.group) == {OwnerMarker().text()}
         worker.process.terminate()
         assert await worker.exit_code() == 0
         assert await marks(kafka, line.group) == {""}

@@ -11,7 +11,7 @@ from penstock.engine.types import ModelInfo, TaskOptions
 from penstock.producer.wire.headers import ReplyAddress, request_headers
 from penstock.producer.wire.messages import Options, Request, join_tokens
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingRequest, PendingSequence, SliceTimes
+from penstock.worker.requests.request import PendingRequest, PendingSequence, StageTimes
 
 REQUEST_TOPIC = "penstock.requests.tiny"
 
@@ -73,7 +73,7 @@ def make_sequences() -> MakeSequences:
         message = Request("tiny", task, tokens=join_tokens(sequences), options=options or Options())
         record = record or PendingRecord(FakeRecord(offset=next(offsets)), (REQUEST_TOPIC, 0), from_bulk_topic=False)
         address = ReplyAddress("penstock.replies", 0, b"id", None)
-        request = PendingRequest(record, address, message, deadline, bulk, SliceTimes(0.0, 0.0))
+        request = PendingRequest(record, address, message, deadline, bulk, StageTimes(0.0, 0.0))
         arrays = [np.array(ids, np.int32) for ids in sequences]
         return [
             PendingSequence(request, i, ids, None, TaskOptions(task), ids.tobytes()) for i, ids in enumerate(arrays)

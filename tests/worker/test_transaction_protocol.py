@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.worker.kafka.progress.custody import Custody
 from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
+from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.transactions.transaction_plan import TransactionPlan
 from tests.worker.protocol_model import Violation
@@ -86,7 +86,7 @@ class TakesItselfForDead(Member):
     """Does not know its own mark again."""
 
     class Marks(KeptMarks):
-        def own_mark(self, source: Source, found: Custody) -> Custody | None:
+        def own_mark(self, source: Source, found: OwnerMarker) -> OwnerMarker | None:
             return None
 
     marks_class = Marks

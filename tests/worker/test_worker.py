@@ -282,7 +282,7 @@ async def test_what_was_polled_as_its_partition_was_revoked_is_left_to_the_next_
     rebalances: list[asyncio.Task[None]] = []
 
     async def revoked_at_once() -> Fetched:
-        rebalances.append(asyncio.create_task(kafka.rebalance({B})))  # runs after the first slice
+        rebalances.append(asyncio.create_task(kafka.rebalance({B})))  # runs after the first that are taken
         return {A: [request(make_record, A, offset) for offset in range(TAKEN_RECORDS + 1)]}
 
     async def after_it() -> Fetched:  # as aiokafka, which hands out nothing in a rebalance

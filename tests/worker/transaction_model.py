@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from aiokafka.errors import KafkaError
 
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.progress.custody import Custody
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 from penstock.worker.kafka.progress.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.requests.ledger import RecordLedger
@@ -71,14 +71,14 @@ class Member:
     def own(self, committed: PartitionProgress) -> None:
         """As `Consumer._open` once the earlier owner is fenced."""
         self.phase, self.position = "owns", committed.offset
-        found = committed._replace(custody=committed.custody and self.taken_over(committed.custody, committed.offset))
+        found = committed._replace(marker=committed.marker and self.taken_over(committed.marker, committed.offset))
         self.tracker.restore({SOURCE: found})
         self.marks._take_over({SOURCE: found})
         self.plan.take_over(committed)
 
-    def taken_over(self, custody: Custody, offset: int) -> Custody:
+    def taken_over(self, marker: OwnerMarker, offset: int) -> OwnerMarker:
         """As `committed_progress.take_over`. A member that finds its own mark goes on with it."""
-        return self.marks.own_mark(SOURCE, custody) or custody.taken_over(offset, 99)
+        return self.marks.own_mark(SOURCE, marker) or marker.taken_over(offset, 99)
 
     def fetch(self) -> None:
         """As the stages up to the engine. The mark is committed before the engine has the record."""
@@ -125,7 +125,7 @@ class Member:
             None
             if partition is None
             else (partition.next_offset, partition.num_given_up, *partition.started, *sorted(partition.finished)),
-            (bool(self.marks._marked), self.marks._custody.get(SOURCE), tuple(self.marks._given.get(SOURCE, ()))),
+            (bool(self.marks._marked), self.marks._markers.get(SOURCE), tuple(self.marks._given.get(SOURCE, ()))),
             _transaction_key(self.sent, epoch),
         )
 
@@ -268,8 +268,8 @@ class World:
         if member.reads_first:
             self._fence(member)
         member.own(member.found if member.reads_first else self.committed)
-        mark = None if self.committer != number else self.committed.custody
-        if mark is not None and 0 < mark.deaths < member.marks.custody(SOURCE).deaths:
+        mark = None if self.committer != number else self.committed.marker
+        if mark is not None and 0 < mark.deaths < member.marks.marker(SOURCE).deaths:
             raise Violation("a member that lives takes its own mark for that of one that died")
 
     def _crash(self, number: int) -> None:
@@ -277,7 +277,7 @@ class World:
         member, self.owner = self.members[number], None
         epoch, has_marks = member.tracker.epoch(SOURCE), member.phase in ("owns", "draining")
         has_run = has_marks and any(record.epoch == epoch for record in member.records)
-        is_mark_there = self.committed.custody is not None
+        is_mark_there = self.committed.marker is not None
         if has_run and member.plan.is_marked and member.epoch == self.epoch and not is_mark_there:
             raise Violation("a member died with records that ran, and has left no mark")
         if member.sent is not None:
@@ -373,8 +373,8 @@ class World:
     def _end(self, transaction: Transaction) -> None:
         content = transaction.content
         self.answered.update(content.offsets)
-        custody = Custody.parse(content.mark) if content.mark else None
-        self.committed, self.opened = PartitionProgress(content.offset, custody=custody), None
+        marker = OwnerMarker.parse(content.mark) if content.mark else None
+        self.committed, self.opened = PartitionProgress(content.offset, marker=marker), None
         self.committer = transaction.sender
 
     def _arrive(self, index: int) -> None:

@@ -1,7 +1,7 @@
 """The commit stage: each partition's contiguous acknowledged prefix, regularly and before partitions are given up.
 
 The commit's metadata names the records acknowledged beyond the prefix: the partition's next owner does not answer them
-again. It also holds the owner's mark, which tells the next owner that this one died (`custody.py`).
+again. It also holds the owner's mark, which tells the next owner that this one died (`owner_marker.py`).
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Committer(PartitionMarks):
 
     def _with_mark(self, source: Source, progress: PartitionProgress) -> PartitionProgress:
         self.passed(source, progress.offset)
-        return progress._replace(custody=self.mark_at(source, progress.offset))
+        return progress._replace(marker=self.mark_at(source, progress.offset))
 
     async def acquire(self, sources: set[Source]) -> set[Source]:
         """Nothing keeps an earlier owner from committing, but the group's generation."""

@@ -27,7 +27,7 @@ def encode_replies(
     """The values of the replies to requests that one batch completed, or the cache: `stats` is None.
 
     `tokenizer`: the model's, which makes text of generated tokens.
-    What requests of one slice of records have in common is encoded once.
+    What requests that were validated together have in common is encoded once.
     """
     encoded: dict[tuple[int, int, int], bytes] = {}
     values = []

@@ -28,7 +28,7 @@ _ABSURD_S = 365 * 86400.0  # a deadline given in seconds, or in another unit
 def deadline_error(cause: Cause, late_s: float) -> PenstockError:
     """The error for a request that is not run; `late_s` is how late its answer is, or would be.
 
-    It tells the lateness to two digits. Requests that are about equally late share one error, encoded once a slice.
+    It tells the lateness to two digits. Requests that are about equally late share one error, which is encoded once.
     """
     if late_s < _ABSURD_S:
         return _shared_error(cause, f"{float(f'{late_s * 1e3:.2g}'):,.0f} ms")

@@ -1,6 +1,6 @@
 """The life of every record: each step is taken once, in order, and counted where back-pressure and commits need it.
 
-Records take their steps in slices, so that counts are kept once a slice.
+Records take their steps together, so that counts are kept once for all of them.
 """
 
 import asyncio

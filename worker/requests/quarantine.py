@@ -1,12 +1,12 @@
-"""Records that may have ended a worker: they run in marked slices, then one at a time alone, and then not at all."""
+"""Records that may have ended a worker run in small groups, then one at a time alone, and then not at all."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from penstock.worker.kafka.progress.custody import Custody, Marks
 from penstock.worker.kafka.progress.offsets import Source
+from penstock.worker.kafka.progress.owner_marker import Marks, OwnerMarker
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields
@@ -20,17 +20,17 @@ Process = Callable[[Sequence[PendingRecord]], Awaitable[None]]
 
 
 class Quarantine:
-    """Finds the record that ends workers, in at most three deaths. Called on the worker's event loop, for each slice.
+    """Finds the poisonous record that ends workers, in at most three deaths. Called on the worker's event loop.
 
-    1. Records of a partition run once its mark is committed. The owner that finds the mark of one that died takes the
-       partition's unanswered records to be in doubt.
-    2. A slice with records in doubt runs once the marks of their partitions name them, and ends before the next begins.
-       If its owner dies, the records that were named are suspects.
-    3. A suspect runs alone, once its partition's mark says so. If its owner dies, it is not run again: it is answered
-       with an error, and kept as a dead letter.
+    1. Records of a partition run once its marker is committed. The owner that finds the marker of one that died takes
+       the partition's unanswered records to be redelivered: they may have run before.
+    2. Redelivered records run in groups, once the markers of their partitions name them; each group ends before the
+       next begins. If their owner dies, the records that were named are suspects.
+    3. A suspect runs alone, once its partition's marker says so. If its owner dies, it is poison: it is not run again,
+       but answered with an error, and kept as a dead letter.
 
-    Marks are commits, so every member of the group sees them, on any machine, and a member that has lost its partition
-    can write none.
+    Markers are in commits, so every member of the group sees them, on any machine, and a member that has lost its
+    partition can write none.
     """
 
     def __init__(self, marks: Marks, ledger: RecordLedger, stop: StopSignal, is_assigned: Callable[[], bool]) -> None:
@@ -39,10 +39,10 @@ class Quarantine:
         self._stop = stop
         self._is_assigned = is_assigned
         self._alone = asyncio.Lock()  # held while a suspect runs
-        self._num_waiting = 0  # admitted records whose slices have not begun
+        self._num_waiting = 0  # admitted records that wait for their group
 
     def hand_over(self) -> None:
-        """The worker gives its partitions up. Their marks stay if it has failed, as by a batch that hangs.
+        """The worker gives its partitions up. Their markers stay if it has failed, as by a batch that hangs.
 
         They do not stay because of a batch that outlasts the drain: it may be slow. A record that hangs the engine of
         the next owner, too, is found there.
@@ -57,11 +57,12 @@ class Quarantine:
                 pass
 
     def trusts(self, records: Sequence[PendingRecord]) -> bool:
-        """Whether these may be processed as they are: their partitions are marked, and no owner has died."""
-        return not self._marks.has_doubts and all(map(self._marks.is_marked, {record.source for record in records}))
+        """Whether these may be processed as they are: their partitions have markers, and no owner has died."""
+        sources = {record.source for record in records}
+        return not self._marks.has_redelivered and all(map(self._marks.is_marked, sources))
 
     async def run(self, records: Sequence[PendingRecord], process: Process) -> None:
-        """Process admitted records that are not trusted, each group once its marks are committed."""
+        """Process admitted records that are not trusted, each group once its markers are committed."""
         self._num_waiting += len(records)
         for group in self._groups(records):
             if self._is_suspect(group[0]):
@@ -83,49 +84,50 @@ class Quarantine:
         return groups
 
     def _is_suspect(self, record: PendingRecord) -> bool:
-        return self._marks.custody(record.source).is_suspect(record.original.offset)
+        return self._marks.marker(record.source).is_suspect(record.original.offset)
 
     async def _run(self, group: Sequence[PendingRecord], process: Process, *, alone: bool) -> None:
-        doubted = [r for r in group if self._marks.custody(r.source).is_in_doubt(r.original.offset)]
-        self._condemn(doubted)
-        self._num_waiting -= len(group)  # before the marks: while they are committed, no suspect may begin alone
-        may_run = await self._mark(self._new_marks(group, doubted, alone=alone), group)
+        redelivered = [r for r in group if self._marks.marker(r.source).is_redelivered(r.original.offset)]
+        self._note_poison(redelivered)
+        self._num_waiting -= len(group)  # before the markers: while they are committed, no suspect may begin alone
+        may_run = await self._mark(self._new_marks(group, redelivered, alone=alone), group)
         if not may_run:
             self._ledger.give_up(group)
             return
         await process(group)
-        if doubted:
+        if redelivered:
             # Not until they are acknowledged, which may take long: no engine runs them any more.
-            are_answered = self._ledger.wait_until(lambda: not any(one.is_unanswered for one in doubted))
+            are_answered = self._ledger.wait_until(lambda: not any(one.is_unanswered for one in redelivered))
             await self._stop.unless_stopped(are_answered)
-            self._marks.unname({record.source for record in doubted})
+            self._marks.unname({record.source for record in redelivered})
             if alone:
                 # At once: what ends the worker from now on is another record.
-                await self._mark({record.source: self._marks.custody(record.source) for record in doubted}, doubted)
+                cleared = {record.source: self._marks.marker(record.source) for record in redelivered}
+                await self._mark(cleared, redelivered)
 
     def _new_marks(
-        self, group: Sequence[PendingRecord], doubted: Sequence[PendingRecord], *, alone: bool
-    ) -> dict[Source, Custody]:
-        """The marks that must be committed before a group runs: new ones, and those that name its records in doubt."""
+        self, group: Sequence[PendingRecord], redelivered: Sequence[PendingRecord], *, alone: bool
+    ) -> dict[Source, OwnerMarker]:
+        """The markers that must be committed before a group runs: new ones, and those that name redelivered records."""
         sources = {record.source for record in group}
-        marks = {one: self._marks.custody(one) for one in sources if not self._marks.is_marked(one)}
-        for record in doubted:
-            custody, offset = marks.get(record.source) or self._marks.custody(record.source), record.original.offset
-            first = min(custody.running[0], offset) if custody.running[1] else offset
-            marks[record.source] = custody._replace(running=(first, offset + 1), alone=alone)
+        marks = {one: self._marks.marker(one) for one in sources if not self._marks.is_marked(one)}
+        for record in redelivered:
+            marker, offset = marks.get(record.source) or self._marks.marker(record.source), record.original.offset
+            first = min(marker.running[0], offset) if marker.running[1] else offset
+            marks[record.source] = marker._replace(running=(first, offset + 1), alone=alone)
         return marks
 
-    def _condemn(self, doubted: Sequence[PendingRecord]) -> None:
-        for record in doubted:
-            custody = self._marks.custody(record.source)
-            if custody.condemned == record.original.offset:
-                record.condemn(custody.deaths)
-                log.error("record_quarantined", deaths=custody.deaths, **record_fields(record))
+    def _note_poison(self, redelivered: Sequence[PendingRecord]) -> None:
+        for record in redelivered:
+            marker = self._marks.marker(record.source)
+            if marker.poison == record.original.offset:
+                record.note_poison(marker.deaths)
+                log.error("record_quarantined", deaths=marker.deaths, **record_fields(record))
 
-    async def _mark(self, marks: dict[Source, Custody], records: Sequence[PendingRecord]) -> bool:
-        """Commit the marks of these records' partitions, if any.
+    async def _mark(self, marks: dict[Source, OwnerMarker], records: Sequence[PendingRecord]) -> bool:
+        """Commit the markers of these records' partitions, if any.
 
-        False if the partitions were revoked, be they assigned again, or the worker stops: a mark would outlast them.
+        False if the partitions were revoked, be they assigned again, or the worker stops: a marker would outlast them.
         """
         if not marks:
             return True

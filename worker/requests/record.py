@@ -40,7 +40,7 @@ class PendingRecord:
     epoch: int = 0  # of its partition's assignment, in which it was admitted; see `OffsetTracker.epoch`
     num_sequences: int = 0  # queued; 0 before
     num_attempts: int = 1  # engine runs that failed with it, or deliveries that ended a worker; 1 without either
-    is_condemned: bool = False  # it has ended `num_attempts` workers, and is not run again
+    is_poison: bool = False  # it has ended `num_attempts` workers, and is not run again
     num_owed: int = 0  # error replies and dead letters that the broker has yet to acknowledge
     trace: RecordTrace | None = None  # of a record whose trace is recorded
     num_bytes: int = field(init=False)  # of its value
@@ -66,9 +66,9 @@ class PendingRecord:
         """The engine has failed with it so often."""
         self.num_attempts = num_attempts
 
-    def condemn(self, num_deaths: int) -> None:
+    def note_poison(self, num_deaths: int) -> None:
         """It has ended so many workers: it is answered with an error, and not run."""
-        self.num_attempts, self.is_condemned = num_deaths, True
+        self.num_attempts, self.is_poison = num_deaths, True
 
     def owe(self) -> None:
         """An error reply or a dead letter, another one, is on its way to the broker."""

@@ -17,12 +17,12 @@ class Rejection(NamedTuple):
 
     record: PendingRecord
     address: ReplyAddress | None  # None: the record names no place that may be answered
-    error: PenstockError  # records of one slice that are late, or refused, share it
+    error: PenstockError  # records that are late, or refused, together share it
 
 
 @dataclass(slots=True, eq=False)
-class SliceTimes:
-    """Times at which the stages took a slice of records: one object, which all requests of the slice share."""
+class StageTimes:
+    """Times at which the stages took records: one object, which all requests share that were validated together."""
 
     arrived: float  # monotonic seconds at validation
     arrived_unix_ms: float  # the same moment
@@ -31,7 +31,7 @@ class SliceTimes:
     cache_ms: float = 0.0
 
     def note_stages(self, prepared: float, looked_up: float) -> None:
-        """The slice was prepared, and then looked up in the cache, at these monotonic seconds."""
+        """The requests were prepared, and then looked up in the cache, at these monotonic seconds."""
         self.tokenize_ms = round((prepared - self.arrived) * 1e3, 3)
         self.cache_ms = round((looked_up - prepared) * 1e3, 3)
 
@@ -53,7 +53,7 @@ class PendingRequest:
     message: Request
     deadline: float | None  # monotonic seconds; the request's own, else from the worker's objective
     bulk: bool  # of class bulk: latency does not matter
-    times: SliceTimes
+    times: StageTimes
     num_cached: int = 0  # results that came from the cache
     num_tokens: int = 0  # of its sequences, once they are prepared
     is_failed: bool = field(default=False, init=False)

@@ -26,7 +26,7 @@ from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingRequest, Rejection, SliceTimes
+from penstock.worker.requests.request import PendingRequest, Rejection, StageTimes
 
 # Of one text, in UTF-8. How many tokens a text has only the tokenizer knows, which takes a core a second for so many.
 MAX_TEXT_BYTES = 1 << 20
@@ -64,13 +64,13 @@ class RequestValidator:
     def validate(
         self, records: Iterable[PendingRecord], now: float, unix_now: float
     ) -> tuple[list[PendingRequest], list[Rejection]]:
-        """Decode and check a slice of records: each becomes a request or a rejection, in their order.
+        """Decode and check records: each becomes a request or a rejection, in their order.
 
         `now` is the worker's monotonic clock and `unix_now` the wall clock, both in seconds. The value of a record
         whose deadline has passed is not decoded: such a record costs less than any other. A cancellation is rejected
         with `Cancelled`, at the address of the request that it takes back.
         """
-        times = SliceTimes(now, unix_now * 1e3)
+        times = StageTimes(now, unix_now * 1e3)
         requests: list[PendingRequest] = []
         rejections: list[Rejection] = []
         for record in records:
@@ -87,7 +87,7 @@ class RequestValidator:
                 if deadline is not None and deadline < now:
                     rejections.append(Rejection(record, address, deadline_error(Cause.ARRIVED_LATE, now - deadline)))
                     continue
-                if record.is_condemned:
+                if record.is_poison:
                     raise BackendError(f"The record ended {record.num_attempts} workers, and is not run again.")
                 message = self._message(record.original.value)
                 requests.append(PendingRequest(record, address, message, deadline, bulk, times))
@@ -99,7 +99,7 @@ class RequestValidator:
         self, records: Iterable[PendingRecord], now: float, unix_now: float, wait_s: float
     ) -> list[Rejection]:
         """Reject records whose deadlines will have passed in `wait_s` seconds, by their headers alone."""
-        times = SliceTimes(now, unix_now * 1e3)
+        times = StageTimes(now, unix_now * 1e3)
         rejections: list[Rejection] = []
         for record in records:
             headers = dict(record.original.headers)
@@ -121,7 +121,7 @@ class RequestValidator:
             raise InvalidRequest(f"The reply topic is outside this worker's allow-list. Given: {address.topic[:100]!r}")
         return address
 
-    def _deadline(self, headers: Mapping[str, bytes], bulk: bool, times: SliceTimes) -> float | None:
+    def _deadline(self, headers: Mapping[str, bytes], bulk: bool, times: StageTimes) -> float | None:
         """The request's own deadline, else the worker's objective for online requests, in monotonic seconds."""
         deadline_ms = parse_deadline_ms(headers)
         if deadline_ms is None:

@@ -62,7 +62,7 @@ class LoadMonitor:
             return
         self._since_logged["answered"] += len(requests)
         latencies = Counter([(now - request.times.arrived, request.bulk) for request in requests])
-        for (seconds, bulk), count in latencies.items():  # requests of one slice arrived together
+        for (seconds, bulk), count in latencies.items():  # many requests arrived together
             self._metrics.latency.observe(seconds, count, bulk=bulk)
         slowest_online_s = max([seconds for seconds, bulk in latencies if not bulk], default=-1.0)
         self._samples.offer(requests, slowest_online_s, stats, now)

@@ -28,7 +28,7 @@ _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class SliceHistogram(Collector):
-    """A histogram of seconds by class, which counts a slice of requests at once, as prometheus_client's does not."""
+    """A histogram of seconds by class, which counts many requests at once, as prometheus_client's does not."""
 
     def __init__(self, name: str, meaning: str) -> None:
         self._name, self._meaning = name, meaning

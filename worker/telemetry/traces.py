@@ -18,7 +18,7 @@ class Traces(Protocol):
     """Told of each step that is a stage of a trace. Called on the worker's event loop only."""
 
     def begin(self, sequences: Sequence[PendingSequence]) -> None:
-        """The sequences of a slice of records were prepared, and the cache was asked for them."""
+        """The sequences of requests were prepared, and the cache was asked for them."""
 
     def batch_done(self, stats: BatchStats, results: SequenceResults) -> None:
         """A batch ran. Called before its results are settled."""

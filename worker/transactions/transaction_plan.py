@@ -98,7 +98,7 @@ class TransactionPlan:
         Raises PartitionLost if another worker has committed.
         """
         offset = committed.offset
-        mark = "" if committed.custody is None else committed.custody.text()
+        mark = "" if committed.marker is None else committed.marker.text()
         if self._in_doubt is not None and (offset, mark) == (self._in_doubt.offset, self._in_doubt.mark):
             return self.finish()
         self._in_doubt = None
@@ -139,6 +139,6 @@ class TransactionPlan:
         offsets, end = self._offsets.prefix(self._source, is_answered)
         if not self._has_metadata:
             return TransactionContent(epoch, offsets, end.offset, "", "")
-        custody = self._marks.mark_at(self._source, end.offset)
-        mark = "" if custody is None else custody.text()
-        return TransactionContent(epoch, offsets, end.offset, mark, commit_metadata.of(end._replace(custody=custody)))
+        marker = self._marks.mark_at(self._source, end.offset)
+        mark = "" if marker is None else marker.text()
+        return TransactionContent(epoch, offsets, end.offset, mark, commit_metadata.of(end._replace(marker=marker)))

@@ -29,7 +29,7 @@ from penstock.producer.wire.messages import Request, join_tokens
 from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
-from penstock.worker.requests.request import PendingRequest, PendingSequence, SequenceResults, SliceTimes
+from penstock.worker.requests.request import PendingRequest, PendingSequence, SequenceResults, StageTimes
 from tests.engine.gpu.fake_cuda import FakeCuda, FakeEvent, FakeStream
 from tests.engine.helpers import pack, random_sequences
 
@@ -214,7 +214,7 @@ async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
 def one_request(sequences: Sequence[Int32Array]) -> list[PendingSequence]:
     nothing: Any = None  # what the dispatcher does not look at
     message = Request("tiny", "embed", tokens=join_tokens(sequences))
-    request = PendingRequest(nothing, nothing, message, None, False, SliceTimes(0.0, 0.0))
+    request = PendingRequest(nothing, nothing, message, None, False, StageTimes(0.0, 0.0))
     return [PendingSequence(request, index, ids, None, TAGS, ids.tobytes()) for index, ids in enumerate(sequences)]
 
 

@@ -24,7 +24,7 @@ from penstock.producer.wire.messages import Options, Request, join_tokens
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingRequest, SliceTimes
+from penstock.worker.requests.request import PendingRequest, StageTimes
 from tests.engine.generation.helpers import VOCAB, drain, model_of, save_seq2seq, sources
 from tests.producer.tokenizer_makers import MAKERS
 from tests.worker.conftest import FakeRecord
@@ -85,7 +85,7 @@ async def test_truncate_cuts_where_the_tokenizer_does_and_longer_sources_are_rea
 
 def pending(message: Request) -> PendingRequest:
     record = PendingRecord(FakeRecord(b""), ("requests", 0), from_bulk_topic=False)
-    return PendingRequest(record, ReplyAddress("replies", 0, None, None), message, None, False, SliceTimes(0.0, 0.0))
+    return PendingRequest(record, ReplyAddress("replies", 0, None, None), message, None, False, StageTimes(0.0, 0.0))
 
 
 def test_a_model_says_what_it_reads_and_allows(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from aiokafka import TopicPartition
 
 from penstock.worker.kafka.fetching import assignment as assignment_module
 from penstock.worker.kafka.fetching.assignment import Assignment
-from penstock.worker.kafka.progress.custody import Custody
 from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
+from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 
 A, B = TopicPartition("requests", 0), TopicPartition("requests", 1)
 
@@ -66,7 +66,7 @@ class Owner:
     def acquired(self, sources: set[Source], committed: Mapping[Source, PartitionProgress]) -> None:
         self.acquired_sources.append(sources)
 
-    def own_mark(self, source: Source, found: Custody) -> Custody | None:
+    def own_mark(self, source: Source, found: OwnerMarker) -> OwnerMarker | None:
         return None
 
     def skipped(self, source: Source, first: int, end: int) -> None: ...

@@ -8,8 +8,8 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaTimeoutError
 
 from penstock.worker.kafka.progress import end_offsets
-from penstock.worker.kafka.progress.custody import Custody
 from penstock.worker.kafka.progress.end_offsets import known_ends
+from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 
 LED, REFUSED, SILENT = (TopicPartition("penstock.requests.tiny", number) for number in range(3))
 
@@ -28,8 +28,8 @@ async def test_a_partition_without_a_leader_holds_up_the_end_of_no_other(monkeyp
     assert await known_ends(FakeConsumer(), [LED, REFUSED, SILENT]) == {LED: 7}
 
 
-def test_without_a_known_end_all_records_that_an_owner_may_hold_are_in_doubt() -> None:
-    known, unknown = Custody().taken_over(5, 7), Custody().taken_over(5, None)
+def test_without_a_known_end_all_records_that_an_owner_may_hold_are_redelivered() -> None:
+    known, unknown = OwnerMarker().taken_over(5, 7), OwnerMarker().taken_over(5, None)
     assert (known.until, known.deaths, unknown.deaths) == (7, 1, 1)
-    assert unknown.is_in_doubt(5 + 8191)
-    assert not unknown.is_in_doubt(5 + 8192)
+    assert unknown.is_redelivered(5 + 8191)
+    assert not unknown.is_redelivered(5 + 8192)

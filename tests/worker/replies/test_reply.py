@@ -10,7 +10,7 @@ from penstock.producer.wire.codec import decode_reply, encode_reply
 from penstock.producer.wire.messages import Options, Reply
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.replies.reply import encode_replies
-from penstock.worker.requests.request import PendingSequence, SliceTimes
+from penstock.worker.requests.request import PendingSequence, StageTimes
 
 MakeSequences = Callable[..., list[PendingSequence]]
 
@@ -124,10 +124,10 @@ def test_vectors_are_encoded_as_every_other_reply(info: ModelInfo, make_sequence
     assert value == encode_reply(Reply("tiny", "r1", vectors=vectors, timing=timing, batch=batch))
 
 
-def test_replies_tell_the_times_of_their_slice_their_batch_and_themselves(
+def test_replies_tell_the_times_of_their_stages_their_batch_and_themselves(
     info: ModelInfo, make_sequences: MakeSequences
 ) -> None:
-    times = SliceTimes(arrived=10.0, arrived_unix_ms=2000.0, queued=10.5, tokenize_ms=1.5, cache_ms=0.25)
+    times = StageTimes(arrived=10.0, arrived_unix_ms=2000.0, queued=10.5, tokenize_ms=1.5, cache_ms=0.25)
     requests = [make_sequences([n])[0] for n in range(3)]
     for sequence, timestamp in zip(requests, (1900, 1900, 1990), strict=True):
         sequence.request.times = times

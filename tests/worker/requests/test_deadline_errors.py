@@ -20,7 +20,7 @@ def test_each_cause_has_its_error(cause: Cause, kind: type[Expired | Overloaded]
     assert isinstance(error, kind)
     assert error.code == kind.code
     assert error.retriable == kind.retriable
-    assert "1,200 ms" in error.message  # two digits, so that requests of one slice share the error
+    assert "1,200 ms" in error.message  # two digits, so that requests that are late together share the error
     assert deadline_error(cause, 1.2) is error
     assert advice in error.message
     assert cause_of(error) is cause

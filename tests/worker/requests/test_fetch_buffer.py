@@ -1,4 +1,4 @@
-"""The fetch buffer: online and bulk apart, each in its order, in slices of bounded size."""
+"""The fetch buffer: online and bulk apart, each in its order, a bounded number at once."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def taken(buffer: FetchBuffer, *, bulk: bool) -> list[KafkaRecord]:
 
 
 @pytest.mark.parametrize(("topic", "bulk", "at_once"), [("requests", False, 256), (BULK, True, 32)])
-def test_slices_are_bounded_and_keep_the_order(
+def test_what_is_taken_is_bounded_and_in_order(
     buffer: FetchBuffer, make_record: MakeRecord, topic: str, bulk: bool, at_once: int
 ) -> None:
     records = [make_record(offset=offset, topic=topic) for offset in range(600)]
@@ -49,7 +49,7 @@ def test_slices_are_bounded_and_keep_the_order(
 
 
 @pytest.mark.parametrize(("topic", "bulk"), [("requests", False), (BULK, True)])
-def test_a_record_larger_than_a_slice_comes_alone(
+def test_a_record_larger_than_the_bound_comes_alone(
     buffer: FetchBuffer, make_record: MakeRecord, topic: str, bulk: bool
 ) -> None:
     large = make_record(bytes(1 << 20), topic=topic)
@@ -74,7 +74,7 @@ def test_what_is_released_is_no_longer_held(make_record: MakeRecord) -> None:
 
 
 @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=50))
-def test_no_slice_is_empty_while_records_wait(sizes: list[int]) -> None:
+def test_something_is_taken_while_records_wait(sizes: list[int]) -> None:
     class Record:
         topic = "requests"
         partition = 0
@@ -90,10 +90,10 @@ def test_no_slice_is_empty_while_records_wait(sizes: list[int]) -> None:
     buffer.put(records)
     found: list[KafkaRecord] = []
     while buffer.can_take(bulk=False):
-        one_slice = taken(buffer, bulk=False)
-        assert one_slice
-        assert sum(len(record.value or b"") for record in one_slice[:-1]) < 64 * 1024
-        found += one_slice
+        together = taken(buffer, bulk=False)
+        assert together
+        assert sum(len(record.value or b"") for record in together[:-1]) < 64 * 1024
+        found += together
     assert found == records
 
 

@@ -127,7 +127,9 @@ async def test_waiting_for_answers_waits_for_no_acknowledgement(books: Books, ma
     assert await waiting
 
 
-def test_a_slice_may_hold_the_end_of_a_topic_and_its_new_beginning(books: Books, make_record: MakeRecord) -> None:
+def test_the_end_of_a_topic_and_its_new_beginning_may_be_admitted_together(
+    books: Books, make_record: MakeRecord
+) -> None:
     old = books.ledger.receive([make_record(offset=offset) for offset in (8, 9)])
     new = books.ledger.receive([make_record(offset=offset) for offset in (0, 1)])
     books.ledger.admit([*old, *new])

@@ -27,7 +27,7 @@ from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingRequest, PendingSequence, SliceTimes
+from penstock.worker.requests.request import PendingRequest, PendingSequence, StageTimes
 
 TINY = ModelInfo("tiny", "r", "float32", "cpu", 100, 8, frozenset({"embed"}), 4, ())
 
@@ -64,7 +64,7 @@ class FakeOriginal:
 def request_of(message: Request) -> PendingRequest:
     record = PendingRecord(FakeOriginal(), ("requests", 0), from_bulk_topic=False)  # type: ignore[arg-type]  # a part of it
     address = ReplyAddress("replies", 0, None, None)
-    return PendingRequest(record, address, message, None, False, SliceTimes(0.0, 0.0))
+    return PendingRequest(record, address, message, None, False, StageTimes(0.0, 0.0))
 
 
 def make_preparer(

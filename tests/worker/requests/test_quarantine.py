@@ -14,8 +14,8 @@ from penstock.worker.kafka import commits
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.progress import committed_progress
-from penstock.worker.kafka.progress.custody import MAX_CHARS, Custody
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.owner_marker import MAX_CHARS, OwnerMarker
 from penstock.worker.requests import quarantine as quarantine_module
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.quarantine import Quarantine
@@ -65,7 +65,7 @@ class Owner:
         self.is_assigned = True
         self.quarantine = Quarantine(self.committer, self.ledger, self.stop, lambda: self.is_assigned)
         self.runs: list[list[tuple[int, int]]] = []  # partitions and offsets of each group
-        self.condemned: list[tuple[int, int]] = []
+        self.poison: list[tuple[int, int]] = []
         self._killers = killers
         self._broker = broker
         self._ends = ends
@@ -95,8 +95,8 @@ class Owner:
 
     async def _process(self, records: Sequence[PendingRecord]) -> None:
         self.runs.append([(record.source[1], record.original.offset) for record in records])
-        self.condemned += [(r.source[1], r.original.offset) for r in records if r.is_condemned]
-        if any((r.source, r.original.offset) in self._killers and not r.is_condemned for r in records):
+        self.poison += [(r.source[1], r.original.offset) for r in records if r.is_poison]
+        if any((r.source, r.original.offset) in self._killers and not r.is_poison for r in records):
             raise Died
         self.ledger.answer(records)
         self.ledger.acknowledge(records)
@@ -118,22 +118,22 @@ async def test_a_killer_is_run_three_times_and_costs_no_other_record_its_answer(
         with pytest.raises(Died):
             await owner.run(owner.admit(make_record, *everything))
         runs.append(owner.runs)
-        assert (len(runs), owner.condemned) == (death + 1, [])
+        assert (len(runs), owner.poison) == (death + 1, [])
     all_of_a, all_of_b = [(0, offset) for offset in range(5)], [(1, offset) for offset in range(3)]
-    assert runs[0] == [all_of_a + all_of_b]  # nothing was in doubt
+    assert runs[0] == [all_of_a + all_of_b]  # nothing was redelivered
     assert runs[1] == [all_of_a + all_of_b]  # its marks named them
     assert runs[2] == [[(0, 0)], [(0, 1)], [(0, 2)]]
     last = Owner(broker, ends, killers)
     left = [(source, offset) for source, offset in everything if offset >= broker.stored[source].offset]
     await last.run(last.admit(make_record, *left))
-    assert last.condemned == [(0, 2)]
+    assert last.poison == [(0, 2)]
     assert sorted(position for run in last.runs for position in run)[-1] == (1, 2)
     last.quarantine.hand_over()
     await last.committer.commit_last()
-    assert {source: (one.offset, one.custody) for source, one in broker.stored.items()} == {A: (5, None), B: (3, None)}
+    assert {source: (one.offset, one.marker) for source, one in broker.stored.items()} == {A: (5, None), B: (3, None)}
 
 
-async def test_an_owner_that_is_fenced_beside_a_suspect_and_lives_does_not_condemn_it(
+async def test_an_owner_that_is_fenced_beside_a_suspect_and_lives_does_not_make_it_poison(
     broker: Broker, make_record: MakeRecord
 ) -> None:
     for _ in range(2):
@@ -147,7 +147,7 @@ async def test_an_owner_that_is_fenced_beside_a_suspect_and_lives_does_not_conde
 
     records = fenced.admit(make_record, (A, 0))
     await fenced.quarantine.run(records, never_ends)
-    mark = broker.stored[A].custody
+    mark = broker.stored[A].marker
     assert mark is not None
     assert (mark.deaths, mark.alone, mark.running) == (2, True, (0, 1))
     broker.refusals = 99  # another producer has its transactional id, or the group another generation
@@ -156,23 +156,25 @@ async def test_an_owner_that_is_fenced_beside_a_suspect_and_lives_does_not_conde
     await fenced.committer.release({A})
     fenced.ledger.forget({A})
     broker.refusals = 0
-    assert broker.stored[A].custody == mark
+    assert broker.stored[A].marker == mark
     fenced.acquire()
-    custody = fenced.committer.custody(A)
-    assert (custody.deaths, custody.condemned, custody.is_suspect(0)) == (2, -1, True)
+    marker = fenced.committer.marker(A)
+    assert (marker.deaths, marker.poison, marker.is_suspect(0)) == (2, -1, True)
     other = Owner(broker, {A: 1}, set())
-    assert (other.committer.custody(A).deaths, other.committer.custody(A).condemned) == (3, 0)
+    assert (other.committer.marker(A).deaths, other.committer.marker(A).poison) == (3, 0)
 
 
-async def test_a_partition_that_was_handed_over_raises_no_doubt(broker: Broker, make_record: MakeRecord) -> None:
+async def test_a_partition_that_was_handed_over_has_no_redelivered_records(
+    broker: Broker, make_record: MakeRecord
+) -> None:
     first = Owner(broker, {}, set())
     first.admit(make_record, (A, 0))  # and never answered
     await first.quarantine.run(first.admit(make_record, (A, 1)), first._process)
-    assert broker.stored[A].custody == Custody()
+    assert broker.stored[A].marker == OwnerMarker()
     first.quarantine.hand_over()
     await first.committer.commit_last()
     second = Owner(broker, {A: 2}, set())
-    assert not second.committer.has_doubts
+    assert not second.committer.has_redelivered
 
 
 async def test_an_owner_whose_engine_failed_leaves_its_marks(broker: Broker, make_record: MakeRecord) -> None:
@@ -183,7 +185,7 @@ async def test_an_owner_whose_engine_failed_leaves_its_marks(broker: Broker, mak
     first.quarantine.hand_over()
     await first.committer.commit_last()
     second = Owner(broker, {A: 1}, set())
-    assert second.committer.custody(A).deaths == 1
+    assert second.committer.marker(A).deaths == 1
 
 
 async def test_an_owner_that_hangs_on_a_batch_leaves_its_marks_to_the_next(
@@ -195,7 +197,7 @@ async def test_an_owner_that_hangs_on_a_batch_leaves_its_marks_to_the_next(
     first.stop.fail(EngineHung())
     first.quarantine.hand_over()
     await first.committer.commit_last()
-    assert Owner(broker, {A: 2}, set()).committer.custody(A).deaths == 1
+    assert Owner(broker, {A: 2}, set()).committer.marker(A).deaths == 1
 
 
 async def test_an_owner_whose_batch_outlasts_the_drain_takes_its_marks_back(
@@ -204,13 +206,13 @@ async def test_an_owner_whose_batch_outlasts_the_drain_takes_its_marks_back(
     """Three slow drains in turn, as of a roll, set no record aside."""
     for _ in range(4):
         owner = Owner(broker, {A: 1}, set())
-        assert owner.committer.custody(A).deaths == 0
+        assert owner.committer.marker(A).deaths == 0
         [record] = owner.admit(make_record, (A, 0))
 
         async def never_ends(records: Sequence[PendingRecord]) -> None: ...
 
         await owner.quarantine.run([record], never_ends)
-        assert broker.stored[A].custody == Custody()  # it would be in doubt if its owner died now
+        assert broker.stored[A].marker == OwnerMarker()  # it would be redelivered if its owner died now
         owner.stop.ask()
         owner.quarantine.hand_over()
         await owner.committer.commit_last()
@@ -220,7 +222,7 @@ async def test_an_owner_whose_batch_outlasts_the_drain_takes_its_marks_back(
 async def test_a_killer_far_behind_a_slow_record_is_run_three_times(broker: Broker, make_record: MakeRecord) -> None:
     """What is finished behind the slow one is no longer in memory, so an owner reads on and on."""
     far = 9000
-    broker.stored[A] = PartitionProgress(0, frozenset(range(1, far)), Custody())  # by the first owner that died
+    broker.stored[A] = PartitionProgress(0, frozenset(range(1, far)), OwnerMarker())  # by the first owner that died
     runs = []
     for _ in range(2):
         owner = Owner(broker, {A: far + 1}, {(A, far)})
@@ -230,13 +232,13 @@ async def test_a_killer_far_behind_a_slow_record_is_run_three_times(broker: Brok
     assert runs == [[[(0, 0), (0, far)]], [[(0, 0)], [(0, far)]]]
     last = Owner(broker, {A: far + 1}, {(A, far)})
     await last.run(last.admit(make_record, *[(A, offset) for offset in range(broker.stored[A].offset, far + 1)]))
-    assert last.condemned == [(0, far)]
+    assert last.poison == [(0, far)]
 
 
-async def test_a_record_in_doubt_that_waits_for_its_acknowledgement_holds_up_nothing(
+async def test_a_redelivered_record_that_waits_for_its_acknowledgement_holds_up_nothing(
     broker: Broker, make_record: MakeRecord
 ) -> None:
-    broker.stored[A] = PartitionProgress(0, custody=Custody())
+    broker.stored[A] = PartitionProgress(0, marker=OwnerMarker())
     owner = Owner(broker, {A: 1}, set())
 
     async def answer_only(records: Sequence[PendingRecord]) -> None:
@@ -249,7 +251,7 @@ async def test_a_record_in_doubt_that_waits_for_its_acknowledgement_holds_up_not
 
 
 async def test_nothing_begins_beside_a_suspect_that_runs_alone(broker: Broker, make_record: MakeRecord) -> None:
-    broker.stored[A] = PartitionProgress(0, custody=Custody(1, 1, (0, 1)))
+    broker.stored[A] = PartitionProgress(0, marker=OwnerMarker(1, 1, (0, 1)))
     owner = Owner(broker, {A: 1}, set())
     running: list[int] = []
     most = 0
@@ -270,19 +272,21 @@ async def test_nothing_begins_beside_a_suspect_that_runs_alone(broker: Broker, m
         return await commit(offsets)
 
     broker.commit = slowly  # type: ignore[method-assign]
-    slices = [owner.admit(make_record, (B, 0)), owner.admit(make_record, (A, 0))]
-    await asyncio.gather(*(owner.quarantine.run(one, process) for one in slices))
+    taken = [owner.admit(make_record, (B, 0)), owner.admit(make_record, (A, 0))]
+    await asyncio.gather(*(owner.quarantine.run(one, process) for one in taken))
     assert most == 1
 
 
-async def test_doubt_ends_when_the_records_are_answered(broker: Broker, make_record: MakeRecord) -> None:
-    broker.stored[A] = PartitionProgress(0, custody=Custody())
+async def test_the_quarantine_ends_when_the_redelivered_records_are_answered(
+    broker: Broker, make_record: MakeRecord
+) -> None:
+    broker.stored[A] = PartitionProgress(0, marker=OwnerMarker())
     owner = Owner(broker, {A: 2}, set())
-    assert owner.committer.has_doubts
+    assert owner.committer.has_redelivered
     await owner.run(owner.admit(make_record, (A, 0), (A, 1)))
     await owner.committer.commit_last()
-    assert not owner.committer.has_doubts
-    assert broker.stored[A] == PartitionProgress(2, custody=Custody())
+    assert not owner.committer.has_redelivered
+    assert broker.stored[A] == PartitionProgress(2, marker=OwnerMarker())
     num_commits = broker.num_commits
     await owner.run(owner.admit(make_record, (A, 2)))
     assert broker.num_commits == num_commits
@@ -291,7 +295,7 @@ async def test_doubt_ends_when_the_records_are_answered(broker: Broker, make_rec
 async def test_a_suspect_waits_until_nothing_else_runs_and_nothing_begins_beside_it(
     broker: Broker, make_record: MakeRecord
 ) -> None:
-    broker.stored[A] = PartitionProgress(0, custody=Custody(1, 1, (0, 1)))
+    broker.stored[A] = PartitionProgress(0, marker=OwnerMarker(1, 1, (0, 1)))
     owner = Owner(broker, {A: 1}, set())
     other = owner.admit(make_record, (B, 0))
     running = asyncio.create_task(owner.run(owner.admit(make_record, (A, 0))))
@@ -345,19 +349,19 @@ async def test_a_last_commit_that_fails_is_tried_again_unless_the_group_has_gone
     broker.refusals, broker.was_overtaken = 2, overtaken
     owner.quarantine.hand_over()
     await owner.committer.commit_last()
-    custody = broker.stored[A].custody
-    assert (broker.refusals, custody is None) == ((1, False) if overtaken else (0, True))
+    marker = broker.stored[A].marker
+    assert (broker.refusals, marker is None) == ((1, False) if overtaken else (0, True))
 
 
 @given(st.integers(0, 999), st.integers(0, 2**62), st.integers(0, 2**62), st.integers(0, 2**62), st.booleans())
 def test_a_mark_comes_back_from_its_text(deaths: int, until: int, first: int, end: int, alone: bool) -> None:
-    custody = Custody(deaths, until, (first, end), alone)
-    text = custody.text()
-    assert Custody.parse(text) == custody
+    marker = OwnerMarker(deaths, until, (first, end), alone)
+    text = marker.text()
+    assert OwnerMarker.parse(text) == marker
     assert len(text) <= MAX_CHARS
 
 
 @pytest.mark.parametrize("text", ["", ";", ";1,2,3", ";1,2,3,4,5", ";1,2,3,4,1x", ";-1,2,3,4,1"])
 def test_a_damaged_mark_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="damaged mark"):
-        Custody.parse(text)
+        OwnerMarker.parse(text)

@@ -6,8 +6,8 @@ from typing import Any
 
 from aiokafka.errors import KafkaError, ProducerFenced, UnknownTopicOrPartitionError
 
-from penstock.worker.kafka.progress.custody import Custody
 from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
+from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 from penstock.worker.transactions.transaction_batches import TransactionBatch
 
 
@@ -96,9 +96,9 @@ class Producer:
             answers = [answer for batch in batches for answer in batch.answers]
             self._broker.written += [answer.key for answer in answers]
             self._broker.commits.append((offset, len(answers)))
-            _, mark, custody = metadata.partition(";")
+            _, mark, marker = metadata.partition(";")
             self._broker.committed[source] = PartitionProgress(
-                offset, custody=Custody.parse(mark + custody) if mark else None
+                offset, marker=OwnerMarker.parse(mark + marker) if mark else None
             )
         if error is not None:
             raise error

@@ -20,8 +20,8 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from penstock.worker.kafka.progress.custody import Custody
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 from penstock.worker.kafka.progress.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.requests.record import PendingRecord
@@ -32,7 +32,7 @@ from penstock.worker.transactions.transaction_plan import PartitionLost
 from tests.worker.transactions.fakes import Broker, Producer
 
 SOURCE = TopicPartition("requests", 0)
-CLEAN = Custody()
+CLEAN = OwnerMarker()
 MakeRecord = Callable[..., Any]
 
 
@@ -228,11 +228,11 @@ class ConnectionLostAt(KafkaError):  # type: ignore[misc]  # aiokafka has no typ
         return "connection lost"
 
 
-async def marked(line: Line, custody: Custody = CLEAN) -> bool:
+async def marked(line: Line, marker: OwnerMarker = CLEAN) -> bool:
     """Commit a mark, with the help of the partition's task."""
     running = asyncio.create_task(line.transactions.run())
     try:
-        return await asyncio.wait_for(line.marks.mark({SOURCE: custody}), 60)
+        return await asyncio.wait_for(line.marks.mark({SOURCE: marker}), 60)
     finally:
         running.cancel()
 
@@ -242,10 +242,10 @@ async def test_a_mark_is_committed_without_any_answer(line: Line, outcome: tuple
     line.answer(1)
     line.broker.outcomes = [outcome] if outcome else []
     assert await marked(line)
-    assert (line.broker.commits, line.committed) == ([(0, 0)], PartitionProgress(0, custody=CLEAN))
+    assert (line.broker.commits, line.committed) == ([(0, 0)], PartitionProgress(0, marker=CLEAN))
     line.answer(0)
     await line.transactions.commit()
-    assert (line.broker.written, line.committed) == ([b"0", b"1"], PartitionProgress(2, custody=CLEAN))
+    assert (line.broker.written, line.committed) == ([b"0", b"1"], PartitionProgress(2, marker=CLEAN))
     line.marks.hand_over()
     await line.transactions.commit()
     assert line.committed == PartitionProgress(2)
@@ -254,17 +254,17 @@ async def test_a_mark_is_committed_without_any_answer(line: Line, outcome: tuple
 async def test_a_mark_does_not_wait_for_the_topics_of_answers(line: Line) -> None:
     line.answer(0)
     line.broker.outcomes = [(True, KafkaError("lost")), *[(False, KafkaError("no leader"))] * 3]
-    assert await marked(line, Custody(1, 9, (0, 1)))
-    assert line.committed == PartitionProgress(0, custody=Custody(1, 9, (0, 1)))
+    assert await marked(line, OwnerMarker(1, 9, (0, 1)))
+    assert line.committed == PartitionProgress(0, marker=OwnerMarker(1, 9, (0, 1)))
 
 
 async def test_the_mark_of_doubtful_records_ends_behind_the_last_of_them(line: Line) -> None:
     line.answer(0, 1)
-    assert await marked(line, Custody(1, 2, (0, 2)))
+    assert await marked(line, OwnerMarker(1, 2, (0, 2)))
     line.marks.unname({SOURCE})
     await line.transactions.commit()
-    assert line.committed == PartitionProgress(2, custody=CLEAN)
-    assert not line.marks.has_doubts
+    assert line.committed == PartitionProgress(2, marker=CLEAN)
+    assert not line.marks.has_redelivered
 
 
 async def test_a_mark_of_a_fenced_owner_is_not_committed(line: Line) -> None:

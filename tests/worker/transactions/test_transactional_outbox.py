@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from penstock.producer.transport.cluster import KafkaRefused
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.progress.custody import Custody
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
+from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.quarantine import Quarantine
@@ -64,7 +64,7 @@ class Owner:
         self.outbox = TransactionalOutbox(cluster, consumer, self.offsets, settings)
         self.quarantine = Quarantine(self.outbox, self.ledger, self.stop, lambda: True)
         self.runs: list[list[tuple[int, int]]] = []
-        self.condemned: list[tuple[int, int]] = []
+        self.poison: list[tuple[int, int]] = []
         self._killers = killers
 
     async def own(self, ends: dict[Source, int]) -> None:
@@ -79,7 +79,7 @@ class Owner:
 
     def _taken_over(self, source: Source, end: int) -> PartitionProgress:
         progress = self.broker.committed.get(source, PartitionProgress(0))
-        return progress._replace(custody=progress.custody and progress.custody.taken_over(progress.offset, end))
+        return progress._replace(marker=progress.marker and progress.marker.taken_over(progress.offset, end))
 
     async def run(self, make_record: MakeRecord, *positions: tuple[Source, int]) -> None:
         records: list[PendingRecord] = []
@@ -93,8 +93,8 @@ class Owner:
 
     async def _process(self, records: Sequence[PendingRecord]) -> None:
         self.runs.append([(record.source[1], record.original.offset) for record in records])
-        self.condemned += [(r.source[1], r.original.offset) for r in records if r.is_condemned]
-        if any((r.source, r.original.offset) in self._killers and not r.is_condemned for r in records):
+        self.poison += [(r.source[1], r.original.offset) for r in records if r.is_poison]
+        if any((r.source, r.original.offset) in self._killers and not r.is_poison for r in records):
             raise Died
         self.ledger.answer(records)
         for record in records:
@@ -161,14 +161,14 @@ async def test_a_killer_is_run_three_times_and_costs_no_other_record_its_answer(
             await owner.run(make_record, *left)
         await owner.die()
         runs.append(owner.runs)
-        assert owner.condemned == []
+        assert owner.poison == []
     assert [len(some) for some in runs] == [1, 1, 3]  # all, all under named marks, and one by one
     assert runs[2] == [[(0, 0)], [(0, 1)], [(0, 2)]]
     last = Owner(broker, killers)
     await last.own(ends)
     left = [(one, offset) for one, offset in everything if offset >= broker.committed[one].offset]
     await last.run(make_record, *left)
-    assert last.condemned == [(0, 2)]
+    assert last.poison == [(0, 2)]
     last.quarantine.hand_over()
     await last.outbox.commit_last()
     assert broker.committed == {A: PartitionProgress(5), B: PartitionProgress(3)}
@@ -256,7 +256,7 @@ async def test_a_worker_that_is_fenced_drops_its_answers_and_joins_again(
     await asyncio.gather(first.outbox.commit_last(), second.outbox.commit_last())
     assert sorted(broker.written) == [b"0-0", b"0-1", b"1-0"]
     assert first.ledger.num_unfinished == 0
-    assert broker.committed[A] == PartitionProgress(2, custody=Custody())
+    assert broker.committed[A] == PartitionProgress(2, marker=OwnerMarker())
 
 
 async def test_what_is_not_committed_at_a_revocation_is_answered_by_the_next_owner(
@@ -267,7 +267,7 @@ async def test_what_is_not_committed_at_a_revocation_is_answered_by_the_next_own
     await first.own({A: 2})
     [slow] = first.ledger.receive([make_record(partition=0, offset=0)])
     first.ledger.admit([slow])
-    await first.outbox.mark({A: Custody()})
+    await first.outbox.mark({A: OwnerMarker()})
     await first.run(make_record, (A, 1))
     first.quarantine.hand_over()
     first.ledger.give_up([slow])
@@ -278,7 +278,7 @@ async def test_what_is_not_committed_at_a_revocation_is_answered_by_the_next_own
     assert (first.ledger.num_unfinished, first.ledger.num_running) == (0, 0)
     second = Owner(broker)
     await second.own({A: 2})
-    assert not second.outbox.has_doubts
+    assert not second.outbox.has_redelivered
     await second.run(make_record, (A, 0), (A, 1))
     await second.outbox.commit_last()
     assert broker.written == [b"0-0", b"0-1"]

@@ -1,7 +1,7 @@
 """The text that Kafka stores beside a committed offset: the topic's id, and finished offsets beyond that one.
 
 The text is a version, the id and a bitmap, both in base64. Bit i stands for the committed offset plus i. The mark of
-the partition's owner may follow (`custody.py`). A commit is kept by the topic's name: by the id, the owner knows
+the partition's owner may follow (`owner_marker.py`). A commit is kept by the topic's name: by the id, the owner knows
 whether it is of this topic or of one that was deleted.
 """
 
@@ -9,7 +9,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Collection
 
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
-from penstock.worker.kafka.progress import custody
+from penstock.worker.kafka.progress import owner_marker
 from penstock.worker.kafka.progress.offsets import PartitionProgress
 
 NO_METADATA = "more requests are answered again after a crash, and a record that ends its workers is not quarantined"
@@ -18,14 +18,14 @@ _VERSION = "penstock2:"
 _MAX_CHARS = 4096  # offset.metadata.max.bytes of a broker, by default
 _ID_CHARS = 25
 _MAX_BITS = (
-    (_MAX_CHARS - custody.MAX_CHARS - len(_VERSION) - _ID_CHARS) // 4 * 3 * 8
+    (_MAX_CHARS - owner_marker.MAX_CHARS - len(_VERSION) - _ID_CHARS) // 4 * 3 * 8
 )  # 23,952: three times the records that a worker holds by default
 
 
 def of(progress: PartitionProgress) -> str:
     """Metadata of the commit of this progress, with the owner's mark."""
-    custody = progress.custody
-    mark = "" if custody is None else custody.text()
+    marker = progress.marker
+    mark = "" if marker is None else marker.text()
     return encode(progress.topic_id, progress.offset, progress.beyond) + mark
 
 

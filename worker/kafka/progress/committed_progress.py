@@ -10,9 +10,9 @@ from aiokafka.errors import KafkaError
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.partition_names import name
 from penstock.worker.kafka.progress import commit_metadata, coordinator
-from penstock.worker.kafka.progress.custody import Custody
 from penstock.worker.kafka.progress.end_offsets import known_ends
 from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
+from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 
 _RETRY_S = 1.0
 _NO_COMMIT = 0, ""
@@ -42,23 +42,23 @@ async def take_over(
     consumer: AIOKafkaConsumer,
     sources: set[TopicPartition],
     topic_id: Callable[[str], bytes],
-    own_mark: Callable[[Source, Custody], Custody | None],
+    own_mark: Callable[[Source, OwnerMarker], OwnerMarker | None],
 ) -> dict[TopicPartition, PartitionProgress]:
     """Committed progress of these partitions, which were assigned, with the marks of owners that died taken over.
 
     topic_id: see `read_committed`. own_mark: see `PartitionOwner`.
     """
     committed = await read_committed(consumer, sources, topic_id)
-    # An end only bounds the records in doubt. A partition without a leader has none, and must not hold up the others.
-    ends = await known_ends(consumer, [source for source, one in committed.items() if one.custody is not None])
+    # An end only bounds the redelivered records. A partition without a leader has none, and must not hold up others.
+    ends = await known_ends(consumer, [source for source, one in committed.items() if one.marker is not None])
     return {source: _taken_over(source, one, ends.get(source), own_mark) for source, one in committed.items()}
 
 
 def _decode(source: TopicPartition, topic_id: bytes, offset: int, metadata: str | None) -> PartitionProgress:
-    beyond, mark, custody = (metadata or "").partition(";")
+    beyond, mark, marker = (metadata or "").partition(";")
     try:
         id_then, finished = commit_metadata.decode(offset, beyond)
-        progress = PartitionProgress(offset, finished, Custody.parse(mark + custody) if mark else None, topic_id)
+        progress = PartitionProgress(offset, finished, OwnerMarker.parse(mark + marker) if mark else None, topic_id)
     except ValueError as error:
         log.warning("commit_metadata_ignored", partition=name(source), offset=offset, reason=str(error))
         return PartitionProgress(offset, topic_id=topic_id)
@@ -74,17 +74,17 @@ def _taken_over(
     source: TopicPartition,
     progress: PartitionProgress,
     end: int | None,
-    own_mark: Callable[[Source, Custody], Custody | None],
+    own_mark: Callable[[Source, OwnerMarker], OwnerMarker | None],
 ) -> PartitionProgress:
-    if progress.custody is None:
+    if progress.marker is None:
         return progress
-    if (own := own_mark(source, progress.custody)) is not None:
-        return progress._replace(custody=own)
+    if (own := own_mark(source, progress.marker)) is not None:
+        return progress._replace(marker=own)
     # While its first unfinished record took long, the owner has read on, and had as many in memory behind the last one.
-    custody = progress.custody.taken_over(max(progress.beyond, default=progress.offset), end)
-    in_doubt = max(0, custody.until - progress.offset - len(progress.beyond))
-    if in_doubt:
+    marker = progress.marker.taken_over(max(progress.beyond, default=progress.offset), end)
+    redelivered = max(0, marker.until - progress.offset - len(progress.beyond))
+    if redelivered:
         log.warning(
-            "owner_died", partition=name(source), offset=progress.offset, records=in_doubt, deaths=custody.deaths
+            "owner_died", partition=name(source), offset=progress.offset, records=redelivered, deaths=marker.deaths
         )
-    return progress._replace(custody=custody)
+    return progress._replace(marker=marker)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
-from penstock.worker.kafka.progress.custody import Custody
+from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 
 Source = tuple[str, int]  # topic and partition; equal to aiokafka's TopicPartition
 
@@ -19,7 +19,7 @@ class PartitionProgress(NamedTuple):
 
     offset: int  # the next one to read: all before it are finished
     beyond: frozenset[int] = frozenset()  # offsets from there on that are finished too
-    custody: Custody | None = None  # of an owner that has not handed the partition over
+    marker: OwnerMarker | None = None  # of an owner that has not handed the partition over
     topic_id: bytes = NO_TOPIC_ID  # of the topic that the offsets are of
 
 
@@ -35,7 +35,7 @@ class PartitionOwner(Protocol):
     def acquired(self, sources: set[Source], committed: Mapping[Source, PartitionProgress]) -> None:
         """Take over partitions with their committed progress. Their records come from now on."""
 
-    def own_mark(self, source: Source, found: Custody) -> Custody | None:
+    def own_mark(self, source: Source, found: OwnerMarker) -> OwnerMarker | None:
         """The mark with which a partition goes on if this worker itself has committed the one found; else None."""
 
     def skipped(self, source: Source, first: int, end: int) -> None:

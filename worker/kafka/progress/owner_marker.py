@@ -9,37 +9,37 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol, Self
 
 MAX_CHARS = 66  # of the text
-_MAX_IN_DOUBT = 8192  # records that an owner has in memory, by default
+_MAX_REDELIVERED = 8192  # records that an owner has in memory, by default
 _TEXT = re.compile(r";(\d{1,3}),(\d{1,19}),(\d{1,19}),(\d{1,19}),([01])")
 
 
-class Custody(NamedTuple):
-    """The mark of one partition. A range of offsets is its first one and the one after its last."""
+class OwnerMarker(NamedTuple):
+    """The marker of one partition. A range of offsets is its first one and the one after its last."""
 
     deaths: int = 0  # of owners, since the records below `until` were first read
-    until: int = 0  # records below it may have run in an owner that died: they are in doubt
-    running: tuple[int, int] = (0, 0)  # records in doubt that run now
+    until: int = 0  # records below it may have run in an owner that died: they are redelivered
+    running: tuple[int, int] = (0, 0)  # redelivered records that run now
     alone: bool = False  # nothing else runs in their owner
     # Not in the text, but of the owner before:
-    suspects: tuple[int, int] = (0, 0)  # records in doubt that ran when it died
-    condemned: int = -1  # the record that ran alone when it died
+    suspects: tuple[int, int] = (0, 0)  # redelivered records that ran when it died
+    poison: int = -1  # the record that ran alone when it died
 
     def taken_over(self, offset: int, end: int | None) -> Self:
         """The mark of an owner that died, as its successor takes it.
 
         `offset`: up to which records are finished, or some of them. `end`: of the partition now, if it is known.
         """
-        suspects, condemned = (self.running, -1) if not self.alone else ((0, 0), self.running[0])
-        deaths, until = min(self.deaths + 1, 999), offset + _MAX_IN_DOUBT
+        suspects, poison = (self.running, -1) if not self.alone else ((0, 0), self.running[0])
+        deaths, until = min(self.deaths + 1, 999), offset + _MAX_REDELIVERED
         if end is not None:
             until = min(end, until)
-        return type(self)(deaths, until, suspects=suspects, condemned=condemned)
+        return type(self)(deaths, until, suspects=suspects, poison=poison)
 
     def resumed(self) -> Self:
         """The mark as the owner that committed it takes it again. It lives, so nothing that ran has ended it."""
         return self._replace(running=(0, 0), alone=False)
 
-    def is_in_doubt(self, offset: int) -> bool:
+    def is_redelivered(self, offset: int) -> bool:
         """Whether a record may have run in an owner that died."""
         return offset < self.until
 
@@ -65,16 +65,16 @@ class Marks(Protocol):
     """The marks of this worker's partitions. A source is a topic and a partition."""
 
     @property
-    def has_doubts(self) -> bool:
+    def has_redelivered(self) -> bool:
         """Whether some partition was taken over from an owner that died."""
 
     def is_marked(self, source: tuple[str, int]) -> bool:
         """Whether a partition's mark is committed, so that its records may run."""
 
-    def custody(self, source: tuple[str, int]) -> Custody:
+    def marker(self, source: tuple[str, int]) -> OwnerMarker:
         """The mark of a partition."""
 
-    async def mark(self, marks: Mapping[tuple[str, int], Custody]) -> bool:
+    async def mark(self, marks: Mapping[tuple[str, int], OwnerMarker]) -> bool:
         """Commit these marks. Their records may run when it returns true; else try again."""
 
     def unname(self, sources: Collection[tuple[str, int]]) -> None:
