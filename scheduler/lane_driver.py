@@ -8,9 +8,8 @@ from itertools import count
 from typing import NamedTuple
 
 from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.trials import Trials
 from penstock.scheduler.types import Cause, Job, RejectedJob, Wait
-
-_TRIAL_EVERY_S = 1.0  # an engine thought to be too slow for every deadline is measured again this often
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +54,7 @@ class LaneDriver:
         self._numbers = count(1)
         self._prepared: deque[LaneBatch] = deque()  # planned, not handed out
         self._submitted: list[LaneBatch] = []  # handed out, in order; the first `num_lanes` of them run
-        self._next_trial = -math.inf
+        self._trials = Trials()
         self.is_draining = False  # the caller sets it to run what is queued without waiting for full batches
 
     @property
@@ -81,8 +80,8 @@ class LaneDriver:
     def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[RejectedJob]:
         """Queue jobs; returns those rejected at once. `together`: see `Scheduler.add`.
 
-        When nothing else is queued or running, one job that would be late (all jobs, with `together`) is admitted every
-        `_TRIAL_EVERY_S`, without a deadline. Predictions that are far too high are corrected only by batches that run.
+        When nothing else is queued or running, one job that would be late (all jobs, with `together`) is admitted as
+        a trial, without a deadline.
         """
         rejected = self.scheduler.add(jobs, now, busy_s=self.busy_s(now), together=together)
         if rejected and not self.scheduler.num_queued and not self.num_unfinished:
@@ -150,9 +149,9 @@ class LaneDriver:
         self, jobs: Sequence[Job], rejected: list[RejectedJob], now: float, *, together: bool
     ) -> list[RejectedJob]:
         overloaded = {one.id for one in rejected if one.cause is Cause.OVERLOADED}
-        if now < self._next_trial or not overloaded:
+        if not overloaded or not self._trials.are_due(now):
             return rejected
-        self._next_trial = now + _TRIAL_EVERY_S
+        self._trials.begin(now)
         tried = jobs if together else [next(job for job in jobs if job.id in overloaded)]
         self.scheduler.add([job._replace(deadline=math.inf) for job in tried], now)
         ids = {job.id for job in tried}

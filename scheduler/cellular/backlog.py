@@ -14,10 +14,10 @@ from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.table import Ended, JobTable
 from penstock.scheduler.cellular.types import CellRule, CellTask, Float64Array
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
+from penstock.scheduler.trials import TRIAL_EVERY_S, Trials
 
 _DECAY = 0.98  # of what was learned before, at each job that ends
 _LEAST, _MOST = 0.5, 4.0  # of `_slowdown`
-_TRIAL_EVERY_S = 1.0  # a device thought to be too slow is measured again this often, with rows that have not run since
 
 
 class Backlog:
@@ -42,7 +42,7 @@ class Backlog:
         self._slowdown = 1.0  # time of jobs, from their first task on, over their predicted path
         self._num_new = self._new_slots = 0  # online jobs of this `add` that were admitted: they join when it ends
         self._new_ready = np.zeros(len(rules), np.int64)  # their nodes that may run at once
-        self._next_trial = -math.inf
+        self._trials = Trials()
         self._trial = NONE  # number of the last job that ran though it was predicted to be late
         self._ran_at: dict[tuple[int, int], float] = {}  # when a task of a cell and a bucket of rows has ended
 
@@ -99,16 +99,17 @@ class Backlog:
     def _admit(self, entry: QueuedCellJob, now: float, num_active: int) -> float:
         """One job, after those before it.
 
-        A job that would be late runs all the same, once a second, while none is active, or while it would begin at once
-        in a task of more rows than have run lately: predictions that are far too high learn only from tasks.
+        A job that would be late is a trial while none is active, or while it would begin at once in a task of more rows
+        than have run lately.
         """
         if entry.bulk:
             return 0.0
         late_s = 0.0 if entry.job.deadline is None else self._late_s(entry, now)
         if late_s > 0:
-            if now < self._next_trial or (num_active and not self._is_unknown(entry, num_active, now)):
+            if not self._trials.are_due(now) or (num_active and not self._is_unknown(entry, num_active, now)):
                 return late_s
-            self._next_trial, self._trial = now + _TRIAL_EVERY_S, entry.number
+            self._trials.begin(now)
+            self._trial = entry.number
         self._waiting.add([_queued(entry)])
         graph = entry.job.graph
         is_ready = np.diff(graph.dependency_offsets) == 0
@@ -157,7 +158,7 @@ class Backlog:
         if not self._begins_at_once(entry):
             return False
         buckets = [(cell, bucket_of(self._num_rows(rule, num_active))) for cell, rule in enumerate(self._rules)]
-        return max([self._ran_at.get(key, -math.inf) for key in buckets]) <= now - _TRIAL_EVERY_S
+        return max([self._ran_at.get(key, -math.inf) for key in buckets]) <= now - TRIAL_EVERY_S
 
     def _begins_at_once(self, entry: QueuedCellJob) -> bool:
         """Whether a device has room for a job and its part of those that join with it, and no other waits."""

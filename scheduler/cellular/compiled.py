@@ -7,6 +7,7 @@ import numpy as np
 
 from penstock.scheduler.cellular.arrays import ID, NO_JOB, NO_MAXIMUM, NONE, make_arrays, with_room
 from penstock.scheduler.cellular.types import CellGraph
+from penstock.scheduler.compiling import compiled
 
 
 class SchedulerKernels(NamedTuple):
@@ -26,9 +27,7 @@ class SchedulerKernels(NamedTuple):
 
 @cache
 def load_kernels() -> SchedulerKernels:
-    """The kernels, compiled and ready to run: at once where an earlier process kept them, else within seconds."""
-    from numba import njit  # takes half a second to load
-
+    """The kernels, ready to run. Their files are imported here, as they load numba."""
     from penstock.scheduler.cellular.arriving import arrive, sum_left
     from penstock.scheduler.cellular.index import copy, number_of, remove_all
     from penstock.scheduler.cellular.joining import join
@@ -37,20 +36,15 @@ def load_kernels() -> SchedulerKernels:
     from penstock.scheduler.cellular.running import plan, settle
 
     functions = arrive, sum_left, join, plan, settle, drop, number_of, remove_all, copy, place
-    try:
-        kernels = SchedulerKernels(*[njit(function, cache=True) for function in functions])
-        _exercise(kernels)
-    except Exception:  # of numba's cache: no folder, one that is full or read-only, or files that are damaged or old
-        kernels = SchedulerKernels(*[njit(function) for function in functions])
-        _exercise(kernels)
-    return kernels
+    return SchedulerKernels(*compiled(functions, _exercise))
 
 
-def _exercise(kernels: SchedulerKernels) -> None:
+def _exercise(*functions: Any) -> None:
     """Call each kernel with arrays of the types that come later: two nodes, one after the other.
 
     RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.
     """
+    kernels = SchedulerKernels(*functions)
     graphs = np.frombuffer(bytearray(CellGraph.of_stages((0, 1), (0, 1)).packed), np.int32)
     arrays = with_room(make_arrays(1), 1, len(graphs))
     index, larger = np.full((2, 4, 3), NO_JOB, np.int64)

@@ -2,9 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
-Admission = Literal["deadline", "accept"]
+from penstock.scheduler.settings import AdmissionName
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +14,7 @@ class CellSettings:
     max_tasks: int = 2  # outstanding on a device: one runs, the others are prepared (BatchMaker's MaxTasksToSubmit)
     max_slots: int | None = None  # state slots of a device; None: no limit
     patience_s: float = 1.0  # a job is not overtaken by jobs of its class that arrive so much later, however urgent
-    admission: Admission = "accept"  # deadline: reject on arrival what is predicted to be late
+    admission: AdmissionName = "accept"  # deadline: reject on arrival what is predicted to be late
     host_s: float = 0.0  # the caller's own seconds for a task, at first; a quantum that takes as long hides them
 
     def __post_init__(self) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost
+from penstock.scheduler.costs.errors import PredictionErrors
 
 # Of stored data: the numbers, in how many lists of lists.
 _DEPTHS = {"floor_s": 0, "alpha_s": 0, "beta_s": 0, "gamma_s": 0, "sizes": 1, "lengths": 1, "factors": 2, "samples": 2}
 _NUM_RECENT = 15  # batches whose median the learned scale is: seven outliers among them move nothing
-_NUM_ERRORS = 1000
 _ABSURD = 1e6  # times as long, or as short, as predicted
 _MAX_NUMBER = 1e18  # seconds, tokens: nothing of an engine comes near
 _MAX_ENTRIES = 1000  # of any list in stored data; a fit makes a few dozen
@@ -131,7 +131,7 @@ class LearnedCost:
         self.scale = 1.0
         # Measured / tabulated. The table counts as two batches, so that the first batch alone decides nothing.
         self._recent = deque([1.0, 1.0], maxlen=_NUM_RECENT)
-        self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
+        self._errors = PredictionErrors()
 
     @property
     def padded(self) -> bool:
@@ -146,16 +146,13 @@ class LearnedCost:
         predicted_s = self.scale * tabulated_s
         if not predicted_s / _ABSURD < measured_s < predicted_s * _ABSURD:
             return
-        self._errors.append(abs(predicted_s / measured_s - 1))
+        self._errors.note(predicted_s, measured_s)
         self._recent.append(measured_s / tabulated_s)
         self.scale = sorted(self._recent)[len(self._recent) // 2]
 
     def errors(self) -> tuple[float, float]:
-        """(p50, p95) of |predicted / measured - 1| of the last 1,000 batches, as predicted then. NaN: none yet."""
-        if not self._errors:
-            return math.nan, math.nan
-        p50, p95 = np.quantile(self._errors, (0.5, 0.95)).tolist()
-        return p50, p95
+        """See `PredictionErrors.quantiles`."""
+        return self._errors.quantiles()
 
 
 def _knot_lines(knots: FloatArray) -> FloatArray:

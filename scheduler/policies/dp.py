@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.scheduler.compiling import compiled
 from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost
 from penstock.scheduler.costs.table import CostTable, LearnedCost
 
@@ -61,22 +62,15 @@ def cheapest_cuts(
 
 @cache
 def load_kernel() -> Any:
-    """`_recurrence`, compiled and ready to run: at once where an earlier process kept it, else within seconds.
+    """`_recurrence`, ready to run.
 
     For 1,000 sequences and batches of up to 512 it takes 0.7 to 1.1 ms, where numpy takes 50 (ABLATION.md).
     """
-    from numba import njit  # takes half a second to load
-
     queue, low = (np.ones(1), np.arange(2.0), np.arange(2.0)), np.zeros(1, dtype=np.int64)
     table = np.ones(4), True, *CostTable(PaddedCost(1.0, 1.0, 1.0, 1.0)).arrays
     arguments = queue, low, table, math.inf, np.zeros(2), np.zeros(2, dtype=np.int64)
-    fast = {"nnan", "nsz"}  # no NaN comes in, and no zero's sign matters
-    try:
-        kernel: Any = njit(_recurrence, cache=True, fastmath=fast)
-        kernel(*arguments)
-    except Exception:  # of numba's cache: no folder, one that is full or read-only, or an error of unpickling its files
-        kernel = njit(_recurrence, fastmath=fast)
-        kernel(*arguments)
+    fast = frozenset({"nnan", "nsz"})  # no NaN comes in, and no zero's sign matters
+    [kernel] = compiled([_recurrence], lambda kernel: kernel(*arguments), fast)
     return kernel
 
 

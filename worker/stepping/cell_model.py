@@ -13,7 +13,7 @@ from penstock.engine.cells.graphs.graph import GraphBuilder, GraphLimits
 from penstock.engine.cells.models.model import CellModel
 from penstock.engine.errors import EngineError, UnsupportedCheckpoint
 from penstock.producer.wire.sequence_codec import MAX_COLUMNS
-from penstock.scheduler.cellular import Admission
+from penstock.scheduler.settings import AdmissionName
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.requests.request import PendingSequence
 from penstock.worker.requests.sequence_work import SequenceWork
@@ -28,7 +28,7 @@ _WARM_UP_ROWS = (1, 8, 64)  # of one task
 log = structlog.get_logger("penstock.cells")
 
 
-def served_cells(served: ServedCells, admission: Admission) -> Callable[[], ServedModel]:
+def served_cells(served: ServedCells, admission: AdmissionName) -> Callable[[], ServedModel]:
     """Warm a model up, whose tasks are timed. Blocks for seconds. The result is called on the event loop.
 
     Raises InvalidCell for a step that does not do what its cell declares, and UnsupportedCheckpoint.

@@ -13,9 +13,10 @@ from penstock.engine.cells.state.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state.state_pool import StatePool
 from penstock.engine.errors import DeviceFailed, EngineError
 from penstock.engine.types import Float32Array
-from penstock.scheduler.cellular import Admission, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import CellRule, CellScheduler, CellSettings, CellTask
 from penstock.scheduler.cellular.arrays import ID
 from penstock.scheduler.cellular.types import Int64Array
+from penstock.scheduler.settings import AdmissionName
 from penstock.scheduler.types import RejectedJob
 from penstock.worker.stepping.cell_jobs import CellJobs
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
@@ -56,7 +57,7 @@ class CellRunner:
         self,
         specs: Sequence[CellSpec],
         engines: Sequence[StepEngine],
-        admission: Admission = "deadline",
+        admission: AdmissionName = "deadline",
         max_tasks: int = 2,
         clock: Callable[[], float] = time.perf_counter,
         pause: Callable[[float], None] = time.sleep,

@@ -12,7 +12,7 @@ import structlog
 from penstock.engine import GenerationModel
 from penstock.engine.errors import NotFinite, UnsupportedCheckpoint, wider_than
 from penstock.engine.generation_options import GenerationOptions
-from penstock.scheduler.cellular import Admission
+from penstock.scheduler.settings import AdmissionName
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.requests.request import PendingSequence
 from penstock.worker.stepping.contract import StepJob
@@ -30,7 +30,7 @@ _WARM_UP_TOKENS = 8  # of each source, and of what is generated
 log = structlog.get_logger("penstock.generation")
 
 
-def served_generation(model: GenerationModel, admission: Admission) -> Callable[[], ServedModel]:
+def served_generation(model: GenerationModel, admission: AdmissionName) -> Callable[[], ServedModel]:
     """Warm a model up, whose tasks are timed. Blocks for seconds. The result is called on the event loop.
 
     Raises UnsupportedCheckpoint for a model without finite scores.

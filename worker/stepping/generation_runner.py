@@ -11,7 +11,8 @@ from penstock.engine.errors import EngineError, InvalidOption, NotFinite
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.types import Float32Array, Int32Array
-from penstock.scheduler.cellular import Admission, CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.settings import AdmissionName
 from penstock.scheduler.types import RejectedJob, Wait
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.generation_row import generation_row
@@ -40,7 +41,7 @@ class GenerationRunner:
         limits: GeneratorLimits,
         probe: GenerationWork,
         max_quantum: int,
-        admission: Admission = "deadline",
+        admission: AdmissionName = "deadline",
         clock: Callable[[], float] = time.perf_counter,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:

@@ -1,13 +1,8 @@
 """Measurements of a step dispatcher: the time of a sequence, and the errors of predicted tasks."""
 
-import math
-from collections import deque
-
-import numpy as np
-
+from penstock.scheduler.costs.errors import PredictionErrors
 from penstock.worker.stepping.contract import StepStats
 
-_NUM_ERRORS = 1000
 _WEIGHT = 0.98  # of what was seen before, at each sequence that ends
 
 
@@ -16,7 +11,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._device_s = self._num_ended = 0.0  # decayed sums
-        self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
+        self._errors = PredictionErrors()
 
     def observe(self, stats: StepStats, num_ended: int) -> None:
         """A task ran, with which so many sequences ended."""
@@ -24,7 +19,7 @@ class StepTimes:
         self._device_s = self._device_s * decay + stats.device_s
         self._num_ended = self._num_ended * decay + num_ended
         if stats.predicted_s > 0 and stats.device_s > 0:
-            self._errors.append(abs(stats.predicted_s / stats.device_s - 1))
+            self._errors.note(stats.predicted_s, stats.device_s)
 
     @property
     def seconds_a_sequence(self) -> float:
@@ -32,8 +27,5 @@ class StepTimes:
         return self._device_s / self._num_ended if self._num_ended else 0.0
 
     def errors(self) -> tuple[float, float]:
-        """(p50, p95) of |predicted / measured - 1| of the last 1,000 tasks. NaN: none was predicted yet."""
-        if not self._errors:
-            return math.nan, math.nan
-        p50, p95 = np.quantile(self._errors, (0.5, 0.95)).tolist()
-        return p50, p95
+        """See `PredictionErrors.quantiles`."""
+        return self._errors.quantiles()

@@ -27,7 +27,7 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
         "batches",
         "guarantee: seven outliers change nothing (test_learning); table: 45 gains in one run, loses in one",
     ),
-    "costs.table._NUM_ERRORS": ("batches", "reports only: p50 and p95 of the errors"),
+    "costs.errors._NUM_ERRORS": ("batches", "reports only: p50 and p95 of the errors"),
     "costs.table._ABSURD": ("times", "guarantee: no impossible time is learned (test_learning)"),
     "costs.fit._MAX_SIZES": ("knots", "guarantee: a fit takes milliseconds (test_cost_fit)"),
     "costs.fit._MAX_LENGTHS": ("knots", "the same"),
@@ -53,7 +53,10 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
         "s",
         "not measured: a few small batches of a CPU; no job waits longer (test_lane_driver)",
     ),
-    "lane_driver._TRIAL_EVERY_S": ("s", "guarantee: predictions far too high are corrected (test_lane_driver)"),
+    "trials.TRIAL_EVERY_S": (
+        "s",
+        "guarantee: predictions far too high are corrected (test_lane_driver, test_admission)",
+    ),
     "settings.bulk_slice_s": ("s", "a requirement: bulk may add 2 ms to the online p99 (test_bulk)"),
     "settings.bulk_quiet_s": ("s", "not measured: long against the pauses of online traffic"),
     "settings.window": ("jobs", "bounds a plan's time: the DP over 1,024 jobs takes about 1 ms"),
@@ -74,7 +77,6 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
         "guarantee: one stall does not close admission (test_admission)",
     ),
     "cellular.backlog._MOST": ("times", "the same"),
-    "cellular.backlog._TRIAL_EVERY_S": ("s", "guarantee: predictions far too high are corrected (test_admission)"),
     "cellular.arriving._LEAST_LEFT": ("of the work", "not measured: a chain longer than expected is nearly done"),
     "cellular.index._SPREAD": ("", "2^64 over the golden ratio (Knuth, TAOCP volume 3, section 6.4)"),
 }

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.scheduler.cellular import Admission, CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.settings import AdmissionName
 from tests.examples import examples
 
 MAX_ROWS, MAX_STEPS = 64, 4
@@ -50,7 +51,7 @@ def serve(scheduler: CellScheduler, jobs: list[CellJob], outlier: Outlier | None
     return longest_s, num_rejected
 
 
-def scheduler_of(admission: Admission, warm_up: list[tuple[int, int]], outlier: Outlier | None) -> CellScheduler:
+def scheduler_of(admission: AdmissionName, warm_up: list[tuple[int, int]], outlier: Outlier | None) -> CellScheduler:
     """One that has timed tasks of these sizes, and before them perhaps a wrong one."""
     rule = CellRule("decode", MAX_ROWS, MAX_STEPS)
     scheduler = CellScheduler([rule], CellSettings(max_tasks=1, max_slots=MAX_ROWS, admission=admission))
