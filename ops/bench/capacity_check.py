@@ -18,9 +18,9 @@ from penstock.ops.bench.common.kept_tables import of_newest_machine
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import RESULTS, begin, finite, keep
-from penstock.ops.bench.serving.harness.harness import BenchHarness, Load
+from penstock.ops.bench.serving.harness import BenchHarness, Load
 from penstock.ops.bench.serving.loads.outcome import Outcome
-from penstock.ops.bench.serving.loads.systems import default
+from penstock.ops.bench.serving.loads.systems import DEFAULT
 from penstock.ops.cli.planning.capacity_plan import UTILISATION, CapacityPlan, DeviceCapacity, plan_capacity
 from penstock.worker.telemetry.logs import configure_logs
 
@@ -68,7 +68,7 @@ def check(bench: BenchHarness, *, seconds: float, slo_s: float = _SLO_S) -> list
     """Offer the two loads for some seconds each. `bench`: of a model whose longest request fits the SLO."""
     capacity_per_s = _plan(bench, 1.0, slo_s).device_per_s
     rates = [part * capacity_per_s for part in (UTILISATION, _TOO_MUCH)]
-    system = default(bench.limits(slo_s), slo_s)
+    system = bench.system(DEFAULT, slo_s)
     # Before the real runs, from which the cost table learns.
     machines = [_plan(bench, rate * (1 - 1e-9), slo_s).devices for rate in rates]  # despite rounding
     simulated = [bench.simulated(system, Load(_LENGTHS, rate, seconds)) for rate in rates]

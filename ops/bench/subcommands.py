@@ -13,8 +13,7 @@ from penstock.ops.cli.setting_options import takes
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.settings_sources import Settings
 
-_PARTS = "saturation,paper,goodput,bursts,classes,scheduler,validation"
-_SWEEP_PARTS = "load,fleet,cache,loss"
+_PARTS = "saturation,goodput,bursts,classes"
 _CELL_PARTS = "lstm,seq2seq,tree"
 _MOST_WORKERS = 1024  # one for each of the simulated topic's partitions
 
@@ -49,11 +48,9 @@ class ServeSettings(Settings):
         None, gt=0, description="Latency objective. Default: 50, or five times the longest request alone."
     )
     seconds: float = Field(2.0, gt=0, description="Least duration of each run.")
-    trials: int = Field(2, ge=1, description="Number of real runs that confirm a critical point.")
     output: Path | None = Field(
         None,
-        description="Folder of kept runs, with tables and plots beside them. Default: ops/bench/results if all "
-        "parts and lengths run, else none.",
+        description="Folder of kept runs. Default: ops/bench/results if all parts and lengths run, else none.",
     )
 
     @field_validator("lengths")
@@ -83,22 +80,12 @@ class SimulateSettings(Settings):
     result: Path | None = Field(
         None, description="Result file of `penstock bench serve`, for its measured cost. Default: a model of an H200."
     )
-    parts: str = Field(
-        _SWEEP_PARTS,
-        description="Tables to simulate; also large, a run of ten million requests on the largest fleet.",
-    )
     workers: str = Field("1,4,16,64,256", description="Fleet sizes.")
     requests: int = Field(1_000_000, ge=1000, description="Requests in each simulated run.")
     lengths: str = Field("2-100", description="Tokens per request: 2-100, 5-500, normal 2-100, normal 5-500, squad.")
     slo_ms: float = Field(50.0, gt=0, description="Latency objective.")
     load: float = Field(0.8, gt=0, description="Fraction of saturation at which the fleet size varies.")
     seed: int = Field(0, ge=0, description="The same seed gives the same requests.")
-    output: Path | None = Field(None, description="Folder of kept runs, with tables and plots. Default: none.")
-
-    @field_validator("parts")
-    @classmethod
-    def _known_parts(cls, listed: str) -> str:
-        return _each_of(listed, (*_SWEEP_PARTS.split(","), "large"))
 
     @field_validator("workers")
     @classmethod
@@ -158,11 +145,11 @@ def bench_serve(settings: ServeSettings) -> int:
     $ penstock bench serve
 
     The load is open-loop, Poisson or bursty. The tables show throughput at
-    saturation, latency at each system's critical point, goodput within
-    objectives, two classes, the cost model's errors, and the simulator beside
-    real runs. Only the parts kafka and loads need a broker. Takes about ten minutes on two cores.
+    saturation, goodput within objectives, two classes and the cost model's
+    errors; through Kafka also each system's critical point. Only the parts
+    kafka and loads need a broker. Takes a few minutes on two cores.
     """
-    from penstock.ops.bench.serving.harness.run_plan import RunPlan
+    from penstock.ops.bench.serving.run_plan import RunPlan
     from penstock.ops.bench.serving.serving_benchmark import run_serving_benchmark
 
     plan = RunPlan(
@@ -170,7 +157,6 @@ def bench_serve(settings: ServeSettings) -> int:
         lengths=_names(settings.lengths),
         slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
         seconds=settings.seconds,
-        most_trials=settings.trials,
         bootstrap_servers=settings.bootstrap_servers,
     )
     return run_serving_benchmark(
@@ -213,13 +199,11 @@ def bench_simulate(settings: SimulateSettings) -> int:
     $ penstock bench simulate --workers 1,16,256 --requests 1000000
 
     The tables show how cost and p99 grow with load and fleet size, and the
-    effect of popular keys, caches, and the loss of a worker. Needs no model
-    and no Kafka.
+    effect of popular keys. Needs no model and no Kafka.
     """
     from penstock.ops.bench.serving.simulation.sweep import SweepPlan, run_sweep
 
     plan = SweepPlan(
-        parts=_names(settings.parts),
         workers=tuple(int(workers) for workers in _names(settings.workers)),
         num_requests=settings.requests,
         lengths=settings.lengths,
@@ -227,7 +211,7 @@ def bench_simulate(settings: SimulateSettings) -> int:
         load=settings.load,
         seed=settings.seed,
     )
-    return run_sweep(plan, result=settings.result, output=settings.output)
+    return run_sweep(plan, result=settings.result)
 
 
 def _names(listed: str) -> tuple[str, ...]:

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from penstock.engine import NullEngine
-from penstock.ops.bench.serving.harness.harness import BenchHarness, Known, Load
-from penstock.ops.bench.serving.harness.run_plan import KAFKA, LOADS, RunPlan
+from penstock.ops.bench.serving.harness import BenchHarness, Known, Load
 from penstock.ops.bench.serving.loads.outcome import Outcome
-from penstock.ops.bench.serving.loads.systems import EngineKind, System, all_systems, no_batch
+from penstock.ops.bench.serving.loads.systems import DEFAULT, NO_BATCH, SYSTEMS, EngineKind, System
 from penstock.ops.bench.serving.parts import critical, kafka
 from penstock.ops.bench.serving.parts.critical import critical_point
-from penstock.ops.bench.serving.report.run_tables import grids
-from penstock.ops.bench.serving.serving_benchmark import measure
+from penstock.ops.bench.serving.run_plan import KAFKA, LOADS, RunPlan
+from penstock.ops.bench.serving.serving_benchmark import measure, tables_of
 from penstock.ops.kafka import MockBroker
 from penstock.scheduler import CostTable, LearnedCost, PackedCost
 from penstock.worker.resolved_settings import resolve, scheduler_settings
@@ -34,7 +33,7 @@ class Unloaded(BenchHarness):
         super().__init__(WorkerSettings.model_validate({"model": "null"}), NullEngine())
 
     def measured(self, kind: EngineKind) -> Known:
-        return Known(NullEngine(), LearnedCost(CostTable(PackedCost(0.02, 0.0, 0.0, 0.0))), 1.0, ())
+        return Known(NullEngine(), LearnedCost(CostTable(PackedCost(0.02, 0.0, 0.0, 0.0))), 1.0)
 
     def real(self, system: System, load: Load, *, grace_s: float) -> Outcome:
         return super().real(system, load, grace_s=grace_s + 600.0)  # a machine that stands still costs no answer
@@ -50,10 +49,10 @@ def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
     broker: MockBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_FETCH_MAX_WAIT_MS", "5")  # the mock's
-    monkeypatch.setattr(kafka, "systems", lambda bench, slo_s: [no_batch(bench.limits(slo_s))])
+    monkeypatch.setattr(kafka, "COMPARED", (NO_BATCH,))
     monkeypatch.setattr(critical, "_REACH", 1.5)
     monkeypatch.setattr(kafka, "LOADS", (0.9,))
-    monkeypatch.setattr(kafka, "tei", no_batch)  # its saturation is some hundred requests a second
+    monkeypatch.setattr(kafka, "SATURATED", NO_BATCH)  # its saturation is some hundred requests a second
     monkeypatch.setattr(critical, "_MOST_CONFIRMED", 1)
     # Of this process: whether the client's runs keep up is the machine's affair, and so is the rate that it finds.
     monkeypatch.setattr(Outcome, "keeps_up", lambda outcome, slo_s: True)
@@ -76,21 +75,19 @@ def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
         latency_s = found["latency_s"]
         assert 0 < latency_s["min"] <= latency_s["p50"] <= latency_s["p99"] <= latency_s["max"] < math.inf
         assert not found["refused"]  # every request was answered
-    first = 0.7 * bench.capacity_per_s("packed", "2-100", 1)
+    first = 0.7 * bench.capacity_per_s(bench.system(NO_BATCH, SLO_S), "2-100")
     assert in_process["tried"] == [(pytest.approx(first), True), (pytest.approx(2 * first), True)]
     assert (in_process["rate_per_s"], in_process["was_sustained"]) == (pytest.approx(2 * first), True)
     assert through_kafka["tried"][0][0] == pytest.approx(0.7 * in_process["rate_per_s"])
     assert through_kafka["client_busy"] > 0
-    grid, at_loads = grids({"parts": parts, "engines": {}})
-    assert [cells[0] for cells in grid.rows] == ["packed, none, in process", "packed, none, through Kafka"]
-    assert all(len(cells) == len(grid.columns) for cells in grid.rows)
-    assert [(cells[0], float(cells[1])) for cells in at_loads.rows] == [("packed, none", load) for load in kafka.LOADS]
-    assert all(len(cells) == len(at_loads.columns) for cells in at_loads.rows)
+    text = tables_of({"parts": parts, "engines": {}})
+    assert text.count("| packed, none | ") == 2
+    assert "in time at 0.9 |" in text
 
 
 def test_a_worker_is_told_all_that_makes_a_system() -> None:
     bench = Unloaded()
-    for system in all_systems(bench.limits(SLO_S)):
+    for system in [bench.system(name, SLO_S) for name in (*SYSTEMS, DEFAULT)]:
         told = WorkerSettings.model_validate(kafka.worker_settings(bench, system))
         assert told.lanes is not None
         scheduler = scheduler_settings(resolve(told, bench.packed.info))
@@ -109,7 +106,7 @@ def test_the_critical_point_is_where_answers_still_keep_up(limit: float) -> None
     def run(rate_per_s: float, times: float) -> Outcome:
         arrival = np.arange(round(rate_per_s * times * 10)) / rate_per_s
         latency = 0.01 if rate_per_s <= limit else 0.1
-        return Outcome(arrival, arrival, arrival + latency, {}, (), 0.0)
+        return Outcome(arrival, arrival, arrival + latency, {})
 
     found = critical_point(run, 100.0, 0.05)
     assert found["was_sustained"]
@@ -120,7 +117,7 @@ def test_the_critical_point_is_where_answers_still_keep_up(limit: float) -> None
 def test_a_system_that_is_never_in_time_has_no_critical_point() -> None:
     def run(rate_per_s: float, times: float) -> Outcome:
         arrival = np.arange(100) / rate_per_s
-        return Outcome(arrival, arrival, np.full(100, math.nan), {"Expired": 100}, (), 0.0)
+        return Outcome(arrival, arrival, np.full(100, math.nan), {"Expired": 100})
 
     found = critical_point(run, 100.0, 0.05)
     assert not found["was_sustained"]

@@ -13,7 +13,6 @@ from penstock.cache import CostKey, CostTables
 from penstock.ops.bench import capacity_check
 from penstock.ops.bench.serving.loads import length_ranges
 from penstock.ops.bench.serving.loads.length_ranges import draw
-from penstock.ops.bench.serving.simulation.noise import Noise
 from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, FleetOutcome, Traffic, simulate_fleet
 from penstock.ops.cli.planning.capacity_plan import (
     CapacityPlan,
@@ -55,7 +54,7 @@ def simulated(plan: CapacityPlan, cost: PackedCost, devices: int, lengths: str =
     caps = GPU_CAPS if plan.device.is_gpu else CPU_CAPS
     max_wait_s = 0.0 if plan.device.is_gpu else 0.002
     settings = SchedulerSettings(max_wait_s, *caps, slo_s=plan.slo_s, num_lanes=plan.device.lanes)
-    fleet = Fleet(devices, settings, cost, Noise.none(), num_partitions=plan.partitions)
+    fleet = Fleet(devices, settings, cost, num_partitions=plan.partitions)
     return simulate_fleet(Traffic(plan.rate_per_s, int(plan.rate_per_s), lengths), fleet)
 
 
@@ -116,7 +115,7 @@ def test_the_simulated_throughput_of_a_saturated_device_is_that_of_full_batches(
     """So that a plan's load is the part of the capacity that is in use."""
     plan = plan_for(cost, device, 10_000.0, 1.0)
     settings = SchedulerSettings(0.0, *caps, slo_s=None, num_lanes=device.lanes)
-    outcome = simulate_fleet(Traffic(1e6, 50_000, "2-100"), Fleet(1, settings, cost, Noise.none()))
+    outcome = simulate_fleet(Traffic(1e6, 50_000, "2-100"), Fleet(1, settings, cost))
     assert 50_000 / float(outcome.finish.max()) == pytest.approx(plan.device_per_s, rel=0.05)
 
 

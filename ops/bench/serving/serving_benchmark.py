@@ -1,4 +1,4 @@
-"""`penstock bench serve`: measure, print the tables, and keep the run with its tables and plots."""
+"""`penstock bench serve`: measure, print the tables, and keep the run."""
 
 import tempfile
 import time
@@ -6,51 +6,44 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
-from penstock.ops.bench.common.console_tables import show_grid
 from penstock.ops.bench.common.machine import describe_machine
-from penstock.ops.bench.common.runs import RESULTS, begin, finite, keep
-from penstock.ops.bench.serving.harness.harness import BenchHarness
-from penstock.ops.bench.serving.harness.run_plan import KAFKA, LOADS, RunPlan
-from penstock.ops.bench.serving.parts import kafka, paper, saturation, scheduler, simulator_check, slo
+from penstock.ops.bench.common.runs import RESULTS, Run, begin, finite, keep
+from penstock.ops.bench.serving.harness import BenchHarness
+from penstock.ops.bench.serving.parts import saturation, slo
+from penstock.ops.bench.serving.parts.kafka import through_kafka
 from penstock.ops.bench.serving.parts.saturation import Row, Say
-from penstock.ops.bench.serving.report.document import render
-from penstock.ops.bench.serving.report.report_files import require_plots, write_beside
-from penstock.ops.bench.serving.report.run_tables import grids
+from penstock.ops.bench.serving.run_plan import KAFKA, LOADS, RunPlan
+from penstock.ops.bench.serving.serving_tables import PARTS, costs
 from penstock.ops.demo.demo_model import SERVED_NAME, model_directory
 from penstock.worker.telemetry.logs import configure_logs
 
 RANDOM_BERT = "bert-base"
 _NAMES = {None: SERVED_NAME, RANDOM_BERT: "BERT-base with random weights"}
-_NEEDS_SATURATION = {"saturation", "paper", "goodput", "bursts", "classes", "validation"}
+_OBJECTIVES: dict[str, Callable[[BenchHarness, RunPlan, Row, Say], Row]] = {
+    "goodput": slo.run_goodput,
+    "bursts": slo.run_bursts,
+    "classes": slo.run_classes,
+}
 
 
 def run_serving_benchmark(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: Path | None) -> int:
-    """Run `plan` on this machine. `output`: the folder of kept runs; tables and plots lie beside the run.
+    """Run `plan` on this machine. `output`: the folder of kept runs.
+
     None: a whole plan is kept in the repository's results, others are shown and not kept.
     """
-    require_plots()
-    from penstock.ops.bench.serving.report.serving_plots import draw
-
-    console = Console(width=max(150, Console().width))
     configure_logs("console", "warning")
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         bench = BenchHarness.load(_checkpoint(model, Path(folder)), device=device, dtype=dtype)
         header = begin("serving-kafka" if {KAFKA, LOADS} & set(plan.parts) else "serving", _machine(bench))
-        parts = measure(bench, plan, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
-    name = _NAMES.get(model, bench.packed.info.name)
-    record = record_of(bench, plan, parts, name, header)
-    for grid in grids(record):
-        show_grid(console, grid)
+        parts = measure(bench, plan, lambda line: print(f"[{time.monotonic() - began:4.0f} s] {line}", flush=True))
+    record = record_of(bench, plan, parts, _NAMES.get(model, bench.packed.info.name), header)
+    print(tables_of(record))
     root = output or (RESULTS if plan.is_whole else None)
     if root is None:
-        console.print("Not kept, because these are not all parts and lengths. --output DIR keeps them.")
-        return 0
-    path = keep(record, root)
-    draw(record, write_beside(path, render(record)))
-    console.print(f"Written: {path}, and tables beside it; plots where a part has one")
+        print("Not kept, because these are not all parts and lengths. --output DIR keeps them.")
+    else:
+        print(f"Written: {keep(record, root)}")
     return 0
 
 
@@ -73,33 +66,30 @@ def record_of(bench: BenchHarness, plan: RunPlan, parts: Row, model: str, header
     return record
 
 
+def tables_of(record: Row) -> str:
+    """The tables of one run."""
+    run = Run(Path(), record)
+    shown = [(title, section([run])) for part, (title, section) in PARTS.items() if part in record["parts"]]
+    shown.append(("Cost models: predicted seconds beside measured", costs(run)))
+    return "\n\n".join(f"{title}\n\n{text}" for title, text in shown if text)
+
+
 def measure(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
     """The parts of the plan; what is about objectives uses the first of its workloads."""
     parts: Row = {}
-    workloads = []
-    if _NEEDS_SATURATION & set(plan.parts):
-        only_default = "saturation" not in plan.parts
-        chosen = plan.lengths[:1] if only_default else plan.lengths
-        workloads = [saturation.run(bench, plan, lengths, say, only_default=only_default) for lengths in chosen]
     if "saturation" in plan.parts:
-        parts["saturation"] = workloads
-        if "paper" in plan.parts:
-            parts["paper"] = [paper.run(bench, plan, workload, say) for workload in workloads]
-    on_first: dict[str, Callable[[BenchHarness, RunPlan, Row, Say], Row]] = {
-        "goodput": slo.run_goodput,
-        "bursts": slo.run_bursts,
-        "classes": slo.run_classes,
-        "validation": simulator_check.run,
-    }
-    for name, run in on_first.items():
-        if name in plan.parts:
-            parts[name] = run(bench, plan, workloads[0], say)
-    if "scheduler" in plan.parts:
-        parts["scheduler"] = scheduler.run(bench)
-    if KAFKA in plan.parts:
-        parts[KAFKA] = kafka.run_points(bench, plan, say)
-    if LOADS in plan.parts:
-        parts[LOADS] = kafka.run_loads(bench, plan, say)
+        parts["saturation"] = [saturation.run(bench, plan, lengths, say) for lengths in plan.lengths]
+    about_objectives = [part for part in _OBJECTIVES if part in plan.parts]
+    if about_objectives:
+        (workload, *_) = parts.get("saturation") or [
+            saturation.run(bench, plan, plan.lengths[0], say, only_default=True)
+        ]
+        parts |= {part: _OBJECTIVES[part](bench, plan, workload, say) for part in about_objectives}
+    if {KAFKA, LOADS} & set(plan.parts):
+        with through_kafka(bench, plan, say) as (broker, runs):
+            measured = {KAFKA: runs.points, LOADS: runs.loads}
+            about = {"broker": broker, "lengths": runs.lengths, "slo_s": runs.slo_s}
+            parts |= {part: {**about, **run(say)} for part, run in measured.items() if part in plan.parts}
     return parts
 
 

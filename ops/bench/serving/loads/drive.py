@@ -10,7 +10,6 @@ import gc
 import math
 import selectors
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,14 +25,6 @@ _OPTIONS = TaskOptions("embed")
 _LEAD_S = 0.01  # between the run's start and time 0 of the arrivals
 
 
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """The offered requests: when they arrive, and their token ids."""
-
-    stream: Stream
-    token_ids: Sequence[Int32Array]  # one a request, as long as its length in the stream
-
-
 def random_ids(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32Array]:
     """Sequences of these lengths, of random token ids."""
     ends = np.cumsum(lengths)
@@ -41,49 +32,53 @@ def random_ids(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32Array]
     return np.split(ids, ends[:-1])
 
 
-def packed_batch(sequences: Sequence[Int32Array]) -> PackedBatch:
-    """Pack token ids as the worker does, to be embedded."""
-    return PackedBatch.of(sequences, [_OPTIONS] * len(sequences))
+def drive(
+    stream: Stream,
+    token_ids: Sequence[Int32Array],
+    driver: MeasuredDriver,
+    engine: Engine,
+    cost: LearnedCost,
+    *,
+    grace_s: float,
+) -> Outcome:
+    """Run one load. `token_ids`: one a request, as long as its length in the stream.
 
-
-def drive(requests: Requests, driver: MeasuredDriver, engine: Engine, cost: LearnedCost, *, grace_s: float) -> Outcome:
-    """Run one load. Requests not answered `grace_s` after the last arrival stay unanswered.
-
-    Raises the engine's errors.
+    Requests not answered `grace_s` after the last arrival stay unanswered. Raises the engine's errors.
     """
+
+    async def run() -> Outcome:
+        lanes = EngineLanes(engine, driver.num_lanes)
+        gc.collect()
+        gc.disable()  # a collection would pause the load generator, which a worker does not have
+        try:
+            return await _Drive(stream, token_ids, driver, lanes, cost).run(grace_s)
+        finally:
+            gc.enable()
+            await lanes.close()
+
     # select() waits to the microsecond; epoll, and uvloop's timers, to the millisecond, which is a batch on a GPU.
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-        return runner.run(_drive(requests, driver, engine, cost, grace_s))
-
-
-async def _drive(
-    requests: Requests, driver: MeasuredDriver, engine: Engine, cost: LearnedCost, grace_s: float
-) -> Outcome:
-    lanes = EngineLanes(engine, driver.num_lanes)
-    run = _Drive(requests, driver, lanes, cost, grace_s)
-    gc.collect()
-    gc.disable()  # a collection would pause the load generator, which a worker does not have
-    try:
-        return await run.run()
-    finally:
-        gc.enable()
-        await lanes.close()
+        return runner.run(run())
 
 
 class _Drive:
     """The state of one run; everything happens on its event loop."""
 
     def __init__(
-        self, requests: Requests, driver: MeasuredDriver, lanes: EngineLanes, cost: LearnedCost, grace_s: float
+        self,
+        stream: Stream,
+        token_ids: Sequence[Int32Array],
+        driver: MeasuredDriver,
+        lanes: EngineLanes,
+        cost: LearnedCost,
     ) -> None:
-        count = len(requests.token_ids)
-        self._requests = requests
+        count = len(token_ids)
+        self._stream = stream
+        self._token_ids = token_ids
         self._driver = driver
         self._lanes = lanes
         self._cost = cost
-        self._end_s = float(requests.stream.arrival[-1]) + grace_s
-        self._arrivals = Arrivals(requests.stream, chunk=count)
-        self._lengths = requests.stream.lengths
+        self._arrivals = Arrivals(stream, chunk=count)
         self._start = np.full(count, np.nan)
         self._finish = np.full(count, np.nan)
         self._batches: list[Ran] = []
@@ -92,27 +87,19 @@ class _Drive:
         self._timer: asyncio.TimerHandle | None = None
         self._epoch = 0.0
 
-    async def run(self) -> Outcome:
+    async def run(self, grace_s: float) -> Outcome:
         self._epoch = self._loop.time() + _LEAD_S
         self._timer = self._loop.call_at(self._epoch + self._arrivals.next_at, self._step)
-        stop = self._loop.call_at(self._epoch + self._end_s, self._finish_run, None)
+        end_s = float(self._stream.arrival[-1]) + grace_s
+        stop = self._loop.call_at(self._epoch + end_s, self._finish_run, None)
         try:
             await self._ended
         finally:
             stop.cancel()
             self._timer.cancel()
-        stream, driver = self._requests.stream, self._driver
-        busy_s = sum(batch.measured_s for batch in self._batches)
-        return Outcome(
-            stream.arrival,
-            self._start,
-            self._finish,
-            dict(driver.rejected),
-            tuple(self._batches),
-            driver.scheduler_s,
-            stream.num_bulk,
-            busy_s,
-        )
+        stream, driver = self._stream, self._driver
+        refused, batches = dict(driver.rejected), tuple(self._batches)
+        return Outcome(stream.arrival, self._start, self._finish, refused, batches, driver.scheduler_s, stream.num_bulk)
 
     def _step(self) -> None:
         """Add the requests that have arrived, hand batches to the lanes, and set the timer for the next step."""
@@ -140,15 +127,13 @@ class _Drive:
             self._timer = self._loop.call_at(self._epoch + min(moments), self._step)
 
     def _submit(self, batch: LaneBatch, now: float) -> None:
-        ids = np.array(batch.ids)
-        lengths = self._lengths[ids]
         if batch.started is not None:
-            self._start[ids] = now
-        token_ids = self._requests.token_ids
-        future = self._lanes.submit(packed_batch([token_ids[index] for index in batch.ids]))
-        future.add_done_callback(lambda done: self._on_done(batch, ids, lengths, done))
+            self._start[list(batch.ids)] = now
+        sequences = [self._token_ids[index] for index in batch.ids]
+        future = self._lanes.submit(PackedBatch.of(sequences, [_OPTIONS] * len(sequences)))
+        future.add_done_callback(lambda done: self._on_done(batch, done))
 
-    def _on_done(self, batch: LaneBatch, ids: Lengths, lengths: Lengths, done: "asyncio.Future[BatchOutput]") -> None:
+    def _on_done(self, batch: LaneBatch, done: "asyncio.Future[BatchOutput]") -> None:
         if done.cancelled():
             return
         error = done.exception()
@@ -158,20 +143,18 @@ class _Drive:
             self._finish_run(error)
             return
         now = self._loop.time() - self._epoch
-        self._finish[ids] = now
-        self._record(batch, lengths, done.result().device_s, now)
+        self._finish[list(batch.ids)] = now
+        self._record(batch, done.result().device_s)
         following = self._driver.finish(batch, now)
         if following is not None:
             self._start[list(following.ids)] = now
         self._step()
 
-    def _record(self, batch: LaneBatch, lengths: Lengths, device_s: float, now: float) -> None:
-        tokens, squares = int(lengths.sum()), int((lengths * lengths).sum())
-        longest, count = int(lengths.max()), len(lengths)
-        self._cost.observe(tokens, squares, longest, count, device_s)
-        started = batch.started if batch.started is not None else 0.0
-        sums = (count, tokens, squares, longest)
-        self._batches.append(Ran(started, now, *sums, batch.predicted_s, device_s, batch.trigger, batch.partition))
+    def _record(self, batch: LaneBatch, device_s: float) -> None:
+        lengths = self._stream.lengths[list(batch.ids)]
+        tokens, count = int(lengths.sum()), len(lengths)
+        self._cost.observe(tokens, int((lengths * lengths).sum()), int(lengths.max()), count, device_s)
+        self._batches.append(Ran(batch.started or 0.0, count, tokens, batch.predicted_s, device_s))
 
     def _finish_run(self, error: BaseException | None) -> None:
         if self._ended.done():

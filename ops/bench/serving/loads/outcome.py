@@ -1,13 +1,16 @@
 """The outcome of one run, real or simulated: every request's times, every batch, and the figures made from them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from penstock.ops.bench.serving.loads.arrivals import Floats
 from penstock.scheduler.types import Cause
+
+SINCE = 0.3  # share of a run that is left out, until its state is steady
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,15 +18,10 @@ class Ran:
     """One batch as it was run."""
 
     started: float  # s since the run began
-    finished: float  # when the scheduler learned of it: device time plus host time before and after
     count: int
     tokens: int
-    squares: int  # sum of the squared lengths
-    longest: int
     predicted_s: float
     measured_s: float  # the device's time
-    trigger: str
-    partition: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +32,10 @@ class Outcome:
     start: Floats  # of its batch; nan: not run
     finish: Floats  # nan: not answered with a result before the end of the run
     refused: Mapping[str, int]  # cause -> requests
-    batches: tuple[Ran, ...]  # empty where they were not kept
-    scheduler_s: float  # spent in the scheduler, for all requests together
+    batches: tuple[Ran, ...] = ()
+    scheduler_s: float = 0.0  # spent in the scheduler, for all requests together
     num_bulk: int = 0  # requests of the class bulk
-    busy_s: float = 0.0  # lanes' time in batches, all lanes together
     offered_s: float | None = None  # s during which requests were offered; None: to the last arrival
-
-    @property
-    def num_requests(self) -> int:
-        return len(self.arrival)
 
     @property
     def latency_s(self) -> Floats:
@@ -56,8 +49,9 @@ class Outcome:
         return float(self.arrival[-1]) if self.offered_s is None else self.offered_s
 
     @property
-    def num_refused(self) -> int:
-        return sum(self.refused.values())
+    def busy_s(self) -> float:
+        """Lanes' time in batches, all lanes together."""
+        return sum(batch.measured_s for batch in self.batches)
 
     def answered_per_s(self, since: float = 0.5) -> float:
         """Answers a second while requests arrived, without the first share `since` of that time."""
@@ -72,9 +66,8 @@ class Outcome:
     def goodput_per_s(self, slo_s: float, since: float = 0.0) -> float:
         """Online requests answered within `slo_s`, a second, of those that arrived after the first share `since`."""
         begin = since * self.span_s
-        return float(((self.latency_s <= slo_s) & (self.arrival[self.num_bulk :] >= begin)).sum()) / (
-            self.span_s - begin
-        )
+        in_time = (self.latency_s <= slo_s) & (self.arrival[self.num_bulk :] >= begin)
+        return float(in_time.sum()) / (self.span_s - begin)
 
     def in_time_of_accepted(self, slo_s: float) -> float:
         """Share of the admitted online requests that were answered within `slo_s`.
@@ -93,35 +86,9 @@ class Outcome:
         """Bulk requests answered a second while online ones came."""
         return float((self.finish[: self.num_bulk] <= self.span_s).sum()) / self.span_s
 
-    def latency_summary_s(self) -> dict[str, float]:
-        """avg, min, max, p50 and p99; avg, min and max are of answered requests."""
-        latency = self.latency_s
-        answered = latency[np.isfinite(latency)]
-        nothing = len(answered) == 0
-        return {
-            "avg": math.inf if nothing else float(answered.mean()),
-            "min": math.inf if nothing else float(answered.min()),
-            "max": math.inf if nothing else float(answered.max()),
-            "p50": self.percentile_s(50),
-            "p99": self.percentile_s(99),
-        }
-
     def prediction_errors(self) -> list[float]:
         """|predicted / measured - 1| of each batch, predicted at the time of its plan."""
         return [abs(ran.predicted_s / ran.measured_s - 1) for ran in self.batches if ran.measured_s > 0]
-
-    def padding(self) -> float:
-        """Share of the tokens of padded batches that are padding."""
-        padded = sum(batch.count * batch.longest for batch in self.batches)
-        return 1 - sum(batch.tokens for batch in self.batches) / padded if padded else 0.0
-
-    def scheduler_us(self) -> float:
-        """Scheduler time in microseconds a request."""
-        return self.scheduler_s / self.num_requests * 1e6
-
-    def mean_batch(self) -> float:
-        """Mean number of sequences in a batch."""
-        return sum(batch.count for batch in self.batches) / len(self.batches) if self.batches else 0.0
 
     def keeps_up(self, slo_s: float) -> bool:
         """Whether responses keep up with arrivals and p99 is within the SLO. A rejection is a miss."""
@@ -130,10 +97,24 @@ class Outcome:
         slack = 0.02 * offered + 1.5 * math.sqrt(offered / self.span_s)
         return self.percentile_s(99) <= slo_s and answered >= offered - slack
 
+    def figures(self, slo_s: float, since: float = SINCE) -> dict[str, Any]:
+        """All figures, as a kept run has them. Rates are those after the share `since` of the time."""
+        sizes = [batch.count for batch in self.batches]
+        return {
+            "offered_per_s": self.offered_per_s(since),
+            "answered_per_s": self.answered_per_s(since),
+            "goodput_per_s": self.goodput_per_s(slo_s, since),
+            "in_time_of_accepted": self.in_time_of_accepted(slo_s),
+            "refused": dict(self.refused),
+            "requests": len(self.latency_s),
+            "latency_s": self.latency_summary_s(),
+            "mean_batch": sum(sizes) / len(sizes) if sizes else 0.0,
+            "scheduler_us": self.scheduler_s / len(self.arrival) * 1e6,
+        }
 
-def p50_p95(errors: Sequence[float]) -> tuple[float, float]:
-    """Mean; NaN of no values."""
-    if not errors:
-        return math.nan, math.nan
-    p50, p95 = np.percentile(errors, (50, 95)).tolist()
-    return p50, p95
+    def latency_summary_s(self) -> dict[str, float]:
+        """avg, min, max, p50 and p99; avg, min and max are of answered requests."""
+        answered = self.latency_s[np.isfinite(self.latency_s)]
+        avg, least, most = (answered.mean(), answered.min(), answered.max()) if len(answered) else (math.inf,) * 3
+        found = {"avg": float(avg), "min": float(least), "max": float(most)}
+        return {**found, "p50": self.percentile_s(50), "p99": self.percentile_s(99)}

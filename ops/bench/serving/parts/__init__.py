@@ -1,1 +1,1 @@
-"""The parts of a run: saturation, the paper's comparison, goodput, bursts, classes, and the same through Kafka."""
+"""The parts of a run: saturation, goodput, bursts and classes in process; critical points and loads through Kafka."""

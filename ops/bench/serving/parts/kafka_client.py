@@ -26,8 +26,7 @@ from penstock.ops.bench.common.runs import finite
 from penstock.ops.bench.serving.loads.arrivals import Floats, poisson
 from penstock.ops.bench.serving.loads.drive import random_ids
 from penstock.ops.bench.serving.loads.outcome import Outcome
-from penstock.ops.bench.serving.parts.critical import Row, critical_point
-from penstock.ops.bench.serving.parts.saturation import described
+from penstock.ops.bench.serving.parts.critical import critical_point
 from penstock.producer import Client
 from penstock.worker.garbage_collection import calm_garbage_collection
 
@@ -74,7 +73,7 @@ class ConnectedClient:
         began = time.monotonic()
         await self._send(arrival, ids, finish, failures)
         self.busy = (sum(cpu_s(os.getpid())) - user - system) / (time.monotonic() - began)
-        return Outcome(arrival, np.full(count, math.nan), finish, failures, (), 0.0)
+        return Outcome(arrival, np.full(count, math.nan), finish, failures)
 
     async def _send(self, arrival: Floats, ids: list[Int32Array], finish: Floats, failures: Counter[str]) -> None:
         epoch = time.monotonic() + _LEAD_S
@@ -96,7 +95,7 @@ class ConnectedClient:
         await asyncio.gather(*calls)
 
 
-def measure(spec: ClientSpec) -> Row:
+def measure(spec: ClientSpec) -> dict[str, Any]:
     """Connect, wait for the worker, warm up, and find its critical point or run at the rates of `spec`."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         client = Client(**spec.connection, max_in_flight=_MAX_IN_FLIGHT)
@@ -107,8 +106,8 @@ def measure(spec: ClientSpec) -> Row:
             runner.run(connected.run(_WARM_UP_SHARE * spec.guess_per_s, 1.0))
             calm_garbage_collection()
             if spec.rates_per_s:
-                runs = [described(runner.run(connected.run(rate, 1.0)), spec.slo_s) for rate in spec.rates_per_s]
-                return {"runs": runs}
+                outcomes = [runner.run(connected.run(rate, 1.0)) for rate in spec.rates_per_s]
+                return {"runs": [outcome.figures(spec.slo_s) for outcome in outcomes]}
             found = critical_point(
                 lambda rate, times: runner.run(connected.run(rate, times)),
                 spec.guess_per_s,

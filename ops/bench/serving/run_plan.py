@@ -3,14 +3,15 @@
 import math
 from dataclasses import dataclass
 
-from penstock.ops.bench.serving.harness.harness import BenchHarness, Load
+from penstock.ops.bench.serving.harness import BenchHarness, Load
 
-PARTS = ("saturation", "paper", "goodput", "bursts", "classes", "scheduler", "validation")
+PARTS = ("saturation", "goodput", "bursts", "classes")
 LENGTHS = ("2-100", "5-500")
 KAFKA, LOADS = "kafka", "loads"  # parts that are run when they are asked for: they need a broker
 _LEAST_SLO_S = 0.05
 _SLO_OF_LONGEST = 5  # times the longest request alone, where that is more: a CPU's
 _SECONDS_OF_SLO = 4
+_SATURATED_ANSWERS = 600  # of a run that saturation is taken from, where _LONGER is enough for them
 _LONGER = 2.0  # times `seconds`
 _FEWEST_ANSWERS = 80  # of an overloaded run, however long that takes
 
@@ -23,9 +24,6 @@ class RunPlan:
     lengths: tuple[str, ...] = LENGTHS  # the first is also that of the parts about objectives
     slo_s: float | None = None  # None: 50 ms, or what the longest request needs
     seconds: float = 2.0  # of each real run, at least
-    saturated_answers: int = 600  # of a run that saturation is taken from, where _LONGER is enough for them
-    most_trials: int = 2  # real runs that confirm a critical point
-    simulated: tuple[int, int] = (1_500, 15_000)  # least and most requests in one simulated run
     bootstrap_servers: str | None = None  # of KAFKA and LOADS; None: a broker of its own
 
     @property
@@ -45,14 +43,9 @@ class RunPlan:
 
     def overload(self, lengths: str, rate_per_s: float, slo_s: float, expected_per_s: float) -> Load:
         """Load of a real run that measures saturation, long enough for a steady number of answers."""
-        enough_s = min(self.saturated_answers / expected_per_s, _LONGER * self.seconds)
+        enough_s = min(_SATURATED_ANSWERS / expected_per_s, _LONGER * self.seconds)
         enough_s = max(enough_s, _FEWEST_ANSWERS / expected_per_s)
         return Load(lengths, rate_per_s, max(self.load(lengths, rate_per_s, slo_s).seconds, enough_s))
-
-    def simulated_load(self, lengths: str, rate_per_s: float, slo_s: float) -> Load:
-        """Load of a simulated run: as long, within bounds on the number of requests."""
-        least, most = (count / rate_per_s for count in self.simulated)
-        return Load(lengths, rate_per_s, min(max(self.load(lengths, rate_per_s, slo_s).seconds, least), most))
 
 
 def _rounded_up(seconds: float) -> float:

@@ -14,15 +14,13 @@ from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.lengths import Lengths
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.serving.loads.arrivals import bursty, poisson
-from penstock.ops.bench.serving.loads.drive import Requests, drive, random_ids
+from penstock.ops.bench.serving.loads.drive import drive, random_ids
 from penstock.ops.bench.serving.loads.length_ranges import draw
 from penstock.ops.bench.serving.loads.measured_driver import MeasuredDriver
-from penstock.ops.bench.serving.loads.outcome import Outcome, p50_p95
-from penstock.ops.bench.serving.loads.padding import with_padding
+from penstock.ops.bench.serving.loads.outcome import Outcome
 from penstock.ops.bench.serving.loads.stream import Stream
-from penstock.ops.bench.serving.loads.systems import EngineKind, Limits, System
-from penstock.ops.bench.serving.simulation.noise import Noise, Overhead, noisy
-from penstock.ops.bench.serving.simulation.simulate import simulate
+from penstock.ops.bench.serving.loads.systems import EngineKind, System, system_of
+from penstock.ops.bench.serving.simulation.simulate import noisy, scatter_of, simulate
 from penstock.ops.demo.demo_model import model_directory
 from penstock.producer.tokenization import Tokenizer
 from penstock.scheduler import CostTable, LearnedCost, Scheduler
@@ -32,8 +30,6 @@ from penstock.worker.resolved_settings import resolve, scheduler_settings
 from penstock.worker.settings import WorkerSettings
 
 TEXTS = "banking77"  # a distribution that is not drawn at random: lengths of real messages
-_SETTLED = 0.3  # share of a run that is left out, until its state is steady
-_FEWEST_RATIOS = 10
 _FEWEST_REQUESTS = 60
 
 
@@ -60,7 +56,6 @@ class Known:
     engine: Engine
     cost: LearnedCost
     calibration_s: float
-    check_errors: tuple[float, ...]  # |predicted / measured - 1| of batches left out of the fit
 
 
 class BenchHarness:
@@ -73,8 +68,6 @@ class BenchHarness:
         self.settings = resolve(settings, packed.info)
         self.num_lanes = self.settings.lanes
         self._known: dict[EngineKind, Known] = {}
-        self._noise: dict[EngineKind, Noise] = {}
-        self._overhead: dict[EngineKind, Overhead] = {}
         self._errors: dict[EngineKind, list[float]] = {}  # of every batch of every real run
 
     @classmethod
@@ -90,9 +83,9 @@ class BenchHarness:
     def is_gpu(self) -> bool:
         return self.packed.info.device != "cpu"
 
-    def limits(self, slo_s: float) -> Limits:
-        """A worker's own."""
-        return Limits(scheduler_settings(self.settings), slo_s)
+    def system(self, name: str, slo_s: float) -> System:
+        """A system of `loads.systems`, beside a worker's own settings."""
+        return system_of(name, scheduler_settings(self.settings), slo_s)
 
     def known(self, kind: EngineKind) -> Known:
         """An engine, calibrated."""
@@ -102,27 +95,19 @@ class BenchHarness:
 
     def measured(self, kind: EngineKind) -> Known:
         """Load an engine and calibrate it, some 10 s."""
-        engine, chosen = self._load(kind), self.settings
+        chosen = self.settings
+        engine = self.packed
+        if kind == "padded":
+            engine = load_engine(chosen.model, device=chosen.device, dtype=chosen.dtype, engine="padded")
         caps = {"max_sequences": chosen.max_batch_sequences, "max_tokens": chosen.max_batch_tokens}
         costs = measure_costs(engine, **caps, reason="benchmark")
-        errors = tuple(abs(sample.error(costs.table)) for sample in costs.checks)
-        return Known(engine, LearnedCost(costs.table), costs.took_s, errors)
+        return Known(engine, LearnedCost(costs.table), costs.took_s)
 
     def table(self, kind: EngineKind) -> CostTable:
         """The engine's present cost, as a table that does not change."""
         cost = self.known(kind).cost
         factors = np.array(cost.table.factors) * cost.scale
         return replace(cost.table, factors=tuple(map(tuple, factors.tolist())))
-
-    def noise(self, kind: EngineKind) -> Noise:
-        """Scatter of batches about predicted seconds: from real runs, or from calibration before the first real run."""
-        if kind not in self._noise:
-            return Noise.of_table(self.known(kind).cost.table)
-        return self._noise[kind]
-
-    def overhead(self, kind: EngineKind) -> Overhead:
-        """Host time of a batch: from real runs; none before the first."""
-        return self._overhead.get(kind, Overhead.none())
 
     def real(self, system: System, load: Load, *, grace_s: float) -> Outcome:
         """Run a load in real time."""
@@ -132,47 +117,23 @@ class BenchHarness:
 
     def driven(self, system: System, load: Load, *, grace_s: float) -> Outcome:
         """The run itself."""
-        known = self.known(system.engine)
-        requests = self._requests(load)
+        known, stream = self.known(system.engine), self._stream(load)
         driver = MeasuredDriver(Scheduler(system.settings, known.cost), self.num_lanes)
-        return drive(requests, driver, known.engine, known.cost, grace_s=grace_s)
+        return drive(stream, self._token_ids(load, stream), driver, known.engine, known.cost, grace_s=grace_s)
 
-    def simulated(self, system: System, load: Load, *, scatter: int = 0) -> Outcome:
-        """The same load in the simulator; `scatter` is the seed of what its batches take."""
+    def simulated(self, system: System, load: Load) -> Outcome:
+        """The same load in the simulator."""
         table = self.table(system.engine)
-        seconds = noisy(table, self.noise(system.engine), self._seed + scatter, self.overhead(system.engine))
         driver = MeasuredDriver(Scheduler(system.settings, table), self.num_lanes)
-        return simulate(self._stream(load), driver, seconds)
+        return simulate(self._stream(load), driver, noisy(table, scatter_of(table), self._seed))
 
-    def learn(self, kind: EngineKind, outcomes: Sequence[Outcome]) -> None:
-        """Take the simulator's noise and overhead from the batches of real runs.
-
-        Scatter is about what was predicted when each batch was planned: the cost follows a device that grows slower or
-        faster, and what it has become since is the table's part, not the scatter's.
-        """
-        runs = [(outcome.batches, _SETTLED * outcome.span_s, outcome.span_s) for outcome in outcomes]
-        settled = [ran for batches, begin, end in runs for ran in batches if begin <= ran.started < end]
-        if len(settled) < _FEWEST_RATIOS:
-            return
-        self._noise[kind] = Noise(np.array([ran.measured_s / ran.predicted_s for ran in settled]))
-        self._overhead[kind] = Overhead.of(runs, self.overhead(kind))
-
-    def capacity_per_s(self, kind: EngineKind, lengths: str, batch: int) -> float:
-        """Requests a second by the cost alone, in batches of `batch` in the order of arrival."""
-        drawn = self.lengths(lengths, 512)
+    def capacity_per_s(self, system: System, lengths: str) -> float:
+        """Requests a second by the cost alone, in full batches in the order of arrival."""
+        drawn, batch = self.lengths(lengths, 512), system.settings.max_batch_sequences
         chunks = [drawn[begin : begin + batch] for begin in range(0, len(drawn), batch)]
-        table = self.table(kind)
+        table = self.table(system.engine)
         seconds = sum(float(table.seconds(int(c.sum()), int((c * c).sum()), int(c.max()), len(c))) for c in chunks)
         return self.num_lanes * len(drawn) / seconds
-
-    def lane_us_a_token(self, kind: EngineKind, lengths: str) -> dict[str, float]:
-        """By the cost alone: of requests run one by one, and in batches as full as the caps allow."""
-        mean = float(self.lengths(lengths, 512).mean())
-        full = max(1, min(self.settings.max_batch_sequences, int(self.settings.max_batch_tokens / mean)))
-        alone, together = (
-            self.num_lanes / self.capacity_per_s(kind, lengths, batch) / mean * 1e6 for batch in (1, full)
-        )
-        return {"alone": alone, "full": together, "in_full": full}
 
     def longest_s(self, lengths: str) -> float:
         """Predicted seconds of the longest of a distribution, alone."""
@@ -184,45 +145,28 @@ class BenchHarness:
         return {
             kind: {
                 "calibration_s": known.calibration_s,
-                "check_errors": list(known.check_errors),
                 "batches_run": len(self._errors.get(kind, ())),
-                "run_errors": list(p50_p95(self._errors.get(kind, ()))),
+                "run_errors": _p50_p95(self._errors.get(kind, ())),
                 "table": self.table(kind).to_dict(),
-                "noise": self.noise(kind).to_list(),
-                "overhead": self.overhead(kind).to_dict(),
             }
             for kind, known in self._known.items()
         }
 
-    def _load(self, kind: EngineKind) -> Engine:
-        if kind == "packed":
-            return self.packed
-        if kind == "padding":
-            return with_padding(self.packed)
-        if kind == "padded":
-            chosen = self.settings
-            return load_engine(chosen.model, device=chosen.device, dtype=chosen.dtype, engine="padded")
-        raise RuntimeError(f"No engine is of the kind {kind!r}. This is a bug.")
-
-    def _requests(self, load: Load) -> Requests:
-        stream = self._stream(load)
-        if load.lengths == TEXTS:
-            texts = self._texts
-            return Requests(stream, [texts[index % len(texts)] for index in range(len(stream.lengths))])
-        return Requests(stream, random_ids(stream.lengths, self.packed.info.vocab_size, self._seed))
+    def lengths(self, distribution: str, count: int) -> Lengths:
+        """Tokens of `count` requests of a distribution, none longer than the model takes."""
+        if distribution == TEXTS:
+            return np.resize(np.array([len(ids) for ids in self._texts], np.int64), count)
+        return np.minimum(draw(distribution, count, self._seed + 1), self.packed.info.max_tokens)
 
     def _stream(self, load: Load) -> Stream:
         arrive = bursty if load.is_bursty else poisson
         online = arrive(load.rate_per_s, load.count, self._seed)
-        lengths = self.lengths(load.lengths, load.count + load.num_bulk)
-        return Stream.beside_bulk(online, lengths)
+        return Stream.beside_bulk(online, self.lengths(load.lengths, load.count + load.num_bulk))
 
-    def lengths(self, distribution: str, count: int) -> Lengths:
-        """Tokens of `count` requests of a distribution, none longer than the model takes."""
-        if distribution == TEXTS:
-            of_texts = np.array([len(ids) for ids in self._texts], np.int64)
-            return np.resize(of_texts, count)
-        return np.minimum(draw(distribution, count, self._seed + 1), self.packed.info.max_tokens)
+    def _token_ids(self, load: Load, stream: Stream) -> list[Int32Array]:
+        if load.lengths == TEXTS:
+            return [self._texts[index % len(self._texts)] for index in range(len(stream.lengths))]
+        return random_ids(stream.lengths, self.packed.info.vocab_size, self._seed)
 
     @cached_property
     def _texts(self) -> list[Int32Array]:
@@ -233,3 +177,9 @@ class BenchHarness:
             return [one.ids for one in encoded]
         finally:
             tokenizer.close()
+
+
+def _p50_p95(errors: Sequence[float]) -> list[float]:
+    """Empty where no batch was run."""
+    found: list[float] = np.percentile(errors, (50, 95)).tolist() if errors else []
+    return found

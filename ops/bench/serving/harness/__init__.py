@@ -1,1 +1,0 @@
-"""The engines of one model on this machine, and the plan of a run."""
