@@ -14,9 +14,8 @@ from penstock.ops.chaos.chaos_run import ChaosRun
 from penstock.ops.chaos.chaos_settings import ChaosSettings
 from penstock.ops.chaos.faults import access
 from penstock.ops.chaos.verdict.answered_otherwise import answered_otherwise, verdict
-from penstock.ops.chaos.verdict.fault_effects import KILLS, ROLLS, check_effects, effects, worst
+from penstock.ops.chaos.verdict.fault_effects import KILLS, ROLLS, Latencies, check_effects, effects, worst
 from penstock.ops.chaos.verdict.judge import Judge
-from penstock.ops.chaos.verdict.latencies import Latencies
 from penstock.ops.kafka import BrokerCluster
 
 
@@ -46,7 +45,7 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None], log_path: Pat
 
 
 def _report(run: ChaosRun, judge: Judge, seconds: float) -> dict[str, Any]:
-    calls, raw = run.traffic.calls, run.traffic.raw
+    calls, raw = run.calls, run.raw
     answers = max(1, judge.counts["replies"] - judge.counts["duplicates"])
     faults = effects(run.faults.injected, Latencies(judge.asked, run.topics[0]), run.started, time.time())
     for kind, example in check_effects(faults):

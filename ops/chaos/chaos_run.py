@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +13,24 @@ from aiokafka.errors import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
 
 from penstock.engine import load_engine
-from penstock.engine.types import Engine, Float32Array
+from penstock.engine.types import Engine
 from penstock.ops.chaos.chaos_settings import ChaosSettings
 from penstock.ops.chaos.faults import access
-from penstock.ops.chaos.faults.broker_faults import BrokerFaults
-from penstock.ops.chaos.faults.cache_faults import CacheFaults
-from penstock.ops.chaos.faults.denials import is_denial
 from penstock.ops.chaos.faults.faults import Faults, moments
-from penstock.ops.chaos.faults.member_faults import MemberFaults
-from penstock.ops.chaos.faults.topic_faults import COPIED, TopicFaults
+from penstock.ops.chaos.faults.scene import CACHE, Scene
+from penstock.ops.chaos.faults.topic_faults import COPIED
 from penstock.ops.chaos.fleet.direct_answers import direct
 from penstock.ops.chaos.fleet.faulty_engine import EchoEngine, poison
 from penstock.ops.chaos.fleet.tiny_model import save_tiny_model
 from penstock.ops.chaos.fleet.worker_command import WorkerCommand
-from penstock.ops.chaos.load.asked import Ids
 from penstock.ops.chaos.load.calls import CALL_S, REPLIES, Calls
 from penstock.ops.chaos.load.raw_load import RAW_REPLIES, RawLoad
-from penstock.ops.chaos.load.traffic import Traffic
-from penstock.ops.chaos.verdict.commit_log import Commit, read_commits
+from penstock.ops.chaos.load.records import read_topics, topic_ids
+from penstock.ops.chaos.verdict.commit_log import read_commits
 from penstock.ops.chaos.verdict.commit_watch import CommitWatch
-from penstock.ops.chaos.verdict.fault_effects import KILLS
+from penstock.ops.chaos.verdict.fault_effects import KILLS, MOST_RECOVERY_S, SLOW_S
 from penstock.ops.chaos.verdict.judge import Judge
-from penstock.ops.chaos.verdict.latencies import MOST_RECOVERY_S, SLOW_S
-from penstock.ops.chaos.verdict.read_topics import read_topics, topic_ids
-from penstock.ops.chaos.verdict.refusals import refusals
+from penstock.ops.chaos.verdict.refusals import is_denial, refusals
 from penstock.ops.kafka import BrokerCluster
 from penstock.producer.keywords import IsolationLevel
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
@@ -60,43 +55,45 @@ class ChaosRun:
         self.settings = settings
         self.started = time.time()
         self.seconds: dict[str, float] = {}  # of each phase
-        self.exit_code = 0
-        self._say = say
-        self._servers = cluster.bootstrap_servers
         self.topics = [request_topic(_NAME), bulk_topic(request_topic(_NAME))]
+        self._exit_code = 0
+        self._say = say
+        self._servers = servers = cluster.bootstrap_servers
         self._letters = [*map(dead_letter_topic, self.topics)]
         self._engine = _engine(settings, folder)
-        info = self._engine.info
-        self.worker = WorkerCommand(folder, settings.seed, self._options(folder, cluster.address("CLEAR")))
-        self._privileges = access.privileges(_GROUP, self.topics, self._letters, [REPLIES, RAW_REPLIES])
-        self.faults = Faults(
-            BrokerFaults(cluster, settings.outage_s, settings.leaderless_s, lambda: len(self.traffic.raw.acknowledged)),
-            MemberFaults(self.worker, folder, settings.outage_s),
-            TopicFaults(self._servers, self._privileges, settings.outage_s / 2, self._num_assignments),
-            CacheFaults(self.worker, folder / "cache.sqlite", settings.outage_s / 2),
-        )
         self._isolation: IsolationLevel = (
             "read_committed" if settings.delivery == "exactly_once" else "read_uncommitted"
         )
-        self.traffic = Traffic(
-            Calls(self._servers, _NAME, self._isolation, info.vocab_size, settings.callers, settings.seed),
-            RawLoad(self._servers, _NAME, self.topics[0], info.vocab_size, settings.rate, settings.seed),
+        vocab_size = self._engine.info.vocab_size
+        self.calls = Calls(servers, _NAME, self._isolation, vocab_size, settings.callers, settings.seed)
+        self.raw = RawLoad(servers, _NAME, self.topics[0], vocab_size, settings.rate, settings.seed)
+        self.worker = WorkerCommand(folder, settings.seed, self._options(folder, cluster.address("CLEAR")))
+        self._scene = Scene(
+            cluster,
+            self.worker,
+            folder,
+            access.privileges(_GROUP, self.topics, self._letters, [REPLIES, RAW_REPLIES]),
+            settings.outage_s,
+            settings.leaderless_s,
+            lambda: len(self.raw.acknowledged),
         )
-        self._watch = CommitWatch(self._servers, _GROUP, self.topics)
+        self.faults = Faults(self._scene)
+        self._watch = CommitWatch(servers, _GROUP, self.topics)
 
     async def run(self) -> Judge:
         """Run, and judge every record."""
         self._create_topics()
-        await asyncio.to_thread(access.allow, self._servers, self._privileges)
+        await asyncio.to_thread(access.allow, self._servers, self._scene.privileges)
+        is_over = asyncio.Event()
         keeping = asyncio.create_task(self.worker.run())
-        load = asyncio.create_task(self.traffic.run())
+        load = asyncio.create_task(self._load(is_over))
         try:
             async with asyncio.timeout(_START_S):
-                while not self._num_assignments():  # noqa: ASYNC110 — a log has no event to wait for
+                while not self._scene.num_assignments():  # noqa: ASYNC110 — a log has no event to wait for
                     await asyncio.sleep(0.2)
             with self._timed("load"):
                 await self._inject(load)
-                self.traffic.is_over.set()
+                is_over.set()
                 await asyncio.wait_for(load, 2 * CALL_S)
             with self._timed("rest"):
                 await self._come_to_rest()
@@ -104,9 +101,15 @@ class ChaosRun:
             for task in (keeping, load):
                 task.cancel()
             await asyncio.gather(keeping, load, return_exceptions=True)
-            self.exit_code = await self.worker.stop(_DRAIN_S + 20)
+            self._exit_code = await self.worker.stop(_DRAIN_S + 20)
         with self._timed("judgement"):
-            return self._judge(*await self._read_commits())
+            return await self._judge()
+
+    async def _load(self, is_over: asyncio.Event) -> None:
+        """Return when every call has ended and every record is acknowledged or failed."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.calls.run(is_over))
+            group.create_task(self.raw.run(is_over))
 
     def _options(self, folder: Path, servers: str) -> list[str]:
         settings = self.settings
@@ -117,7 +120,7 @@ class ChaosRun:
             "processes": settings.processes,
             "partitions": settings.partitions,
             "drain-s": _DRAIN_S,
-            "cache-path": folder / "cache.sqlite",
+            "cache-path": folder / CACHE,
             "cache-max-bytes": 1 << 20,
             "cost-path": folder / "costs.sqlite",
             "delivery": settings.delivery,
@@ -172,7 +175,7 @@ class ChaosRun:
 
     def _is_enough(self, num_moments: int, until: float) -> bool:
         """Whether the load may end."""
-        wanted, num_sent = self.settings.requests, len(self.traffic.raw.acknowledged)
+        wanted, num_sent = self.settings.requests, len(self.raw.acknowledged)
         is_enough = time.monotonic() >= until or (wanted is not None and num_sent >= wanted)
         return is_enough and num_moments >= self.settings.min_moments
 
@@ -204,41 +207,30 @@ class ChaosRun:
             num_seen = 0 if await self._watch.num_behind() else num_seen + 1
             await asyncio.sleep(_LOOK_AGAIN_S if num_seen else 1)
 
-    def _num_assignments(self) -> int:
-        return self.worker.num_events("partitions_assigned")
-
-    async def _read_commits(self) -> tuple[list[Commit], list[str]]:
-        """All commits, or why they cannot be judged."""
-        try:
-            return await read_commits(self._servers, _GROUP), []
-        except (KafkaError, OSError, ValueError) as error:
-            return [], [repr(error)]
-
-    def _judge(self, commits: Sequence[Commit], unreadable: Sequence[str]) -> Judge:
-        excuses = [*refusals(self.faults.injected, self.settings.delivery)]
-        judge = Judge(poison(self._engine.info), self._direct, excuses)
-        judge.requests(read_topics(self._servers, self.topics), topic_ids(self._servers, self.topics))
-        judge.check_sent(self.traffic.raw.acknowledged)
-        judge.check_results(self.traffic.calls.results)
-        judge.complain("wrong_error_of_a_call", self.traffic.calls.wrong_errors)
-        for record in read_topics(self._servers, [REPLIES, RAW_REPLIES], self._isolation):
+    async def _judge(self) -> Judge:
+        servers, injected = self._servers, self.faults.injected
+        excuses = [*refusals(injected, self.settings.delivery)]
+        judge = Judge(poison(self._engine.info), partial(direct, self._engine), excuses)
+        judge.requests(read_topics(servers, self.topics), topic_ids(servers, self.topics))
+        judge.check_sent(self.raw.acknowledged)
+        judge.check_results(self.calls.results)
+        judge.complain("wrong_error_of_a_call", self.calls.wrong_errors)
+        for record in read_topics(servers, [REPLIES, RAW_REPLIES], self._isolation):
             judge.reply(record, is_copy=COPIED in dict(record.headers))
-        for record in read_topics(self._servers, self._letters, self._isolation):
+        for record in read_topics(servers, self._letters, self._isolation):
             judge.letter(record)
         judge.check_outcomes(may_repeat=self.settings.delivery == "at_least_once")
-        judge.check_commits(commits)
-        judge.complain("commits_unreadable", unreadable)
+        try:
+            judge.check_commits(await read_commits(servers, _GROUP))
+        except (KafkaError, OSError, ValueError) as error:
+            judge.complain("commits_unreadable", [repr(error)])
         judge.check_all_committed(*self._watch.committed_and_ends())
-        judge.complain("bad_exit", [f"code {self.exit_code} on SIGTERM"] if self.exit_code else [])
+        judge.complain("bad_exit", [f"code {self._exit_code} on SIGTERM"] if self._exit_code else [])
         found = {str(event): event for part in _BUGS for event in self.worker.all_events(part)}
-        bugs = [event for event in found.values() if not is_denial(event, self.faults.injected)]
-        judge.complain(
-            "bug_in_the_log", [f"{bug['event']}: {bug.get('exception', '')[-_SHOWN_CHARS:]}" for bug in bugs]
-        )
+        bugs = [event for event in found.values() if not is_denial(event, injected)]
+        told = [f"{bug['event']}: {bug.get('exception', '')[-_SHOWN_CHARS:]}" for bug in bugs]
+        judge.complain("bug_in_the_log", told)
         return judge
-
-    def _direct(self, sequences: Sequence[Ids]) -> Mapping[Ids, Float32Array]:
-        return direct(self._engine, sequences)
 
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Any:

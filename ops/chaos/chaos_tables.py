@@ -9,7 +9,7 @@ from penstock.ops.bench.common.machine import title
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import RESULTS, Run, kept_runs, machines
 from penstock.ops.chaos.verdict.answered_otherwise import LETTER
-from penstock.ops.chaos.verdict.latencies import MOST_P99_S, MOST_RECOVERY_S
+from penstock.ops.chaos.verdict.fault_effects import MOST_P99_S, MOST_RECOVERY_S
 
 Report = Mapping[str, Any]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.chaos.faults.denials import is_denial
 from penstock.ops.chaos.faults.faults import Injected
+from penstock.ops.chaos.verdict.refusals import is_denial
 
 REVOKED = Injected("access_revoked", 1000.0, 1010.0)
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from penstock.ops.chaos.faults.faults import Injected
-from penstock.ops.chaos.load.asked import AnswerSeen, Asked, Record
-from penstock.ops.chaos.verdict.fault_effects import KILLS, check_effects, effects, worst
-from penstock.ops.chaos.verdict.latencies import Latencies
+from penstock.ops.chaos.load.asked import AnswerSeen, Asked
+from penstock.ops.chaos.load.records import Record
+from penstock.ops.chaos.verdict.fault_effects import KILLS, Latencies, check_effects, effects, worst
 
 REQUESTS = "requests"
 LOAD_S, DEAD_S = 100, 98.0

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 
 from penstock.ops.chaos.faults import broker_faults, member_faults
-from penstock.ops.chaos.faults.broker_faults import BrokerFaults
-from penstock.ops.chaos.faults.cache_faults import CacheFaults
 from penstock.ops.chaos.faults.faults import Faults, Injected
-from penstock.ops.chaos.faults.member_faults import MemberFaults
+from penstock.ops.chaos.faults.scene import CACHE, Scene
 from penstock.ops.chaos.fleet.faulty_engine import HANG
 
 NUM_ACKNOWLEDGED = itertools.count()  # one more at each look
@@ -46,6 +44,7 @@ class Worker:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here takes as long as it may beside brokers."""
     monkeypatch.setattr(member_faults, "_CLOCK_S", 0.01)
+    monkeypatch.setattr(member_faults, "_ROLL_S", 0.0)
     monkeypatch.setattr(broker_faults, "_AWAY_S", 0.5)
 
 
@@ -57,9 +56,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def injected(kind: str, worker: Any, folder: Path, brokers: Any = None) -> Injected:
-    nodes: Any = BrokerFaults(brokers, 0.2, 0.2, lambda: next(NUM_ACKNOWLEDGED))
-    members, cache = MemberFaults(worker, folder, 0.1, roll_s=0.0), CacheFaults(worker, folder / "cache", 0.0)
-    faults = Faults(nodes, members, object(), cache)  # type: ignore[arg-type]  # no fault of topics
+    faults = Faults(Scene(brokers, worker, folder, [], 0.2, 0.2, lambda: next(NUM_ACKNOWLEDGED)))
     await faults.inject([kind], random.Random(1))
     (fault,) = faults.injected
     assert faults.missing([kind]) == ([kind] if fault.error else [])
@@ -126,9 +123,9 @@ async def test_a_full_disk_that_no_member_noticed_was_none(tmp_path: Path) -> No
 
 
 async def test_a_cache_without_bytes_is_not_damaged(tmp_path: Path) -> None:
-    (tmp_path / "cache").touch()
+    (tmp_path / CACHE).touch()
     assert "was empty" in await error_of("cache_damaged", Worker(1), tmp_path)
-    (tmp_path / "cache").write_bytes(bytes(1000))
+    (tmp_path / CACHE).write_bytes(bytes(1000))
     assert (await injected("cache_damaged", Worker(1), tmp_path)).effect["bytes_changed"] > 0
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from penstock.engine.types import Float32Array
-from penstock.ops.chaos.load.asked import Headers, Ids, Record
+from penstock.ops.chaos.load.asked import Ids
+from penstock.ops.chaos.load.records import Headers, Record
 from penstock.ops.chaos.verdict.commit_log import Commit
 from penstock.ops.chaos.verdict.joint_letters import alone
 from penstock.ops.chaos.verdict.judge import Judge

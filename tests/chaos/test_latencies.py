@@ -1,7 +1,8 @@
 """Recoveries and percentiles of a run come from the times of its requests and their first answers."""
 
-from penstock.ops.chaos.load.asked import AnswerSeen, Asked, Record
-from penstock.ops.chaos.verdict.latencies import Latencies
+from penstock.ops.chaos.load.asked import AnswerSeen, Asked
+from penstock.ops.chaos.load.records import Record
+from penstock.ops.chaos.verdict.fault_effects import Latencies
 
 REQUESTS = "requests"
 

@@ -3,79 +3,64 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
 
-from penstock.ops.chaos.faults.evidence import ENDED, STOPPED, answers, comes_true, state
-from penstock.ops.chaos.faults.not_injected import Effect, NotInjectedError
-from penstock.ops.kafka import BrokerCluster
+from penstock.ops.chaos.faults.scene import ENDED, STOPPED, Effect, NotInjectedError, Scene, answers, comes_true, state
 from penstock.ops.kafka.broker import KafkaBroker
 
 _AWAY_S, _ANSWER_S = 5.0, 2.0  # a process has ended or stopped; a broker that runs answers
 
 
-class BrokerFaults:
-    """Each method injects and undoes one fault, and returns what it did. Raises NotInjectedError if that is nothing."""
+async def broker_killed(scene: Scene, rng: random.Random) -> Effect:
+    """A crash: SIGKILL, and a start after half of an outage."""
+    node = rng.choice(scene.cluster.nodes)
+    began, pid = time.monotonic(), await _kill(node)
+    await asyncio.sleep(scene.outage_s / 2)
+    await asyncio.to_thread(node.start)
+    return {"pid": pid, "dead": True, "away_s": round(time.monotonic() - began, 1)}
 
-    def __init__(
-        self, cluster: BrokerCluster, outage_s: float, leaderless_s: float, num_acknowledged: Callable[[], int]
-    ) -> None:
-        """`outage_s`: how long one broker is away. `leaderless_s`: how long two of three are.
 
-        `num_acknowledged`: records of the load that brokers have acknowledged so far.
-        """
-        self._cluster = cluster
-        self._outage_s = outage_s
-        self._leaderless_s = leaderless_s
-        self._num_acknowledged = num_acknowledged
+async def broker_restarted(scene: Scene, rng: random.Random) -> Effect:
+    """A clean stop and start, as of an upgrade."""
+    node = rng.choice(scene.cluster.nodes)
+    began, pid = time.monotonic(), _pid(node)
+    await asyncio.to_thread(node.stop)
+    await asyncio.to_thread(node.start)
+    return {"pid": pid, "replaced_by": _pid(node), "away_s": round(time.monotonic() - began, 1)}
 
-    async def broker_killed(self, rng: random.Random) -> Effect:
-        """A crash: SIGKILL, and a start after half of an outage."""
-        node = rng.choice(self._cluster.nodes)
-        began, pid = time.monotonic(), await _kill(node)
-        await asyncio.sleep(self._outage_s / 2)
-        await asyncio.to_thread(node.start)
-        return {"pid": pid, "dead": True, "away_s": round(time.monotonic() - began, 1)}
 
-    async def broker_restarted(self, rng: random.Random) -> Effect:
-        """A clean stop and start, as of an upgrade."""
-        node = rng.choice(self._cluster.nodes)
-        began, pid = time.monotonic(), _pid(node)
-        await asyncio.to_thread(node.stop)
-        await asyncio.to_thread(node.start)
-        return {"pid": pid, "replaced_by": _pid(node), "away_s": round(time.monotonic() - began, 1)}
+async def broker_suspended(scene: Scene, rng: random.Random) -> Effect:
+    """SIGSTOP: its connections stay open and answer nothing."""
+    node = rng.choice(scene.cluster.nodes)
+    pid, looks = _pid(node), 0
+    node.suspend()
+    began = time.monotonic()
+    try:
+        if not await comes_true(lambda: state(pid) == STOPPED, _AWAY_S):
+            raise NotInjectedError(f"The broker's process is {state(pid)} and does not stop.")
+        while time.monotonic() - began < scene.outage_s:
+            if await answers(node.bootstrap_servers, min(_ANSWER_S, scene.outage_s)):
+                raise NotInjectedError("The broker answers although it is suspended.")
+            looks += 1
+        is_stopped = state(pid) == STOPPED
+    finally:
+        node.resume()
+    if not is_stopped:
+        raise NotInjectedError("The broker was not suspended to the end.")
+    return {"pid": pid, "unanswered_requests": looks, "silent_s": round(time.monotonic() - began, 1)}
 
-    async def broker_suspended(self, rng: random.Random) -> Effect:
-        """SIGSTOP: its connections stay open and answer nothing."""
-        node = rng.choice(self._cluster.nodes)
-        pid, looks = _pid(node), 0
-        node.suspend()
-        began = time.monotonic()
-        try:
-            if not await comes_true(lambda: state(pid) == STOPPED, _AWAY_S):
-                raise NotInjectedError(f"The broker's process is {state(pid)} and does not stop.")
-            while time.monotonic() - began < self._outage_s:
-                if await answers(node.bootstrap_servers, min(_ANSWER_S, self._outage_s)):
-                    raise NotInjectedError("The broker answers although it is suspended.")
-                looks += 1
-            is_stopped = state(pid) == STOPPED
-        finally:
-            node.resume()
-        if not is_stopped:
-            raise NotInjectedError("The broker was not suspended to the end.")
-        return {"pid": pid, "unanswered_requests": looks, "silent_s": round(time.monotonic() - began, 1)}
 
-    async def no_leader(self, rng: random.Random) -> Effect:
-        """Two of three brokers away: some partitions have no leader, the others too few replicas to take a record."""
-        away = rng.sample(self._cluster.nodes, 2)
-        pids = [await _kill(node) for node in away]
-        await asyncio.sleep(self._leaderless_s / 2)  # acknowledgements on their way, and a machine that stands still
-        began, before = time.monotonic(), self._num_acknowledged()
-        await asyncio.sleep(self._leaderless_s / 2)
-        num_taken, silent_s = self._num_acknowledged() - before, time.monotonic() - began
-        await asyncio.to_thread(self._cluster.start)
-        if num_taken:
-            raise NotInjectedError(f"Brokers took {num_taken} records.")
-        return {"pids": pids, "dead": True, "acknowledged_records": num_taken, "silent_s": round(silent_s, 1)}
+async def no_leader(scene: Scene, rng: random.Random) -> Effect:
+    """Two of three brokers away: some partitions have no leader, the others too few replicas to take a record."""
+    away = rng.sample(scene.cluster.nodes, 2)
+    pids = [await _kill(node) for node in away]
+    await asyncio.sleep(scene.leaderless_s / 2)  # acknowledgements on their way, and a machine that stands still
+    began, before = time.monotonic(), scene.num_acknowledged()
+    await asyncio.sleep(scene.leaderless_s / 2)
+    num_taken, silent_s = scene.num_acknowledged() - before, time.monotonic() - began
+    await asyncio.to_thread(scene.cluster.start)
+    if num_taken:
+        raise NotInjectedError(f"Brokers took {num_taken} records.")
+    return {"pids": pids, "dead": True, "acknowledged_records": num_taken, "silent_s": round(silent_s, 1)}
 
 
 def _pid(node: KafkaBroker) -> int:

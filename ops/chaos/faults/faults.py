@@ -4,42 +4,39 @@ import asyncio
 import random
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from aiokafka.errors import KafkaError
 from confluent_kafka import KafkaException
 
-from penstock.ops.chaos.faults.broker_faults import BrokerFaults
-from penstock.ops.chaos.faults.cache_faults import CacheFaults
-from penstock.ops.chaos.faults.member_faults import MemberFaults
-from penstock.ops.chaos.faults.not_injected import Effect, NotInjectedError
-from penstock.ops.chaos.faults.topic_faults import TopicFaults
+from penstock.ops.chaos.faults import broker_faults, cache_faults, member_faults, topic_faults
+from penstock.ops.chaos.faults.scene import Effect, NotInjectedError, Scene
 
 OF_BROKERS = frozenset({"broker_killed", "broker_restarted", "broker_suspended", "no_leader"})
 _WITHOUT_QUORUM = "no_leader"  # of two controllers
 _OF_CONTROLLERS = frozenset({"partitions_added", "replies_refused", "access_revoked"})
-KINDS = (
-    "member_killed",
-    "broker_killed",
-    "rebalance_storm",
-    "supervisor_killed",
-    "broker_suspended",
-    "engine_hung",
-    "rolled",
-    "no_leader",
-    "member_suspended",
-    "broker_restarted",
-    "partitions_added",
-    "disk_full",
-    "cache_locked",
-    "cache_damaged",
-    "clock_stepped",
-    "replies_copied",
-    "replies_refused",
-    "access_revoked",
-)
+_FAULTS: Mapping[str, Callable[[Scene, random.Random], Awaitable[Effect]]] = {
+    "member_killed": member_faults.member_killed,
+    "broker_killed": broker_faults.broker_killed,
+    "rebalance_storm": topic_faults.rebalance_storm,
+    "supervisor_killed": member_faults.supervisor_killed,
+    "broker_suspended": broker_faults.broker_suspended,
+    "engine_hung": member_faults.engine_hung,
+    "rolled": member_faults.rolled,
+    "no_leader": broker_faults.no_leader,
+    "member_suspended": member_faults.member_suspended,
+    "broker_restarted": broker_faults.broker_restarted,
+    "partitions_added": topic_faults.partitions_added,
+    "disk_full": cache_faults.disk_full,
+    "cache_locked": cache_faults.cache_locked,
+    "cache_damaged": cache_faults.cache_damaged,
+    "clock_stepped": member_faults.clock_stepped,
+    "replies_copied": topic_faults.replies_copied,
+    "replies_refused": topic_faults.replies_refused,
+    "access_revoked": topic_faults.access_revoked,
+}
+KINDS = tuple(_FAULTS)
 _STAGGER_S = 3.0  # faults that come together begin within this time
 
 
@@ -64,10 +61,10 @@ class Injected:
 class Faults:
     """Injects faults of `KINDS` and records them in the order of their ends."""
 
-    def __init__(self, brokers: BrokerFaults, members: MemberFaults, topics: TopicFaults, cache: CacheFaults) -> None:
+    def __init__(self, scene: Scene) -> None:
         self.injected: list[Injected] = []
         self._created = time.time()
-        self._rooms = (brokers, members, topics, cache)
+        self._scene = scene
 
     async def inject(self, kinds: Sequence[str], rng: random.Random) -> None:
         """Inject and undo faults of these kinds together. Failure to inject one is recorded, not raised."""
@@ -77,9 +74,9 @@ class Faults:
 
     async def _inject(self, kind: str, kinds: Sequence[str], rng: random.Random, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        started, error, effect = time.time(), "", dict[str, Any]()
+        started, error, effect = time.time(), "", dict[str, object]()
         try:
-            effect |= await self._method(kind)(rng)
+            effect |= await _FAULTS[kind](self._scene, rng)
         except (NotInjectedError, KafkaError, KafkaException, OSError, sqlite3.Error) as failure:
             error = repr(failure)
         beside = [other for other in kinds if other != kind]
@@ -90,10 +87,6 @@ class Faults:
         """Those of these kinds that never came."""
         came = {fault.kind for fault in self.injected if not fault.error}
         return [kind for kind in kinds if kind not in came]
-
-    def _method(self, kind: str) -> Callable[[random.Random], Awaitable[Effect]]:
-        (method,) = [getattr(room, kind) for room in self._rooms if hasattr(room, kind)]
-        return method  # type: ignore[no-any-return]  # by the names of KINDS
 
 
 def moments(kinds: Sequence[str], most_at_once: int, rng: random.Random) -> Iterator[Sequence[str]]:

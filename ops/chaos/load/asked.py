@@ -4,17 +4,15 @@ import hashlib
 import math
 import struct
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
+from penstock.ops.chaos.load.records import Headers, Partition, Position, Record
+
 Ids = bytes  # the token ids of a sequence, each four bytes, little-endian
-Headers = Sequence[tuple[str, bytes]]
-Partition = tuple[str, int]
-Position = tuple[Partition, int]
 
 MOST_UNPACKED_BYTES = 16 << 20  # of a record batch; the worker unpacks no more
 _LEAST_LEFT_OUT_BYTES = (8 << 20) - (64 << 10)  # of a value; with less a dead letter is whole
@@ -30,22 +28,6 @@ _REASONS = (  # headers of every dead letter; none is empty
     "penstock-error-worker",
     "__dlq.errors.group",
 )
-
-
-class Record(NamedTuple):
-    """A Kafka record."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int  # milliseconds
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
-
-    @property
-    def position(self) -> Position:
-        return (self.topic, self.partition), self.offset
 
 
 class AnswerSeen(NamedTuple):

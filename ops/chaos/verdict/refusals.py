@@ -1,4 +1,4 @@
-"""The times in which faults let reply topics refuse answers, so that dead letters stand for the answers.
+"""What faults excuse: dead letters in place of answers while reply topics refuse them, and denials in the worker's log.
 
 Each rule is a limit that the manual states (ops/docs/delivery.md). What no rule excuses is a violation.
 """
@@ -6,13 +6,15 @@ Each rule is a limit that the manual states (ops/docs/delivery.md). What no rule
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from penstock.ops.chaos.faults.faults import OF_BROKERS, Injected
 from penstock.ops.chaos.load.calls import REPLIES
 from penstock.ops.chaos.load.raw_load import RAW_REPLIES
 
-AFTER_S = 30.0  # after a fault's end: letters on their way
+AFTER_S = 30.0  # after a fault's end: letters on their way, and a library that has not noticed
+_OF_PRIVILEGES = frozenset({"access_revoked", "replies_refused"})
 
 
 class _Rule(NamedTuple):
@@ -74,3 +76,13 @@ def last_letter_at(fault: Injected, faults: Collection[Injected]) -> float:
         if other.ended > ended and other.started <= ended + AFTER_S:
             ended = other.ended
     return ended + AFTER_S
+
+
+def is_denial(event: Mapping[str, Any], faults: Sequence[Injected]) -> bool:
+    """Whether aiokafka reports with a traceback what Kafka denies while a fault has taken a privilege away."""
+    is_library = str(event.get("logger", "")).startswith("aiokafka")
+    if not is_library or "AuthorizationFailed" not in str(event.get("exception", "")).rpartition("\n")[2]:
+        return False
+    at = datetime.fromisoformat(event["timestamp"]).timestamp()
+    taken = [one for one in faults if one.kind in _OF_PRIVILEGES and not one.error]
+    return any(one.started <= at <= one.ended + AFTER_S for one in taken)
