@@ -25,23 +25,13 @@ def main() -> int:
     options.add_argument("--processes", type=int, default=2, help="members of the worker")
     options.add_argument("--rate", type=float, default=200.0, help="plain records a second, beside the calls")
     options.add_argument("--callers", type=int, default=8, help="calls of clients at the same time")
-    options.add_argument("--faults", default=",".join(KINDS), help="kinds of faults, separated by commas")
+    options.add_argument("--faults", dest="kinds", default=KINDS, type=_kinds, help="kinds, separated by commas")
     options.add_argument("--delivery", choices=("at_least_once", "exactly_once"), default="at_least_once")
-    options.add_argument("--engine", choices=("null", "tiny"), default="null", help="null: an echo; tiny: a small BERT")
     options.add_argument("--log", type=Path, help="file that gets the worker's log")
     options.add_argument("--keep", action="store_true", help="write the report into ops/bench/results/chaos")
-    given = options.parse_args()
-    settings = ChaosSettings(
-        seed=given.seed,
-        minutes=given.minutes,
-        requests=given.requests,
-        processes=given.processes,
-        rate=given.rate,
-        callers=given.callers,
-        kinds=tuple(kind for kind in given.faults.split(",") if kind),
-        delivery=given.delivery,
-        engine=given.engine,
-    )
+    given = vars(options.parse_args())
+    log, is_kept = given.pop("log"), given.pop("keep")
+    settings = ChaosSettings(**given)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of the clients: brokers go away on purpose
     header = begin("chaos", describe_machine())
@@ -50,11 +40,15 @@ def main() -> int:
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {line}", file=sys.stderr)
 
-    report = run_chaos(settings, say, given.log)
+    report = run_chaos(settings, say, log)
     print(json.dumps(report, indent=1))
-    if given.keep:
+    if is_kept:
         print(f"Written to {keep({**header, 'parts': {'chaos': report}})}", file=sys.stderr)
     return 1 if report["violations"] else 0
+
+
+def _kinds(listed: str) -> tuple[str, ...]:
+    return tuple(kind for kind in listed.split(",") if kind)
 
 
 if __name__ == "__main__":

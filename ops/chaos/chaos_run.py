@@ -5,24 +5,21 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from aiokafka.errors import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
 
-from penstock.engine import load_engine
-from penstock.engine.types import Engine
 from penstock.ops.chaos.chaos_settings import ChaosSettings
 from penstock.ops.chaos.faults import access
 from penstock.ops.chaos.faults.faults import Faults, moments
 from penstock.ops.chaos.faults.scene import CACHE, Scene
 from penstock.ops.chaos.faults.topic_faults import COPIED
-from penstock.ops.chaos.fleet.direct_answers import direct
-from penstock.ops.chaos.fleet.faulty_engine import EchoEngine, poison
-from penstock.ops.chaos.fleet.tiny_model import save_tiny_model
+from penstock.ops.chaos.fleet.faulty_engine import POISON, vector
 from penstock.ops.chaos.fleet.worker_command import WorkerCommand
+from penstock.ops.chaos.load.asked import Ids
 from penstock.ops.chaos.load.calls import CALL_S, REPLIES, Calls
 from penstock.ops.chaos.load.raw_load import RAW_REPLIES, RawLoad
 from penstock.ops.chaos.load.records import read_topics, topic_ids
@@ -60,13 +57,11 @@ class ChaosRun:
         self._say = say
         self._servers = servers = cluster.bootstrap_servers
         self._letters = [*map(dead_letter_topic, self.topics)]
-        self._engine = _engine(settings, folder)
         self._isolation: IsolationLevel = (
             "read_committed" if settings.delivery == "exactly_once" else "read_uncommitted"
         )
-        vocab_size = self._engine.info.vocab_size
-        self.calls = Calls(servers, _NAME, self._isolation, vocab_size, settings.callers, settings.seed)
-        self.raw = RawLoad(servers, _NAME, self.topics[0], vocab_size, settings.rate, settings.seed)
+        self.calls = Calls(servers, _NAME, self._isolation, settings.callers, settings.seed)
+        self.raw = RawLoad(servers, _NAME, self.topics[0], settings.rate, settings.seed)
         self.worker = WorkerCommand(folder, settings.seed, self._options(folder, cluster.address("CLEAR")))
         self._scene = Scene(
             cluster,
@@ -114,7 +109,7 @@ class ChaosRun:
     def _options(self, folder: Path, servers: str) -> list[str]:
         settings = self.settings
         values = {
-            "model": "null" if settings.engine == "null" else folder / "model",
+            "model": "null",
             "served-name": _NAME,
             "bootstrap-servers": servers,
             "processes": settings.processes,
@@ -127,8 +122,6 @@ class ChaosRun:
             "log-format": "json",
             **access.OPTIONS,
         }
-        if settings.engine == "tiny":
-            values |= {"dtype": "float32", "device": "cpu"}
         return [part for name, value in values.items() for part in (f"--{name}", str(value))]
 
     def _create_topics(self) -> None:
@@ -210,7 +203,7 @@ class ChaosRun:
     async def _judge(self) -> Judge:
         servers, injected = self._servers, self.faults.injected
         excuses = [*refusals(injected, self.settings.delivery)]
-        judge = Judge(poison(self._engine.info), partial(direct, self._engine), excuses)
+        judge = Judge(POISON, _expected, excuses)
         judge.requests(read_topics(servers, self.topics), topic_ids(servers, self.topics))
         judge.check_sent(self.raw.acknowledged)
         judge.check_results(self.calls.results)
@@ -239,8 +232,5 @@ class ChaosRun:
         self.seconds[phase] = round(time.monotonic() - started, 1)
 
 
-def _engine(settings: ChaosSettings, folder: Path) -> Engine:
-    if settings.engine == "null":
-        return EchoEngine(_NAME)
-    save_tiny_model(folder / "model", settings.seed)
-    return load_engine(str(folder / "model"), device="cpu", dtype="float32")
+def _expected(ids: Ids) -> bytes:
+    return vector(np.frombuffer(ids, "<i4")).astype("<f4").tobytes()

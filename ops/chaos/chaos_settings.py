@@ -25,4 +25,3 @@ class ChaosSettings:
     outage_s: float = 20.0
     leaderless_s: float = 60.0
     delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
-    engine: Literal["null", "tiny"] = "null"  # one whose results identify their sequences; a BERT of two layers

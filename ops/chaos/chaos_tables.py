@@ -1,4 +1,4 @@
-"""Tables of the kept chaos runs: the newest of each delivery mode and engine, side by side."""
+"""Tables of the kept chaos runs: the newest of each delivery mode, side by side."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +14,6 @@ from penstock.ops.chaos.verdict.fault_effects import MOST_P99_S, MOST_RECOVERY_S
 Report = Mapping[str, Any]
 
 _SUITE = "chaos"
-_ENGINES = {"null": "echo engine", "tiny": "BERT of 2 layers"}
 _LOST = ("unanswered", "left_behind", "request_lost_by_brokers")
 _WRONG = (
     "wrong_answer",
@@ -27,7 +26,6 @@ _WRONG = (
     "reply_in_another_topic",
     "reply_with_another_correlation_id",
 )
-_OTHERWISE = "good_requests_answered_otherwise"
 _LETTERS = ("letter_incomplete", "letter_of_nothing", "letter_with_another_code")
 
 
@@ -65,18 +63,17 @@ def _beside_each_other(rows: list[tuple[str, Callable[[Report], Any]]], root: Pa
     runs = _newest(root)
     if not runs:
         return NONE_KEPT
-    heads = [f"`{s['delivery']}`, {_ENGINES[s['engine']]}" for s in (_report(run)["settings"] for run in runs)]
+    heads = [f"`{_report(run)['settings']['delivery']}`" for run in runs]
     shown = table(["", *heads], [[name, *[measure(_report(run)) for run in runs]] for name, measure in rows])
     sources = "; ".join(f"{run.date}, commit {run.commit}, {title(run.record['machine'])}" for run in runs)
     return f"{shown}\n\n*In the order of the columns: {sources}.*"
 
 
 def _newest(root: Path) -> list[Run]:
-    """The newest run of each delivery mode and engine, on any machine. The first runs have no times of their faults."""
-    kept = [run for machine in machines(_SUITE, root) for run in kept_runs(_SUITE, machine, root)]
-    runs = [run for run in kept if isinstance(_report(run)["faults"], list)]
+    """The newest run of each delivery mode, on any machine."""
+    runs = [run for machine in machines(_SUITE, root) for run in kept_runs(_SUITE, machine, root)]
     runs.sort(key=lambda run: str(run.record["started"]))
-    found = {(_report(run)["settings"]["engine"], _report(run)["settings"]["delivery"]): run for run in runs}
+    found = {_report(run)["settings"]["delivery"]: run for run in runs}
     return [found[chosen] for chosen in sorted(found)]
 
 
@@ -99,18 +96,12 @@ def _visible_twice(report: Report) -> int | None:
     return _violations("answered_twice", "letter_of_an_answered_request")(report)
 
 
-def _otherwise(*, is_letter: bool) -> Callable[[Report], str | None]:
-    """Good requests without their results, by code. The first runs did not tell them."""
+def _otherwise(*, is_letter: bool) -> Callable[[Report], str]:
+    """Good requests without their results, by code."""
 
-    def shown(report: Report) -> str | None:
-        if _OTHERWISE not in report:
-            return None
-        found = {
-            name: number
-            for name, number in report[_OTHERWISE]["by_outcome"].items()
-            if name.startswith(LETTER) == is_letter
-        }
-        return ", ".join(f"{number:,} {name}" for name, number in found.items()) or "0"
+    def shown(report: Report) -> str:
+        found = report["good_requests_answered_otherwise"]["by_outcome"].items()
+        return ", ".join(f"{n:,} {name}" for name, n in found if name.startswith(LETTER) == is_letter) or "0"
 
     return shown
 

@@ -5,7 +5,7 @@ import re
 import struct
 import tracemalloc
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import msgpack
 import numpy as np
 import pytest
 
-from penstock.engine.types import Float32Array
 from penstock.ops.chaos.load.asked import Ids
 from penstock.ops.chaos.load.records import Headers, Record
 from penstock.ops.chaos.verdict.commit_log import Commit
@@ -33,8 +32,8 @@ def record(topic: str, offset: int, value: bytes, key: bytes | None = None, head
     return Record(topic, 0, offset, 0, key, value, headers)
 
 
-def direct(sequences: Sequence[Ids]) -> Mapping[Ids, Float32Array]:
-    return {ids: np.array([len(ids) // 4, np.frombuffer(ids, "<u4").sum()], np.float32) for ids in sequences}
+def direct(ids: Ids) -> bytes:
+    return np.array([len(ids) // 4, np.frombuffer(ids, "<u4").sum()], "<f4").tobytes()
 
 
 def packed(*ids: int) -> Ids:

@@ -44,7 +44,7 @@ class Producer:
 async def test_a_short_run_has_a_bomb_alone_in_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = Topic()
     monkeypatch.setattr(raw_load, "Producer", topic.producer)
-    load = RawLoad("unused", "model", "requests", 100, 2000.0, seed=1)
+    load = RawLoad("unused", "model", "requests", 2000.0, seed=1)
     async with asyncio.timeout(300):
         await load.run(topic.is_over)
     (bomb,) = [options for options, num_bytes in topic.sent if num_bytes > MAX_BATCH_BYTES == MOST_UNPACKED_BYTES]

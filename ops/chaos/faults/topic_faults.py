@@ -60,7 +60,7 @@ async def rebalance_storm(scene: Scene, rng: random.Random) -> Effect:
 async def partitions_added(scene: Scene, rng: random.Random) -> Effect:
     """A request topic gets one more partition."""
     topic = rng.choice(_topics(scene))
-    admin = AdminClient({"bootstrap.servers": scene.cluster.bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": scene.cluster.bootstrap_servers, "log_level": 0})
 
     def num_partitions() -> int:
         return len(admin.list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions)

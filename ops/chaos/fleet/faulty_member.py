@@ -9,10 +9,9 @@ import threading
 import time
 from pathlib import Path
 
-from penstock.ops.chaos.fleet.faulty_engine import EchoEngine, FaultyEngine
+from penstock.ops.chaos.fleet.faulty_engine import FaultyEngine
 from penstock.worker import process
 from penstock.worker.batching import watchdog
-from penstock.worker.model_loading import require_encoder
 from penstock.worker.model_settings import NULL_MODEL, ModelSettings
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.supervision import member
@@ -33,12 +32,10 @@ def _seen_path(control: Path, pid: int) -> Path:
 
 
 def _install(control: Path, seed: int) -> None:
-    load, measure = process.load, process._cost
+    measure = process._cost
 
     def load_faulty(settings: ModelSettings) -> FaultyEngine:
-        is_null = settings.model == NULL_MODEL
-        engine = EchoEngine(settings.served_name or NULL_MODEL) if is_null else require_encoder(load(settings))
-        return FaultyEngine(engine, control, seed + os.getpid())
+        return FaultyEngine(settings.served_name or NULL_MODEL, control, seed + os.getpid())
 
     def measure_then_fail(engine: FaultyEngine, settings: ResolvedSettings, device_share: float) -> object:
         cost = measure(engine, settings, device_share)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -22,24 +23,14 @@ _LATE = frozenset({"expired", "overloaded"})  # errors of any call
 class Calls:
     """Callers that each make one call after another. `seed` decides the calls, but not when they are made."""
 
-    def __init__(
-        self, servers: str, model: str, isolation: IsolationLevel, vocab_size: int, num_callers: int, seed: int
-    ) -> None:
+    def __init__(self, servers: str, model: str, isolation: IsolationLevel, num_callers: int, seed: int) -> None:
         """`isolation`: how the clients read."""
         self.results: list[tuple[Ids, Float32Array]] = []
         self.errors: Counter[str] = Counter()
         self.wrong_errors: list[str] = []  # that their calls did not deserve
-        self._clients = [
-            Client(
-                bootstrap_servers=servers,
-                model=model,
-                batch_calls=share,
-                timeout_s=CALL_S,
-                isolation_level=isolation,
-            )
-            for share in (True, False)
-        ]
-        self._callers = [SequenceMix(vocab_size, seed + _SEED_STEP * (1 + number)) for number in range(num_callers)]
+        connection: Any = {"bootstrap_servers": servers, "model": model, "isolation_level": isolation}
+        self._clients = [Client(batch_calls=share, timeout_s=CALL_S, **connection) for share in (True, False)]
+        self._callers = [SequenceMix(seed + _SEED_STEP * (1 + number)) for number in range(num_callers)]
 
     async def run(self, is_over: asyncio.Event) -> None:
         """Call until `is_over`. Returns when every call has ended."""

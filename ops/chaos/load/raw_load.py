@@ -36,7 +36,7 @@ _OPTIONS = {
 class RawLoad:
     """Sends records at a rate until `run` is told to end. `seed` decides every record, but not when it is sent."""
 
-    def __init__(self, servers: str, model: str, topic: str, vocab_size: int, rate: float, seed: int) -> None:
+    def __init__(self, servers: str, model: str, topic: str, rate: float, seed: int) -> None:
         """`topic`: of online requests. `rate`: records a second."""
         self.acknowledged: set[bytes] = set()  # correlation ids
         self.acknowledged_by_codec: Counter[str] = Counter()  # a bomb is gzip too
@@ -45,7 +45,7 @@ class RawLoad:
         self._model = model
         self._topics = (topic, bulk_topic(topic))
         self._rate = rate
-        self._sequences = SequenceMix(vocab_size, seed)
+        self._sequences = SequenceMix(seed)
         self._random = self._sequences.random
         self._waiting = 0
         self._num_sent = 0

@@ -3,6 +3,7 @@
 import random
 import struct
 
+from penstock.ops.chaos.fleet.faulty_engine import POISON
 from penstock.ops.chaos.load.asked import Ids
 
 _MOST_TOKENS = 24
@@ -13,9 +14,8 @@ _POISON_SHARE = 0.005
 class SequenceMix:
     """A stream of sequences that the seed decides."""
 
-    def __init__(self, vocab_size: int, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self._poison = vocab_size - 1
         self._repeated = [self._new() for _ in range(_NUM_REPEATED)]
 
     def take(self) -> tuple[Ids, bool]:
@@ -24,9 +24,9 @@ class SequenceMix:
         if number < 0.5:
             return self._repeated[int(self.random.random() ** 3 * _NUM_REPEATED)], False
         if number > 1 - _POISON_SHARE:
-            return self._new() + struct.pack("<I", self._poison), True
+            return self._new() + struct.pack("<I", POISON), True
         return self._new(), False
 
     def _new(self) -> Ids:
         length = self.random.randint(1, _MOST_TOKENS)
-        return struct.pack(f"<{length}I", *[self.random.randrange(1, self._poison) for _ in range(length)])
+        return struct.pack(f"<{length}I", *[self.random.randrange(1, POISON) for _ in range(length)])
