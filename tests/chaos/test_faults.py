@@ -55,8 +55,8 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         started.kill()
 
 
-async def injected(kind: str, worker: Any, folder: Path, brokers: Any = None) -> Injected:
-    faults = Faults(Scene(brokers, worker, folder, [], 0.2, 0.2, lambda: next(NUM_ACKNOWLEDGED)))
+async def injected(kind: str, worker: Any, folder: Path, brokers: Any = None, outage_s: float = 0.2) -> Injected:
+    faults = Faults(Scene(brokers, worker, folder, [], outage_s, 0.2, lambda: next(NUM_ACKNOWLEDGED)))
     await faults.inject([kind], random.Random(1))
     (fault,) = faults.injected
     assert faults.missing([kind]) == ([kind] if fault.error else [])
@@ -161,15 +161,17 @@ async def test_a_suspended_broker_is_silent(process: subprocess.Popen[bytes], tm
 
 
 async def test_a_suspended_broker_that_answers_was_not_suspended(
-    process: subprocess.Popen[bytes], tmp_path: Path
+    process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(broker_faults, "_ANSWER_S", 300.0)
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read(1))
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        fault = await injected("broker_suspended", None, tmp_path, Nodes(Node(process.pid, port)))
+        fault = await injected("broker_suspended", None, tmp_path, Nodes(Node(process.pid, port)), outage_s=300.0)
     assert "answers although" in fault.error
 
 

@@ -37,7 +37,7 @@ async def broker_suspended(scene: Scene, rng: random.Random) -> Effect:
     try:
         if not await comes_true(lambda: state(pid) == STOPPED, _AWAY_S):
             raise NotInjectedError(f"The broker's process is {state(pid)} and does not stop.")
-        while time.monotonic() - began < scene.outage_s:
+        while not looks or time.monotonic() - began < scene.outage_s:
             if await answers(node.bootstrap_servers, min(_ANSWER_S, scene.outage_s)):
                 raise NotInjectedError("The broker answers although it is suspended.")
             looks += 1
