@@ -47,6 +47,7 @@ def test_the_first_page_of_the_manual_has_the_tasks_of_the_readme() -> None:
     assert tasks[0] == tasks[1]
 
 
+@pytest.mark.slow
 def test_the_manual_lists_every_log_event_with_its_fields_and_no_other() -> None:
     """Where a call takes fields from a mapping, the check of `tests/conftest.py` sees them when it runs."""
     listed, logged = listed_fields(), logged_events()

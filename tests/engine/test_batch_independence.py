@@ -34,6 +34,7 @@ SIZES = (1, 2, 7, 10, 18, 65, 300)
 SHAPES = ((384, 1536), (1536, 384), (48, 57), (768, 3072), (1024, 4096), (4096, 1024))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_ONEDNN, reason="this build of torch has no oneDNN")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("width", "depth"), SHAPES)

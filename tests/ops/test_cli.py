@@ -629,6 +629,7 @@ class TestTerminal:
                 before = max(len(edge) for edge in re.findall(r"^│ +", panel, re.MULTILINE))
                 assert 80 - before - len(" │") >= 25, panel
 
+    @pytest.mark.slow
     def test_a_command_without_settings_has_the_same_tables(self) -> None:
         command = [sys.executable, "-m", "penstock", "logs", "slow", "--help"]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -643,6 +644,7 @@ class TestTerminal:
                 assert re.search(rf"^│[ *]+{one} ", text, re.MULTILINE), one
             assert set((field.description or "").split()) <= set(text.split()), name
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("words", "wanted"),
         [("penstock cl", "classify"), ("penstock worker --mo", "--model"), ("penstock dlq re", "replay")],

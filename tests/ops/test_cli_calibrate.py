@@ -67,6 +67,7 @@ def test_it_measures_keeps_shows_and_draws(bert: Path, tmp_path: Path) -> None:
     assert "there is one for runtime penstock" in text
 
 
+@pytest.mark.slow
 def test_the_padded_engines_times_are_its_own(bert: Path, tmp_path: Path) -> None:
     few = ("--max-batch-tokens", "64", "--max-batch-sequences", "4", "--device", "cpu")
     where = ("--cost-path", str(tmp_path / "costs"), "--engine", "padded")

@@ -134,6 +134,7 @@ class TestCheck:
             assert code == 1
             assert f"problem Members --mps on: {found}" in text
 
+    @pytest.mark.slow
     def test_members_that_memory_does_not_hold(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         save_encoder(tmp_path / "tiny", "bert")
         args = ["check", "--bootstrap-servers", "127.0.0.1:1", "--model", str(tmp_path / "tiny"), "--device", "cpu"]

@@ -158,6 +158,7 @@ def test_a_worker_ends_where_it_is_told_so() -> None:
     assert f"Kafka at 127.0.0.1:1 {DOES_NOT_ANSWER}" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_call_ends_by_its_deadline_when_the_broker_is_lost() -> None:
     with MockBroker() as broker:
         servers = broker.bootstrap_servers

@@ -129,6 +129,7 @@ class Kernel:
             raise Killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extension", EXTENSIONS)
 def test_killed_anywhere_and_run_again_a_job_gives_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extension: str
@@ -353,6 +354,7 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extension", EXTENSIONS)
 def test_wherever_a_file_is_too_large_for_the_disk_a_job_says_so_and_continues(tmp_path: Path, extension: str) -> None:
     source, whole = make_input(tmp_path / f"in.{extension}"), tmp_path / f"whole.{extension}"

@@ -71,6 +71,7 @@ def ids_of(encoded: list[Encoded]) -> list[list[int]]:
     return [one.ids.tolist() for one in encoded]
 
 
+@pytest.mark.slow
 def test_the_ids_of_banking77_are_those_of_transformers() -> None:
     with BANKING77.open(encoding="utf-8", newline="") as file:
         rows = [row["text"] for row in csv.DictReader(file)]

@@ -198,6 +198,7 @@ def test_no_set_partition_of_padded_batches_is_cheaper_with_shrinking(
     assert sum(seconds) == pytest.approx(cheapest, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_no_contiguous_partition_of_packed_batches_is_cheaper() -> None:
     rng = random.Random(2)
     for _ in range(1500):

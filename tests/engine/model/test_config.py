@@ -82,6 +82,7 @@ def _refuse_or_load(directory: Path, load: Callable[[str], object], strange: Seq
                 raise AssertionError(f"{key}: {value!r} ends with {error!r}") from error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", helpers.FAMILIES)
 def test_no_value_ends_the_load_of_a_classifier_with_a_bare_error(tmp_path: Path, family: str) -> None:
     helpers.save_classifier(tmp_path, family)
@@ -95,6 +96,7 @@ def test_no_value_ends_the_load_of_a_padded_model_with_a_bare_error(tmp_path: Pa
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["marian", "t5-gated"])
 def test_no_value_ends_the_load_of_a_generator_with_a_bare_error(tmp_path: Path, family: str) -> None:
     save_seq2seq(tmp_path, family)

@@ -49,6 +49,7 @@ async def test_a_member_that_loads_beside_others_has_one_core() -> None:
         await member.ended()
 
 
+@pytest.mark.slow
 async def test_a_thread_that_ends_meanwhile_does_not_keep_the_others_on_their_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

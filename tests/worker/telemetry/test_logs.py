@@ -234,6 +234,7 @@ warnings.warn("old name", FutureWarning)
 """
 
 
+@pytest.mark.slow
 def test_transformers_and_warnings_are_lines_of_the_log() -> None:
     """In a process of its own, where transformers is imported after the set-up, as a worker does."""
     environment = {name: value for name, value in os.environ.items() if name != "CI"}  # there transformers propagates
