@@ -6,6 +6,7 @@ The brokers, the group and the network are modelled; `RecordLedger` and `OffsetT
 import pickle
 from collections import deque
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -57,7 +58,7 @@ class Member:
         other = type(self)()
         other.tracker.__dict__.update(pickle.loads(pickle.dumps(self.tracker.__dict__, -1)))
         other.generation, other.positions = self.generation, dict(self.positions)
-        other.records = [replace(record) for record in self.records]
+        other.records = [copy(record) for record in self.records]
         other.commit = self.commit
         return other
 

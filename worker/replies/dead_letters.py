@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import structlog
@@ -38,7 +38,6 @@ from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.replies.outlet import OutAnswer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields
-from penstock.worker.requests.reply_key import reply_key
 
 _RETRY_S = 5.0
 _RETRIES = 12  # a minute: a topic that is being created, or a permission that is being mended
@@ -93,7 +92,7 @@ class _Sending(OutAnswer):
     letter: _Letter
     faults: Faults  # that it tells
     forms: Iterator[_Letter]  # shorter ones, of the same faults
-    num_retries: int = 0
+    num_retries: int = field(default=0, init=False)
 
     @property
     def origins(self) -> Sequence[PendingRecord]:
@@ -240,7 +239,7 @@ def _joint_letter(faults: Faults, reader: Headers) -> _Letter:
     reasons = _reasons(first, replace(fault, code=codes))
     number = [(LAST_OFFSET, b"%d" % originals[-1].offset), (RECORDS, b"%d" % len(faults))]
     value = encode_letter_records(records)
-    return _Letter(reply_key(first), value, [*reasons, *reader, *number], left_out="")
+    return _Letter(first.reply_key, value, [*reasons, *reader, *number], left_out="")
 
 
 def _reasons(record: PendingRecord, fault: Fault) -> Headers:
@@ -264,7 +263,7 @@ def _reasons(record: PendingRecord, fault: Fault) -> Headers:
 
 def _letters(pending: PendingRecord, reasons: Headers) -> Iterator[_Letter]:
     """The forms of a letter: whole, without the value, the position alone. Headers tell the sizes left out."""
-    record, own_key = pending.original, reply_key(pending)
+    record, own_key = pending.original, pending.reply_key
     key = record.key if record.key is not None else own_key
     yield _Letter(key, record.value, [*record.headers, *reasons], left_out="")
     notes: list[tuple[str, bytes]] = []

@@ -18,7 +18,6 @@ from penstock.worker.replies.dead_letters import DeadLetters, Fault
 from penstock.worker.replies.outlet import OutAnswer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields, unquoted_reason
-from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingRequest, Rejection
 from penstock.worker.telemetry.request_samples import correlation_text
 
@@ -118,7 +117,7 @@ class Delivery:
         value: bytes,
         done: _Done,
     ) -> _Reply:
-        key, made_at = reply_key(record), time.monotonic()
+        key, made_at = record.reply_key, time.monotonic()
         return _Reply(key, value, address.headers(), done, record, address, made_at)
 
     def _send(self, answers: Iterable[_Reply]) -> None:

@@ -16,7 +16,6 @@ from aiokafka.errors import KafkaError
 from penstock.engine.types import Float32Array
 from penstock.producer.transport.outbox import Destination, Outbox, OutRecord
 from penstock.producer.wire.headers import PARTIAL
-from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingSequence
 from penstock.worker.stop_signal import watched
 
@@ -96,9 +95,7 @@ def partial_key(sequence: PendingSequence) -> bytes:
 
     A reader that drops replies with a key that it has seen, or a compacted topic, takes none for the reply.
     """
-    request = sequence.request
-    key = reply_key(request.record)
-    return hashlib.blake2b(b"%d" % sequence.index, key=key, digest_size=16).digest()
+    return hashlib.blake2b(b"%d" % sequence.index, key=sequence.request.record.reply_key, digest_size=16).digest()
 
 
 def _destination(sequence: PendingSequence) -> Destination:

@@ -12,7 +12,6 @@ from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
 from penstock.producer.errors import UnsupportedTask
 from penstock.producer.wire.generation import GivenOptions
 from penstock.producer.wire.messages import Request, Uint32Array
-from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 _SEED_BITS = 62
@@ -62,8 +61,7 @@ class GenerationRequests:
 
 def _seed(request: PendingRequest, index: int) -> int:
     """As random as the record's position in its topic."""
-    key = reply_key(request.record)
-    digest = hashlib.blake2b(b"seed %d" % index, key=key, digest_size=8).digest()
+    digest = hashlib.blake2b(b"seed %d" % index, key=request.record.reply_key, digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - _SEED_BITS)
 
 

@@ -105,7 +105,7 @@ class RecordLedger:
         self._add_sequences(records, -1)
         self._remove(records)
         self.num_running -= len(records)
-        for record in self._of_present_epochs(records):
+        for record in filter(self.is_present, records):
             self._offsets.give_up(record.source, 1)
         self._step.set()
 
@@ -144,12 +144,9 @@ class RecordLedger:
         """Wait until no admitted record is without an answer; false after `timeout_s`."""
         return await self.wait_until(lambda: self.num_running == 0, timeout_s)
 
-    def are_present(self, records: Iterable[PendingRecord]) -> bool:
-        """Whether the partitions of these have been this worker's without a break since they were admitted."""
-        return all(record.epoch == self._offsets.epoch(record.source) for record in records)
-
-    def _of_present_epochs(self, records: Iterable[PendingRecord]) -> Iterable[PendingRecord]:
-        return [record for record in records if record.epoch == self._offsets.epoch(record.source)]
+    def is_present(self, record: PendingRecord) -> bool:
+        """Whether the partition of this one has been this worker's without a break since it was admitted."""
+        return record.epoch == self._offsets.epoch(record.source)
 
     def _remove(self, records: Iterable[PendingRecord]) -> None:
         for bulk, chosen in _by_topic(records):

@@ -131,8 +131,8 @@ class Quarantine:
         """
         if not marks:
             return True
-        while self._is_assigned() and self._ledger.are_present(records) and not self._stop.is_set():
+        while self._is_assigned() and all(map(self._ledger.is_present, records)) and not self._stop.is_set():
             if await self._stop.unless_stopped(self._marks.mark(marks)):
-                return self._ledger.are_present(records)
+                return all(map(self._ledger.is_present, records))
             await asyncio.sleep(_RETRY_S)
         return False

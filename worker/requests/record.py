@@ -1,9 +1,11 @@
 """One Kafka record and where it is in its life, from the poll to the acknowledged answer."""
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
 
 from penstock.producer.errors import PenstockError
+from penstock.producer.wire.headers import position
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID, KafkaRecord
 from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.record_trace import RecordTrace
@@ -36,13 +38,14 @@ class PendingRecord:
     source: Source  # its topic and partition
     from_bulk_topic: bool
     topic_id: bytes = NO_TOPIC_ID
-    state: RecordState = RecordState.RECEIVED
+    state: RecordState = field(default=RecordState.RECEIVED, init=False)
     epoch: int = 0  # of its partition's assignment, in which it was admitted; see `OffsetTracker.epoch`
-    num_sequences: int = 0  # queued; 0 before
-    num_attempts: int = 1  # engine runs that failed with it, or deliveries that ended a worker; 1 without either
-    is_poison: bool = False  # it has ended `num_attempts` workers, and is not run again
-    num_owed: int = 0  # error replies and dead letters that the broker has yet to acknowledge
-    trace: RecordTrace | None = None  # of a record whose trace is recorded
+    num_sequences: int = field(default=0, init=False)  # queued; 0 before
+    # Engine runs that failed with it, or deliveries that ended a worker; 1 without either:
+    num_attempts: int = field(default=1, init=False)
+    is_poison: bool = field(default=False, init=False)  # it has ended `num_attempts` workers, and is not run again
+    num_owed: int = field(default=0, init=False)  # error replies and dead letters that are not acknowledged
+    trace: RecordTrace | None = field(default=None, init=False)  # of a record whose trace is recorded
     num_bytes: int = field(init=False)  # of its value
     held_bytes: int = field(init=False)  # of its value, key and headers: what it holds in memory
 
@@ -51,6 +54,18 @@ class PendingRecord:
         self.num_bytes = len(original.value or b"")
         headers = [len(name) + len(value or b"") for name, value in original.headers]
         self.held_bytes = self.num_bytes + len(original.key or b"") + sum(headers)
+
+    @property
+    def reply_key(self) -> bytes:
+        """The key of every answer to it, so that readers can drop duplicates: never that of another record.
+
+        It is a hash of where the record is. The topic's id tells a topic from one of its name that was deleted before,
+        and the timestamp tells records of one offset apart where a broker has no ids or has lost the end of its log.
+        Nothing else that the sender chooses has a part in it, so nobody gets the key of another record by asking.
+        """
+        one = self.original
+        place = b"%b-%d" % (position(one.topic, one.partition, one.offset), one.timestamp)
+        return hashlib.blake2b(self.topic_id + place, digest_size=16).digest()
 
     @property
     def is_unanswered(self) -> bool:

@@ -54,11 +54,13 @@ class PendingRequest:
     deadline: float | None  # monotonic seconds; the request's own, else from the worker's objective
     bulk: bool  # of class bulk: latency does not matter
     times: StageTimes
-    num_cached: int = 0  # results that came from the cache
-    num_tokens: int = 0  # of its sequences, once they are prepared
+    num_cached: int = field(default=0, init=False)  # results that came from the cache
+    num_tokens: int = field(default=0, init=False)  # of its sequences, once they are prepared
     is_failed: bool = field(default=False, init=False)
-    spans: Sequence[Uint32Array] = ()  # token_classify of texts: [n, 2] a sequence
-    job_ids: list[int] = field(default_factory=list)  # every job that the scheduler got for it, or that it shares
+    spans: Sequence[Uint32Array] = field(default=(), init=False)  # token_classify of texts: [n, 2] a sequence
+    job_ids: list[int] = field(
+        default_factory=list, init=False
+    )  # every job that the scheduler got for it, or that it shares
     results: list[Float32Array | None] = field(init=False)  # by sequence, in the request's order
     num_missing: int = field(init=False)  # results still to come
 
@@ -114,8 +116,8 @@ class PendingSequence:
     key: bytes  # for the cache and single flight: equal keys mean equal results
     is_stored: bool = True  # whether the cache keeps its result; false: sampling without a seed, which has its own key
     work: SequenceWork | None = None  # of a model made of cells
-    job_id: int = -1  # the last job that the scheduler got for it
-    num_failures: int = 0  # engine runs that failed with it, or with the others of its flight
+    job_id: int = field(default=-1, init=False)  # the last job that the scheduler got for it
+    num_failures: int = field(default=0, init=False)  # engine runs that failed with it or its flight
 
     def note_job(self, job_id: int) -> None:
         """The scheduler has a job for it."""

@@ -24,7 +24,6 @@ from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection, SequenceResults
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.resolved_settings import ResolvedSettings, batch_caps
@@ -201,4 +200,4 @@ def _batches(
 
 def _reply(request: PendingRequest, value: bytes) -> LocalReply:
     message, address = request.message, request.address
-    return LocalReply(address, reply_key(request.record), value, message.task, message.num_sequences)
+    return LocalReply(address, request.record.reply_key, value, message.task, message.num_sequences)

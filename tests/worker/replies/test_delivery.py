@@ -37,7 +37,6 @@ from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingSequence, Rejection
 
 ADDRESS = ReplyAddress("penstock.replies", 2, b"id", b"trace")
@@ -47,7 +46,7 @@ MakeRecord = Callable[..., Any]
 
 
 def key_of(record: Any, topic_id: bytes = NO_TOPIC_ID) -> bytes:
-    return reply_key(PendingRecord(record, (record.topic, record.partition), False, topic_id))
+    return PendingRecord(record, (record.topic, record.partition), False, topic_id).reply_key
 
 
 class Desk:

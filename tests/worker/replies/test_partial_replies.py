@@ -15,7 +15,6 @@ from penstock.producer.wire.headers import CORRELATION_ID, PARTIAL, ReplyAddress
 from penstock.producer.wire.messages import Options
 from penstock.worker.replies import partial_replies as module
 from penstock.worker.replies.partial_replies import PartialReplies
-from penstock.worker.requests.reply_key import reply_key
 from penstock.worker.requests.request import PendingSequence
 
 MakeSequences = Callable[..., list[PendingSequence]]
@@ -106,7 +105,7 @@ async def test_it_names_its_request_and_sequence_and_has_another_key_than_the_re
     assert list(record.headers) == [(CORRELATION_ID, b"id"), (PARTIAL, b"1")]
     keys = [one.key for _, _, one in desk.outbox.sent]
     assert keys[1] == keys[2]  # the partial replies of a sequence share theirs
-    assert len({reply_key(first.request.record), *keys}) == 3
+    assert len({first.request.record.reply_key, *keys}) == 3
     # Another worker that runs the record again gives the same ones.
     again = Desk()
     await again.connect(second)
