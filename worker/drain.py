@@ -53,7 +53,7 @@ class Drain:
     async def partitions(self, sources: set[Source], bulk: "asyncio.Task[None] | None", drain_s: float) -> None:
         """Finish the batches that have begun, and what else is done soon. The next owner reads the rest again.
 
-        `bulk` processes bulk records: it queues those that it has, and takes no others.
+        `bulk` enqueues bulk records: it queues those that it has, and takes no others.
         """
         started, give_up = time.monotonic(), self._ledger.give_up
         self._fetched.release()

@@ -92,8 +92,8 @@ class Pipeline:
             received=self.fetched.put,
             revoked=self._revoked,
         )
-        self._long = LongRecords(self.process)
-        self._bulk: asyncio.Task[None] | None = None  # processes bulk records
+        self._long = LongRecords(self.enqueue)
+        self._bulk: asyncio.Task[None] | None = None  # enqueues bulk records
         # Validate, prepare, look up
         bounds = ReplyBounds(info, settings.max_reply_bytes)
         read_options, read_fields = served.read_options, served.read_fields
@@ -139,13 +139,13 @@ class Pipeline:
     # 1. Fetch
 
     async def turn(self) -> None:
-        """Poll once. Online records are processed before the next poll, bulk records beside the turns that follow."""
+        """Poll once. Online records are enqueued before the next poll, bulk records beside the turns that follow."""
         await self._stop.cut_short(self.fetched.fill(self.consumer))
         if self.fetched.can_take(bulk=True) and (self._bulk is None or self._bulk.done()):
-            self._bulk = watched(self._process_fetched(bulk=True))
-        await self._process_fetched(bulk=False)
+            self._bulk = watched(self._take(bulk=True))
+        await self._take(bulk=False)
 
-    async def _process_fetched(self, *, bulk: bool) -> None:
+    async def _take(self, *, bulk: bool) -> None:
         while self.fetched.can_take(bulk=bulk) and not self._stop.is_set():
             await self._quarantine.wait()
             records = self.fetched.take(bulk=bulk)
@@ -157,9 +157,9 @@ class Pipeline:
                 await asyncio.sleep(0)
 
     async def _begin(self, records: Sequence[PendingRecord]) -> None:
-        """Process admitted records, or leave a long one to `LongRecords`, if it can still be in time."""
+        """Enqueue admitted records, or leave a long one to `LongRecords`, if it can still be in time."""
         if not records or not records[0].is_long:
-            await self.process(records)
+            await self.enqueue(records)
             return
         wait_s = self._long.wait_s(records[0])
         late = self._validator.reject_late(records, time.monotonic(), time.time(), wait_s)
@@ -169,7 +169,7 @@ class Pipeline:
 
     # 2. Validate, 3. prepare, 4. look up, 5. batch
 
-    async def process(self, records: Sequence[PendingRecord]) -> None:
+    async def enqueue(self, records: Sequence[PendingRecord]) -> None:
         """Take admitted records to the batch queue. Some are answered on the way, with errors or from the cache."""
         requests, invalid = self._validator.validate(records, time.monotonic(), time.time())
         self._reject(invalid)

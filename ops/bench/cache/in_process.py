@@ -112,7 +112,7 @@ class InProcessWorker:
         for start in range(0, len(records), _POLL_RECORDS):
             self._pipeline.fetched.put(records[start : start + _POLL_RECORDS])
             while self._pipeline.fetched.can_take(bulk=False):
-                await self._pipeline.process(self._pipeline.fetched.take(bulk=False))
+                await self._pipeline.enqueue(self._pipeline.fetched.take(bulk=False))
             await self._until_unanswered(_MOST_UNANSWERED)
         await self._until_unanswered(0)
         if flush is not None:
