@@ -78,7 +78,7 @@ def request(
         files, filters = _arguments(given)
         story, reader = RequestStory.of(request_id), _reader(files, filters)
         for part in reader.parts():
-            story.add(part.events)
+            story.add(part.of_requests())
         show_request(make_console(), story, reader.sources)
         return EXIT_OK if story.found else EXIT_PROBLEM
 

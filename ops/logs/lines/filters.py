@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.ops.logs.errors import BadFilter
 from penstock.ops.logs.libraries import polars
+from penstock.ops.logs.lines.columns import BATCH, DONE
 from penstock.ops.logs.lines.event import LEVELS, Event, parse_time
 from penstock.ops.logs.lines.known_fields import known_fields, near_names
 
@@ -23,7 +24,7 @@ _NO_FIELDS = {"p", "model"}  # taken from other fields, and from other events
 _SERVICE = ("name", "version", "instance.id")
 _OF_EVERY_LINE = ("timestamp", "level", "pid", "worker", "model", *[f"service.{key}" for key in _SERVICE])
 # What `p` is, by event: a field, and its unit in seconds.
-_P = {"request_done": ("total_ms", 1e-3), "batch_done": ("device_s", 1.0)}
+_P = {DONE: ("total_ms", 1e-3), BATCH: ("device_s", 1.0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,12 @@ class Term:
         is_equal = value is not None and _pattern(self.values).fullmatch(str(value)) is not None
         return is_equal == (self.order == "=")
 
-    def expression(self, column: str) -> Any:
+    def expression(self, column: Any) -> Any:
         """The same for a column of a polars frame."""
-        pl = polars()
         if self.order in _ORDERS:
-            return _ORDERS[self.order](pl.col(column), self.limit).fill_null(False)
+            return _ORDERS[self.order](column.cast(polars().Float64, strict=False), self.limit).fill_null(False)
         pattern = f"^(?:{_pattern(self.values).pattern})$"
-        is_equal = pl.col(column).cast(pl.String).str.contains(pattern).fill_null(False)
+        is_equal = column.cast(polars().String).str.contains(f"(?s){pattern}").fill_null(False)
         return is_equal if self.order == "=" else ~is_equal
 
 
@@ -94,18 +94,24 @@ class Filters:
         is_known = all(term.key in fields or term.key == "model" for term in self.terms)
         return is_known and self.accepts(load._replace(fields=fields), model)
 
-    def batches(self, frame: Any, models: Mapping[int | None, str]) -> Any:
-        """The batches that are kept. `models`: of the workers of their source, by number."""
-        if self.level > LEVELS.index("info"):
-            return frame.clear()
+    def rows(self, rows: Any, models: Mapping[object, str]) -> Any:
+        """The rows that are kept, of `read_rows` with `fields`. `models`: of the workers of their source, by number."""
         pl = polars()
+        if self.level > LEVELS.index("info"):
+            rows = rows.filter(pl.col("level").is_in(LEVELS[self.level :]))
         if self.since_s is not None:
-            frame = frame.filter(pl.col("second") >= self.since_s)
+            rows = rows.filter(pl.col("time_s") >= self.since_s)
         if self.until_s is not None:
-            frame = frame.filter(pl.col("second") < self.until_s)
+            rows = rows.filter(pl.col("time_s") < self.until_s)
+        named = {-1 if worker is None else worker: model for worker, model in models.items()}
+        of_worker = pl.col("worker").fill_null(-1).replace_strict(named, default=None, return_dtype=pl.String)
+        taken = {
+            "p": pl.coalesce(pl.col("total_ms") * _P[DONE][1], "device_s"),
+            "model": pl.coalesce("model", of_worker) if named else pl.col("model"),
+        }
         for term in self.terms:
-            frame = _kept(frame, term, models)
-        return frame
+            rows = rows.filter(term.expression(taken.get(term.key, pl.col(term.key))))
+        return rows
 
     @property
     def fields(self) -> set[str]:
@@ -210,19 +216,6 @@ def _value(event: Event, key: str, model: str | None) -> object:
     if key == "model":
         return event.fields.get("model", model)
     return event.fields.get(key)
-
-
-def _kept(frame: Any, term: Term, models: Mapping[int | None, str]) -> Any:
-    pl = polars()
-    if term.key == "event":
-        return frame if term.holds("batch_done") else frame.clear()
-    if term.key == "model":
-        workers = [-1 if worker is None else worker for worker, model in models.items() if term.holds(model)]
-        return frame.filter(pl.col("worker").fill_null(-1).is_in(workers))
-    column = "device_s" if term.key == "p" else term.key
-    if column in frame.columns:
-        return frame.filter(term.expression(column))
-    return frame if term.order == "!=" else frame.clear()
 
 
 def split_arguments(arguments: Iterable[str]) -> tuple[list[str], list[str]]:

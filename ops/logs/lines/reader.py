@@ -1,30 +1,39 @@
-"""Reads several logs: batches and events that pass the filters, and what else the lines were."""
+"""Reads several logs: what passes the filters, and what else the lines were."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, NamedTuple
 
 from penstock.ops.logs.errors import NoEvents
-from penstock.ops.logs.lines.batch_columns import BATCH_COLUMNS
-from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts, Parsed
+from penstock.ops.logs.libraries import polars
+from penstock.ops.logs.lines.columns import BATCH, KINDS, rows_of
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.filters import Filters, check_fields
-from penstock.ops.logs.lines.line_columns import Found
-from penstock.ops.logs.lines.source import LogSource, in_large_blocks, origin
+from penstock.ops.logs.lines.parser import BlockParser, LineCounts, Parsed, event_of
+from penstock.ops.logs.lines.source import LogSource, origin
 
 _TOPIC = re.compile(r"penstock\.requests\.(.+?)(\.bulk)?")
-_NAMES_MODEL = ("worker_ready", "model_loaded")  # events with the model's name
 
 
 class Part(NamedTuple):
-    """The contents of one block of a source."""
+    """What is kept of one block of a source."""
 
     source: int
-    batches: Any  # a polars frame with BATCH_COLUMNS
-    requests: list[Found]  # without filters, of large logs: request_done and request_refused. Else they are events
-    events: list[Event]
+    rows: Any  # a polars frame: the events of KINDS, as `read_rows` makes them
+    events: list[Event]  # all others
+    lines: list[bytes]
+
+    def event(self, place: int) -> Event:
+        """The event of a row, by its `place`."""
+        return event_of(self.source, self.lines[place])
+
+    def of_requests(self) -> Iterator[Event]:
+        """All events but batches."""
+        yield from self.events
+        for place in self.rows.filter(polars().col("event") != BATCH)["place"].to_list():
+            yield self.event(place)
 
 
 class LogReader:
@@ -37,21 +46,18 @@ class LogReader:
         self.sources = sources
         self._progress = progress
         self.counts = LineCounts()
-        self.num_kept = 0  # batches and events that passed the filters
+        self.num_kept = 0  # events that passed the filters
         self._filters = filters
         self.absent_fields = filters.fields  # of the filters, that no event so far has
-        self._models: dict[str, dict[int | None, str]] = {}  # by origin and worker
+        self._models: dict[str, dict[object, str]] = {}  # by origin and worker
 
-    def parts(self, *, in_columns: bool = False) -> Iterator[Part]:
+    def parts(self) -> Iterator[Part]:
         """Read everything, one source after another. Raises NoEvents at the end if no line was an event.
 
         And BadFilter if a filter is by a field that neither an event has nor a worker logs.
-
-        `in_columns`: requests may be columns.
         """
-        in_columns = in_columns and not self._filters.is_any
         for index, source in enumerate(self.sources):
-            for parsed in _parsed_ahead(source, BlockParser(index, self.counts, in_columns=in_columns)):
+            for parsed in self._parsed_ahead(index, source):
                 yield self._filtered(index, parsed)
                 if self._progress is not None:
                     self._progress(sum(one.num_bytes for one in self.sources))
@@ -65,23 +71,40 @@ class LogReader:
         """The name that a log has kept through its rotations: worker.log for worker.log.2.gz."""
         return origin(self.sources[source].name)
 
+    def _parsed_ahead(self, index: int, source: LogSource) -> Iterator[Parsed]:
+        """A source's blocks, parsed one ahead in a thread, on another core."""
+        parser, blocks = BlockParser(index, self.counts, self._filters.fields), source.blocks()
+
+        def parse_next() -> Parsed | None:
+            block = next(blocks, None)
+            return None if block is None else parser.parse(block, in_rows=True)
+
+        with ThreadPoolExecutor(1) as thread, closing(source):
+            ahead = thread.submit(parse_next)
+            while (parsed := ahead.result()) is not None:
+                ahead = thread.submit(parse_next)
+                yield parsed
+
     def _filtered(self, source: int, parsed: Parsed) -> Part:
-        batches, requests, events = parsed
-        if not self._filters.is_any:
-            self.num_kept += len(events) + len(batches) + sum(len(found.rows) for found in requests)
-            return Part(source, batches, requests, events)
+        rows, found, lines = parsed
+        kept = {}
         models = self._models.setdefault(self.origin(source), {})
-        kept = []
-        self.absent_fields -= set(BATCH_COLUMNS) if len(batches) else set()
-        for event in events:
+        for place, event in found.items():
             self.absent_fields -= event.fields.keys()
-            if (model := _model_named_by(event)) is not None:
-                models[_worker(event.fields)] = model
-            if (passed := self._filters.passed(event, models.get(_worker(event.fields)))) is not None:
-                kept.append(passed)
-        batches = self._filters.batches(batches, models)
-        self.num_kept += len(kept) + len(batches)
-        return Part(source, batches, [], kept)
+            worker = event.fields.get("worker") if isinstance(event.fields.get("worker"), int) else None
+            if (model := model_named_by(event)) is not None:
+                models[worker] = model
+            if (passed := self._filters.passed(event, models.get(worker))) is not None:
+                kept[place] = passed
+        self.absent_fields -= {key for key in self.absent_fields & set(rows.columns) if rows[key].count()}
+        rows = self._filters.rows(rows, models)
+        self.num_kept += len(kept) + len(rows)
+        slow = {place: event for place, event in kept.items() if event.name in KINDS}
+        others = [event for event in kept.values() if event.name not in KINDS]
+        unusual = rows_of(slow)
+        rows = rows.select(unusual.columns)
+        rows = polars().concat([rows, unusual]).sort("place") if slow else rows
+        return Part(source, rows, others, lines)
 
     def _why_nothing(self) -> str:
         names = ", ".join(source.name for source in self.sources[:3]) + (" …" if len(self.sources) > 3 else "")
@@ -92,21 +115,6 @@ class LogReader:
             f"{names}: none of {self.counts.lines:,} lines is an event of penstock.{notes} A worker logs JSON with "
             "PENSTOCK_LOG_FORMAT=json, and where its stderr is no terminal."
         )
-
-
-def _parsed_ahead(source: LogSource, parser: BlockParser) -> Iterator[Parsed]:
-    """A source's blocks, parsed one ahead in a thread, on another core."""
-    blocks = in_large_blocks(source.blocks())
-
-    def parse_next() -> Parsed | None:
-        block = next(blocks, None)
-        return None if block is None else parser.parse(block)
-
-    with ThreadPoolExecutor(1) as thread, closing(source):
-        ahead = thread.submit(parse_next)
-        while (parsed := ahead.result()) is not None:
-            ahead = thread.submit(parse_next)
-            yield parsed
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
@@ -120,13 +128,9 @@ def in_order(events: Iterable[Event]) -> list[Event]:
     return [event for _, _, event in sorted(keyed, key=lambda one: one[:2])]
 
 
-def _worker(fields: Mapping[str, Any]) -> int | None:
-    worker = fields.get("worker")
-    return worker if isinstance(worker, int) else None
-
-
-def _model_named_by(event: Event) -> str | None:
-    if event.name in _NAMES_MODEL:
+def model_named_by(event: Event) -> str | None:
+    """The model of an event's worker, if the event tells it."""
+    if event.name in ("worker_ready", "model_loaded"):
         return event.text("model")
     topic = event.fields.get("topic")
     match = _TOPIC.fullmatch(topic) if isinstance(topic, str) else None

@@ -1,11 +1,12 @@
 """Sources of logs: files, directories, gzip and zstd, stdin. Each source gives blocks of whole lines."""
 
 import codecs
+import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import IO
 
 from penstock.ops.logs.errors import NoEvents
 from penstock.ops.logs.libraries import pyarrow
@@ -15,8 +16,6 @@ STDIN = str(STANDARD)
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20  # the longest line of a worker, with a trace, has some kilobytes
 _SNIFF_BYTES = 1 << 16
-_UNPACKED_BYTES = 1 << 20  # at a time
-MAGIC_BYTES = 4
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _ROTATED = re.compile(r"([.-]\d+)*(\.gz|\.zst)?$")
 _MIN_YEAR = 1970  # a lower number in a name counts rotations
@@ -33,15 +32,17 @@ class LogSource:
     num_long_lines: int = 0
     notes: list[str] = field(default_factory=list)
 
-    def blocks(self) -> Iterator[bytes]:
+    def blocks(self, *, as_they_come: bool = False) -> Iterator[bytes]:
         """Whole lines, about `BLOCK_BYTES` at a time, decompressed and in UTF-8. The last line may lack its end.
 
         A longer line than `MAX_LINE_BYTES` that spans blocks is counted and left out. What cannot be read ends the
         source with a note.
+
+        `as_they_come`: lines of a pipe, as soon as they are written.
         """
         try:
             with self._open() as file:
-                yield from self._whole_lines(file)
+                yield from self._whole_lines(file, as_they_come)
         except OSError as error:
             self.notes.append(error.strerror or str(error).partition("\n")[0])
 
@@ -50,12 +51,29 @@ class LogSource:
         if self.path is None:
             end_input()
 
-    def _open(self) -> IO[bytes]:
-        return open_input(self.path or STANDARD)
+    def holds_events(self) -> bool:
+        """Whether the first kilobytes have an event, or the file cannot be read, which its reader then says."""
+        try:
+            with self._open() as file:
+                head = next(self._decoded(file, _SNIFF_BYTES, as_they_come=False), b"")
+        except OSError:
+            return True
+        return any(mark in head for mark in (b'"event":', b'"MESSAGE"', b'"ecs.version"'))
 
-    def _whole_lines(self, file: IO[bytes]) -> Iterator[bytes]:
+    def is_plain(self) -> bool:
+        """Whether it is a file that is not compressed."""
+        if self.path is None:
+            return False
+        with self.path.open("rb") as file:
+            return _compression(file) is None
+
+    def _open(self) -> io.BufferedReader:
+        file = open_input(self.path or STANDARD)
+        return file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[arg-type]
+
+    def _whole_lines(self, file: io.BufferedReader, as_they_come: bool) -> Iterator[bytes]:
         rest, is_skipping = b"", False
-        for data in self._decoded(file):
+        for data in self._decoded(file, BLOCK_BYTES, as_they_come=as_they_come):
             if is_skipping:
                 start = data.find(b"\n") + 1
                 if not start:
@@ -72,9 +90,9 @@ class LogSource:
         if rest:
             yield rest
 
-    def _decoded(self, file: IO[bytes]) -> Iterator[bytes]:
+    def _decoded(self, file: io.BufferedReader, size: int, *, as_they_come: bool) -> Iterator[bytes]:
         """The bytes as UTF-8, without a byte order mark."""
-        chunks = self._decompressed(file)
+        chunks = self._unpacked(file, size, as_they_come)
         first = next(chunks, b"")
         encoding = _UTF16.get(first[:2])
         if encoding is None:
@@ -82,98 +100,38 @@ class LogSource:
             yield from chunks
             return
         decoder = codecs.getincrementaldecoder(encoding)("replace")
-        yield decoder.decode(first[2:]).encode()
-        for chunk in chunks:
+        for chunk in chain([first[2:]], chunks):
             yield decoder.decode(chunk).encode("utf-8", "replace")
 
-    def _decompressed(self, file: IO[bytes]) -> Iterator[bytes]:
-        first = _read(file)
-        self.num_bytes += len(first)
-        compression = compression_of(first)
+    def _unpacked(self, file: io.BufferedReader, size: int, as_they_come: bool) -> Iterator[bytes]:
+        """The bytes, decompressed. Of damaged data those before the damage, and a note."""
+        compression = _compression(file)
         if compression is None:
-            while first:
-                yield first
-                first = _read(file)
-                self.num_bytes += len(first)
+            while data := file.read1(size) if as_they_come else file.read(size):
+                self.num_bytes += len(data)
+                yield data
             return
-        yield from self._unpacked(_Prefixed(first, file), compression)
-
-    def _unpacked(self, file: "_Prefixed", compression: str) -> Iterator[bytes]:
         arrow = pyarrow()
         stream = arrow.CompressedInputStream(arrow.PythonFile(file, "r"), compression)
-        while True:
-            data = bytearray(_UNPACKED_BYTES)
+        is_whole = True
+        while is_whole:
+            buffer = bytearray(size)
             try:
-                size = stream.readinto(data)
+                data = bytes(memoryview(buffer)[: stream.readinto(buffer)])
             except OSError:
                 # The buffer has what came before the damage; zero bytes at its end are not of a text.
-                yield bytes(data.rstrip(b"\0"))
+                data, is_whole = bytes(buffer.rstrip(b"\0")), False
                 self.notes.append(f"its {compression} data ends early or is damaged; it was read up to there")
+            self.num_bytes = file.tell() if file.seekable() else self.num_bytes + len(data)
+            if not data:
                 return
-            finally:
-                self.num_bytes += file.take_count()
-            if not size:
-                return
-            yield bytes(memoryview(data)[:size])
+            yield data
 
 
-class _Prefixed:
-    """A readable file of which the first bytes have been read already."""
-
-    closed = False
-
-    def __init__(self, first: bytes, file: IO[bytes]) -> None:
-        self._first, self._file, self._count = first, file, 0
-
-    def read(self, size: int = -1) -> bytes:
-        if self._first:
-            data, self._first = self._first[:size], self._first[size:]
-            return data
-        data = self._file.read(size)
-        self._count += len(data)
-        return data
-
-    def take_count(self) -> int:
-        """Bytes read beyond the first since the last call."""
-        count, self._count = self._count, 0
-        return count
-
-    def close(self) -> None:
-        """The owner closes the file."""
-
-
-def compression_of(first: bytes) -> str | None:
-    """The compression of a log, by its first bytes; None for text."""
+def _compression(file: io.BufferedReader) -> str | None:
+    """The compression of a log, by its first bytes, which stay to be read; None for text."""
+    first = file.peek(4)
     return next((name for magic, name in _COMPRESSIONS.items() if first.startswith(magic)), None)
-
-
-def _read(file: IO[bytes]) -> bytes:
-    """Up to a block; what a pipe has now, so that lines are shown when they come."""
-    read1 = getattr(file, "read1", None)
-    return bytes(file.read(_block_bytes(file)) if read1 is None or file.seekable() else read1(BLOCK_BYTES))
-
-
-def _block_bytes(file: IO[bytes]) -> int:
-    """The bytes from here to the last end of a line in a block: whole lines need not be copied again."""
-    start, middle = file.tell(), max(0, BLOCK_BYTES - _SNIFF_BYTES)
-    file.seek(start + middle)
-    end = file.read(BLOCK_BYTES - middle)
-    file.seek(start)
-    return middle + end.rfind(b"\n") + 1 if b"\n" in end else BLOCK_BYTES
-
-
-def in_large_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Small blocks, of a pipe or of compressed data, joined: small ones are parsed one line at a time."""
-    waiting: list[bytes] = []
-    num_bytes = 0
-    for block in blocks:
-        waiting.append(block)
-        num_bytes += len(block)
-        if num_bytes >= BLOCK_BYTES // 2:
-            yield b"".join(waiting)
-            waiting, num_bytes = [], 0
-    if waiting:
-        yield b"".join(waiting)
 
 
 def find_sources(names: Sequence[str]) -> tuple[list[LogSource], list[str]]:
@@ -222,22 +180,11 @@ def of_directory(directory: Path) -> tuple[list[LogSource], list[str]]:
     """The logs in a directory and below it, and its other files. Both are empty where it is gone."""
     found, others = [], []
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-        if _looks_like_a_log(path):
+        if LogSource(path.name, path).holds_events():
             found.append(LogSource(path.name, path))
         else:
             others.append(str(path.relative_to(directory)))
     return found, others
-
-
-def _looks_like_a_log(path: Path) -> bool:
-    """Whether the first kilobytes have an event, or the file cannot be read, which its reader then says."""
-    probe = LogSource(path.name, path)
-    try:
-        with path.open("rb") as file:
-            head = next(probe._decoded(file), b"")[:_SNIFF_BYTES]
-    except OSError:
-        return True
-    return any(mark in head for mark in (b'"event":', b'"MESSAGE"', b'"ecs.version"'))
 
 
 def _tell_apart(sources: Sequence[LogSource]) -> None:

@@ -6,19 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from penstock.ops.logs.lines.block_parser import BlockParser, LineCounts
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.filters import Filters, check_fields
-from penstock.ops.logs.lines.reader import in_order
-from penstock.ops.logs.lines.source import (
-    MAGIC_BYTES,
-    MAX_LINE_BYTES,
-    STDIN,
-    LogSource,
-    compression_of,
-    find_sources,
-    of_directory,
-)
+from penstock.ops.logs.lines.parser import BlockParser, LineCounts
+from penstock.ops.logs.lines.reader import in_order, model_named_by
+from penstock.ops.logs.lines.source import MAX_LINE_BYTES, STDIN, LogSource, find_sources, of_directory
 
 _END_BYTES = 1 << 20  # of each file that are searched for its last lines, without `since`
 _MAX_WAITING = 100_000  # events that are held for their order
@@ -86,7 +78,7 @@ class Tail:
         self._filters = filters
         self._absent_fields = filters.fields  # that no event so far has
         self._parsers = [BlockParser(index, LineCounts()) for index in range(len(self.sources))]
-        self._models: dict[tuple[int, object], str] = {}
+        self._models: dict[tuple[int, str], str] = {}  # by source and worker
         self._files: dict[int, FollowedFile] = {}
 
     def last(self, count: int, *, of_stdin: bool = False) -> list[Event]:
@@ -109,7 +101,7 @@ class Tail:
         """New events, as long as `wait` returns. `wait` is called between two looks."""
         for index, source in enumerate(self.sources):
             if source.path is None:
-                for block in source.blocks():
+                for block in source.blocks(as_they_come=True):
                     yield self._kept(index, block)
                 if len(self.sources) == 1:
                     return
@@ -126,24 +118,15 @@ class Tail:
             file.close()
 
     def _end_of(self, index: int, source: LogSource) -> Iterator[Event]:
-        path = source.path
-        if path is None:
-            for block in source.blocks():
-                yield from self._kept(index, block)
-            return
-        with path.open("rb") as file:
-            size, is_plain = file.seek(0, os.SEEK_END), _is_plain(path)
-            start = 0 if self._filters.since_s is not None else max(0, size - _END_BYTES)
-            file.seek(start)
-            if is_plain:
-                data = file.read(size - start) if start else b""
-        if not is_plain or not start:
-            for block in source.blocks():
-                yield from self._kept(index, block)
-        else:
-            yield from self._kept(index, data[data.find(b"\n") + 1 :])
-        if is_plain and index not in self._files:
-            self._files[index] = FollowedFile(path, size)
+        blocks = source.blocks()
+        if source.path is not None and source.is_plain():
+            size = source.path.stat().st_size
+            if index not in self._files:
+                self._files[index] = FollowedFile(source.path, size)
+            if self._filters.since_s is None and size > _END_BYTES:
+                blocks = _last_lines(source.path, size)
+        for block in blocks:
+            yield from self._kept(index, block)
 
     def _find_new(self) -> None:
         """Logs that have appeared in the directories."""
@@ -152,23 +135,25 @@ class Tail:
             if name == STDIN or not Path(name).is_dir():
                 continue
             for source in of_directory(Path(name))[0]:
-                if source.path not in known and source.path is not None and _is_plain(source.path):
+                if source.path not in known and source.path is not None and source.is_plain():
                     self.sources.append(source)
                     self._parsers.append(BlockParser(len(self.sources) - 1, LineCounts()))
                     self._files[len(self.sources) - 1] = FollowedFile(source.path, 0)
 
     def _kept(self, index: int, block: bytes) -> list[Event]:
         kept = []
-        for event in self._parsers[index].events(block):
+        for event in self._parsers[index].parse(block, in_rows=False).events.values():
             self._absent_fields -= event.fields.keys()
-            worker = index, event.fields.get("worker")
-            if event.name in ("worker_ready", "model_loaded") and (model := event.text("model")):
+            worker = index, str(event.fields.get("worker"))
+            if (model := model_named_by(event)) is not None:
                 self._models[worker] = model
             if self._filters.accepts(event, self._models.get(worker)):
                 kept.append(event)
         return kept
 
 
-def _is_plain(path: Path) -> bool:
+def _last_lines(path: Path, size: int) -> Iterator[bytes]:
     with path.open("rb") as file:
-        return compression_of(file.read(MAGIC_BYTES)) is None
+        file.seek(size - _END_BYTES)
+        file.readline()
+        yield file.read(size - file.tell())

@@ -15,7 +15,7 @@ from penstock.ops.logs.report.charts import FAINT, INK, Chart, Spans, charts
 from penstock.ops.logs.screens.tables import count
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import facts, integer
-from penstock.ops.logs.totals.lifecycle import sentence
+from penstock.ops.logs.totals.lives import sentence
 
 _STYLE = Path(__file__).with_name("report.css")
 _INCHES = (4.2, 2.2)
@@ -189,7 +189,7 @@ def _fact_tables(digest: Digest) -> str:
 
 
 def _events_table(digest: Digest) -> str:
-    events = sorted(digest.lifecycle.events, key=lambda event: event.time_s or 0.0)[-_EVENTS:]
+    events = sorted(digest.lives.events, key=lambda event: event.time_s or 0.0)[-_EVENTS:]
     if not events:
         return ""
     rows = "".join(

@@ -10,7 +10,7 @@ from penstock.ops.logs.lines.reader import in_order
 from penstock.ops.logs.lines.source import LogSource
 from penstock.ops.logs.screens.event_line import event_line
 from penstock.ops.logs.screens.tables import BAR, DIM, WARN, count, heading, joined
-from penstock.ops.logs.totals.lifecycle import sentence
+from penstock.ops.logs.totals.lives import sentence
 from penstock.ops.logs.totals.request_story import RequestStory, StageTime, stages
 
 _WIDTH = 56

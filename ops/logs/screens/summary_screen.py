@@ -21,8 +21,8 @@ from penstock.ops.logs.screens.tables import (
 )
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import PERCENTS, best_rate, integer, rate, share, short
-from penstock.ops.logs.totals.histogram import LogHistogram
-from penstock.ops.logs.totals.lifecycle import sentence
+from penstock.ops.logs.totals.histogram import Histogram
+from penstock.ops.logs.totals.lives import sentence
 from penstock.ops.logs.totals.series import LATE, TRIGGERS, latency_percentile_s
 from penstock.ops.logs.totals.slow_periods import slow_periods
 
@@ -111,7 +111,7 @@ def _show_overview(console: Console, digest: Digest) -> None:
     if totals["backlog_s"] or totals["queued_sequences"]:
         queued = f"{duration(totals['backlog_s'])}, {count(totals['queued_sequences'], 'sequence')}"
         grid.add_row("greatest backlog", queued)
-    problems = sorted(digest.requests.problems.items(), key=lambda one: -one[1].count)
+    problems = sorted(digest.problems.items(), key=lambda one: -one[1].count)
     if problems:
         grid.add_row(
             "warnings, errors",
@@ -138,7 +138,7 @@ def _add_batches(grid: Table, digest: Digest) -> None:
     sizes = f"{count(batches.sequences.percentile(50), 'sequence')}, {count(batches.tokens.percentile(50), 'token')}"
     grid.add_row("batches", f"{integer(number)} ({logged}); median {sizes}, {duration(batches.seconds.percentile(50))}")
     grid.add_row("padding avoided", f"{share(batches.all.padding_avoided)} of the padded tokens")
-    error = f"p50 {share(batches.all.error(50))}, p95 {share(batches.all.error(95))}"
+    error = f"p50 {share(batches.all.ratios.deviation(50))}, p95 {share(batches.all.ratios.deviation(95))}"
     grid.add_row("cost error", f"{error}; predicted {short(1 + batches.all.bias)} times the measured seconds")
 
 
@@ -148,7 +148,7 @@ def _show_stages(console: Console, digest: Digest) -> None:
             _show_stages_of(console, name, stages)
 
 
-def _show_stages_of(console: Console, name: str, stages: dict[str, LogHistogram]) -> None:
+def _show_stages_of(console: Console, name: str, stages: dict[str, Histogram]) -> None:
     number = integer(len(stages["total"]))
     heading(console, f"Stages, {name}", f"of {number} requests: the first of each second of each worker")
     made = table("stage", *[f">p{percent}" for percent in PERCENTS], ">greatest", "")
@@ -166,7 +166,9 @@ def _show_triggers(console: Console, digest: Digest) -> None:
         return
     heading(console, "Triggers", "why batches ran")
     made = table("trigger", ">batches", ">share", "")
-    for trigger, group in sorted(digest.batches.by_trigger.items(), key=lambda one: -one[1].batches)[: len(TRIGGERS)]:
+    for trigger, group in sorted(digest.batches.by("trigger").items(), key=lambda one: -one[1].batches)[
+        : len(TRIGGERS)
+    ]:
         row(made, trigger, integer(group.batches), share(group.batches / every), bar(group.batches / every))
     show(console, made)
 
@@ -187,23 +189,23 @@ def _show_slow_periods(console: Console, digest: Digest) -> None:
 
 
 def _show_workers(console: Console, digest: Digest) -> None:
-    counts = digest.lifecycle.counts
-    if not digest.lifecycle.events and not digest.gaps.count:
+    counts = digest.lives.counts
+    if not digest.lives.events and not digest.gaps.count:
         return
     figures = joined(
         count(number, name)
         for number, name in (
-            (counts.starts, "start"),
-            (counts.restarts, "restart"),
-            (counts.deaths, "death"),
-            (counts.rebalances, "rebalance"),
+            (counts["start"], "start"),
+            (counts["restart"], "restart"),
+            (counts["death"], "death"),
+            (counts["rebalance"], "rebalance"),
             (digest.gaps.count, "gap"),
         )
         if number
     )
     heading(console, "Workers", figures)
     made = table("time", "log", ">worker", "event")
-    events = sorted(digest.lifecycle.events, key=lambda event: event.time_s or 0.0)
+    events = sorted(digest.lives.events, key=lambda event: event.time_s or 0.0)
     shown = _most_telling(events)
     for event in shown:
         worker, name = event.fields.get("worker", ""), digest.sources[event.source].name

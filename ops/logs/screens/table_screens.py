@@ -3,14 +3,14 @@
 from rich.console import Console
 from rich.text import Text
 
+from penstock.ops.logs.lines.columns import CLASSES
 from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, number, printable
 from penstock.ops.logs.screens.tables import BAD, DIM, WARN, bar, curve, heading, is_known, row, show, table
-from penstock.ops.logs.totals.batch_totals import BatchGroup
+from penstock.ops.logs.totals.batches import BatchGroup
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import integer, share, short
-from penstock.ops.logs.totals.rejections import Rejected
-from penstock.ops.logs.totals.samples import CLASSES
 from penstock.ops.logs.totals.slow_periods import slow_periods
+from penstock.ops.logs.totals.tally import Tally
 
 _MAX_ROWS = 40
 _STAGES = ("total", "kafka", "tokenize", "cache", "schedule", "compute")
@@ -24,7 +24,7 @@ _LOGGED = "of each worker the first 100 of each second are logged"
 
 def show_errors(console: Console, digest: Digest) -> None:
     """Rejected requests by code, then warnings and errors by event."""
-    refused, problems = digest.rejections.by_code, digest.requests.problems
+    refused, problems = digest.rejections.by_code, digest.problems
     if not refused and not problems:
         console.print("No request was rejected, and nothing was logged as a warning or an error.")
     if refused:
@@ -51,7 +51,7 @@ def show_errors(console: Console, digest: Digest) -> None:
 
 def show_slow(console: Console, digest: Digest, count: int) -> None:
     """The slowest requests, slow periods, and the batches that took longest."""
-    slowest = {name: requests for name in CLASSES if (requests := digest.requests.slowest(name)[:count])}
+    slowest = {name: requests for name in CLASSES if (requests := digest.requests.slowest[name][:count])}
     for name, requests in slowest.items():
         _show_slowest(console, digest, name, requests)
     if not slowest:
@@ -89,7 +89,7 @@ def show_batches(console: Console, digest: Digest) -> None:
         return
     total = max(digest.series.totals()["batches"], batches.all.batches)
     heading(console, "Batches", f"{integer(total)}, of which {integer(batches.all.batches)} are logged: {_LOGGED}")
-    for title, groups in (("trigger", batches.by_trigger), ("partition", batches.by_partition)):
+    for title, groups in (("trigger", batches.by("trigger")), ("partition", batches.by("partition"))):
         made = table(title, ">batches", ">share", "", ">sequences", ">tokens", ">time", ">padding avoided")
         for name, group in sorted(groups.items(), key=lambda one: -one[1].batches):
             part = group.batches / batches.all.batches
@@ -99,8 +99,8 @@ def show_batches(console: Console, digest: Digest) -> None:
         show(console, made)
         console.print()
     made = table("tokens", ">batches", "", ">sequences", ">tokens", ">time", ">padding avoided", ">tokens/s")
-    greatest = max(group.batches for group in batches.by_tokens.values())
-    for size, group in sorted(batches.by_tokens.items()):
+    greatest = max(group.batches for group in batches.by("size").values())
+    for size, group in sorted(batches.by("size").items()):
         speed = group.tokens / group.device_s if group.device_s else 0.0
         cells = *_means(group), share(group.padding_avoided), integer(speed)
         row(made, _size(size), integer(group.batches), bar(group.batches / greatest), *cells)
@@ -119,13 +119,13 @@ def show_costs(console: Console, digest: Digest) -> None:
         return
     heading(console, "Predicted against measured", f"of {integer(batches.all.batches)} logged batches")
     made = table("tokens", ">batches", ">predicted", ">measured", ">bias", ">error p50", ">p95", "")
-    for size, group in sorted(batches.by_tokens.items()):
+    for size, group in sorted(batches.by("size").items()):
         row(made, _size(size), *_cost_cells(group))
     row(made, "all", *_cost_cells(batches.all), style="bold")
     show(console, made)
     console.print()
     made = table("trigger", ">batches", ">predicted", ">measured", ">bias", ">error p50", ">p95", "")
-    for name, group in sorted(batches.by_trigger.items(), key=lambda one: -one[1].batches):
+    for name, group in sorted(batches.by("trigger").items(), key=lambda one: -one[1].batches):
         row(made, name, *_cost_cells(group))
     show(console, made)
     if abs(batches.all.bias) > _BIASED:
@@ -137,7 +137,7 @@ def show_costs(console: Console, digest: Digest) -> None:
 
 
 def _show_longest_batches(console: Console, digest: Digest, count: int) -> None:
-    batches = digest.batches.longest_batches[:count]
+    batches = digest.batches.longest[:count]
     if not batches:
         return
     heading(console, "Longest batches", _LOGGED)
@@ -147,11 +147,11 @@ def _show_longest_batches(console: Console, digest: Digest, count: int) -> None:
         sizes = integer(one["sequences"]), integer(one["tokens"]), integer(one["max_seqlen"])
         worker = "" if one["worker"] is None else one["worker"]
         cells = *sizes, one["trigger"], one["partition"], *_log_cell(digest, one["source"]), worker
-        row(made, clock(one["second"]), duration(one["device_s"]), duration(one["predicted_s"]), *cells)
+        row(made, clock(one["time_s"]), duration(one["device_s"]), duration(one["predicted_s"]), *cells)
     show(console, made)
 
 
-def _by_count(table: dict[str, Rejected]) -> list[tuple[str, Rejected]]:
+def _by_count(table: dict[str, Tally]) -> list[tuple[str, Tally]]:
     return sorted(table.items(), key=lambda one: -one[1].count)[:_MAX_ROWS]
 
 
@@ -206,13 +206,13 @@ def _means(group: BatchGroup) -> tuple[str, str, str]:
 
 
 def _cost_cells(group: BatchGroup) -> tuple[object, ...]:
-    count, error = group.batches, group.error(95)
+    count, error = group.batches, group.ratios.deviation(95)
     means = duration(group.predicted_s / count), duration(group.device_s / count)
     return (
         integer(count),
         *means,
         f"{group.bias * 100:+.1f} %",
-        share(group.error(50)),
+        share(group.ratios.deviation(50)),
         share(error),
         bar(error / 2, 12),
     )

@@ -96,16 +96,16 @@ def _batches(digest: Digest) -> Iterator[Fact]:
 def _costs(digest: Digest) -> Iterator[Fact]:
     every = digest.batches.all
     for percent in PERCENTS[:2]:
-        yield Fact("costs", f"error p{percent}", every.error(percent), share, -1)
+        yield Fact("costs", f"error p{percent}", every.ratios.deviation(percent), share, -1)
     yield Fact("costs", "predicted over measured", 1.0 + every.bias if every.batches else math.nan, short)
 
 
 def _workers(digest: Digest) -> Iterator[Fact]:
-    counts, totals = digest.lifecycle.counts, digest.series.totals()
-    yield Fact("workers", "starts", counts.starts, integer)
-    yield Fact("workers", "restarts", counts.restarts, integer, -1)
-    yield Fact("workers", "deaths", counts.deaths, integer, -1)
-    yield Fact("workers", "rebalances", counts.rebalances, integer, -1)
+    counts, totals = digest.lives.counts, digest.series.totals()
+    yield Fact("workers", "starts", counts["start"], integer)
+    yield Fact("workers", "restarts", counts["restart"], integer, -1)
+    yield Fact("workers", "deaths", counts["death"], integer, -1)
+    yield Fact("workers", "rebalances", counts["rebalance"], integer, -1)
     yield Fact("workers", "gaps over 30 s", digest.gaps.count, integer, -1)
     yield Fact("workers", "errors", totals["errors"], integer, -1)
     yield Fact("workers", "warnings", totals["warnings"], integer, -1)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.reader import in_order
-from penstock.ops.logs.totals.lifecycle import NAMES
+from penstock.ops.logs.totals.lives import NAMES
 
 _POSITION = re.compile(r"(?:(.+)-)?(\d+)[-:](\d+)")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")

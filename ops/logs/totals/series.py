@@ -1,10 +1,13 @@
 """Figures over time: sums and greatest values by second, in bounded memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.ops.logs.libraries import polars
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -18,70 +21,48 @@ TRIGGERS = ("timeout", "max_batch", "half_slo", "hungry", "bulk", "drain", "othe
 MISSES = ("overloaded", "arrived_late", "queued", "predicted_wrong")
 CAUSE_UNKNOWN = "cause_unknown"  # of requests that expired, where no worker_load tells
 LATE = (*MISSES, CAUSE_UNKNOWN)
-COUNTED = (
-    "batches",
-    "answered",
-    "sequences",
-    "cached",
-    "tokens",
-    "padded_tokens",
-    "device_s",
-)  # by worker_load: all of them
-LOGGED = tuple(
-    [f"logged_{name}" for name in ("batches", "sequences", "tokens", "padded_tokens", "device_s")]
-)  # by batch_done
+COUNTED = ("batches", "answered", "sequences", "cached", "tokens", "padded_tokens", "device_s")  # all, by worker_load
+LOGGED = tuple([f"logged_{name}" for name in ("batches", "sequences", "tokens", "padded_tokens", "device_s")])
 SUMS = (*COUNTED, *LOGGED, *LATE, *TRIGGERS, *LATENCIES, "refused", "errors", "warnings")
 GREATEST = ("backlog_s", "queued_sequences", "kafka_s", "slowest_s")
-_NUM_SUMS = len(SUMS)
-_COLUMN = {name: index for index, name in enumerate((*SUMS, *GREATEST))}
 _MAX_SPANS = 50_000
+_MAX_WAITING = 20_000  # rows
 
 
 class Series:
     """One row a span of `width_s` seconds. The width doubles when there are too many rows."""
 
-    def __init__(self, width_s: int = 1) -> None:
-        self.width_s = width_s
-        self._rows: dict[int, list[float]] = {}  # lists: numbers are added one by one
+    def __init__(self) -> None:
+        pl = polars()
+        self.width_s = 1
+        self._rows = pl.DataFrame(schema={"second": pl.Int64, **dict.fromkeys((*SUMS, *GREATEST), pl.Float64)})
+        self._waiting: list[Any] = []
 
     def __bool__(self) -> bool:
-        return bool(self._rows)
+        return bool(len(self._settled()))
 
-    def add(self, time_s: float, values: Mapping[str, float], spread_s: int = 1) -> None:
-        """Add to the sums, and raise the greatest values. `spread_s`: the seconds before `time_s` that share sums."""
-        last = int(time_s)
-        columns = [(_COLUMN[name], value) for name, value in values.items() if value]
-        shares = [(column, value / spread_s) for column, value in columns if column < _NUM_SUMS]
-        greatest = [(column, value) for column, value in columns if column >= _NUM_SUMS]
-        for second in range(last - spread_s + 1, last + 1):
-            row = self._row(second)
-            for column, share in shares:
-                row[column] += share
-            for column, value in greatest:
-                row[column] = max(row[column], value)
+    def add(self, frame: Any) -> None:
+        """Add rows of a polars frame: `time_s`, and any of SUMS and GREATEST. Those without a time are left out.
 
-    def add_columns(self, seconds: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
-        """The same as `add` for many seconds, in less time. `columns` [seconds]."""
-        named = [(_COLUMN[name], values) for name, values in columns.items()]
-        sums = [one for one in named if one[0] < _NUM_SUMS]
-        greatest = [one for one in named if one[0] >= _NUM_SUMS]
-        for place, second in enumerate(seconds):
-            row = self._row(second)
-            for column, values in sums:
-                row[column] += values[place]
-            for column, values in greatest:
-                if values[place] > row[column]:
-                    row[column] = values[place]
+        `spread_s`, where there is such a column: the seconds before the time that share the sums.
+        """
+        pl = polars()
+        spread_s = pl.col("spread_s").fill_null(1).cast(pl.Int64) if "spread_s" in frame.columns else pl.lit(1)
+        last = pl.col("time_s").floor().cast(pl.Int64)
+        frame = frame.drop_nulls("time_s").with_columns(
+            pl.int_ranges(last - spread_s + 1, last + 1).alias("second"),
+            *[pl.col(name) / spread_s for name in frame.columns if name in SUMS],
+            *[pl.col(name).cast(pl.Float64) for name in frame.columns if name in GREATEST],
+        )
+        self._waiting.append(frame.drop("time_s", "spread_s", strict=False).explode("second"))
+        if sum(map(len, self._waiting)) > _MAX_WAITING:
+            self._settled()
 
     def filled_spans(self, width_s: int) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray]]:
         """Starts in Unix seconds and the columns, in spans of at least `width_s`; of those that hold anything."""
         width_s = max(width_s, self.width_s)
-        keys = sorted({second * self.width_s // width_s for second in self._rows})
-        places = {key: place for place, key in enumerate(keys)}
-        table = np.zeros((len(keys), len(_COLUMN)))
-        for second, row in self._rows.items():
-            _merge(table[places[second * self.width_s // width_s]], np.array(row))
-        return np.array(keys, np.int64) * width_s, {name: table[:, index] for name, index in _COLUMN.items()}
+        spans = _summed(self._settled(), width_s)
+        return spans["second"].to_numpy(), {name: spans[name].to_numpy() for name in (*SUMS, *GREATEST)}
 
     def spans(self, width_s: int) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray]]:
         """The same without holes between them, of which a wrong clock makes years: `width_s` is a part of `span_s`."""
@@ -94,36 +75,31 @@ class Series:
 
     def totals(self) -> dict[str, float]:
         """Sums and greatest values of the whole time."""
-        total = np.zeros(len(_COLUMN))
-        for row in self._rows.values():
-            _merge(total, np.array(row))
-        return {name: float(total[index]) for name, index in _COLUMN.items()}
+        pl, rows = polars(), self._settled()
+        sums, greatest = rows.select(pl.col(SUMS).sum()), rows.select(pl.col(GREATEST).max().fill_null(0.0))
+        return {**sums.row(0, named=True), **greatest.row(0, named=True)}
 
     @property
     def span_s(self) -> int:
         """From the first second to the last."""
-        return (max(self._rows) - min(self._rows) + 1) * self.width_s if self._rows else 0
+        seconds = self._settled()["second"]
+        return int(seconds.max() - seconds.min()) + self.width_s if len(seconds) else 0
 
-    def _row(self, second: int) -> list[float]:
-        row = self._rows.get(second // self.width_s)
-        if row is None:
-            while len(self._rows) >= _MAX_SPANS:
-                self._halve()
-            row = self._rows.setdefault(second // self.width_s, [0.0] * len(_COLUMN))
-        return row
-
-    def _halve(self) -> None:
-        halves, self._rows = self._rows, {}
-        self.width_s *= 2
-        for key, row in halves.items():
-            into = np.array(self._rows.get(key // 2, [0.0] * len(row)))
-            _merge(into, np.array(row))
-            self._rows[key // 2] = into.tolist()
+    def _settled(self) -> Any:
+        """All rows, by time."""
+        if self._waiting:
+            every = polars().concat([self._rows, *self._waiting], how="diagonal")
+            self._rows, self._waiting = _summed(every, self.width_s), []
+        while len(self._rows) > _MAX_SPANS:
+            self.width_s *= 2
+            self._rows = _summed(self._rows, self.width_s)
+        return self._rows
 
 
-def _merge(into: FloatArray, row: FloatArray) -> None:
-    into[:_NUM_SUMS] += row[:_NUM_SUMS]
-    np.maximum(into[_NUM_SUMS:], row[_NUM_SUMS:], out=into[_NUM_SUMS:])
+def _summed(rows: Any, width_s: int) -> Any:
+    pl = polars()
+    spans = rows.group_by(pl.col("second") // width_s * width_s)
+    return spans.agg(pl.col(SUMS).sum(), pl.col(GREATEST).max().fill_null(0.0)).sort("second")
 
 
 def latency_column(bound: str) -> str:
@@ -132,7 +108,9 @@ def latency_column(bound: str) -> str:
         value = float(bound)
     except ValueError:
         value = float("inf")
-    return next(name for name, known in zip(LATENCIES, LATENCY_BOUNDS_S, strict=True) if value <= known)
+    return next(
+        (name for name, known in zip(LATENCIES, LATENCY_BOUNDS_S, strict=True) if value <= known), LATENCIES[-1]
+    )
 
 
 def latency_percentile_s(counts: Mapping[str, float] | Mapping[str, FloatArray], percent: float) -> float:

@@ -120,6 +120,8 @@ def test_files_and_filters_come_in_any_order() -> None:
         (("worker=1",), lambda one: one.get("worker") == 1),
         (("p>30ms",), lambda one: one["device_s"] > 0.03),
         (("trigger=max_*",), lambda one: one["trigger"] == "max_batch"),
+        (("pid=1",), lambda one: one["pid"] == 1),
+        (("pid>1", "padding_avoided>0.1"), lambda one: one["padding_avoided"] > 0.1),
         (("trigger!=timeout", "tokens<300"), lambda one: one["trigger"] != "timeout" and one["tokens"] < 300),
         (("since=2026-11-22T19:16:00",), lambda one: one["timestamp"] >= "2026-11-22T19:16:00"),
         (("event=request_done",), lambda one: False),

@@ -1,0 +1,138 @@
+"""From blocks of lines to rows and events, and counts of the lines that are neither."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ops.logs.libraries import polars
+from penstock.ops.logs.lines.columns import read_rows, rows_of
+from penstock.ops.logs.lines.event import Event, parse_time
+from penstock.worker.telemetry.ecs import MARK, from_ecs
+
+_MAX_STARTS = 8  # of an object within a broken line
+_MAX_EXAMPLES = 3
+_EXAMPLE_CHARS = 100
+_OF_A_JOURNAL = b'"__REALTIME_TIMESTAMP"'  # every entry of `journalctl -o json` has it
+
+
+class Parsed(NamedTuple):
+    """The contents of a block."""
+
+    rows: Any  # as `read_rows` makes them
+    events: dict[int, Event]  # the others, by the places of their lines
+    lines: list[bytes]
+
+
+@dataclass(slots=True)
+class LineCounts:
+    """The lines of one or more logs, by what became of them."""
+
+    lines: int = 0  # that are not empty
+    events: int = 0
+    broken: int = 0  # begin as an event and are cut, mixed with another or too long
+    foreign: int = 0  # of other programs: text, traces, JSON without an event
+    timeless: int = 0  # events without a time that can be read
+    examples: list[str] = field(default_factory=list)  # of broken lines
+
+
+class BlockParser:
+    """Parses the blocks of one source, in order. Never raises for what a line holds."""
+
+    def __init__(self, source: int, counts: LineCounts, fields: Collection[str] = ()) -> None:
+        """`fields`: what rows need beside their own."""
+        self._source = source
+        self._counts = counts
+        self._fields = fields
+
+    def parse(self, block: bytes, *, in_rows: bool) -> Parsed:
+        """All events of whole lines. `in_rows`: those that `read_rows` takes are no events."""
+        lines = [line for line in _unwrapped(block).split(b"\n") if line and not line.isspace()]
+        rows = read_rows(lines, self._fields) if in_rows else rows_of({})
+        is_left = np.ones(len(lines), np.bool_)
+        is_left[rows["place"].to_numpy()] = False
+        events = {}
+        for place in np.flatnonzero(is_left).tolist():
+            if (event := self._event(lines[place])) is not None:
+                events[place] = event
+        self._counts.lines += len(lines)
+        self._counts.events += len(rows) + len(events)
+        self._counts.timeless += sum(event.time_s is None for event in events.values())
+        return Parsed(rows, events, lines)
+
+    def _event(self, line: bytes) -> Event | None:
+        """The event of a line; None for one that has none, which is counted."""
+        text = _text(line)
+        found = _parsed(text) if text.startswith("{") else None
+        if found is not None and _is_event(found):
+            return event_of(self._source, found)
+        is_broken = text.startswith("{") and found is None
+        salvaged = _salvaged(text) if found is None else None
+        if is_broken:
+            self._counts.broken += 1
+            self._counts.examples += [text[:_EXAMPLE_CHARS]] if len(self._counts.examples) < _MAX_EXAMPLES else []
+        elif text and salvaged is None:
+            self._counts.foreign += 1
+        return None if salvaged is None else event_of(self._source, salvaged)
+
+
+def event_of(source: int, line: dict[str, Any] | bytes) -> Event:
+    """A line of which it is known that it is an event, or its fields."""
+    fields = line if isinstance(line, dict) else (_parsed(_text(line)) or _salvaged(_text(line)) or {})
+    return Event(source, parse_time(fields.get("timestamp")), fields)
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").strip("\x00 \r\t\n")
+
+
+def _parsed(text: str) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return from_ecs(found) if isinstance(found, dict) and MARK in found else found
+
+
+def _is_event(found: object) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("event"), str)
+
+
+def _salvaged(text: str) -> dict[str, Any] | None:
+    """The event at the end of a line, after another program's prefix or the beginning of a line that was cut."""
+    start = text.find('{"', 1)
+    for _ in range(_MAX_STARTS):
+        if start < 0:
+            return None
+        found = _parsed(text[start:])
+        if _is_event(found):
+            event: dict[str, Any] = found
+            return event
+        start = text.find('{"', start + 1)
+    return None
+
+
+def _unwrapped(block: bytes) -> bytes:
+    """A block; of a journal the messages of its entries, one a line. A line that is no entry stays as it is."""
+    if _OF_A_JOURNAL not in block[: block.find(b"\n") if b"\n" in block else len(block)]:
+        return block
+    pl = polars()
+    try:
+        messages = pl.read_ndjson(block, schema={"MESSAGE": pl.String}, ignore_errors=True)["MESSAGE"].to_list()
+    except pl.exceptions.PolarsError:  # a line is cut
+        messages = [None]
+    if None in messages:
+        messages = [_message(line) for line in block.decode("utf-8", "replace").splitlines()]
+    return "\n".join([message.replace("\n", " ") for message in messages]).encode("utf-8", "replace")
+
+
+def _message(line: str) -> str:
+    try:
+        message = json.loads(line)["MESSAGE"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return line
+    if isinstance(message, list):  # bytes that are not UTF-8
+        return bytes([one for one in message if isinstance(one, int) and 0 <= one < 256]).decode("utf-8", "replace")
+    return str(message or "")

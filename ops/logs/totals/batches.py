@@ -1,0 +1,104 @@
+"""Batches, added up: triggers, sizes, padding, times, and predicted against measured seconds."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ops.logs.libraries import polars
+from penstock.ops.logs.lines.columns import array
+from penstock.ops.logs.totals.histogram import Histogram, bins_of
+from penstock.ops.logs.totals.series import LOGGED, TRIGGERS
+
+_NUM_LONGEST = 50
+_MAX_SIZE = 24
+_KIND = ("trigger", "partition", "size", "ratio_bin")
+_NEEDED = ("sequences", "tokens", "max_seqlen", "predicted_s", "device_s")
+_SUMMED = ("sequences", "tokens", "padded_tokens", "predicted_s", "device_s")
+
+
+class BatchGroup(NamedTuple):
+    """Batches of one kind."""
+
+    batches: int
+    sequences: int
+    tokens: int
+    padded_tokens: int  # that padded batches would have had
+    predicted_s: float
+    device_s: float
+    ratios: Histogram  # predicted over measured seconds
+
+    @property
+    def padding_avoided(self) -> float:
+        """Share of the padded tokens that would have been padding."""
+        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    @property
+    def bias(self) -> float:
+        """Predicted over measured seconds of all, less 1."""
+        return self.predicted_s / self.device_s - 1.0 if self.device_s else 0.0
+
+
+class BatchTotals:
+    """The batches that were logged: of each worker the first 100 of each second."""
+
+    def __init__(self) -> None:
+        self.sequences, self.tokens, self.seconds, self.dp_gain = (Histogram() for _ in range(4))
+        self._longest: list[Any] = []  # a frame at most
+        self._kinds: list[Any] = []  # a frame at most: batches that are alike by _KIND, added up
+
+    def add(self, source: int, rows: Any) -> Any:
+        """Rows of batch_done. Returns them for a Series."""
+        pl = polars()
+        rows = rows.drop_nulls(_NEEDED)
+        for histogram, key in ((self.sequences, "sequences"), (self.tokens, "tokens"), (self.seconds, "device_s")):
+            histogram.add(array(rows, key))
+        gains = array(rows, "dp_gain")
+        self.dp_gain.add(gains[gains > 0])
+        ratios = array(rows, "predicted_s") / np.maximum(array(rows, "device_s"), 1e-9)
+        _, size = np.frexp(np.maximum(array(rows, "tokens") - 1.0, 0.0))
+        rows = rows.with_columns(
+            pl.col("trigger", "partition").fill_null("None"),
+            pl.Series("size", np.minimum(size, _MAX_SIZE), pl.Int64),
+            pl.Series("ratio_bin", bins_of(np.maximum(ratios, 0.0)), pl.Int64),
+            pl.lit(source).alias("source"),
+            padded_tokens=pl.col("sequences") * pl.col("max_seqlen"),
+        )
+        kinds = rows.group_by(_KIND, maintain_order=True).agg(
+            pl.len().cast(pl.Int64).alias("batches"), pl.col(_SUMMED).sum()
+        )
+        self._kinds = [pl.concat([*self._kinds, kinds]).group_by(_KIND, maintain_order=True).sum()]
+        longest = pl.concat([*self._longest, rows.top_k(_NUM_LONGEST, by="device_s")])
+        self._longest = [longest.sort("device_s", descending=True, maintain_order=True).head(_NUM_LONGEST)]
+        return _by_second(rows)
+
+    @property
+    def longest(self) -> list[dict[str, Any]]:
+        """The batches that took longest, longest first."""
+        return [row for frame in self._longest for row in frame.to_dicts()]
+
+    @property
+    def all(self) -> BatchGroup:
+        """All batches."""
+        return _group(self._kinds[0]) if self._kinds else BatchGroup(0, 0, 0, 0, 0.0, 0.0, Histogram())
+
+    def by(self, key: str) -> dict[Any, BatchGroup]:
+        """The batches by `trigger`, `partition` or `size`: n is 2^(n-1) < tokens <= 2^n."""
+        groups = [group for frame in self._kinds for group in frame.partition_by(key, maintain_order=True)]
+        return {frame[key][0]: _group(frame) for frame in groups}
+
+
+def _group(kinds: Any) -> BatchGroup:
+    sums = {name: kinds[name].sum() for name in ("batches", *_SUMMED)}
+    return BatchGroup(**sums, ratios=Histogram.of_bins(kinds["ratio_bin"].to_numpy(), kinds["batches"].to_numpy()))
+
+
+def _by_second(rows: Any) -> Any:
+    pl = polars()
+    trigger = pl.col("trigger")
+    is_known = trigger.is_in(TRIGGERS[:-1])
+    return rows.group_by(pl.col("time_s").floor()).agg(
+        pl.len().alias(LOGGED[0]),
+        *[pl.col(logged.removeprefix("logged_")).sum().alias(logged) for logged in LOGGED[1:]],
+        *[(trigger == name).sum().alias(name) for name in TRIGGERS[:-1]],
+        (~is_known).sum().alias(TRIGGERS[-1]),
+    )
