@@ -3,6 +3,7 @@
 import ast
 import functools
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import aiokafka
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -46,6 +48,10 @@ CHECKOUT_ONLY = {ROOT / "ops" / name for name in ("bench", "chaos", "figures")} 
 # Of the rooms' imports, those that only an extra installs.
 OF_EXTRAS = ("torch", "transformers", "numba", "safetensors", "huggingface_hub", "pyarrow", "polars", "matplotlib")
 HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
+AIOKAFKA_INTERNALS = ROOT / "producer" / "aiokafka_internals"
+AIOKAFKA_PUBLIC = {f"aiokafka.{name}" for name in ("abc", "admin", "errors", "helpers", "structs")}
+# Public classes of which others are made. Errors are too.
+AIOKAFKA_BASES = ("aiokafka.ConsumerRebalanceListener", "aiokafka.abc.", "aiokafka.errors.")
 
 
 @functools.cache
@@ -219,6 +225,80 @@ def test_the_modules_of_a_room_import_each_other_in_one_direction(room: str) -> 
     imports = {module_name(path): imported_names(path) for path in room_files(room) if path.suffix == ".py"}
     graph = {name: (imported & imports.keys()) - {name} for name, imported in imports.items()}
     assert set(TopologicalSorter(graph).static_order()) == graph.keys()
+
+
+def private_uses_of_aiokafka(tree: ast.Module) -> set[str]:
+    """What a file imports, derives from, or touches of aiokafka beside its documented names.
+
+    Which object an attribute is of is not known; that its name is private to aiokafka is.
+    """
+    modules = {f"aiokafka.{name}" for _, name, _ in pkgutil.iter_modules(aiokafka.__path__)} - AIOKAFKA_PUBLIC
+    origins: dict[str, str] = {}  # of the names in the file
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            origins |= {alias.asname or alias.name: f"{prefix}{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+            found |= {node.attr} & private_names_of_aiokafka()
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "import_module"):
+            texts = {str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)}
+            found |= texts & (private_names_of_aiokafka() | modules)
+    found |= {origin for origin in origins.values() if f"{origin}.".startswith(tuple(f"{one}." for one in modules))}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            bases = {origins.get(head, head) + rest for head, *rests in map(split_base, node.bases) for rest in rests}
+            theirs = {base for base in bases if base.startswith(("aiokafka.", module_name(AIOKAFKA_INTERNALS)))}
+            found |= {f"{node.name}({base})" for base in theirs if not base.startswith(AIOKAFKA_BASES)}
+    return found
+
+
+def split_base(base: ast.expr) -> tuple[str, str]:
+    """`errors.KafkaError` -> the name in the file, and the rest with its point."""
+    head, point, rest = ast.unparse(base).partition(".")
+    return head, point + rest
+
+
+@functools.cache
+def private_names_of_aiokafka() -> frozenset[str]:
+    """Attributes and methods with a leading underscore, but for those of every named tuple."""
+    names = set[str]()
+    for path in Path(aiokafka.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                names.add(node.attr)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names.add(node.name)
+    return frozenset(name for name in names - set(dir(tuple)) if re.match("_[a-z]", name)) - {"_asdict", "_replace"}
+
+
+def test_one_package_touches_what_aiokafka_keeps_private() -> None:
+    rooms = {ROOT / room for room in LIBRARY_ROOMS["aiokafka"]}
+    files = [path for path in shipped_files() if path.suffix == ".py" and not rooms.isdisjoint(path.parents)]
+    files = [path for path in files if AIOKAFKA_INTERNALS not in path.parents]
+    uses = {path: private_uses_of_aiokafka(ast.parse(path.read_text(encoding="utf-8"))) for path in files}
+    assert {path.relative_to(ROOT): found for path, found in uses.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("import aiokafka.conn", {"aiokafka.conn"}),
+        ("from aiokafka.consumer.fetcher import Fetcher", {"aiokafka.consumer.fetcher.Fetcher"}),
+        ("from aiokafka import client", {"aiokafka.client"}),
+        ("import_module('aiokafka.conn')", {"aiokafka.conn"}),
+        ("consumer._fetcher.begin()", {"_fetcher"}),
+        ("self.consumer._coordinator.generation = 1", {"_coordinator"}),
+        ("getattr(consumer, '_client')", {"_client"}),
+        ("from aiokafka import AIOKafkaConsumer as C\nclass A(C): ...", {"A(aiokafka.AIOKafkaConsumer)"}),
+        ("import aiokafka\nclass A(aiokafka.AIOKafkaProducer): ...", {"A(aiokafka.AIOKafkaProducer)"}),
+        ("from aiokafka.errors import KafkaError\nclass A(KafkaError): ...", set()),
+        ("from aiokafka.abc import AbstractTokenProvider as T\nclass A(T): ...", set()),
+        ("record._replace(offset=1)\nself._client = client", set()),
+    ],
+)
+def test_a_private_use_of_aiokafka_is_found(line: str, found: set[str]) -> None:
+    assert private_uses_of_aiokafka(ast.parse(line)) == found
 
 
 def folders_of_packages() -> list[str]:

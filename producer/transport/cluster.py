@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import structlog
-from aiokafka.conn import AIOKafkaConnection, collect_hosts
 from aiokafka.errors import (
     AuthenticationFailedError,
     IllegalSaslStateError,
@@ -17,13 +16,12 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 
+from penstock.producer.aiokafka_internals.connection_probe import connection_faults
 from penstock.producer.caller_errors import KafkaUnreachable
 from penstock.producer.settings import TOKEN_MECHANISMS, KafkaSettings
 from penstock.producer.tls import ReloadingContext
 from penstock.producer.transport.token_source import TokenSource
 
-_ANSWER_MS = 5000
-_CLOSE_S = 0.5
 _HOST_MISMATCH = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
 log = structlog.get_logger("penstock.kafka")
@@ -88,13 +86,10 @@ class KafkaCluster:
         """
         if self.security.get("security_protocol", "PLAINTEXT") == "PLAINTEXT":
             return None
-        for host, port, _ in collect_hosts(self.bootstrap_servers):
-            error = await _fault(AIOKafkaConnection(host, port, request_timeout_ms=_ANSWER_MS, **self.security))
-            if error is None:
-                return None
+        async for server, error in connection_faults(self.bootstrap_servers, self.security):
             reason = self._reason(error)
             if reason:
-                return KafkaRefused(f"Kafka at {host}:{port} {reason}")
+                return KafkaRefused(f"Kafka at {server} {reason}")
         return None
 
     def _reason(self, error: Exception) -> str:
@@ -120,19 +115,6 @@ class KafkaCluster:
             case AuthenticationFailedError():
                 return f"needs a token. {cause.args[0]}."
         return ""
-
-
-async def _fault(connection: AIOKafkaConnection) -> Exception | None:
-    """Connect, and disconnect. Returns the error."""
-    try:
-        await connection.connect()
-    except (OSError, KafkaError) as error:
-        return error
-    finally:
-        closed = connection.close()
-        if closed is not None:  # it never ends if there was no connection to close
-            await asyncio.wait((closed,), timeout=_CLOSE_S)
-    return None
 
 
 def _sasl(settings: KafkaSettings) -> dict[str, Any]:

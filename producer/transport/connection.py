@@ -16,8 +16,8 @@ from aiokafka.errors import (
     for_code,
 )
 
+from penstock.producer.aiokafka_internals.admin import FailoverAdmin
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
-from penstock.producer.transport.failover_client import FailoverAdmin
 
 BACKOFF_MS = 200  # between retries against a broker that is down
 METADATA_MAX_AGE_MS = 30_000

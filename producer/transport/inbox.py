@@ -14,8 +14,8 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from penstock.producer.aiokafka_internals.bounded_fetch import BoundedConsumer
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
-from penstock.producer.transport.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.producer.wire.codec import decode_reply

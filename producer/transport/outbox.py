@@ -14,14 +14,12 @@ from operator import attrgetter
 from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
-from aiokafka.producer.message_accumulator import BatchBuilder
 
+from penstock.producer.aiokafka_internals.producer import BAD_DESTINATION, TOO_LARGE, FailoverProducer, RecordBatch
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS
-from penstock.producer.transport.failover_client import FailoverProducer
-from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE, ReplaceableProducer
+from penstock.producer.transport.replaceable_producer import ReplaceableProducer
 from penstock.producer.transport.topic_directory import TopicDirectory
 from penstock.producer.wire.headers import partition_for
 
@@ -112,7 +110,7 @@ class Outbox:
         await asyncio.gather(*self._senders.values(), return_exceptions=True)
         await self._producer.stop()
 
-    def _make_producer(self) -> AIOKafkaProducer:
+    def _make_producer(self) -> FailoverProducer:
         return FailoverProducer(
             **self._cluster.arguments,
             client_id=self._client_id,
@@ -167,7 +165,7 @@ class Outbox:
             self.put(topic, partition, records)
 
     async def _send_batch(
-        self, producer: AIOKafkaProducer, topic: str, partition: int, waiting: deque[OutRecord]
+        self, producer: FailoverProducer, topic: str, partition: int, waiting: deque[OutRecord]
     ) -> None:
         """Send the records that fit one batch, and complete them when they are acknowledged or finally refused."""
         destination = (topic, partition)
@@ -176,7 +174,7 @@ class Outbox:
         size = fill(batch, waiting, at_most)
         try:
             if size:
-                await self._producer.send(producer, batch, topic, partition)
+                await producer.deliver(batch, topic, partition)
         except TOO_LARGE:
             # The batch is too large for the broker. If it holds one record, that record is at fault.
             self._at_most[destination] = max(1, size // 2)
@@ -202,7 +200,7 @@ def _raise_failure(sender: "asyncio.Task[None]") -> None:
         sender.result()
 
 
-def fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
+def fill(batch: RecordBatch, waiting: deque[OutRecord], at_most: int) -> int:
     """Put the first records into a batch and return their number. They stay in `waiting` until acknowledged.
 
     A record that aiokafka cannot encode is completed with an error when it is first in the queue.

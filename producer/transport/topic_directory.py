@@ -8,8 +8,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
+
+from penstock.producer.aiokafka_internals.producer import FailoverProducer
 
 MAX_TOPICS = 1000
 _IDLE_S = 600.0  # after which a topic makes room for another
@@ -29,7 +30,7 @@ class TopicDirectory:
         self._refreshing = asyncio.Lock()
         self._refreshed_at = float("-inf")
 
-    async def partitions(self, producer: AIOKafkaProducer, topic: str) -> set[int]:
+    async def partitions(self, producer: FailoverProducer, topic: str) -> set[int]:
         """The partitions of a topic. Asks the broker for a new one, which may create it.
 
         Raises:
@@ -50,7 +51,7 @@ class TopicDirectory:
             self._forget(producer, topic)
             raise
 
-    async def check_partition(self, producer: AIOKafkaProducer, topic: str, partition: int) -> None:
+    async def check_partition(self, producer: FailoverProducer, topic: str, partition: int) -> None:
         """Look for a partition again if it is not known: it may have been added.
 
         Raises UnknownTopicOrPartitionError if there is none, and what `partitions` raises.
@@ -63,7 +64,7 @@ class TopicDirectory:
         if partition not in await self.partitions(producer, topic):
             raise UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
 
-    async def _refresh(self, producer: AIOKafkaProducer) -> None:
+    async def _refresh(self, producer: FailoverProducer) -> None:
         """Ask for all topics in use, once for all that wait for it."""
         asked_at = self._clock()
         async with self._refreshing:
@@ -74,7 +75,7 @@ class TopicDirectory:
             if not await producer.client.force_metadata_update():
                 raise KafkaConnectionError("No broker could be asked for partitions")
 
-    def _use(self, producer: AIOKafkaProducer, topic: str) -> None:
+    def _use(self, producer: FailoverProducer, topic: str) -> None:
         now = self._clock()
         if topic not in self._used_at:
             if self._missing_until.get(topic, now) > now:
@@ -82,7 +83,7 @@ class TopicDirectory:
             self._make_room(producer, now)
         self._used_at[topic] = now
 
-    def _make_room(self, producer: AIOKafkaProducer, now: float) -> None:
+    def _make_room(self, producer: FailoverProducer, now: float) -> None:
         while self._missing_until and (
             len(self._missing_until) > _MAX_MISSING or next(iter(self._missing_until.values())) <= now
         ):
@@ -94,9 +95,9 @@ class TopicDirectory:
         if len(self._used_at) >= MAX_TOPICS:
             raise UnknownTopicOrPartitionError(f"{MAX_TOPICS:,} other topics are in use")
 
-    def _forget(self, producer: AIOKafkaProducer, topic: str) -> None:
+    def _forget(self, producer: FailoverProducer, topic: str) -> None:
         self._used_at.pop(topic, None)
-        producer.client._topics.discard(topic)  # aiokafka has no public way to forget one
+        producer.client.forget(topic)
 
 
 def _missing(topic: str) -> UnknownTopicOrPartitionError:

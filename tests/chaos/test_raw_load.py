@@ -9,7 +9,7 @@ import pytest
 from penstock.ops.chaos.load import raw_load
 from penstock.ops.chaos.load.asked import MOST_UNPACKED_BYTES
 from penstock.ops.chaos.load.raw_load import CODECS, RawLoad
-from penstock.producer.transport.bounded_fetch import MAX_BATCH_BYTES
+from penstock.producer.aiokafka_internals.bounded_fetch import MAX_BATCH_BYTES
 
 NUM_RECORDS = 60
 

@@ -19,17 +19,18 @@ from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
 from penstock.ops.cli.dead_letters.letter_table import written_utc
 from penstock.ops.cli.dead_letters.replayer import ReplayOptions, headers_again
 from penstock.ops.logs.lines.event import printable
+from penstock.producer.aiokafka_internals import fetch_messages
+from penstock.producer.aiokafka_internals.decompression import BombError, CorruptError, decompress
+from penstock.producer.aiokafka_internals.flexible_request import compact
+from penstock.producer.aiokafka_internals.lenient_records import LenientRecords
+from penstock.producer.aiokafka_internals.record_batches import UnpackBounds, unpack
+from penstock.producer.aiokafka_internals.topic_ids import TopicIds
 from penstock.producer.errors import BackendError, InvalidRequest
 from penstock.producer.prompts import Prompts
-from penstock.producer.transport.decompression import BombError, CorruptError, decompress
-from penstock.producer.transport.record_batches import UnpackBounds, unpack
 from penstock.producer.wire import codec
 from penstock.producer.wire.headers import num_replays, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Classification, Generation, Options, Reply, Request, join_tokens
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
-from penstock.worker.kafka.fetching import fetch_messages
-from penstock.worker.kafka.fetching.lenient_batches import LenientRecords
-from penstock.worker.kafka.fetching.topic_ids import TopicIds
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.progress import commit_metadata, committed_progress
 from penstock.worker.kafka.progress.offsets import PartitionProgress
@@ -144,6 +145,9 @@ def _validated(value: bytes) -> None:
         raise AssertionError(f"{requests} {rejections}")
 
 
+_TOPIC, _TOPIC_ID = "topic", b"a topic's id, 16"
+
+
 def _batch(compression: int) -> bytes:
     builder = _DefaultRecordBatchBuilderPy(2, compression, 0, -1, -1, -1, 1 << 20)
     for index in range(4):
@@ -153,13 +157,15 @@ def _batch(compression: int) -> bytes:
 
 def _fetched(value: bytes) -> None:
     asked = fetch_messages.FetchMessage(500, 1, 1 << 20, 0, topics=[], rack_id="", topic_ids=TopicIds())
-    fetch_messages._Reader(asked).decode(BytesIO(value))
+    asked.ids[_TOPIC] = _TOPIC_ID
+    fetch_messages._AnswerById(asked).decode(BytesIO(value))
 
 
 def _fetch_answer() -> bytes:
     records = _batch(0)
-    partition = struct.pack(">ihqqqiii", 3, 0, 9, 9, 0, -1, -1, len(records)) + records
-    return struct.pack(">ihii", 0, 0, 0, 1) + struct.pack(">h", 5) + b"topic" + struct.pack(">i", 1) + partition
+    head = struct.pack(">ihqqqBi", 3, 0, 9, 9, 0, 0, -1)
+    partition = head + compact(len(records)) + records + b"\0"
+    return struct.pack(">ihi", 0, 0, 0) + compact(1) + _TOPIC_ID + compact(1) + partition + b"\0\0"
 
 
 def _requests() -> list[bytes]:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
-from penstock.producer.transport.bounded_fetch import MAX_BATCH_BYTES
+from penstock.producer.aiokafka_internals.bounded_fetch import MAX_BATCH_BYTES
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens

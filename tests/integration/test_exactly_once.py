@@ -18,9 +18,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
+from penstock.producer.aiokafka_internals.transactional_producer import TransactionalProducer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.progress.owner_marker import OwnerMarker
-from penstock.worker.transactions.producer import TransactionalProducer
 
 StartWorker = Callable[..., Any]
 Unique = Callable[[str], str]
@@ -350,7 +350,7 @@ async def test_a_transaction_without_a_successor_holds_up_readers_for_no_longer_
     source = TopicPartition(topic, 0)
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as other:
         await other.send_and_wait(topic, b"before", partition=0)
-        hung = TransactionalProducer(cluster, other, unique("group"), timeout_s)
+        hung = TransactionalProducer(cluster.arguments, other, unique("group"), timeout_s)
         await hung.start()
         begun_s = time.monotonic()
         await hung.begin_transaction()

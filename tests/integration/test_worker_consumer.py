@@ -9,9 +9,9 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import CorruptRecordException
 
 from penstock.ops.kafka import KafkaBroker
+from penstock.producer.aiokafka_internals import lenient_records
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.commits import Committer
-from penstock.worker.kafka.fetching import lenient_batches
 from penstock.worker.kafka.fetching.consumer import Consumer
 from penstock.worker.kafka.fetching.group import evict
 from penstock.worker.kafka.kafka_record import KafkaRecord
@@ -24,7 +24,7 @@ BROKEN = b"broken"
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """While this list has items, a batch with a BROKEN record fails its check and removes one of them."""
     faults: list[str] = []
-    read = lenient_batches._Batch.__iter__
+    read = lenient_records._Batch.__iter__
 
     def check(batch: Any) -> Iterator[Any]:
         records = list(read(batch))
@@ -33,7 +33,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise CorruptRecordException("Invalid CRC")
         return iter(records)
 
-    monkeypatch.setattr(lenient_batches._Batch, "__iter__", check)
+    monkeypatch.setattr(lenient_records._Batch, "__iter__", check)
     return faults
 
 

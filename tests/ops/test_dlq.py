@@ -30,13 +30,13 @@ from penstock.ops.cli.dead_letters.letter_table import Listing, as_json
 from penstock.ops.cli.dead_letters.record_sender import RecordSender, open_sender
 from penstock.ops.cli.dead_letters.replayer import Replayer, ReplayOptions
 from penstock.ops.cli.terminal import EXIT_PROBLEM, BadUsage
+from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
+from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import OutRecord
-from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import decode_reply, encode_request
 from penstock.producer.wire.joint_letters import LetterRecord, encode_letter_records
 from penstock.producer.wire.messages import Reply, Request, join_tokens
-from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
 from tests.engine.helpers import cpu_engine, save_encoder
 
 OPTIONS = ReplayOptions(None, None, None, 3, False)

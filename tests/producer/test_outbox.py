@@ -5,6 +5,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -18,6 +19,7 @@ from aiokafka.errors import (
 )
 from structlog.testing import capture_logs
 
+from penstock.producer.aiokafka_internals.producer import FailoverProducer
 from penstock.producer.transport import outbox as module
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox, OutRecord
@@ -56,13 +58,18 @@ class StandIn:
         self._batches: dict[tuple[str, int], list[Batch]] = defaultdict(list)
         self.counted: dict[tuple[str, int], int] = defaultdict(int)  # records that the broker is thought to have
         self.brokers_away = 0  # how many more times no broker can be asked for the topic "late"
-        self._topics: set[str] = set()
+        self._is_out_of_order = False
         self._sender = type("Sender", (), {"sender_task": asyncio.get_running_loop().create_future()})()
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None:
         self.stopped = True
+
+    # What is made of the answers is the product's own.
+    deliver = FailoverProducer.deliver
+    can_go_on = FailoverProducer.can_go_on
+    fail_batches = FailoverProducer.fail_batches
 
     def die(self) -> None:
         self._sender.sender_task.set_result(None)
@@ -81,6 +88,8 @@ class StandIn:
 
     def topics(self) -> set[str]:
         return set() if self.brokers_away else {"t", "late"}
+
+    def forget(self, topic: str) -> None: ...
 
     async def flush(self) -> None: ...
 
@@ -106,7 +115,7 @@ class StandIn:
 
 
 @asynccontextmanager
-async def outbox_over(*producers: StandIn) -> AsyncIterator[Outbox]:
+async def outbox_over(*producers: Any) -> AsyncIterator[Outbox]:
     """An Outbox whose first producer is the first of these, its replacement the second, and so on; then the last."""
     made = itertools.chain(producers, itertools.repeat(producers[-1]))
     outbox = Outbox(KafkaCluster("nowhere:1"), client_id="test")
@@ -309,7 +318,8 @@ async def test_stopping_gives_up_what_is_not_acknowledged_in_time() -> None:
     async def never(values: list[bytes]) -> None:
         await asyncio.Event().wait()
 
-    producer, results = StandIn(never), Results()
+    producer: Any = StandIn(never)
+    results = Results()
     outbox = Outbox(KafkaCluster("nowhere:1"), client_id="test")
     outbox._make_producer = lambda: producer  # type: ignore[method-assign]  # the one place where aiokafka is made
     await outbox.start()

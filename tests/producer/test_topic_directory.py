@@ -20,20 +20,23 @@ class Producer:
         self.asked: list[str] = []
         self.num_refreshes = 0
         self.has_broker = True
-        self._topics: set[str] = set()
+        self.in_use: set[str] = set()
 
     async def partitions_for(self, topic: str) -> set[int]:
         self.asked.append(topic)
-        self._topics.add(topic)
+        self.in_use.add(topic)
         self.known[topic] = self.known.get(topic) or self.there.get(topic, 0)
         if not self.known[topic]:
             raise UnknownTopicOrPartitionError(topic)
         return set(range(self.known[topic]))
 
+    def forget(self, topic: str) -> None:
+        self.in_use.discard(topic)
+
     async def force_metadata_update(self) -> bool:
         self.num_refreshes += 1
         await asyncio.sleep(0)
-        self.known = {topic: self.there.get(topic, 0) for topic in self._topics}
+        self.known = {topic: self.there.get(topic, 0) for topic in self.in_use}
         return self.has_broker
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
@@ -76,7 +79,7 @@ async def test_a_missing_topic_is_forgotten_and_not_asked_for_again_for_a_while(
         with pytest.raises(UnknownTopicOrPartitionError, match="x does not exist"):
             await directory.partitions(producer, "x")
     assert producer.asked == ["x"]
-    assert not producer._topics
+    assert not producer.in_use
     now[0] += 31
     producer.there["x"] = 2
     assert await directory.partitions(producer, "x") == {0, 1}
@@ -106,7 +109,7 @@ async def test_no_more_topics_than_the_bound_are_in_use_and_idle_ones_make_room(
     await directory.partitions(producer, "a")
     now[0] += 500
     assert await directory.partitions(producer, "d") == {0}
-    assert producer._topics == {"a", "d"}
+    assert producer.in_use == {"a", "d"}
 
 
 async def test_an_added_partition_is_found_by_one_look(directory: TopicDirectory) -> None:

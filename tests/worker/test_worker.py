@@ -5,13 +5,11 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
-from aiokafka.structs import OffsetAndMetadata
 
 from penstock.cache import ResponseCache
 from penstock.engine import NullEngine
@@ -50,13 +48,7 @@ class FakeConsumer:
         self._is_open = False
         self.coordinator_answers = asyncio.Event()
         self.coordinator_answers.set()
-        self._coordinator = SimpleNamespace(
-            _commit_refresh_task=None,
-            fetch_committed_offsets=self._fetch_committed_offsets,
-            member_id="",
-            generation=1,
-        )
-        self._client, self._fetcher = self, SimpleNamespace()
+        self.member_id, self.is_evicted, self.client = "", False, self
 
     async def start(self) -> None: ...
 
@@ -93,9 +85,11 @@ class FakeConsumer:
     def resume(self, *_: TopicPartition) -> None:
         self._is_open = True
 
-    async def _fetch_committed_offsets(self, sources: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+    def rejoin_if_stuck(self) -> None: ...
+
+    async def fetch_committed(self, sources: set[TopicPartition]) -> dict[TopicPartition, tuple[int, str]]:
         await self.coordinator_answers.wait()
-        return {source: OffsetAndMetadata(self.committed_offset, "") for source in sources}
+        return dict.fromkeys(sources, (self.committed_offset, ""))
 
     async def commit(self, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
         self.commits.append(offsets)
@@ -483,7 +477,7 @@ async def test_a_worker_is_ready_when_records_of_its_assignment_can_come(
 
     kafka.script = [steps, spare]
     look()
-    kafka._coordinator.member_id = "penstock-worker-000"  # Kafka names a member before the group is balanced
+    kafka.member_id = "penstock-worker-000"  # Kafka names a member before the group is balanced
     assert await worker.run() == 0
     waiting = "its partitions are being assigned"
     assert reasons == ["not in the consumer group", "", waiting, "", waiting, "", "", "draining"]

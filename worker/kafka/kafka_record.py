@@ -1,9 +1,11 @@
-"""A record as the consumer hands it out."""
+"""A record as the consumer hands it out, with the id of its topic."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-NO_TOPIC_ID = bytes(16)  # of topics of brokers before Kafka 2.8
+from penstock.producer.aiokafka_internals.topic_ids import NO_TOPIC_ID
+
+__all__ = ["NO_TOPIC_ID", "KafkaRecord"]
 
 
 class KafkaRecord(Protocol):

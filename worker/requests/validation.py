@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from penstock.engine.types import ModelInfo
+from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
+from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
 from penstock.producer.errors import (
     BackendError,
     Cancelled,
@@ -16,12 +18,10 @@ from penstock.producer.errors import (
     UnsupportedTask,
 )
 from penstock.producer.prompts import Prompts
-from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.headers import CANCEL, ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Request, Text
 from penstock.scheduler import Cause
-from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.record import PendingRecord

@@ -16,13 +16,18 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
 )
 
+from penstock.producer.aiokafka_internals.producer import BAD_DESTINATION, TOO_LARGE
+from penstock.producer.aiokafka_internals.transactional_producer import (
+    BatchRefused,
+    TransactionalProducer,
+    is_caused_by,
+    is_fenced,
+)
 from penstock.producer.transport.connection import disconnect
-from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE
 from penstock.worker.kafka.progress import commit_metadata
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.kafka.progress.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import OutAnswer
-from penstock.worker.transactions.producer import BatchRefused, TransactionalProducer, is_caused_by, is_fenced
 from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing
 from penstock.worker.transactions.transaction_batches import Carrier, DestinationRefused, TransactionBatches
 from penstock.worker.transactions.transaction_plan import PartitionLost, TransactionContent, TransactionPlan

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
-from aiokafka import TopicPartition
-from aiokafka.client import AIOKafkaClient
+from aiokafka import AIOKafkaClient, TopicPartition
 
 from penstock.worker.kafka.partition_names import name
 

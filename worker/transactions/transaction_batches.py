@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, LeaderNotAvailableError
-from aiokafka.producer.message_accumulator import BatchBuilder
 
-from penstock.producer.transport.replaceable_producer import BAD_DESTINATION
+from penstock.producer.aiokafka_internals.producer import BAD_DESTINATION, FailoverProducer, RecordBatch
+from penstock.producer.aiokafka_internals.transactional_producer import TransactionalProducer
 from penstock.producer.transport.topic_directory import TopicDirectory
 from penstock.producer.wire.headers import partition_for
 from penstock.producer.wire.topics import dead_letter_topic
@@ -27,7 +26,7 @@ T = TypeVar("T")
 class Carrier:
     """A connected producer whose connections several partitions share, and the topics that it knows."""
 
-    producer: AIOKafkaProducer
+    producer: FailoverProducer
     topics: TopicDirectory = field(default_factory=TopicDirectory)
     leaders: ReplyLeaders = field(default_factory=ReplyLeaders)
 
@@ -38,7 +37,7 @@ class TransactionBatch:
 
     topic: str
     partition: int
-    builder: BatchBuilder
+    builder: RecordBatch
     answers: Sequence[OutAnswer]
 
 
@@ -58,7 +57,7 @@ class TransactionBatches:
         self._at_most: dict[tuple[str, int], int] = {}  # records a batch, where the broker has refused one for its size
         self._last: list[TransactionBatch] = []
 
-    async def make(self, producer: AIOKafkaProducer, outgoing: Iterable[Outgoing]) -> list[TransactionBatch]:
+    async def make(self, producer: TransactionalProducer, outgoing: Iterable[Outgoing]) -> list[TransactionBatch]:
         """Raises DestinationRefused, LeaderMissing, and KafkaError if no broker is there to be asked."""
         by_topic: dict[str, list[Outgoing]] = {}
         for one in outgoing:
@@ -105,7 +104,7 @@ class TransactionBatches:
             raise DestinationRefused((answers, error)) from error
 
     def _fill(
-        self, producer: AIOKafkaProducer, topic: str, partition: int, answers: deque[OutAnswer]
+        self, producer: TransactionalProducer, topic: str, partition: int, answers: deque[OutAnswer]
     ) -> list[TransactionBatch]:
         at_most = self._at_most.get((topic, partition), _BATCH_RECORDS)
         batches = []
@@ -138,7 +137,7 @@ class TransactionBatches:
         return [answer for batch in self._last if batch.topic in topics for answer in batch.answers]
 
 
-def _append(builder: BatchBuilder, answer: OutAnswer) -> bool:
+def _append(builder: RecordBatch, answer: OutAnswer) -> bool:
     """Whether the batch has room. Raises DestinationRefused if aiokafka cannot encode the answer."""
     try:
         added = builder.append(timestamp=None, key=answer.key, value=answer.value, headers=answer.headers)

@@ -5,12 +5,13 @@ import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
 import structlog
-from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import InvalidTransactionTimeout, TransactionalIdAuthorizationFailed
 
+from penstock.producer.aiokafka_internals.producer import FailoverProducer
+from penstock.producer.aiokafka_internals.transactional_producer import TransactionalProducer
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
-from penstock.producer.transport.failover_client import FailoverProducer
 from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.fetching.consumer import Consumer
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
@@ -19,7 +20,6 @@ from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import watched
 from penstock.worker.transactions.partition_transactions import PartitionTransactions, complete
-from penstock.worker.transactions.producer import TransactionalProducer
 from penstock.worker.transactions.transaction_batches import Carrier
 from penstock.worker.transactions.transaction_plan import PartitionLost
 
@@ -226,18 +226,19 @@ class TransactionalOutbox(PartitionMarks):
     def _make_partition(self, source: TopicPartition) -> PartitionTransactions:
         carrier = self._carriers[source.partition % _CARRIERS]
         transactional_id = self._transactional_id(source)
+        options = {**self._cluster.arguments, "retry_backoff_ms": BACKOFF_MS}
         return PartitionTransactions(
             source,
             self._offsets,
             self,
-            lambda: TransactionalProducer(self._cluster, carrier.producer, transactional_id, self._timeout_s),
+            lambda: TransactionalProducer(options, carrier.producer, transactional_id, self._timeout_s),
             lambda: self._consumer.committed(source),
             carrier=carrier,
             group_id=self._group_id,
             window_s=self._window_s,
         )
 
-    def _make_carrier(self) -> AIOKafkaProducer:
+    def _make_carrier(self) -> FailoverProducer:
         return FailoverProducer(
             **self._cluster.arguments,
             client_id="penstock-worker",

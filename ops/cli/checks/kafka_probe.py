@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from penstock.ops.cli.checks.finding import CheckSettings, Finding
+from penstock.producer.aiokafka_internals.admin import FailoverAdmin
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.transport.failover_client import FailoverAdmin
 from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC, bulk_topic, request_topic
 from penstock.worker.command import placements_for
 from penstock.worker.supervision.machine import this_machine

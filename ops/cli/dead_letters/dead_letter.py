@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 from penstock.ops.cli.terminal import BadUsage
+from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
 from penstock.producer.errors import PenstockError
-from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire import headers as names
 from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.joint_letters import LetterRecord, decode_letter_records, is_joint

@@ -10,10 +10,10 @@ import typer
 
 from penstock.ops.cli.dead_letters.record_sender import RecordSender
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, say
-from penstock.producer.transport.record_batches import UNREADABLE_BATCH
+from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
+from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.headers import Headers, content_key, num_replays, position, replay_headers
 from penstock.producer.wire.topics import check_topic
-from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
 
 DRY_RUN = "This was a dry run. Add --execute to send."
 

@@ -5,13 +5,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiokafka import TopicPartition, errors
-from aiokafka.protocol.metadata import MetadataRequest
 
-from penstock.producer.transport.bounded_fetch import BoundedConsumer
+from penstock.producer.aiokafka_internals import lenient_records
+from penstock.producer.aiokafka_internals.admin import FailoverAdmin
+from penstock.producer.aiokafka_internals.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, connect, disconnect
-from penstock.producer.transport.failover_client import FailoverAdmin
-from penstock.worker.kafka.fetching import lenient_batches
 
 _POLL_MS = 500
 _STOP_S = 2.0
@@ -39,21 +38,13 @@ class TopicReader:
         try:
             async with self._cluster.patience():
                 await admin.start()
-                # aiokafka's method asks the broker to create the topics that it names. Without names, it hides denied
-                # ones.
-                answer = await admin._send_request(MetadataRequest([topic], allow_auto_topic_creation=False))
+                return await admin.num_partitions(topic)
+        except errors.UnknownTopicOrPartitionError:
+            return None
+        except errors.TopicAuthorizationFailedError as error:
+            raise _denied(topic) from error
         finally:
             await admin.close()
-        (found,) = answer.to_object()["topics"]
-        match errors.for_code(found["error_code"]):
-            case errors.NoError:
-                return len(found["partitions"])
-            case errors.UnknownTopicOrPartitionError:
-                return None
-            case errors.TopicAuthorizationFailedError:
-                raise _denied(topic)
-            case failure:
-                raise failure(topic)
 
     async def end(self, topic: str, partition: int) -> int:
         """The offset after the last record of a partition."""
@@ -97,7 +88,7 @@ class TopicReader:
 @asynccontextmanager
 async def open_reader(cluster: KafkaCluster) -> AsyncIterator[TopicReader]:
     """Connect, and log that the broker is waited for. Raises KafkaUnreachable and KafkaRefused."""
-    lenient_batches.install()  # a record that this command cannot read must not end it
+    lenient_records.install()  # a record that this command cannot read must not end it
 
     def make() -> BoundedConsumer:
         return BoundedConsumer(

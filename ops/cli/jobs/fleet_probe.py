@@ -7,8 +7,8 @@ from typing import Any
 from aiokafka.errors import GroupCoordinatorNotAvailableError, IncompatibleBrokerVersion, KafkaError, for_code
 
 from penstock.ops.cli.jobs.job_settings import FileJobSettings
+from penstock.producer.aiokafka_internals.admin import FailoverAdmin
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.transport.failover_client import FailoverAdmin
 from penstock.producer.wire.topics import bulk_topic, request_topic
 
 _ANSWER_S = 5.0

@@ -20,7 +20,7 @@ class Member:
     """aiokafka's consumer, as far as reading goes."""
 
     def __init__(self) -> None:
-        self._client = self
+        self.client = self
         self.ids = {"requests": b"0123456789abcdef"}  # that the broker knows
         self.paused: set[TopicPartition] = set()
         self.positions: dict[TopicPartition, int] = {}

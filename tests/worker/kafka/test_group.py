@@ -5,13 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
+from aiokafka.errors import for_code
 from structlog.testing import capture_logs
 
+from penstock.producer.aiokafka_internals.assignor import assignor_for
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import NUM_PARTITIONS
 from penstock.worker.kafka.fetching import group
-from penstock.worker.kafka.fetching.group import assignor_for, client_id, evict
+from penstock.worker.kafka.fetching.group import client_id, evict
 from penstock.worker.supervision.placement import Gpu, Machine, place
 
 TOPICS = ("requests", "requests.bulk")
@@ -87,8 +89,9 @@ class Admin:
     async def find_coordinator(self, group_id: str) -> int:
         return 1
 
-    async def _send_request_to_node(self, node: int, request: object) -> SimpleNamespace:
-        return SimpleNamespace(error_code=self._code)
+    async def leave_group(self, coordinator: int, group_id: str, member_id: str) -> None:
+        if self._code:
+            raise for_code(self._code)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.types import ModelInfo
+from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
 from penstock.producer.errors import (
     Cancelled,
     EmptyInput,
@@ -25,7 +26,6 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import ReplyAddress, request_headers
 from penstock.producer.wire.messages import Options, Request, Text, join_tokens
 from penstock.producer.wire.topics import REPLY_TOPIC_PATTERN
-from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
 from penstock.worker.requests.deadline_errors import ArrivedLate
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds

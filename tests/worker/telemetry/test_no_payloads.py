@@ -18,15 +18,15 @@ from penstock.engine.cells.models.requests import take_count
 from penstock.engine.errors import InvalidOption
 from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import BatchOutput, PackedBatch
+from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
+from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.transport.outbox import OutRecord
-from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.headers import request_headers
 from penstock.producer.wire.messages import Options, Request, join_tokens
 from penstock.producer.wire.sequence_codec import decode_fields
-from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE
 from penstock.worker.replies import dead_letters
 from penstock.worker.requests.record_fields import unquoted_reason
 from penstock.worker.telemetry.logs import configure_logs

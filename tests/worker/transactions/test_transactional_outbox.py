@@ -14,7 +14,7 @@ from aiokafka.errors import (
 )
 from structlog.testing import capture_logs
 
-from penstock.producer.transport.cluster import KafkaRefused
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.kafka.progress.owner_marker import OwnerMarker
@@ -59,7 +59,7 @@ class Owner:
         self.offsets, self.stop = OffsetTracker(), StopSignal()
         self.ledger = RecordLedger(Backpressure(100), self.offsets, "bulk")
         settings: Any = SimpleNamespace(group_id=group_id, transaction_window_ms=0, transaction_timeout_ms=1000)
-        cluster: Any = None
+        cluster = KafkaCluster("nowhere:1")
         consumer: Any = self.consumer
         self.outbox = TransactionalOutbox(cluster, consumer, self.offsets, settings)
         self.quarantine = Quarantine(self.outbox, self.ledger, self.stop, lambda: True)

@@ -5,10 +5,11 @@ import contextlib
 from collections.abc import Sequence
 
 import structlog
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import IllegalStateError
 
-from penstock.worker.kafka.fetching.topic_ids import TopicIds
+from penstock.producer.aiokafka_internals.group_consumer import GroupConsumer
+from penstock.producer.aiokafka_internals.topic_ids import TopicIds
 from penstock.worker.kafka.progress.committed_progress import take_over
 from penstock.worker.kafka.progress.offsets import PartitionOwner
 
@@ -41,19 +42,19 @@ class Assignment:
         """Whether any topic is paused."""
         return bool(self._paused)
 
-    def pause(self, consumer: AIOKafkaConsumer, topic: str) -> None:
+    def pause(self, consumer: GroupConsumer, topic: str) -> None:
         """Stop fetching a topic until `resume`."""
         if topic not in self._paused:
             self._paused.add(topic)
             consumer.pause(*_partitions(consumer, topic))
 
-    def resume(self, consumer: AIOKafkaConsumer, topic: str) -> None:
+    def resume(self, consumer: GroupConsumer, topic: str) -> None:
         """Fetch the open partitions of a paused topic again."""
         if topic in self._paused:
             self._paused.remove(topic)
             consumer.resume(*self._open_sources.intersection(_partitions(consumer, topic)))
 
-    def open(self, consumer: AIOKafkaConsumer, owner: PartitionOwner, sources: set[TopicPartition]) -> None:
+    def open(self, consumer: GroupConsumer, owner: PartitionOwner, sources: set[TopicPartition]) -> None:
         """Partitions were assigned. None is read before a task has opened it."""
         is_idle = all(source.topic != self._online for source in sources)
         is_idle = is_idle and bool(consumer.partitions_for_topic(self._online))
@@ -74,7 +75,7 @@ class Assignment:
         self.topic_ids.forget_unknown()
         self._open_sources.clear()
 
-    def go_back(self, consumer: AIOKafkaConsumer) -> None:
+    def go_back(self, consumer: GroupConsumer) -> None:
         """Set each open partition's position to its next offset: a poll has failed and may have moved it further."""
         for source, offset in self.next_offsets.items():
             with contextlib.suppress(IllegalStateError):  # a rebalance came in between, and with it new positions
@@ -90,13 +91,13 @@ class Assignment:
         if self._opening is not None:
             self._opening.cancel()
 
-    async def _open(self, consumer: AIOKafkaConsumer, owner: PartitionOwner, sources: set[TopicPartition]) -> None:
+    async def _open(self, consumer: GroupConsumer, owner: PartitionOwner, sources: set[TopicPartition]) -> None:
         """Read on where the partitions' last owners have committed.
 
         The topics' ids are read before that: if one is created again afterwards, brokers do not know the id.
         """
         while True:
-            topics = await self.topic_ids.read(consumer._client, {source.topic for source in sources})
+            topics = await self.topic_ids.read(consumer.client, {source.topic for source in sources})
             known = {source for source in sources if source.topic in topics}
             acquired = set(map(TopicPartition._make, await owner.acquire(set(known))))
             committed = await take_over(consumer, acquired, self.topic_ids.of, owner.own_mark)
@@ -113,5 +114,5 @@ class Assignment:
                 return
 
 
-def _partitions(consumer: AIOKafkaConsumer, topic: str) -> list[TopicPartition]:
+def _partitions(consumer: GroupConsumer, topic: str) -> list[TopicPartition]:
     return [source for source in consumer.assignment() if source.topic == topic]

@@ -12,21 +12,20 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError
 
+from penstock.producer.aiokafka_internals.group_consumer import GroupConsumer
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import connect, disconnect, watch
-from penstock.worker.kafka.fetching import common_heartbeats, lean_fetcher, lenient_batches
 from penstock.worker.kafka.fetching.assignment import Assignment
 from penstock.worker.kafka.fetching.consumer_watch import ConsumerWatch
-from penstock.worker.kafka.fetching.group import assignor_for, client_id
+from penstock.worker.kafka.fetching.group import client_id
 from penstock.worker.kafka.fetching.group_member import make_member
 from penstock.worker.kafka.fetching.rebalance_listener import Rebalanced, RebalanceListener
 from penstock.worker.kafka.fetching.skipped_offsets import SkippedOffsets
 from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.partition_names import name, names
-from penstock.worker.kafka.progress import coordinator
 from penstock.worker.kafka.progress.committed_progress import read_committed
 from penstock.worker.kafka.progress.end_offsets import EndOffsets, seen_ends
 from penstock.worker.kafka.progress.offsets import PartitionOwner, PartitionProgress, Source
@@ -75,13 +74,13 @@ class Consumer:
             cluster,
             group_id,
             client_id=client_id(worker),
-            assignor=assignor_for(revision),
+            revision=revision,
             fetch_max_wait_ms=fetch_max_wait_ms,
             drain_s=drain_s,
         )
         self._received = received
         self._revoked = revoked
-        self._consumer: AIOKafkaConsumer | None = None
+        self._consumer: GroupConsumer | None = None
         self._watch = ConsumerWatch(topics)
         self._watching: list[asyncio.Task[None]] = []
         self._has_joined = False  # once or more often
@@ -98,15 +97,12 @@ class Consumer:
 
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
-        for replacement in (lenient_batches, lean_fetcher, common_heartbeats):
-            replacement.install()
-        make = functools.partial(self._make_member, isolation_level=self._isolation_level)
-        self._consumer = await connect(self._cluster, make)
         topic_ids = self._assignment.topic_ids
-        self._consumer._fetcher.topic_ids, self._consumer._fetcher.jumped = topic_ids, self._on_jumped
+        make = functools.partial(self._make_member, topic_ids, self._on_jumped, isolation_level=self._isolation_level)
+        self._consumer = await connect(self._cluster, make)
         self._consumer.subscribe(list(self.topics), listener=RebalanceListener(self._on_revoked, self._on_assigned))
         watching = watch(self._consumer), self._watch.run(self._consumer)
-        recreated = topic_ids.watch(self._consumer._client, self._on_recreated)
+        recreated = topic_ids.watch(self._consumer.client, self._on_recreated)
         self._watching = [watched(one) for one in (*watching, recreated)]
 
     async def stop(self, timeout_s: float) -> None:
@@ -138,7 +134,7 @@ class Consumer:
             if isinstance(error, TopicAuthorizationFailedError):
                 self._watch.refused(self._joined, error.args)
             self._assignment.go_back(self._joined)
-            coordinator.rejoin_if_stuck(self._joined)
+            self._joined.rejoin_if_stuck()
             await asyncio.sleep(_RETRY_S)
             await self._poll_each()
 
@@ -195,12 +191,12 @@ class Consumer:
     @property
     def member_id(self) -> str:
         """Kafka's name of this member; empty before it has one."""
-        return "" if self._consumer is None else coordinator.member_id(self._consumer)
+        return "" if self._consumer is None else self._consumer.member_id
 
     @property
     def is_evicted(self) -> bool:
         """Whether the group went on without this member: others answer the records that it has."""
-        return self._consumer is not None and coordinator.is_evicted(self._consumer)
+        return self._consumer is not None and self._consumer.is_evicted
 
     @property
     def waits_for(self) -> str:
@@ -225,7 +221,7 @@ class Consumer:
         return self._assignment.is_paused
 
     @property
-    def _joined(self) -> AIOKafkaConsumer:
+    def _joined(self) -> GroupConsumer:
         if self._consumer is None:
             raise RuntimeError("The consumer was used before start or after stop. This is a bug.")
         return self._consumer
@@ -275,7 +271,7 @@ class Consumer:
 
     def rejoin(self) -> None:
         """Give all partitions back, and get new ones: another worker commits one of them."""
-        coordinator.rejoin(self._joined)
+        self._joined.rejoin()
 
     @property
     def _owner(self) -> PartitionOwner:

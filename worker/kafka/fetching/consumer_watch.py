@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaConsumer
+
+from penstock.producer.aiokafka_internals.group_consumer import GroupConsumer
 
 _EVERY_S = 3.0
 _REFUSED_S = 5.0  # a fetch that was refused counts for so long: the user may still describe the topic
@@ -34,21 +34,22 @@ class ConsumerWatch:
         self._clock = clock
         self._refused_at: dict[str, float] = {}
 
-    async def run(self, consumer: AIOKafkaConsumer) -> None:
+    async def run(self, consumer: GroupConsumer) -> None:
         """Look every few seconds, until cancelled. Raises ConsumerFailed."""
         while True:
             await asyncio.sleep(_EVERY_S)
             self.look(consumer)
 
-    def refused(self, consumer: AIOKafkaConsumer, topics: Collection[str]) -> None:
+    def refused(self, consumer: GroupConsumer, topics: Collection[str]) -> None:
         """Note that Kafka has refused a fetch of these topics."""
         self._refused_at |= dict.fromkeys(topics, self._clock())
         self.look(consumer)
 
-    def look(self, consumer: AIOKafkaConsumer) -> None:
+    def look(self, consumer: GroupConsumer) -> None:
         """Log what has changed, and ask for metadata that is missing. Raises ConsumerFailed."""
-        _raise_if_ended(consumer)
-        client, recent = consumer._client, self._clock() - _REFUSED_S
+        for what, error in consumer.ended_tasks().items():
+            raise ConsumerFailed(f"aiokafka's task for {what} has ended.") from error
+        client, recent = consumer.client, self._clock() - _REFUSED_S
         unauthorized = client.cluster.unauthorized_topics
         denied = {one for one in self._topics if one in unauthorized or self._refused_at.get(one, recent) > recent}
         for topic in sorted(denied - self.denied):
@@ -58,14 +59,3 @@ class ConsumerWatch:
         self.denied = denied
         if denied or any(client.cluster.partitions_for_topic(topic) is None for topic in self._topics):
             client.force_metadata_update()
-
-
-def _raise_if_ended(consumer: AIOKafkaConsumer) -> None:
-    tasks: dict[str, Any] = {
-        "the group's membership": consumer._coordinator._coordination_task,
-        "fetches": consumer._fetcher._fetch_task,
-        "metadata": consumer._client._sync_task,
-    }
-    for what, task in tasks.items():
-        if task is not None and task.done() and not task.cancelled():
-            raise ConsumerFailed(f"aiokafka's task for {what} has ended.") from task.exception()

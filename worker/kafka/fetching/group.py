@@ -1,21 +1,15 @@
-"""The consumer group beyond one member's own part: the assignment, members that differ, members that died."""
+"""The consumer group beyond one member's own part: names of members, and members that died."""
 
 import asyncio
 import socket
 import time
-from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 
 import structlog
-from aiokafka.cluster import ClusterMetadata
-from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
-from aiokafka.errors import KafkaError, UnknownMemberIdError, for_code
-from aiokafka.protocol.group import LeaveGroupRequest
+from aiokafka.errors import KafkaError, UnknownMemberIdError
 
+from penstock.producer.aiokafka_internals.admin import FailoverAdmin
+from penstock.producer.aiokafka_internals.heartbeats import until_apart
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.transport.failover_client import FailoverAdmin
-from penstock.worker.kafka.fetching.common_heartbeats import until_apart
 
 _EVICT_S = 5.0
 
@@ -31,35 +25,6 @@ def client_id(worker: int) -> str:
     return f"penstock-worker-{worker:03}-{socket.gethostname()}"
 
 
-def assignor_for(revision: str) -> type[RoundRobinPartitionAssignor]:
-    """Kafka's round robin, which deals each topic evenly, with a warning if the group's members are not alike.
-
-    aiokafka's sticky assignor balances the sum of partitions only: a member may get all of the bulk topic and none of
-    the online topic. As every rebalance of aiokafka revokes everything, there is little to gain by it.
-    """
-    runs = f"penstock {version('penstock')}, model revision {revision[:16]}"
-
-    class Assignor(RoundRobinPartitionAssignor):  # type: ignore[misc]  # aiokafka has no type information
-        @classmethod
-        def metadata(cls, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
-            return ConsumerProtocolMemberMetadata(cls.version, list(topics), runs.encode())
-
-        @classmethod
-        def assign(
-            cls, cluster: ClusterMetadata, members: Mapping[str, ConsumerProtocolMemberMetadata]
-        ) -> dict[str, ConsumerProtocolMemberAssignment]:
-            """Runs in one member of the group, its leader."""
-            alike: dict[str, list[str]] = {}
-            for member, metadata in members.items():
-                alike.setdefault((metadata.user_data or b"").decode(errors="replace") or "unknown", []).append(member)
-            if len(alike) > 1:
-                log.warning("members_differ", members={what: sorted(names) for what, names in alike.items()})
-            assigned: dict[str, ConsumerProtocolMemberAssignment] = super().assign(cluster, members)
-            return assigned
-
-    return Assignor
-
-
 async def evict(cluster: KafkaCluster, group_id: str, member_id: str) -> None:
     """Tell the group that a member has died. Otherwise all others wait for it, for up to 10 s, before they go on."""
     admin = FailoverAdmin(**cluster.arguments)
@@ -68,10 +33,7 @@ async def evict(cluster: KafkaCluster, group_id: str, member_id: str) -> None:
             await admin.start()
             coordinator = await admin.find_coordinator(group_id)
             await asyncio.sleep(until_apart(time.time()))  # all that stay hear of it together
-            # aiokafka's admin client has no public method for this request.
-            left = await admin._send_request_to_node(coordinator, LeaveGroupRequest(group_id, member_id))
-        if left.error_code:
-            raise for_code(left.error_code)
+            await admin.leave_group(coordinator, group_id, member_id)
     except UnknownMemberIdError:
         pass  # it had left before it ended
     except (KafkaError, OSError) as error:  # OSError includes time-outs

@@ -1,12 +1,11 @@
 """aiokafka's consumer with the options of a worker."""
 
-from aiokafka import AIOKafkaConsumer
-from aiokafka.coordinator.assignors.abstract import AbstractPartitionAssignor
-
-from penstock.producer.transport.bounded_fetch import BoundedConsumer
+from penstock.producer.aiokafka_internals.assignor import assignor_for
+from penstock.producer.aiokafka_internals.group_consumer import GroupConsumer, Jumped
+from penstock.producer.aiokafka_internals.heartbeats import EVERY_S
+from penstock.producer.aiokafka_internals.topic_ids import TopicIds
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS
-from penstock.worker.kafka.fetching.common_heartbeats import EVERY_S
 
 _PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
 _FETCH_BYTES = 4 * 1024 * 1024  # online partitions come first, so bulk takes the room that they leave
@@ -15,19 +14,23 @@ _FETCH_BYTES = 4 * 1024 * 1024  # online partitions come first, so bulk takes th
 def make_member(
     cluster: KafkaCluster,
     group_id: str,
+    topic_ids: TopicIds,
+    jumped: Jumped,
     *,
     client_id: str,
-    assignor: type[AbstractPartitionAssignor],
+    revision: str,
     fetch_max_wait_ms: int,
     drain_s: float,
     isolation_level: str,
-) -> AIOKafkaConsumer:
+) -> GroupConsumer:
     """A consumer that joins the group when it is started and subscribed."""
-    return BoundedConsumer(
+    return GroupConsumer(
+        topic_ids,
+        jumped,
         **cluster.arguments,
         group_id=group_id,
         client_id=client_id,
-        partition_assignment_strategy=(assignor,),
+        partition_assignment_strategy=(assignor_for(revision),),
         heartbeat_interval_ms=int(1000 * EVERY_S / 2),  # the least pause; `CommonHeartbeats` waits for the rest
         enable_auto_commit=False,
         fetch_max_wait_ms=fetch_max_wait_ms,

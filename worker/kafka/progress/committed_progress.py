@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Callable
 
 import structlog
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
+from penstock.producer.aiokafka_internals.group_consumer import GroupConsumer
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.partition_names import name
-from penstock.worker.kafka.progress import commit_metadata, coordinator
+from penstock.worker.kafka.progress import commit_metadata
 from penstock.worker.kafka.progress.end_offsets import known_ends
 from penstock.worker.kafka.progress.offsets import PartitionProgress, Source
 from penstock.worker.kafka.progress.owner_marker import OwnerMarker
@@ -21,7 +22,7 @@ log = structlog.get_logger("penstock.consumer")
 
 
 async def read_committed(
-    consumer: AIOKafkaConsumer, sources: set[TopicPartition], topic_id: Callable[[str], bytes]
+    consumer: GroupConsumer, sources: set[TopicPartition], topic_id: Callable[[str], bytes]
 ) -> dict[TopicPartition, PartitionProgress]:
     """Committed progress of each of these partitions. Waits for a broker or a permission that is away.
 
@@ -30,7 +31,7 @@ async def read_committed(
     """
     while True:
         try:
-            found = await coordinator.fetch_committed(consumer, sources)
+            found = await consumer.fetch_committed(sources)
             break
         except KafkaError as error:
             log.warning("committed_unreadable", error=repr(error), retry_s=_RETRY_S)
@@ -39,7 +40,7 @@ async def read_committed(
 
 
 async def take_over(
-    consumer: AIOKafkaConsumer,
+    consumer: GroupConsumer,
     sources: set[TopicPartition],
     topic_id: Callable[[str], bytes],
     own_mark: Callable[[Source, OwnerMarker], OwnerMarker | None],

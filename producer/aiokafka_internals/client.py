@@ -4,6 +4,9 @@ The connections of a broker that hangs stay open. aiokafka (0.14) waits 40 s (`r
 connects to one broker at a time. The cluster replaces such a broker within its session timeout (9 s): others lead its
 partitions, and it is missing in their metadata. Its connections are closed then, so that what waits on them is retried
 with the new leader or coordinator. A batch keeps its sequence number, so a broker that has written it writes it once.
+
+To go, it needs a client that connects to several brokers at a time, and closes its connections to those that metadata
+no longer names.
 """
 
 import asyncio
@@ -15,8 +18,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import CoordinatorNotAvailableError, KafkaConnectionError, KafkaError, RequestTimedOutError
@@ -82,6 +83,10 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
             return await super().coordinator_lookup(coordinator_type, coordinator_key)
         except KafkaConnectionError as error:
             raise CoordinatorNotAvailableError from error
+
+    def forget(self, topic: str) -> None:
+        """Ask for a topic no more; aiokafka asks for every name it has met, at each refresh of metadata."""
+        self._topics.discard(topic)
 
     async def look(self) -> None:
         """Leave the brokers that have not answered for `_SILENT_S` and are no longer part of the cluster."""
@@ -168,23 +173,3 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
     def _get_conn_lock(self) -> contextlib.AbstractAsyncContextManager[None]:
         """aiokafka's one lock for all brokers; `_connecting` has one for each."""
         return contextlib.nullcontext()
-
-
-class FailoverProducer(AIOKafkaProducer):  # type: ignore[misc]  # as above
-    """aiokafka's producer with such a client."""
-
-    client: Any
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.client = self._sender.client = FailoverClient(self.client)
-
-
-class FailoverAdmin(AIOKafkaAdminClient):  # type: ignore[misc]  # as above
-    """aiokafka's admin client with such a client."""
-
-    _client: Any
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._client = FailoverClient(self._client)

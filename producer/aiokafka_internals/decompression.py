@@ -1,4 +1,7 @@
-"""Decompression of record batches with a bound on the result, which holds before memory is allocated for it."""
+"""Decompression of record batches with a bound on the result, which holds before memory is allocated for it.
+
+aiokafka (0.14) has codecs without a bound. Goes with `record_batches`.
+"""
 
 import zlib
 from collections.abc import Callable

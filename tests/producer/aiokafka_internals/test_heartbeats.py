@@ -6,7 +6,7 @@ import pytest
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.protocol.group import JoinGroupRequest
 
-from penstock.worker.kafka.fetching.common_heartbeats import EVERY_S, CommonHeartbeats, until_apart, until_next
+from penstock.producer.aiokafka_internals.heartbeats import EVERY_S, CommonHeartbeats, until_apart, until_next
 
 MOMENT = 1_764_000_000.0  # a multiple of the interval
 
@@ -27,8 +27,8 @@ async def test_a_heartbeat_is_sent_at_a_common_moment(monkeypatch: pytest.Monkey
         sent.append(now)
         return True
 
-    monkeypatch.setattr("penstock.worker.kafka.fetching.common_heartbeats.asyncio.sleep", sleep)
-    monkeypatch.setattr("penstock.worker.kafka.fetching.common_heartbeats.time.time", lambda: now)
+    monkeypatch.setattr("penstock.producer.aiokafka_internals.heartbeats.asyncio.sleep", sleep)
+    monkeypatch.setattr("penstock.producer.aiokafka_internals.heartbeats.time.time", lambda: now)
     monkeypatch.setattr(GroupCoordinator, "_do_heartbeat", send)
     coordinator = CommonHeartbeats.__new__(CommonHeartbeats)
     for _ in range(3):
@@ -56,8 +56,8 @@ async def test_a_new_member_joins_apart_from_them_and_others_at_once(
     async def join(coordinator: Any, subscription: object) -> bool:
         return True
 
-    monkeypatch.setattr("penstock.worker.kafka.fetching.common_heartbeats.asyncio.sleep", sleep)
-    monkeypatch.setattr("penstock.worker.kafka.fetching.common_heartbeats.time.time", lambda: MOMENT - 0.01)
+    monkeypatch.setattr("penstock.producer.aiokafka_internals.heartbeats.asyncio.sleep", sleep)
+    monkeypatch.setattr("penstock.producer.aiokafka_internals.heartbeats.time.time", lambda: MOMENT - 0.01)
     monkeypatch.setattr(GroupCoordinator, "_do_rejoin_group", join)
     coordinator = CommonHeartbeats.__new__(CommonHeartbeats)
     coordinator.member_id = member_id

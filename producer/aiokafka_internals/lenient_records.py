@@ -7,6 +7,8 @@
 
 Others are read as usual. Compressed batches come uncompressed, and long ones divided (see `bounded_fetch`), so that
 what the slow parser reads in one step of the event loop is bounded.
+
+To go, it needs header names as bytes, and an error of one batch that says where the next begins (aiokafka issue 321).
 """
 
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from aiokafka.consumer import fetcher
 from aiokafka.record.default_records import DefaultRecordBatch, _DefaultRecordBatchPy
 from aiokafka.record.memory_records import _MemoryRecordsPy
 
-from penstock.producer.transport.record_batches import OLD_FORMAT, stand_in
+from penstock.producer.aiokafka_internals.record_batches import OLD_FORMAT, stand_in
 
 UNREADABLE = "penstock-unreadable-name"  # of a header; its value is as it came
 _MAGIC, _MIN_BYTES = 16, 26  # the byte that tells the format, and the least that a batch of any format takes

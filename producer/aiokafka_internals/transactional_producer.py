@@ -1,35 +1,47 @@
-"""The producer of one transactional id, on a connection that it shares with others.
+"""aiokafka's producer of one transactional id, on a connection that it shares with others.
 
-The constraints of aiokafka (0.14) are dealt with here:
+The constraints of aiokafka (0.14):
 
 - A producer opens connections of its own, and a worker has a transactional id for each of its partitions.
 - An error in a transaction leaves the producer unusable: it is replaced. The successor's start aborts the transaction.
 - `send_offsets_to_transaction` names the group and no member of it (no KIP-447). So a transactional id belongs to one
   input partition: starting its producer fences the partition's earlier owner.
+
+To go, it needs a producer of several transactions at a time, or of one for all partitions of a member by KIP-447.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import TypeGuard
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, ProducerClosed, ProducerFenced
 from aiokafka.producer.transaction_manager import TransactionState
 
-from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.transport.connection import BACKOFF_MS
-from penstock.worker.transactions.transaction_batches import TransactionBatch
+from penstock.producer.aiokafka_internals.producer import RecordBatch
 
 _BATCH_BYTES = 960 * 1024  # below the usual message.max.bytes of a broker, 1 MiB
 _REQUEST_BYTES = 16 * 1024 * 1024
 _ABORT_S = 2.0
 
 
+class PartitionBatch(Protocol):
+    """Records for one partition."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def builder(self) -> RecordBatch: ...
+
+
 class BatchRefused(Exception):
     """The broker refused batches of a transaction, which cannot be committed any more."""
 
-    def __init__(self, refused: Sequence[tuple[TransactionBatch, BaseException]]) -> None:
+    def __init__(self, refused: Sequence[tuple[Any, BaseException]]) -> None:
+        """`refused`: batches, as they were given to `commit`."""
         super().__init__(repr(refused[0][1]))
         self.refused = refused
 
@@ -38,17 +50,16 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
     """One transaction at a time. After any error of `commit` it can only be stopped."""
 
     def __init__(
-        self, cluster: KafkaCluster, carrier: AIOKafkaProducer, transactional_id: str, timeout_s: float
+        self, options: Mapping[str, Any], carrier: AIOKafkaProducer, transactional_id: str, timeout_s: float
     ) -> None:
-        """`carrier` is a connected producer, whose connections this one uses."""
+        """`carrier` is a connected producer of these options, whose connections this one uses."""
         super().__init__(
-            **cluster.arguments,
+            **options,
             transactional_id=transactional_id,
             transaction_timeout_ms=int(timeout_s * 1000),
             acks="all",
             max_batch_size=_BATCH_BYTES,
             max_request_size=_REQUEST_BYTES,
-            retry_backoff_ms=BACKOFF_MS,
         )
         self._timeout_s = timeout_s
         self.client = self._sender.client = carrier.client
@@ -62,7 +73,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         await self._sender.start()
 
     async def commit(
-        self, batches: Sequence[TransactionBatch], source: TopicPartition, offset: int, metadata: str, group_id: str
+        self, batches: Sequence[PartitionBatch], source: TopicPartition, offset: int, metadata: str, group_id: str
     ) -> None:
         """Write the batches and commit the offset, or neither.
 
@@ -106,7 +117,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         cause: BaseException | None = waiter.exception() if waiter is not None and waiter.done() else None
         return cause
 
-    async def _send(self, batch: TransactionBatch) -> "asyncio.Future[object]":
+    async def _send(self, batch: PartitionBatch) -> "asyncio.Future[object]":
         future: asyncio.Future[object] = await self.send_batch(batch.builder, batch.topic, partition=batch.partition)
         future.add_done_callback(_retrieve)
         return future

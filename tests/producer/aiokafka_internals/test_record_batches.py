@@ -1,6 +1,5 @@
 """Compressed batches are unpacked within bounds; a batch over one of them is replaced by a record that says so."""
 
-import asyncio
 import gzip
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import aiokafka.codec
 import numpy as np
 import pytest
+from aiokafka import AIOKafkaClient
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
@@ -16,16 +16,16 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.producer.transport import bounded_fetch, record_table
-from penstock.producer.transport.decompression import BombError, CorruptError, decompress
-from penstock.producer.transport.record_batches import (
+from penstock.producer.aiokafka_internals import bounded_fetch, record_table
+from penstock.producer.aiokafka_internals.decompression import BombError, CorruptError, decompress
+from penstock.producer.aiokafka_internals.record_batches import (
     UNREADABLE_BATCH,
     UnpackBounds,
     Unpacked,
     needs_unpacking,
     unpack,
 )
-from penstock.producer.transport.record_table import RecordTable
+from penstock.producer.aiokafka_internals.record_table import RecordTable
 
 CODECS = {"gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 BOUNDS = UnpackBounds(batch_bytes=4096, batch_items=100, total_bytes=8192, total_items=200)
@@ -150,23 +150,16 @@ async def test_an_answer_brings_at_most_so_much_however_many_partitions_it_has(m
     monkeypatch.setattr(bounded_fetch, "_FETCH_BYTES", 1_000_000)
     data = batch(0, [bytes(400_000)])
     answer = SimpleNamespace(topics=[("requests", [(number, 0, data) for number in range(9)])])
-    fetcher = SimpleNamespace(_client=Answers(answer), _records={})
-    client = bounded_fetch._UnpackingClient(fetcher)
+
+    async def send(*_: Any, **__: Any) -> Any:
+        return answer
+
+    monkeypatch.setattr(AIOKafkaClient, "send", send)
+    client = bounded_fetch.BoundedClient(AIOKafkaClient(bootstrap_servers="nowhere:1"))
     response = await client.send(0, FetchRequest(0, 0, 0, 0, []))
     sizes = [len(unpacked) for _, _, unpacked in response.topics[0][1]]
     assert [size > 400_000 for size in sizes] == [True] * 3 + [False] * 6
     assert sizes[3:] == [0] * 6
-
-
-class Answers:
-    """A client with one answer to all."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    async def send(self, node_id: int, request: Any) -> Any:
-        await asyncio.sleep(0)
-        return self.answer
 
 
 def many(num_records: int, *, codec: int = 1, headers: int = 0) -> bytes:

@@ -2,6 +2,7 @@
 
 Pure functions. The format is RecordBatch (magic 2). A batch that cannot be unpacked is replaced by one of a single
 record, which says why, has the batch's bytes and the batch's last offset. One of many records is replaced by several.
+aiokafka (0.14) has neither bounds nor parts; `bounded_fetch` says what it would need.
 """
 
 import struct
@@ -12,8 +13,8 @@ import numpy as np
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
-from penstock.producer.transport.decompression import BombError, CorruptError, decompress
-from penstock.producer.transport.record_table import RecordTable
+from penstock.producer.aiokafka_internals.decompression import BombError, CorruptError, decompress
+from penstock.producer.aiokafka_internals.record_table import RecordTable
 
 UNREADABLE_BATCH = "penstock-unreadable-batch"  # header of a record that stands for a batch; its value says why
 

@@ -1,106 +1,87 @@
 """The ids of topics: a topic that is deleted and created again has the same name and another id.
 
 aiokafka (0.14) knows topics by their names alone. It would read a recreated topic on from the position in the old one,
-and skip what is new below it.
+and skip what is new below it. To go, it needs topic ids in its metadata and its fetches (KIP-516).
 """
 
 import asyncio
+import struct
 from collections.abc import Callable, Collection
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import (
-    AbstractType,
-    Boolean,
-    CompactArray,
-    CompactString,
-    Int16,
-    Int32,
-    Schema,
-    TaggedFields,
-)
+from aiokafka.protocol.api import Request
 
-from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
+from penstock.producer.aiokafka_internals.flexible_request import FlexibleRequest, behind_tags, compact, varint
 
+NO_TOPIC_ID = bytes(16)  # of topics of brokers before Kafka 2.8
 _RETRY_S = 0.2
+_ERROR = struct.Struct(">h")
+_INT_BYTES, _PARTITION_BYTES = 4, 14  # of a partition: error, number, leader, leader's epoch
 
 log = structlog.get_logger("penstock.consumer")
 
 
-class _Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka has no type information
-    @classmethod
-    def encode(cls, value: bytes) -> bytes:
-        return value
-
-    @classmethod
-    def decode(cls, data: BytesIO) -> bytes:
-        return data.read(len(NO_TOPIC_ID))
-
-
-_TEXT, _TAGS = CompactString("utf-8"), ("tags", TaggedFields)
-_NODES = CompactArray(Int32)
-_BROKER = ("node_id", Int32), ("host", _TEXT), ("port", Int32), ("rack", _TEXT), _TAGS
-_PARTITION = (
-    ("error_code", Int16),
-    ("partition", Int32),
-    ("leader", Int32),
-    ("leader_epoch", Int32),
-    ("replicas", _NODES),
-    ("isr", _NODES),
-    ("offline_replicas", _NODES),
-    _TAGS,
-)
-_TOPIC = (
-    ("error_code", Int16),
-    ("topic", _TEXT),
-    ("topic_id", _Uuid),
-    ("is_internal", Boolean),
-    ("partitions", CompactArray(*_PARTITION)),
-    ("authorized_operations", Int32),
-    _TAGS,
-)
-
-
-class _Answer(Response):  # type: ignore[misc]  # as above
+class _Asked(FlexibleRequest):
     API_KEY, API_VERSION = 3, 10
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        ("brokers", CompactArray(*_BROKER)),
-        ("cluster_id", _TEXT),
-        ("controller_id", Int32),
-        ("topics", CompactArray(*_TOPIC)),
-        ("cluster_authorized_operations", Int32),
-        _TAGS,
-    )
 
 
-class _Asked(RequestStruct):  # type: ignore[misc]  # as above
-    API_KEY, API_VERSION, FLEXIBLE_VERSION = 3, 10, True
-    RESPONSE_TYPE = _Answer
-    SCHEMA = Schema(
-        ("topics", CompactArray(("topic_id", _Uuid), ("topic", _TEXT), _TAGS)),
-        ("allow_auto_topic_creation", Boolean),
-        ("include_cluster_authorized_operations", Boolean),
-        ("include_topic_authorized_operations", Boolean),
-        _TAGS,
-    )
-
-
-class _MetadataById(Request[_Asked]):  # type: ignore[misc]  # as above
+class _MetadataById(Request[_Asked]):  # type: ignore[misc]  # aiokafka has no type information
     """Kafka's metadata request, version 10, the first whose answer has ids."""
 
-    API_KEY = 3
+    API_KEY = _Asked.API_KEY
 
     def __init__(self, topics: Collection[str]) -> None:
-        self._topics = topics
+        self._topics = [topic.encode() for topic in topics]
 
     def build(self, request_class: type) -> Any:
         """Called by aiokafka if the broker knows the version."""
-        asked: list[Any] = [(NO_TOPIC_ID, topic, {}) for topic in self._topics]
-        return request_class(asked, False, False, False, {})
+        topics = [b"".join([NO_TOPIC_ID, compact(len(name)), name, b"\0"]) for name in self._topics]
+        # No creation, no operations of the cluster, none of the topics; no tags.
+        return request_class(b"".join([compact(len(topics)), *topics, bytes(4)]), _TopicsWithIds())
+
+
+class _Topics(NamedTuple):
+    """Of the answer: error, name and id of each topic."""
+
+    topics: list[tuple[int, str, bytes]]
+
+
+class _TopicsWithIds:
+    def decode(self, data: BytesIO) -> _Topics:
+        raw = data.read()
+        num_brokers, at = varint(raw, _INT_BYTES)  # behind the throttle time
+        for _ in range(num_brokers - 1):
+            at = _behind_text(raw, at + _INT_BYTES)  # id, host
+            at = behind_tags(raw, _behind_text(raw, at + _INT_BYTES))  # port, rack
+        num_topics, at = varint(raw, _behind_text(raw, at) + _INT_BYTES)  # cluster's id, controller
+        topics = []
+        for _ in range(num_topics - 1):
+            (error,) = _ERROR.unpack_from(raw, at)
+            size, at = varint(raw, at + _ERROR.size)
+            end = at + size - 1
+            id_end = end + len(NO_TOPIC_ID)
+            topics.append((error, raw[at:end].decode(), raw[end:id_end]))
+            at = behind_tags(raw, _behind_partitions(raw, id_end + 1) + _INT_BYTES)  # whether internal, operations
+        return _Topics(topics)
+
+
+def _behind_text(raw: bytes, at: int) -> int:
+    size, at = varint(raw, at)
+    return at + max(0, size - 1)
+
+
+def _behind_partitions(raw: bytes, at: int) -> int:
+    num_partitions, at = varint(raw, at)
+    for _ in range(num_partitions - 1):
+        at += _PARTITION_BYTES
+        for _ in range(3):  # replicas, in-sync and offline ones
+            count, at = varint(raw, at)
+            at += _INT_BYTES * max(0, count - 1)
+        at = behind_tags(raw, at)
+    return at
 
 
 async def fetch_topic_ids(client: Any, topics: Collection[str]) -> dict[str, bytes]:

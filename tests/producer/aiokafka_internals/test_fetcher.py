@@ -10,12 +10,20 @@ from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from penstock.worker.kafka.fetching.fetch_messages import FetchMessage
-from penstock.worker.kafka.fetching.lean_fetcher import LeanFetcher
-from penstock.worker.kafka.fetching.topic_ids import TopicIds
+from penstock.producer.aiokafka_internals.fetch_messages import FetchMessage
+from penstock.producer.aiokafka_internals.fetcher import LeanFetcher
+from penstock.producer.aiokafka_internals.topic_ids import TopicIds
 
 SOURCE = TopicPartition("requests", 0)
 ASKED = SimpleNamespace(faults=[])
+
+
+def lean(*arguments: Any, jumped: Any = None) -> Any:
+    """A fetcher as a consumer makes it."""
+    fetcher: Any = Fetcher(*arguments)
+    fetcher.__class__ = LeanFetcher
+    fetcher.begin(TopicIds(), jumped)
+    return fetcher
 
 
 class Broker:
@@ -42,7 +50,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("penstock.worker.kafka.fetching.lean_fetcher.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("penstock.producer.aiokafka_internals.fetcher.time.monotonic", lambda: clock.now)
     return clock
 
 
@@ -57,7 +65,7 @@ async def test_at_a_high_rate_a_fetch_that_brought_several_records_is_followed_l
     monkeypatch: pytest.MonkeyPatch, clock: Clock, num_records: int, is_paced: bool
 ) -> None:
     broker = Broker(monkeypatch)
-    fetcher: Any = LeanFetcher()
+    fetcher = lean()
     for _ in range(4):
         await fetch(broker, fetcher, 20)
         clock.now += 0.006
@@ -73,7 +81,7 @@ async def test_the_pace_begins_where_turns_would_keep_the_loop_busy(
     monkeypatch: pytest.MonkeyPatch, clock: Clock, per_s: int, is_paced: bool
 ) -> None:
     broker = Broker(monkeypatch)
-    fetcher: Any = LeanFetcher()
+    fetcher = lean()
     for _ in range(12):
         await fetch(broker, fetcher, 5)
         clock.now += 5 / per_s
@@ -83,7 +91,7 @@ async def test_the_pace_begins_where_turns_would_keep_the_loop_busy(
 
 async def test_a_burst_after_a_rest_is_followed_at_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     broker = Broker(monkeypatch)
-    fetcher: Any = LeanFetcher()
+    fetcher = lean()
     await fetcher._proc_fetch_request(None, 7, ASKED)
     clock.now += 0.1  # for which the broker has held the fetch
     broker.records = list(range(30))
@@ -112,19 +120,18 @@ async def test_a_topic_of_which_brokers_do_not_know_the_id_is_not_fetched_until_
     subscriptions = SubscriptionState()
     other = TopicPartition("others", 0)
     subscriptions.subscribe({SOURCE.topic, other.topic})
-    fetcher: Any = LeanFetcher(client, subscriptions)
-    fetcher.topic_ids = TopicIds()
+    fetcher = lean(client, subscriptions)
     try:
         subscriptions.assign_from_subscribed({SOURCE, other})
         assignment = subscriptions.subscription.assignment
         for source in (SOURCE, other):
             subscriptions.seek(source, 0)
-        fetcher.topic_ids.note_unknown(SOURCE.topic)
+        fetcher._topic_ids.note_unknown(SOURCE.topic)
         [(_, request)], *_ = fetcher._get_actions_per_node(assignment)
         assert [topic for topic, _ in request.topics] == [other.topic]
         client.get_random_node = lambda: 7
         client.send = answer_ids
-        await fetcher.topic_ids.read(client, {SOURCE.topic})
+        await fetcher._topic_ids.read(client, {SOURCE.topic})
         [(_, request)], *_ = fetcher._get_actions_per_node(assignment)
         assert {topic for topic, _ in request.topics} == {SOURCE.topic, other.topic}
     finally:
@@ -139,9 +146,8 @@ async def answer_ids(_node: int, _request: object) -> Any:
 async def test_a_position_that_the_log_does_not_have_is_told_with_where_it_begins(begins: int) -> None:
     subscriptions = SubscriptionState()
     subscriptions.subscribe({SOURCE.topic})
-    fetcher: Any = LeanFetcher(Client(), subscriptions)
     told: list[Any] = []
-    fetcher.jumped = lambda *jump: told.append(jump)
+    fetcher = lean(Client(), subscriptions, jumped=lambda *jump: told.append(jump))
     try:
         subscriptions.assign_from_subscribed({SOURCE})
         assignment = subscriptions.subscription.assignment
@@ -168,7 +174,7 @@ async def test_a_position_that_the_log_does_not_have_is_told_with_where_it_begin
 async def test_a_broker_whose_answer_comes_with_a_new_assignment_is_asked_at_once() -> None:
     client, subscriptions = Client(), SubscriptionState()
     subscriptions.subscribe({SOURCE.topic})
-    fetcher: Any = LeanFetcher(client, subscriptions)
+    fetcher = lean(client, subscriptions)
     try:
         for num_asked in (1, 2):
             subscriptions.assign_from_subscribed({SOURCE})
@@ -202,7 +208,7 @@ async def test_a_partition_with_very_many_records_is_handed_out_in_parts_beside_
     client, subscriptions = Client(), SubscriptionState()
     sources = {TopicPartition(SOURCE.topic, number) for number in range(3)}
     subscriptions.subscribe({SOURCE.topic})
-    fetcher: Any = LeanFetcher(client, subscriptions)
+    fetcher = lean(client, subscriptions)
     try:
         subscriptions.assign_from_subscribed(sources)
         for source in sources:
@@ -226,7 +232,7 @@ async def test_a_partition_with_very_many_records_is_handed_out_in_parts_beside_
 async def test_what_was_fetched_of_a_paused_partition_stays_until_it_is_resumed() -> None:
     client, subscriptions = Client(), SubscriptionState()
     subscriptions.subscribe({SOURCE.topic})
-    fetcher: Any = LeanFetcher(client, subscriptions)
+    fetcher = lean(client, subscriptions)
     try:
         subscriptions.assign_from_subscribed({SOURCE})
         subscriptions.seek(SOURCE, 0)

@@ -5,23 +5,20 @@ member gets new ones before the last has heard of it too. Members whose heartbea
 one another, for up to an interval; so they fall on whole multiples of it, by the clock. A rebalance begins apart from
 these moments, or some would hear of it an interval before the others. Where the clocks of machines differ, members only
 wait longer.
+
+aiokafka (0.14) sends heartbeats an interval after the last one, and revokes everything in a rebalance. To go, it needs
+cooperative rebalances (KIP-429) or the group protocol of KIP-848, in which members do not wait for one another.
 """
 
 import asyncio
 import time
 from typing import Any
 
-from aiokafka.consumer import consumer
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.protocol.group import JoinGroupRequest
 
 EVERY_S = 0.2  # a heartbeat takes an idle member some 0.5 ms of a core
 _APART_S = 0.03  # a busy member's heartbeat is up to some 20 ms late
-
-
-def install() -> None:
-    """Replace the coordinator of every aiokafka consumer here; aiokafka (0.14) has no public way to do so."""
-    consumer.GroupCoordinator = CommonHeartbeats
 
 
 class CommonHeartbeats(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no type information

@@ -11,8 +11,8 @@ from aiokafka.errors import CoordinatorNotAvailableError, KafkaConnectionError, 
 from aiokafka.protocol.metadata import MetadataRequest
 from structlog.testing import capture_logs
 
-from penstock.producer.transport import failover_client as module
-from penstock.producer.transport.failover_client import FailoverClient
+from penstock.producer.aiokafka_internals import client as module
+from penstock.producer.aiokafka_internals.client import FailoverClient
 
 
 class Cluster:

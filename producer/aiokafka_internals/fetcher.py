@@ -13,6 +13,9 @@ aiokafka reports nowhere that it goes on elsewhere than at the position of a par
 
 A partition may bring half a million records at once. Each poll hands out a part of them, and what the other partitions
 have brought; its broker is asked for the others meanwhile.
+
+aiokafka (0.14) asks again at once, in the order of a dictionary, and hands out a partition's records whole. To go, it
+needs priorities of topics, a least time between fetches, and a callback for positions that are reset.
 """
 
 import random
@@ -22,18 +25,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
-from aiokafka.consumer import consumer
 from aiokafka.consumer.fetcher import Fetcher, FetchResult
 
-from penstock.producer.transport.bounded_fetch import is_paused
-from penstock.producer.wire.topics import bulk_topic
-from penstock.worker.kafka.fetching.fetch_messages import (
+from penstock.producer.aiokafka_internals.bounded_fetch import is_paused
+from penstock.producer.aiokafka_internals.fetch_messages import (
     INCONSISTENT_TOPIC_ID,
     OUT_OF_RANGE,
     UNKNOWN_TOPIC_ID,
     FetchMessage,
 )
-from penstock.worker.kafka.fetching.topic_ids import TopicIds
+from penstock.producer.aiokafka_internals.topic_ids import TopicIds
+from penstock.producer.wire.topics import bulk_topic
 
 _BULK = bulk_topic("")
 _NO_LEADER = -1
@@ -54,24 +56,21 @@ _Asked = tuple[float, int]  # when a broker was asked, and the number of records
 _Actions = tuple[list[tuple[int, FetchMessage]], dict[int, list[TopicPartition]], float, bool, list[Any]]
 
 
-def install() -> None:
-    """Replace the fetcher of every aiokafka consumer in this process; aiokafka (0.14) has no public way to do so."""
-    consumer.Fetcher = LeanFetcher
-
-
 class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type information
     """aiokafka's fetcher with another choice of what to do next. It is asked twice for each fetch."""
 
-    _split_of: Any = None  # the assignment of which `_split` is
-    _split: Sequence[list[tuple[TopicPartition, Any]]] = ()  # its online and its bulk partitions, with their states
-    _num_records = 0  # handed out so far
-    topic_ids = TopicIds()  # of the assignment; the owner of the consumer gives its own, and the next as well
-    jumped: Callable[[TopicPartition, int, int], None] = staticmethod(lambda source, asked, begins: None)
+    def begin(self, topic_ids: TopicIds, jumped: Callable[[TopicPartition, int, int], None]) -> None:
+        """Called when aiokafka has made the fetcher and its tasks have not run yet.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+        `jumped` is told a partition, the offset that was asked for and is not there, and where it is read on.
+        """
+        self._topic_ids = topic_ids
+        self._jumped = jumped
+        self._num_records = 0  # handed out so far
+        self._split_of: Any = None  # the assignment of which `_split` is
+        self._split: Sequence[list[tuple[TopicPartition, Any]]] = ()  # online and bulk partitions, with their states
         self._out_of_range: dict[TopicPartition, int] = {}  # offsets that were asked for, and that logs do not have
         self._asked: defaultdict[int, deque[_Asked]] = defaultdict(lambda: deque(maxlen=_LATELY))  # by broker
-        super().__init__(*arguments, **options)
 
     def _get_actions_per_node(self, assignment: Any) -> _Actions:
         """Fetch from each broker of which nothing is on its way or waits to be handed out."""
@@ -95,7 +94,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
             if not assignment.active:  # the next one has read the ids anew
                 break
             if fault.error in (UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID):
-                self.topic_ids.note_unknown(fault.topic)
+                self._topic_ids.note_unknown(fault.topic)
             elif fault.error == OUT_OF_RANGE:
                 self._out_of_range[TopicPartition(fault.topic, fault.partition)] = fault.offset
         return False
@@ -106,7 +105,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         for source in self._out_of_range.keys() & tps:
             state = assignment.state_value(source)
             if state.has_valid_position:
-                self.jumped(source, self._out_of_range.pop(source), state.position)
+                self._jumped(source, self._out_of_range.pop(source), state.position)
         return needs_wakeup
 
     async def fetched_records(
@@ -192,7 +191,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         leader_of, waiting = self._client.cluster.leader_for_partition, self._records
         for source, state in self._in_order(assignment):
             node = leader_of(source)
-            if node in busy or source in waiting or self.topic_ids.is_unknown(source.topic):
+            if node in busy or source in waiting or self._topic_ids.is_unknown(source.topic):
                 continue
             if node is None or node == _NO_LEADER:
                 is_leader_unknown = True
@@ -220,7 +219,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
     def _request(self, topics: dict[str, list[tuple[int, int, int]]]) -> FetchMessage:
         bounds = self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes, self._isolation_level
         rack = self._client_rack or ""
-        return FetchMessage(*bounds, topics=list(topics.items()), rack_id=rack, topic_ids=self.topic_ids)
+        return FetchMessage(*bounds, topics=list(topics.items()), rack_id=rack, topic_ids=self._topic_ids)
 
 
 def _is_bulk(source: TopicPartition) -> bool:

@@ -1,19 +1,20 @@
 """Bounds on what a fetch unpacks to, and the unpacking beside the event loop.
 
 aiokafka (0.14) decompresses inside `getmany`, on the event loop and without a bound: 260 KB of gzip are 256 MiB there.
-Here each answer to a fetch is unpacked before aiokafka parses it.
+Here each answer to a fetch is unpacked before aiokafka parses it. To go, it needs a bound on what a batch unpacks to,
+and decompression in a thread.
 """
 
 import asyncio
 from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaClient, AIOKafkaConsumer
 from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.protocol.fetch import FetchRequest
 
-from penstock.producer.transport.failover_client import FailoverClient
-from penstock.producer.transport.record_batches import UnpackBounds, needs_unpacking, unpack
+from penstock.producer.aiokafka_internals.client import FailoverClient
+from penstock.producer.aiokafka_internals.record_batches import UnpackBounds, needs_unpacking, unpack
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 MAX_BATCH_ITEMS = 512 * 1024  # of about 100 bytes each
@@ -27,33 +28,17 @@ _HELD_S = 0.01  # until the next fetch, while nothing large may be unpacked
 log = structlog.get_logger("penstock.fetch")
 
 
-class BoundedConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no type information
-    """A consumer that reads compressed batches within bounds. Gets its topics or partitions after `start`."""
+class BoundedClient(FailoverClient):
+    """A consumer's client, whose answers to fetches are unpacked."""
 
-    _client: Any
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._client = FailoverClient(self._client)
-
-    async def start(self) -> None:
-        await super().start()
-        self._fetcher._client = _UnpackingClient(self._fetcher)
-
-
-class _UnpackingClient:
-    """aiokafka's client as its fetcher sees it, with other answers to fetches."""
-
-    def __init__(self, fetcher: Any) -> None:
-        self._client = fetcher._client
-        self._fetched = fetcher._records
+    def __init__(self, made: AIOKafkaClient) -> None:
+        super().__init__(made)
+        self.fetched: dict[Any, Any] = {}  # of the consumer's fetcher, once there is one
         self._unpacking = asyncio.Lock()  # one answer at a time: several brokers share the bounds
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    async def send(self, node_id: int, request: Any, **options: Any) -> Any:
-        response = await self._client.send(node_id, request, **options)
+    async def send(self, node_id: Any, request: Any, **options: Any) -> Any:
+        """As aiokafka's."""
+        response = await super().send(node_id, request, **options)
         if isinstance(request, FetchRequest) and any(needs_unpacking(data) for *_, data in _partitions(response)):
             async with self._unpacking:
                 if self._num_held_bytes() >= _FETCH_BYTES:
@@ -63,9 +48,30 @@ class _UnpackingClient:
 
     def _num_held_bytes(self) -> int:
         """Bytes of batches that no poll has taken, as they are after unpacking. Paused partitions hold up no others."""
-        results = [result for result in self._fetched.values() if isinstance(result, FetchResult)]
+        results = [result for result in self.fetched.values() if isinstance(result, FetchResult)]
         taken = [result for result in results if result.has_more() and not is_paused(result)]
         return sum([result._partition_records._records.size_in_bytes() for result in taken])
+
+
+class BoundedConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no type information
+    """A consumer that reads compressed batches within bounds. Gets its topics or partitions after `start`."""
+
+    _client: Any
+    _fetcher: Any
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._client = BoundedClient(self._client)
+
+    async def start(self) -> None:
+        """Connect."""
+        await super().start()
+        self._client.fetched = self._fetcher._records
+
+    @property
+    def client(self) -> Any:
+        """Its client, a FailoverClient."""
+        return self._client
 
 
 def is_paused(result: FetchResult) -> bool:

@@ -6,8 +6,8 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.producer.transport.record_batches import UNREADABLE_BATCH, UnpackBounds, unpack
-from penstock.worker.kafka.fetching.lenient_batches import UNREADABLE, LenientRecords
+from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE, LenientRecords
+from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH, UnpackBounds, unpack
 
 GZIP = 1
 BOUNDS = UnpackBounds(batch_bytes=1 << 20, batch_items=1 << 16, total_bytes=1 << 20, total_items=1 << 16)

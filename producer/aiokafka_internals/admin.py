@@ -1,0 +1,41 @@
+"""aiokafka's admin client with the client that leaves brokers that hang, and with requests that it has no method for.
+
+aiokafka (0.14) cannot take a member out of a group, and creates the topics that it describes. To go, it needs both as
+methods, and what `client.py` says.
+"""
+
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import for_code
+from aiokafka.protocol.group import LeaveGroupRequest
+from aiokafka.protocol.metadata import MetadataRequest
+
+from penstock.producer.aiokafka_internals.client import FailoverClient
+
+
+class FailoverAdmin(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no type information
+    """Used on one event loop."""
+
+    _client: Any
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._client = FailoverClient(self._client)
+
+    async def leave_group(self, coordinator: int, group_id: str, member_id: str) -> None:
+        """Take a member out of its group. Raises UnknownMemberIdError if it is not in it, and other KafkaError."""
+        left = await self._send_request_to_node(coordinator, LeaveGroupRequest(group_id, member_id))
+        if left.error_code:
+            raise for_code(left.error_code)
+
+    async def num_partitions(self, topic: str) -> int:
+        """Number of partitions of a topic, which is not created. Raises UnknownTopicOrPartitionError and KafkaError.
+
+        Metadata is asked for by name: without names, a broker hides denied topics.
+        """
+        answer = await self._send_request(MetadataRequest([topic], allow_auto_topic_creation=False))
+        (found,) = answer.to_object()["topics"]
+        if found["error_code"]:
+            raise for_code(found["error_code"])(topic)
+        return len(found["partitions"])

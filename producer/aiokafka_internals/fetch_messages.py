@@ -1,0 +1,147 @@
+"""Kafka's fetch request and answer, version 13, encoded and decoded in one pass.
+
+aiokafka (0.14) knows no version above 11, and calls a function for each field of each assigned partition, which takes
+longer than all else that a worker does for one record. Version 13 names topics by their ids: a topic that was deleted
+and created again is not read on from the position in the old one. Brokers before Kafka 3.1 are asked in aiokafka's own
+way.
+
+To go, it needs version 13 with topic ids (KIP-516), and fetch sessions (KIP-227) or a faster codec.
+"""
+
+import struct
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any, NamedTuple
+
+from aiokafka.protocol.fetch import FetchRequest, FetchResponse_v11
+
+from penstock.producer.aiokafka_internals.flexible_request import Answer, FlexibleRequest, behind_tags, compact, varint
+from penstock.producer.aiokafka_internals.topic_ids import NO_TOPIC_ID, TopicIds
+
+OUT_OF_RANGE, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 1, 100, 103  # errors
+_UNKNOWN_TOPIC = 3  # an error of which aiokafka asks for metadata anew
+_ANY_REPLICA, _NO_SESSION, _NO_EPOCH, _NO_OFFSET = -1, (0, -1), -1, -1
+_HEAD = struct.Struct(">iiiibii")  # replica, wait, least and most bytes, isolation level, session and its epoch
+_ASKED = struct.Struct(">iiqiqib")  # partition, leader's epoch, offset, its epoch, the log's start, most bytes, no tags
+_ANSWER = struct.Struct(">ihi")  # throttle time, error, session
+_ANSWERED = struct.Struct(">ihqqq")  # partition, error, three offsets of its log
+_ABORTED = struct.Struct(">qq")  # producer, first offset
+_REPLICA = struct.Struct(">i")
+_NO_TAGS = b"\0"
+_ID_BYTES = len(NO_TOPIC_ID)
+
+
+class FetchFault(NamedTuple):
+    """A partition that a broker has not read, and why."""
+
+    topic: str
+    partition: int
+    offset: int  # that was asked for
+    error: int
+
+
+class FetchMessage(FetchRequest):  # type: ignore[misc]  # aiokafka has no type information
+    """A request for records of many partitions, as aiokafka's, but for its cost and for the ids."""
+
+    def __init__(self, *bounds: int, topics: Sequence[Any], rack_id: str = "", topic_ids: TopicIds) -> None:
+        """`bounds` are aiokafka's: wait, least and most bytes, isolation level."""
+        super().__init__(*bounds, topics, rack_id=rack_id)
+        self.faults: list[FetchFault] = []  # of the answer, once it is decoded
+        self.ids = {topic: topic_ids.of(topic) for topic, _ in topics}
+
+    def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
+        """Called by aiokafka with the versions that the broker knows."""
+        oldest, newest = versions.get(self.API_KEY, (0, 0))
+        if oldest <= _FetchById.API_VERSION <= newest and NO_TOPIC_ID not in self.ids.values():
+            return _FetchById(self._body(), _AnswerById(self))
+        request = super().prepare(versions)
+        request.RESPONSE_TYPE = _AnswerByName(self, request.RESPONSE_TYPE)
+        return request
+
+    def _body(self) -> bytes:
+        bounds = self._max_wait_ms, self._min_bytes, self._max_bytes, self._isolation_level
+        parts = [_HEAD.pack(_ANY_REPLICA, *bounds, *_NO_SESSION), compact(len(self.topics))]
+        for topic, partitions in self.topics:
+            parts += [self.ids[topic], compact(len(partitions))]
+            for number, at, most in partitions:
+                parts.append(_ASKED.pack(number, _NO_EPOCH, at, _NO_EPOCH, _NO_OFFSET, most, 0))
+            parts.append(_NO_TAGS)
+        rack = self._rack_id.encode()
+        parts += [compact(0), compact(len(rack)), rack, _NO_TAGS]
+        return b"".join(parts)
+
+    def note(self, topic: str, partition: int, error: int) -> None:
+        """A partition has an error."""
+        for number, offset, _ in dict(self.topics).get(topic, ()):
+            if number == partition:
+                self.faults.append(FetchFault(topic, partition, offset, error))
+
+
+class _FetchById(FlexibleRequest):
+    API_KEY, API_VERSION = 1, 13
+
+
+class _AnswerByName:
+    """The answer as aiokafka decodes it."""
+
+    def __init__(self, asked: FetchMessage, answer: Answer) -> None:
+        self._asked = asked
+        self._answer = answer
+
+    def decode(self, data: BytesIO) -> Any:
+        answer = self._answer.decode(data)
+        for topic, partitions in answer.topics:
+            for number, error, *_ in partitions:
+                if error:
+                    self._asked.note(topic, number, error)
+        return answer
+
+
+class _AnswerById:
+    """Records by partition.
+
+    Partitions without records and errors are left out; their watermarks are not needed.
+    """
+
+    def __init__(self, asked: FetchMessage) -> None:
+        self._asked = asked
+        self._names = {topic_id: topic for topic, topic_id in asked.ids.items()}
+
+    def decode(self, data: BytesIO) -> FetchResponse_v11:
+        raw = data.read()
+        throttle_ms, error, session = _ANSWER.unpack_from(raw)
+        num_topics, at = varint(raw, _ANSWER.size)
+        topics = []
+        for _ in range(num_topics - 1):
+            end = at + _ID_BYTES
+            topic = self._names.get(raw[at:end])
+            if topic is None:
+                raise struct.error("A topic that was not asked for, or its id ends early.")
+            partitions, at = self._partitions(topic, raw, end)
+            topics.append((topic, partitions))
+        return FetchResponse_v11(throttle_ms, error, session, topics)
+
+    def _partitions(self, topic: str, raw: bytes, at: int) -> tuple[list[tuple[Any, ...]], int]:
+        """The partitions of one topic that have records or an error, and where the next topic begins."""
+        count, at = varint(raw, at)
+        found: list[tuple[Any, ...]] = []
+        for _ in range(count - 1):
+            number, error, watermark, stable, start = _ANSWERED.unpack_from(raw, at)
+            num_aborted, at = varint(raw, at + _ANSWERED.size)
+            aborted = []
+            for _ in range(num_aborted - 1):  # 0 for none
+                aborted.append(_ABORTED.unpack_from(raw, at))
+                at = behind_tags(raw, at + _ABORTED.size)
+            (replica,) = _REPLICA.unpack_from(raw, at)
+            size, at = varint(raw, at + _REPLICA.size)
+            end = at + max(0, size - 1)
+            if error:
+                self._asked.note(topic, number, error)
+                error = _UNKNOWN_TOPIC if error in (UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID) else error
+            if error or size > 1:
+                found.append((number, error, watermark, stable, start, aborted, replica, raw[at:end]))
+            at = behind_tags(raw, end)
+        at = behind_tags(raw, at)
+        if at > len(raw):
+            raise struct.error("The records of the last partition are incomplete.")
+        return found, at
