@@ -10,7 +10,6 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from penstock.ops.bench.serving.loads.systems import DEFAULT
 from penstock.ops.cli.planning.capacity_plan import UTILISATION, CapacityPlan, DeviceCapacity, plan_capacity
 from penstock.worker.telemetry.logs import configure_logs
 
+Row = dict[str, Any]
+
 _SUITE = "capacity"
 _LENGTHS = "2-100"
 _SLO_S = 0.2
@@ -31,58 +32,41 @@ _TOO_MUCH = 1.25  # times what full batches answer
 _IN_TIME = 0.999  # as the manual promises
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """The answers to one load."""
-
-    p50_s: float  # infinite: most requests were rejected
-    p99_s: float
-    in_time: float  # share of all requests
-    answered_per_s: float
-    busy: float  # share of the lanes' time in batches
-
-    @classmethod
-    def of(cls, outcome: Outcome, num_lanes: int, slo_s: float) -> "Answers":
-        in_time = float((outcome.latency_s <= slo_s).mean())
-        busy = outcome.busy_s / (num_lanes * outcome.span_s)
-        return cls(outcome.percentile_s(50), outcome.percentile_s(99), in_time, outcome.answered_per_s(), busy)
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """One load on one machine."""
-
-    name: str
-    rate_per_s: float
-    machines: int  # of the plan for this load
-    simulated: Answers
-    real: Answers
-
-    @property
-    def holds(self) -> bool:
-        """Whether one machine answers in time exactly if the plan says that one is enough."""
-        return all((one.in_time >= _IN_TIME) == (self.machines == 1) for one in (self.simulated, self.real))
-
-
-def check(bench: BenchHarness, *, seconds: float, slo_s: float = _SLO_S) -> list[Checked]:
+def check(bench: BenchHarness, *, seconds: float, slo_s: float = _SLO_S) -> list[Row]:
     """Offer the two loads for some seconds each. `bench`: of a model whose longest request fits the SLO."""
     capacity_per_s = _plan(bench, 1.0, slo_s).device_per_s
     rates = [part * capacity_per_s for part in (UTILISATION, _TOO_MUCH)]
+    loads = [Load(_LENGTHS, rate, seconds) for rate in rates]
     system = bench.system(DEFAULT, slo_s)
     # Before the real runs, from which the cost table learns.
-    machines = [_plan(bench, rate * (1 - 1e-9), slo_s).devices for rate in rates]  # despite rounding
-    simulated = [bench.simulated(system, Load(_LENGTHS, rate, seconds)) for rate in rates]
-    real = [bench.real(system, Load(_LENGTHS, rate, seconds), grace_s=2 * slo_s) for rate in rates]
-    return [
-        Checked(f"{rate / capacity_per_s:.0%} of what full batches answer", rate, count, *answers)
-        for rate, count, *answers in zip(
-            rates,
-            machines,
-            [Answers.of(one, bench.num_lanes, slo_s) for one in simulated],
-            [Answers.of(one, bench.num_lanes, slo_s) for one in real],
-            strict=True,
-        )
+    rows: list[Row] = [
+        {
+            "name": f"{rate / capacity_per_s:.0%} of what full batches answer",
+            "rate_per_s": rate,
+            "machines": _plan(bench, rate * (1 - 1e-9), slo_s).devices,  # despite rounding
+            "simulated": _answers(bench.simulated(system, load), bench.num_lanes, slo_s),
+        }
+        for rate, load in zip(rates, loads, strict=True)
     ]
+    for row, load in zip(rows, loads, strict=True):
+        row["real"] = _answers(bench.real(system, load, grace_s=2 * slo_s), bench.num_lanes, slo_s)
+    return rows
+
+
+def holds(load: Row) -> bool:
+    """Whether one machine answers in time exactly if the plan says that one is enough."""
+    return all((load[run]["in_time"] >= _IN_TIME) == (load["machines"] == 1) for run in ("simulated", "real"))
+
+
+def _answers(outcome: Outcome, num_lanes: int, slo_s: float) -> dict[str, float]:
+    """A percentile is infinite if too many requests were rejected. Shares are of all requests, and of lanes' time."""
+    return {
+        "p50_s": outcome.percentile_s(50),
+        "p99_s": outcome.percentile_s(99),
+        "in_time": float((outcome.latency_s <= slo_s).mean()),
+        "answered_per_s": outcome.answered_per_s(),
+        "busy": outcome.busy_s / (num_lanes * outcome.span_s),
+    }
 
 
 def _plan(bench: BenchHarness, rate_per_s: float, slo_s: float) -> CapacityPlan:
@@ -133,11 +117,11 @@ def main() -> int:
         model = chosen.model or _random_minilm(Path(folder))
         bench = BenchHarness.load(model, device="cpu", dtype="float32", lanes=chosen.lanes)
         checked = check(bench, seconds=chosen.seconds)
-    part = finite({"slo_s": _SLO_S, "lanes": bench.num_lanes, "loads": [asdict(one) for one in checked]})
+    part = finite({"slo_s": _SLO_S, "lanes": bench.num_lanes, "loads": checked})
     path = keep({**header, "engines": bench.describe(), "parts": {_SUITE: part}}, chosen.output)
     print(grid([part]))
     print(f"Kept: {path}")
-    return 0 if all(one.holds for one in checked) else 1
+    return 0 if all(map(holds, checked)) else 1
 
 
 def _random_minilm(folder: Path) -> Path:

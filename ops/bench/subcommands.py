@@ -35,8 +35,7 @@ class ServeSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Arithmetic.")
     lengths: str = Field(
         "2-100,5-500",
-        description="Tokens per request: 2-100, 5-500, normal 2-100, normal 5-500, squad, banking77. The tables about "
-        "objectives use the first.",
+        description="Tokens per request: 2-100, 5-500, squad, banking77. The tables about objectives use the first.",
     )
     parts: str = Field(_PARTS, description="Tables to measure. Through Kafka: kafka, loads.")
     bootstrap_servers: str | None = Field(
@@ -82,7 +81,7 @@ class SimulateSettings(Settings):
     )
     workers: str = Field("1,4,16,64,256", description="Fleet sizes.")
     requests: int = Field(1_000_000, ge=1000, description="Requests in each simulated run.")
-    lengths: str = Field("2-100", description="Tokens per request: 2-100, 5-500, normal 2-100, normal 5-500, squad.")
+    lengths: str = Field("2-100", description="Tokens per request: 2-100, 5-500, squad.")
     slo_ms: float = Field(50.0, gt=0, description="Latency objective.")
     load: float = Field(0.8, gt=0, description="Fraction of saturation at which the fleet size varies.")
     seed: int = Field(0, ge=0, description="The same seed gives the same requests.")

@@ -6,7 +6,6 @@ the two is replaced.
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 from penstock.ops.bench import capacity_check
@@ -19,7 +18,7 @@ from penstock.ops.bench.cpu import cpu_tables
 from penstock.ops.bench.delivery import delivery_tables
 from penstock.ops.bench.gpu.report import gpu_tables as gpu
 from penstock.ops.bench.pipeline import pipeline_tables
-from penstock.ops.bench.serving import serving_tables as serving
+from penstock.ops.bench.serving import serving_tables
 from penstock.ops.bench.serving.scheduler_constants import constant_table
 from penstock.ops.chaos import chaos_tables as chaos
 
@@ -43,8 +42,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "gpu-targets": gpu.against_targets,
     "gpu-runs": gpu.runs,
     "gpu-report": gpu.report,
-    "serving": partial(serving.kept, "goodput"),
-    **{f"serving-{part}": partial(serving.kept, part) for part in ("saturation", "bursts", "kafka", "loads")},
+    **serving_tables.TABLES,
     "scheduler-constants": constant_table,
     "chaos": chaos.outcomes,
     "chaos-faults": chaos.faults,

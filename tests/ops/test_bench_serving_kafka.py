@@ -52,6 +52,7 @@ def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
     monkeypatch.setattr(kafka, "COMPARED", (NO_BATCH,))
     monkeypatch.setattr(critical, "_REACH", 1.5)
     monkeypatch.setattr(kafka, "LOADS", (0.9,))
+    monkeypatch.setattr(kafka, "_TIMES", 1.0)
     monkeypatch.setattr(kafka, "SATURATED", NO_BATCH)  # its saturation is some hundred requests a second
     monkeypatch.setattr(critical, "_MOST_CONFIRMED", 1)
     # Of this process: whether the client's runs keep up is the machine's affair, and so is the rate that it finds.

@@ -176,9 +176,9 @@ def test_lengths_of_a_file(tmp_path: Path) -> None:
 
 
 def test_the_real_check_holds_exactly_if_one_machine_is_enough_where_the_plan_says_so() -> None:
-    good, bad = (capacity_check.Answers(0.01, 0.1, share, 100.0, 0.8) for share in (0.999, 0.998))
+    good, bad = ({"in_time": share} for share in (0.999, 0.998))
     held = [
-        capacity_check.Checked("load", 100.0, machines, first, second).holds
+        capacity_check.holds({"machines": machines, "simulated": first, "real": second})
         for machines, first, second in [(1, good, good), (2, bad, bad), (1, good, bad), (1, bad, good), (2, good, bad)]
     ]
     assert held == [True, True, False, False, False]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from penstock.engine import Engine, load_engine
-from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.lengths import Lengths
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.serving.loads.arrivals import bursty, poisson
@@ -29,7 +28,7 @@ from penstock.worker.garbage_collection import calm_garbage_collection
 from penstock.worker.resolved_settings import resolve, scheduler_settings
 from penstock.worker.settings import WorkerSettings
 
-TEXTS = "banking77"  # a distribution that is not drawn at random: lengths of real messages
+MESSAGES = "banking77"  # a distribution that is not drawn at random: lengths of real messages
 _FEWEST_REQUESTS = 60
 
 
@@ -37,7 +36,7 @@ _FEWEST_REQUESTS = 60
 class Load:
     """The load of one run."""
 
-    lengths: str  # a distribution's name, or TEXTS
+    lengths: str  # a distribution's name, or MESSAGES
     rate_per_s: float
     seconds: float
     is_bursty: bool = False
@@ -119,7 +118,8 @@ class BenchHarness:
         """The run itself."""
         known, stream = self.known(system.engine), self._stream(load)
         driver = MeasuredDriver(Scheduler(system.settings, known.cost), self.num_lanes)
-        return drive(stream, self._token_ids(load, stream), driver, known.engine, known.cost, grace_s=grace_s)
+        token_ids = random_ids(stream.lengths, self.packed.info.vocab_size, self._seed)
+        return drive(stream, token_ids, driver, known.engine, known.cost, grace_s=grace_s)
 
     def simulated(self, system: System, load: Load) -> Outcome:
         """The same load in the simulator."""
@@ -154,8 +154,8 @@ class BenchHarness:
 
     def lengths(self, distribution: str, count: int) -> Lengths:
         """Tokens of `count` requests of a distribution, none longer than the model takes."""
-        if distribution == TEXTS:
-            return np.resize(np.array([len(ids) for ids in self._texts], np.int64), count)
+        if distribution == MESSAGES:
+            return np.resize(self._of_messages, count)
         return np.minimum(draw(distribution, count, self._seed + 1), self.packed.info.max_tokens)
 
     def _stream(self, load: Load) -> Stream:
@@ -163,18 +163,13 @@ class BenchHarness:
         online = arrive(load.rate_per_s, load.count, self._seed)
         return Stream.beside_bulk(online, self.lengths(load.lengths, load.count + load.num_bulk))
 
-    def _token_ids(self, load: Load, stream: Stream) -> list[Int32Array]:
-        if load.lengths == TEXTS:
-            return [self._texts[index % len(self._texts)] for index in range(len(stream.lengths))]
-        return random_ids(stream.lengths, self.packed.info.vocab_size, self._seed)
-
     @cached_property
-    def _texts(self) -> list[Int32Array]:
-        """Banking77's test messages as token ids, shuffled."""
+    def _of_messages(self) -> Lengths:
+        """Tokens of Banking77's test messages, shuffled."""
         tokenizer = Tokenizer.from_directory(model_directory())  # BERT's vocabulary, and so the random model's too
         try:
             encoded = tokenizer.encode(shuffled_texts(3080), truncate=True, max_tokens=self.packed.info.max_tokens)
-            return [one.ids for one in encoded]
+            return np.array([len(one.ids) for one in encoded], np.int64)
         finally:
             tokenizer.close()
 

@@ -143,10 +143,15 @@ PARTS: Mapping[str, tuple[str, Callable[[Sequence[Run]], str]]] = {
 }
 
 
-def kept(part: str) -> str:
+def _kept(part: str) -> Callable[[], str]:
     """The table of a part over the kept runs of each machine."""
     suite = "serving-kafka" if part in ("kafka", "loads") else "serving"
-    return of_each_machine(suite, [part], PARTS[part][1])
+    return lambda: of_each_machine(suite, [part], PARTS[part][1])
+
+
+TABLES = {"serving": _kept("goodput")} | {
+    f"serving-{part}": _kept(part) for part in ("saturation", "bursts", "kafka", "loads")
+}
 
 
 def costs(run: Run) -> str:

@@ -9,19 +9,6 @@ from penstock.ops.bench.common.lengths import Lengths, squad, uniform
 Draw = Callable[[int, int], Lengths]  # (count, seed)
 
 
-def normal(low: int, high: int, count: int, seed: int) -> Lengths:
-    """`count` lengths around the middle of [low, high], which is two standard deviations to either side.
-
-    What falls outside is drawn again.
-    """
-    random = np.random.default_rng(seed)
-    drawn = np.zeros(0)
-    while len(drawn) < count:
-        more = random.normal((low + high) / 2, (high - low) / 4, count + 16)
-        drawn = np.concatenate([drawn, more[(more >= low) & (more <= high)]])
-    return np.rint(drawn[:count]).astype(np.int64)
-
-
 def of_squad(count: int, seed: int) -> Lengths:
     """Lengths drawn from those of a slice of SQuAD 1.1, with replacement."""
     return np.random.default_rng(seed).choice(squad(0), count)
@@ -30,8 +17,6 @@ def of_squad(count: int, seed: int) -> Lengths:
 DISTRIBUTIONS: Mapping[str, Draw] = {
     "2-100": lambda count, seed: uniform(2, 100, count, seed),  # TurboTransformers, Figure 15 and Table 4
     "5-500": lambda count, seed: uniform(5, 500, count, seed),  # Figure 16 and Table 5
-    "normal 2-100": lambda count, seed: normal(2, 100, count, seed),
-    "normal 5-500": lambda count, seed: normal(5, 500, count, seed),
     "squad": of_squad,
 }
 
