@@ -219,7 +219,7 @@ class ChaosRun:
             judge.complain("commits_unreadable", [repr(error)])
         judge.check_all_committed(*self._watch.committed_and_ends())
         judge.complain("bad_exit", [f"code {self._exit_code} on SIGTERM"] if self._exit_code else [])
-        found = {str(event): event for part in _BUGS for event in self.worker.all_events(part)}
+        found = {str(event): event for part in _BUGS for event in self.worker.events(part)}
         bugs = [event for event in found.values() if not is_denial(event, injected)]
         told = [f"{bug['event']}: {bug.get('exception', '')[-_SHOWN_CHARS:]}" for bug in bugs]
         judge.complain("bug_in_the_log", told)

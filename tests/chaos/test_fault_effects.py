@@ -1,4 +1,4 @@
-"""Faults that came alone are held to their bounds of time."""
+"""Recoveries and percentiles come from the times of requests and their first answers. Faults alone have bounds of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -67,3 +67,23 @@ def test_faults_beside_others_and_those_that_did_not_happen_have_no_bound() -> N
     absent, found_too = violations(Injected("member_killed", 1.0, 1.0, error="No member ran."), latencies)
     assert (beside["beside"], absent["error"], found, found_too) == (["rolled"], "No member ran.", {}, {})
     assert worst([beside, absent], KILLS, "recovery_s") is None
+
+
+def asked(topic: str, sent_s: int, *answered_after_s: float) -> Asked:
+    found = Asked.of(Record(topic, 0, sent_s, 1000 * sent_s, None, None, ()), poison=99)
+    found.replies = tuple([AnswerSeen("", int(1000 * (sent_s + seconds))) for seconds in answered_after_s])
+    return found
+
+
+def test_recovery_is_the_last_slow_request_after_a_fault() -> None:
+    slow = (1, 4, 8)
+    latencies = Latencies([asked(REQUESTS, second, 3.0 if second in slow else 0.01) for second in range(10)], REQUESTS)
+    assert latencies.recovery(2.0, 9.0) == (2.0, True)
+    assert latencies.recovery(5.0, 9.0) == (0.0, True)  # the next fault delayed the request at 8 s
+
+
+def test_percentiles_count_the_first_answers_of_one_topic() -> None:
+    requests = [asked(REQUESTS, 0, 7.0, 1.0), asked(REQUESTS, 1), asked("bulk", 2, 30.0), asked(REQUESTS, 5, 9.0)]
+    latencies = Latencies(requests, REQUESTS)
+    assert latencies.p99_s(0.0, 5.0) == 1.0
+    assert latencies.p99_s(1.0, 2.0) is None

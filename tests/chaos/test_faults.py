@@ -1,4 +1,4 @@
-"""A fault that found nothing to act on is recorded as one that did not happen."""
+"""Faults come in seeded rounds, and one that found nothing to act on is recorded as one that did not happen."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.ops.chaos.faults import broker_faults, member_faults
-from penstock.ops.chaos.faults.faults import Faults, Injected
+from penstock.ops.chaos.faults.faults import KINDS, OF_BROKERS, Faults, Injected, moments
 from penstock.ops.chaos.faults.scene import CACHE, Scene
 from penstock.ops.chaos.fleet.faulty_engine import HANG
 
@@ -184,3 +184,37 @@ async def test_brokers_that_took_records_were_not_leaderless(process: subprocess
 
 async def test_a_broker_that_lives_on_was_not_killed(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
     assert "does not end" in (await injected("broker_killed", None, tmp_path, Nodes(Node(process.pid)))).error
+
+
+def rounds(seed: int) -> list[list[str]]:
+    """Moments of two rounds."""
+    found: list[list[str]] = []
+    for together in moments(KINDS, 3, random.Random(seed)):
+        found.append([*together])
+        if sum(map(len, found)) == 2 * len(KINDS):
+            break
+    return found
+
+
+def test_each_kind_comes_alone_and_then_beside_others() -> None:
+    found = rounds(seed=1)
+    alone, together = found[: len(KINDS)], found[len(KINDS) :]
+    assert {len(moment) for moment in alone} == {1}
+    assert {2, 3} <= {len(moment) for moment in together} <= {1, 2, 3}  # what is left over may be alone
+    assert sorted(itertools.chain(*alone)) == sorted(itertools.chain(*together)) == sorted(KINDS)
+
+
+def test_no_two_faults_of_brokers_come_together() -> None:
+    for seed in range(20):
+        assert all(len(OF_BROKERS.intersection(moment)) < 2 for moment in rounds(seed))
+
+
+def test_what_controllers_undo_does_not_come_while_two_of_three_are_away() -> None:
+    of_controllers = {"partitions_added", "replies_refused", "access_revoked"}
+    for seed in range(20):
+        beside = [set(moment) & of_controllers for moment in rounds(seed) if "no_leader" in moment]
+        assert not any(beside)
+
+
+def test_the_seed_decides() -> None:
+    assert rounds(seed=1) == rounds(seed=1) != rounds(seed=2)

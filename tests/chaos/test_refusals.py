@@ -1,14 +1,16 @@
-"""Each rule by which a dead letter may stand for an answer excuses its case, and nothing beside it."""
+"""What faults excuse, and nothing beside it: dead letters that stand for answers, and denials in the worker's log."""
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.ops.chaos.faults.faults import KINDS, Injected
 from penstock.ops.chaos.load.calls import REPLIES
 from penstock.ops.chaos.load.raw_load import RAW_REPLIES
-from penstock.ops.chaos.verdict.refusals import AFTER_S, refusals
+from penstock.ops.chaos.verdict.refusals import AFTER_S, is_denial, refusals
 
 DENIED = "The reply could not be delivered: TopicAuthorizationFailedError('replies')"
 STALLED = (
@@ -82,3 +84,23 @@ def test_answers_wait_as_long_as_the_manual_says() -> None:
         (promised_s,) = re.findall(promise, page)
         begins_ms = {one.started_ms for one in refusals([Injected("no_leader", 0.0, 60.0)], delivery)}
         assert begins_ms == {1e3 * (float(promised_s) - 1)}  # the last acknowledgement came up to a second before
+
+
+REVOKED = Injected("access_revoked", 1000.0, 1010.0)
+
+
+def event(at_s: float, logger: str = "aiokafka.consumer", last: str = "GroupAuthorizationFailed") -> dict[str, Any]:
+    exception = f"Traceback (most recent call last):\n{last}"
+    return {"logger": logger, "exception": exception, "timestamp": datetime.fromtimestamp(at_s, UTC).isoformat()}
+
+
+@pytest.mark.parametrize(("at_s", "expected"), [(999.9, False), (1000.0, True), (1040.0, True), (1040.1, False)])
+def test_a_denial_is_expected_while_a_privilege_is_missing(at_s: float, expected: bool) -> None:
+    assert is_denial(event(at_s), [REVOKED]) is expected
+
+
+def test_other_faults_and_other_exceptions_are_no_denials() -> None:
+    assert not is_denial(event(1005.0), [Injected("no_leader", 1000.0, 1010.0)])
+    assert not is_denial(event(1005.0), [Injected("access_revoked", 1000.0, 1010.0, error="TimeoutError()")])
+    assert not is_denial(event(1005.0, logger="penstock.worker"), [REVOKED])
+    assert not is_denial(event(1005.0, last="KeyError: 1"), [REVOKED])

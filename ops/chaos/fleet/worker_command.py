@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,8 @@ class WorkerCommand:
         """`folder` is the members' control folder and gets the log."""
         self.log_path = folder / "worker.log"
         self.exits: list[int] = []  # of supervisors that were not asked to end
-        self._command = (
-            sys.executable,
-            "-m",
-            "penstock.ops.chaos.fleet.faulty_worker",
-            str(folder),
-            str(seed),
-            *options,
-        )
+        module = "penstock.ops.chaos.fleet.faulty_worker"
+        self._command = (sys.executable, "-m", module, str(folder), str(seed), *options)
         self._process: subprocess.Popen[bytes] | None = None
         self._logs: list[subprocess.Popen[bytes]] = []
         self._counted: Counter[str] = Counter()  # events in the first `_counted_bytes` of the log, by name
@@ -94,10 +88,6 @@ class WorkerCommand:
                 num_limited += 1
         return num_limited
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """The events called so that were logged so far."""
-        return [event for event in self.all_events(f'"event": "{name}"') if event["event"] == name]
-
     def num_events(self, name: str) -> int:
         """How many events called so were logged so far. Reads what is new, as the log grows to a million lines."""
         if self.log_path.exists():
@@ -111,27 +101,23 @@ class WorkerCommand:
 
     def num_killed(self) -> int:
         """How many members SIGKILL has ended, by the log of their supervisors."""
-        killed = signal.SIGKILL.name
-        return sum(killed in str(event.get("signal")) for event in self.events("member_exited"))
+        return sum(event.get("signal") == signal.SIGKILL.name for event in self.events('"event": "member_exited"'))
 
     def failures_of_engines(self) -> dict[str, int]:
         """How many failures of engines were logged, by kind."""
-        if not self.log_path.exists():
-            return {}
-        found = dict.fromkeys((POISONED, PASSING, OUT_OF_MEMORY), 0)
-        with self.log_path.open(encoding="utf-8", errors="replace") as log:
-            for line in log:
-                for kind in found:
-                    found[kind] += kind in line
-        return {f"logged_{kind.replace(' ', '_')}": number for kind, number in found.items()}
+        kinds = (POISONED, PASSING, OUT_OF_MEMORY)
+        return {f"logged_{kind.replace(' ', '_')}": sum(1 for _ in self._lines(kind)) for kind in kinds}
 
-    def all_events(self, part: str = "") -> list[dict[str, Any]]:
+    def events(self, part: str) -> list[dict[str, Any]]:
         """The events whose lines hold `part`."""
-        if not self.log_path.exists():
-            return []
-        with self.log_path.open("rb") as log:
-            lines = [line for line in log if part.encode() in line]  # of a log that may have a million
-        return [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
+        lines = [line for line in self._lines(part) if line.startswith(b"{") and line.endswith(b"}\n")]
+        return [json.loads(line) for line in lines]
+
+    def _lines(self, part: str) -> Iterator[bytes]:
+        """Those of the log that hold `part`; it may have a million."""
+        if self.log_path.exists():
+            with self.log_path.open("rb") as log:
+                yield from (line for line in log if part.encode() in line)
 
     def _start(self) -> None:
         """Start the command. Its log passes a pipe, because `limit_files` counts for files of the members alone."""
