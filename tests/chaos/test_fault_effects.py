@@ -1,4 +1,4 @@
-"""Recoveries and percentiles come from the times of requests and their first answers. Faults alone have bounds of them."""
+"""Recoveries and percentiles come from the times of requests and their first answers. Faults alone have bounds."""
 
 from collections.abc import Callable
 from typing import Any

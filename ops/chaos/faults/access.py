@@ -1,7 +1,7 @@
 """The worker's own user at the brokers, and its privileges, which a fault can take away for a while."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without saying so
     AclBinding,
@@ -30,6 +30,7 @@ OPTIONS = {
 }
 _ANSWER_S = 30
 
+_B = TypeVar("_B", AclBinding, AclBindingFilter)
 Privilege = tuple[str, str, str]  # kind of resource, operation, name
 
 
@@ -44,35 +45,27 @@ def privileges(group: str, requests: Sequence[str], letters: Sequence[str], repl
 
 def allow(servers: str, given: Sequence[Privilege]) -> None:
     """Grant privileges. Blocks."""
-    bindings = [AclBinding(*_fields(privilege)) for privilege in given]
     admin = AdminClient({"bootstrap.servers": servers})
-    for done in admin.create_acls(bindings).values():
+    for done in admin.create_acls([_binding(AclBinding, privilege) for privilege in given]).values():
         done.result(_ANSWER_S)
 
 
 def revoke(servers: str, privilege: Privilege) -> None:
     """Take a privilege away. Blocks."""
     admin = AdminClient({"bootstrap.servers": servers})
-    for done in admin.delete_acls([_binding(privilege)]).values():
+    for done in admin.delete_acls([_binding(AclBindingFilter, privilege)]).values():
         done.result(_ANSWER_S)
 
 
 def has(servers: str, privilege: Privilege) -> bool:
     """Whether the worker has a privilege. Blocks."""
     admin = AdminClient({"bootstrap.servers": servers})
-    return bool(admin.describe_acls(_binding(privilege)).result(_ANSWER_S))
+    return bool(admin.describe_acls(_binding(AclBindingFilter, privilege)).result(_ANSWER_S))
 
 
-def _binding(privilege: Privilege) -> AclBindingFilter:
-    return AclBindingFilter(*_fields(privilege))
-
-
-def _fields(privilege: Privilege) -> tuple[Any, ...]:
-    """A privilege as librdkafka's bindings take it, and their filters."""
+def _binding(binding: Callable[..., _B], privilege: Privilege) -> _B:
+    """A privilege as librdkafka has it, or the filter that finds it."""
     kind, operation, name = privilege
+    pattern = ResourcePatternType.PREFIXED if kind == "TRANSACTIONAL_ID" else ResourcePatternType.LITERAL
     allowed = AclOperation[operation], AclPermissionType.ALLOW
-    return ResourceType[kind], name, _pattern(kind), f"User:{USER}", "*", *allowed
-
-
-def _pattern(kind: str) -> ResourcePatternType:
-    return ResourcePatternType.PREFIXED if kind == "TRANSACTIONAL_ID" else ResourcePatternType.LITERAL
+    return binding(ResourceType[kind], name, pattern, f"User:{USER}", "*", *allowed)
