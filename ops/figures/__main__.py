@@ -1,6 +1,6 @@
 """`python -m penstock.ops.figures`: write the tables of kept runs into the repository's Markdown files.
 
-`--check` changes nothing and exits with 1 if a table is not current. `--plots` draws the plots too.
+`--check` changes nothing and exits with 1 if a table is not current.
 """
 
 import argparse
@@ -14,18 +14,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0; with --check 1 if a table is not current."""
     parser = argparse.ArgumentParser(prog="python -m penstock.ops.figures", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a table is not current")
-    parser.add_argument("--plots", action="store_true", help="draw the plots too (needs matplotlib)")
     chosen = parser.parse_args(arguments)
     stale = stale_files()
     for path, text in stale.items():
         print(f"{'not current' if chosen.check else 'written'}: {path.relative_to(ROOT)}")
         if not chosen.check:
             path.write_text(text, encoding="utf-8")
-    if chosen.plots:
-        from penstock.ops.bench.gpu.report import gpu_plots  # matplotlib is an optional dependency
-
-        for path in gpu_plots.draw_newest():
-            print(f"drawn: {path.relative_to(ROOT)}")
     return 1 if chosen.check and stale else 0
 
 

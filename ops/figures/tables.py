@@ -16,7 +16,7 @@ from penstock.ops.bench.cellular.generation import generation_tables
 from penstock.ops.bench.common.kept_tables import run_table
 from penstock.ops.bench.cpu import cpu_tables
 from penstock.ops.bench.delivery import delivery_tables
-from penstock.ops.bench.gpu.report import gpu_tables as gpu
+from penstock.ops.bench.gpu import gpu_tables
 from penstock.ops.bench.pipeline import pipeline_tables
 from penstock.ops.bench.serving import serving_tables
 from penstock.ops.bench.serving.scheduler_constants import constant_table
@@ -35,13 +35,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "capacity": capacity_check.kept_table,
     **pipeline_tables.TABLES,
     **delivery_tables.TABLES,
-    "gpu-headline": gpu.headline,
-    "gpu-backlog": gpu.backlogs,
-    "gpu-grid": gpu.grid,
-    "gpu-kernels": gpu.kernels,
-    "gpu-targets": gpu.against_targets,
-    "gpu-runs": gpu.runs,
-    "gpu-report": gpu.report,
+    **gpu_tables.TABLES,
     **serving_tables.TABLES,
     "scheduler-constants": constant_table,
     "chaos": chaos.outcomes,

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,14 @@ from hypothesis import strategies as st
 from penstock.engine.gpu.ops import prepare_for_gpu
 from penstock.engine.model.forward import forward
 from penstock.ops.bench.common import lengths
-from penstock.ops.bench.gpu.__main__ import TIME_LIMIT_S, is_failed
-from penstock.ops.bench.gpu.__main__ import main as run_benchmarks
+from penstock.ops.bench.common.runs import Run
+from penstock.ops.bench.gpu.__main__ import SUITE
+from penstock.ops.bench.gpu.contestants import packed_torch, unpadded
+from penstock.ops.bench.gpu.contestants.contestant import contestants
+from penstock.ops.bench.gpu.device_suite import is_failed, named
 from penstock.ops.bench.gpu.floor import gemm_flops
-from penstock.ops.bench.gpu.models import flattened_inputs
-from penstock.ops.bench.gpu.part_list import PARTS
-from penstock.ops.bench.gpu.parts.backlog import medians, unpadded_missing
-from penstock.ops.bench.gpu.report.arithmetic import geomean, over_floor, requests_per_s, single_over_floor
-from penstock.ops.bench.gpu.report.gpu_measures import measures
-from penstock.ops.bench.gpu.report.report_command import main as report
-from penstock.ops.bench.gpu.report.run_document import render
-from penstock.ops.bench.gpu.report.sections import SECTIONS
+from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES, geomean, of_runs, over_floor
+from penstock.ops.bench.gpu.parts.backlog import medians
 from penstock.ops.bench.gpu.request_batches import (
     by_budget,
     by_count,
@@ -38,7 +36,6 @@ from penstock.ops.bench.gpu.request_batches import (
     random_requests,
 )
 from penstock.ops.bench.gpu.timing import UNTIMED_PASSES, DeadlinePassed, deadline, in_turn_s
-from penstock.ops.bench.gpu.torch_ops import STEPS, Choices, TorchOps
 
 
 def test_lengths_are_the_same_for_the_same_seed_and_have_not_changed() -> None:
@@ -109,8 +106,6 @@ def test_ratios_are_taken_only_where_both_were_measured() -> None:
     assert over_floor(points, "ours") == [2.0, 8.0]
     assert geomean(over_floor(points, "ours")) == pytest.approx(4.0)
     assert math.isnan(geomean([]))
-    assert single_over_floor(points, "ours") == pytest.approx(5.0)
-    assert requests_per_s({"requests": 100, "seconds": {"ours": 2.0}}) == {"ours": 50.0}
 
 
 def test_a_deadline_interrupts_and_is_gone_afterwards() -> None:
@@ -126,43 +121,41 @@ def test_a_deadline_interrupts_and_is_gone_afterwards() -> None:
 
 
 def test_a_whole_run_has_time_for_every_part() -> None:
-    assert sum(part.budget_s for part in PARTS.values()) <= 0.9 * TIME_LIMIT_S
+    assert sum(part.budget_s for part in SUITE.parts.values()) <= 0.9 * SUITE.time_limit_s
 
 
-def test_every_part_is_a_function_of_its_module() -> None:
-    folder = Path(lengths.__file__).parent.parent / "gpu" / "parts"
-    for part in PARTS.values():
-        assert f"def {part.function}(bench: Bench)" in (folder / f"{part.module}.py").read_text(encoding="utf-8")
+def test_what_the_suite_names_is_there() -> None:
+    assert all(callable(named(part.function)) for part in SUITE.parts.values())
+    assert named(SUITE.tables) is of_runs
+    assert callable(named(SUITE.bench))
 
 
-def test_the_report_of_a_run_has_tables_plots_and_failures(tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
-    file.write_text(json.dumps(RECORD), encoding="utf-8")
-    assert report([str(file), "--output-dir", str(tmp_path / "out")]) == 0
-    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+def test_every_contestant_is_found_and_none_shares_a_name() -> None:
+    names = [field[0] for one in contestants() for field in (one.resident, one.hosted, one.backlog) if field]
+    assert {"ours", "floor", "transformers SDPA", "packed torch, one graph", unpadded.UNPADDED} <= set(names)
+    for kind in ("resident", "hosted", "backlog"):
+        own = [getattr(one, kind)[0] for one in contestants() if getattr(one, kind)]
+        assert len(own) == len(set(own))
+
+
+def test_the_tables_of_a_run_show_what_was_measured_and_why_a_contestant_was_not() -> None:
+    text = of_runs([Run(Path(), RECORD)])
     for shown in (
-        "| ours | 1.500 | 2 |",
-        "| 2-100 | ours | 1.300 | 1.300 |",
-        "| 2-100 | ours | 50.00 | 2,500 | 0.500 | 1.9000, 2.0000, 2.1000 |",
+        "| one request, 2-100 tokens, inputs on the device, ms | 1.300 |",
+        "| ours | 1.500 |",
+        "| 2-100 | ours | 50.00 | 0.500 |",
         "| 2-100 | sentence-transformers | not run: no flash-attn |",
-        "- grid: nn.TransformerEncoder nested failed 2 times, first at grid 8 x 64: RuntimeError: no",
-        "- deberta: not finished after 90 s",
-        "commit abc123",
+        "| bias + residual + LayerNorm, 4,096 tokens | 10.00 | 9.000 | 20.00 | 0.800 |",
+        "| attention, 16,384 tokens of 2-100 | 40.00 | 97.00 | 23.80 |",
+        "| every family, smallest cosine to float32 | 0.999800 |",
     ):
         assert shown in text
-    plots = {path.name: path.read_bytes()[:4] for path in (tmp_path / "out").glob("*.png")}
-    assert plots == dict.fromkeys(("grid.png", "backlog.png", "kernels.png"), b"\x89PNG")
+    assert all(table() for table in TABLES.values())  # of the kept runs
 
 
-def test_a_family_that_is_off_is_said_to_be() -> None:
-    lines = SECTIONS["families"](RECORD["parts"]["families"]["result"]).splitlines()
-    assert [line.split(" | ")[-1] for line in lines if "base" in line] == ["yes |", "no |"]
-
-
-def test_a_part_that_failed_leaves_its_reason_and_no_measure() -> None:
+def test_a_part_that_failed_leaves_no_measure() -> None:
     empty: dict[str, Any] = {**RECORD, "parts": {"deberta": RECORD["parts"]["deberta"]}}
-    assert measures(empty) == {}
-    assert "not finished after 90 s" in render(empty)
+    assert GPU.measures(empty) == {}
     assert is_failed(RECORD["parts"]["grid"])
     assert is_failed(RECORD["parts"]["deberta"])
     assert not is_failed(RECORD["parts"]["single"])
@@ -198,12 +191,12 @@ def test_contestants_take_turns_after_the_same_warm_up_and_every_round_is_kept()
 
 
 def test_padding_is_left_out_of_sentence_transformers_only_with_flash_attention() -> None:
-    assert (unpadded_missing() is None) == (find_spec("flash_attn") is not None)
+    assert (unpadded.missing() is None) == (find_spec("flash_attn") is not None)
 
 
 def test_flattened_inputs_are_those_of_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor, **_: tensor)
-    inputs = flattened_inputs(random_requests(np.array([3, 2]), 2000, 0))
+    inputs = unpadded.flattened_inputs(random_requests(np.array([3, 2]), 2000, 0))
     assert inputs["input_ids"].shape == (1, 5)
     assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
     assert inputs["cu_seq_lens_q"].tolist() == [0, 3, 5]
@@ -213,7 +206,7 @@ def test_flattened_inputs_are_those_of_sentence_transformers(monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_every_part_says_so(tmp_path: Path) -> None:
-    assert run_benchmarks(["ceilings", "kernels", "--output", str(tmp_path), "--commit", "abc1234"]) == 1
+    assert SUITE.main(["ceilings", "kernels", "--output", str(tmp_path), "--commit", "abc1234"]) == 1
     (file,) = tmp_path.glob("gpu/*/*-abc1234.json")
     parts = json.loads(file.read_text(encoding="utf-8"))["parts"]
     assert [part["error"] for part in parts.values()] == ["the process could not start: exit code 1"] * 2
@@ -221,11 +214,11 @@ def test_without_a_gpu_every_part_says_so(tmp_path: Path) -> None:
 
 def test_some_parts_alone_are_kept_only_where_the_caller_says() -> None:
     with pytest.raises(SystemExit):
-        run_benchmarks(["ceilings"])
+        SUITE.main(["ceilings"])
 
 
 def test_measures_are_taken_within_the_run() -> None:
-    found = measures(RECORD)
+    found = GPU.measures(RECORD)
     assert found["grid, ours, over the floor"] == pytest.approx(1.5)
     assert found["one request, 2-100 tokens, ours, over the floor"] == pytest.approx(1.3)
     assert found["backlog, 2-100, share of the floor"] == pytest.approx(0.5)
@@ -233,19 +226,13 @@ def test_measures_are_taken_within_the_run() -> None:
     assert found["every family, smallest cosine to float32"] == 0.9998
 
 
-PLAIN_STEPS = {
-    "padded": Choices(),
-    "packed rows, padded attention": Choices(packed=True),
-}
-
-
-@pytest.mark.parametrize("choices", PLAIN_STEPS.values(), ids=PLAIN_STEPS)
-def test_plain_torch_computes_what_transformers_computes(choices: Choices) -> None:
-    """The steps that need no kernels of ours; the others are compared with these on the device."""
+def test_packed_torch_computes_what_transformers_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a reference in place of FlashAttention-2, which needs a GPU."""
     from transformers import BertConfig, BertModel
 
     from penstock.engine.packed_model import weights_of
 
+    monkeypatch.setattr(packed_torch, "flash_varlen", attention_of_each)
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "hidden_size": 32,
@@ -259,17 +246,19 @@ def test_plain_torch_computes_what_transformers_computes(choices: Choices) -> No
     cpu = torch.device("cpu")
     with torch.inference_mode():
         encoder = prepare_for_gpu(weights_of(model), torch.float32, cpu)
-        ops = TorchOps(pack(requests), encoder.num_heads, choices, torch.float32, cpu)
-        hidden = ops.valid_rows(forward(encoder, ops))
+        hidden = forward(encoder, packed_torch.TorchOps.upload(pack(requests), encoder.num_heads, cpu))
         alone = [model(input_ids=torch.from_numpy(request)[None].long()).last_hidden_state[0] for request in requests]
     torch.testing.assert_close(hidden, torch.cat(alone), rtol=1e-4, atol=1e-4)
 
 
-def test_attention_without_padding_needs_packed_rows() -> None:
-    batch = pack(random_requests(np.array([5]), 2000, 0))
-    with pytest.raises(ValueError, match="needs packed rows"):
-        TorchOps(batch, 2, Choices(attention="flash"), torch.float32, torch.device("cpu"))
-    assert [choices for choices in STEPS.values() if choices.attention == "fused" and not choices.packed] == []
+def attention_of_each(qkv: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, num_heads: int) -> torch.Tensor:
+    contexts = []
+    for start, end in pairwise(cu_seqlens.tolist()):
+        rows = qkv[start:end]
+        query, key, value = rows.view(len(rows), 3, num_heads, -1).permute(1, 2, 0, 3)
+        context = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        contexts.append(context.transpose(0, 1).reshape(len(rows), -1))
+    return torch.cat(contexts)
 
 
 UNIFORM_2026 = [86, 19, 4, 65, 38, 48]
@@ -283,18 +272,6 @@ def _kernel(tokens: int) -> dict[str, Any]:
     times = {"us": 10.0, "torch_us": 20.0, "copy_us": 9.0}
     name = "bias + residual + LayerNorm"
     return {"kernel": name, "tokens": tokens, "bytes": 10**7, "share_of_copy": 0.8, **times}
-
-
-def _check(what: str, cosine_min: float, passed: bool) -> dict[str, Any]:
-    agreement = {"cosine_min": cosine_min, "cosine_mean": 1.0, "error": 0.002}
-    return {
-        "what": what,
-        "num_sequences": 64,
-        "ours": agreement,
-        "theirs": agreement,
-        "needed": 0.9999,
-        "passed": passed,
-    }
 
 
 RECORD: dict[str, Any] = {
@@ -359,8 +336,8 @@ RECORD: dict[str, Any] = {
         "families": _part(
             {
                 "rows": [
-                    {"name": "MPNet-base", "packs": 60, "checks": [_check("1 token", 0.99995, True)]},
-                    {"name": "ALBERT-base", "packs": 60, "checks": [_check("512 tokens", 0.9998, False)]},
+                    {"name": "MPNet-base", "batches": [{"ours": {"min_cosine": 0.99995}}]},
+                    {"name": "ALBERT-base", "checks": [{"ours": {"cosine_min": 0.9998}}]},
                 ]
             }
         ),

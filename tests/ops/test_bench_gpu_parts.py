@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.ops.bench.gpu.parts import backlog, deberta, single
+from penstock.ops.bench.gpu.contestants.unpadded import UNPADDED
+from penstock.ops.bench.gpu.gpu_tables import COMPILED, FLOOR, GPU, OURS
+from penstock.ops.bench.gpu.parts import backlog, shape, single
 from penstock.ops.bench.gpu.parts import compile as compile_part
-from penstock.ops.bench.gpu.report.arithmetic import COMPILED, FLOOR, OURS, SDPA_SORTED, UNPADDED, backlog_rates
-from penstock.ops.bench.gpu.report.gpu_measures import measures
 
 
 class Encoder:
@@ -74,7 +74,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> StubBench:
     monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor, **_: tensor)
     monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
     monkeypatch.setattr(backlog, "REQUESTS", 300)
-    monkeypatch.setattr(backlog, "unpadded_missing", lambda: "flash-attn is not installed")
     return StubBench()
 
 
@@ -82,10 +81,14 @@ def test_a_backlog_keeps_all_rounds_of_every_contestant_and_why_one_did_not_run(
     part: Any = backlog.run(bench)  # type: ignore[arg-type]  # a stub
     assert [workload["name"] for workload in part["workloads"]] == ["2-100", "5-500", "SQuAD slice"]
     for workload in part["workloads"]:
-        assert set(workload["rounds_s"]) == set(workload["seconds"]) == {OURS, FLOOR, SDPA_SORTED}
+        assert (
+            set(workload["rounds_s"])
+            == set(workload["seconds"])
+            == {OURS, FLOOR, "transformers SDPA, sorted, batch 256"}
+        )
         assert {len(rounds) for rounds in workload["rounds_s"].values()} == {backlog.ROUNDS}
         assert len(workload["tried"][OURS]) == 6
-        assert workload["not_run"] == {UNPADDED: "flash-attn is not installed"}
+        assert set(workload["not_run"]) <= {UNPADDED}
     assert set(bench.failures) == {"packed torch"}
 
 
@@ -93,7 +96,7 @@ def test_the_compiler_is_measured_on_backlogs_in_turn_with_ours(bench: StubBench
     part: Any = compile_part.run(bench)  # type: ignore[arg-type]  # a stub
     assert [len(backlog["rounds_s"][name]) for backlog in part["backlogs"] for name in (COMPILED, OURS)] == [3] * 4
     assert [point["batch"] for point in part["points"]] == [8, 8, 8, 16, 16, 16, 16, 1, 1]
-    assert COMPILED in backlog_rates({"compile": part})["2-100"]
+    assert f"backlog, 2-100, {COMPILED}, req/s" in GPU.measures({"parts": {"compile": {"result": part}}})
 
 
 def test_a_backlog_that_the_compiler_did_not_survive_has_no_rate(bench: StubBench, monkeypatch: Any) -> None:
@@ -102,14 +105,14 @@ def test_a_backlog_that_the_compiler_did_not_survive_has_no_rate(bench: StubBenc
 
     monkeypatch.setattr(torch, "compile", lambda model, dynamic: broken)
     part: Any = compile_part.run(bench)  # type: ignore[arg-type]  # a stub
-    assert backlog_rates({"compile": part}) == {}
+    assert GPU.measures({"parts": {"compile": {"result": part}}}) == {}
     assert "inductor" in bench.failures[COMPILED]
 
 
 def test_a_single_request_has_alternatives_on_both_clocks(bench: StubBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "DRAWS", 2)
     part: Any = single.run(bench)  # type: ignore[arg-type]  # a stub
-    found = measures({"parts": {"single": {"result": part}}})
+    found = GPU.measures({"parts": {"single": {"result": part}}})
     for name in ("ours", "ours, from the host", "transformers SDPA", "transformers SDPA, from the host", "floor"):
         assert found[f"one request, 2-100 tokens, {name}, ms"] == 1.0
 
@@ -118,9 +121,9 @@ def test_deberta_is_timed_with_its_inputs_on_the_device_as_transformers_is(
     bench: StubBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = SimpleNamespace(vocab_size=30_000, encoder=Encoder, on_device=lambda *_: bench.sdpa)
-    monkeypatch.setattr(deberta, "deberta_v3_base", lambda seed: model)
-    monkeypatch.setattr(deberta, "errors", lambda *_: {})
-    part: Any = deberta.run(bench)  # type: ignore[arg-type]  # a stub
+    monkeypatch.setattr(shape, "random_model", lambda name, seed: model)
+    monkeypatch.setattr(shape, "errors", lambda *_: {})
+    part: Any = shape.run(bench, "DeBERTa-v3-base")  # type: ignore[arg-type]  # a stub
     assert [set(point["ms"]) for point in part["points"]] == [
         {"ours", "ours, from the host", "transformers", FLOOR}
     ] * 4

@@ -17,7 +17,7 @@ from penstock.ops.bench.common.runs import RESULTS, Run, begin, current_runs, ke
 from penstock.ops.bench.common.tables import Grid, Table, each
 from penstock.ops.bench.common.verdicts import Spread, Target, spread, targets
 from penstock.ops.bench.cpu.cpu_tables import SUITE as CPU
-from penstock.ops.bench.gpu.report import gpu_measures as gpu
+from penstock.ops.bench.gpu.gpu_tables import GPU
 from penstock.ops.bench.serving.scheduler_constants import CONSTANTS, value
 from penstock.ops.figures import tables as figures
 
@@ -136,7 +136,7 @@ def test_a_table_of_the_schedulers_page_is_kept_current() -> None:
     assert root / "scheduler" / "ABLATION.md" in figures.markdown_files(root)
 
 
-@pytest.mark.parametrize(("suite", "measures"), [("cpu", CPU.measures), ("gpu", gpu.measures)])
+@pytest.mark.parametrize(("suite", "measures"), [("cpu", CPU.measures), ("gpu", GPU.measures)])
 def test_every_target_is_of_a_measure_that_a_kept_run_has(suite: str, measures: Any) -> None:
     runs = [run for machine in machines(suite) for run in kept_runs(suite, machine)]
     names = {name for run in runs for name in measures(run.record)}

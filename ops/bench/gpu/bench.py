@@ -1,7 +1,6 @@
-"""Models, the floor and the list of failures, shared by the parts. Each is made on first use."""
+"""Models and the floor, shared by the parts. Each is made on first use."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -11,20 +10,20 @@ from torch import nn
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.gpu.ops import GpuDense
 from penstock.engine.model.weights import Encoder
+from penstock.ops.bench.gpu.device_bench import DeviceBench
 from penstock.ops.bench.gpu.floor import GemmFloor
-from penstock.ops.bench.gpu.models import Model, NestedEncoder, bert_base
-from penstock.ops.bench.gpu.timing import REPEATS, WARM_UPS, DeadlinePassed, Recorder, Work, interleaved_ms
+from penstock.ops.bench.gpu.models import Model, bert_base
+from penstock.ops.bench.gpu.timing import REPEATS, WARM_UPS, Recorder, Work, interleaved_ms
 
 MAX_FLOOR_TOKENS = 32_768
 
 
-class Bench:
-    """Models and failures of one process. All parts run in inference mode, one after another."""
+class Bench(DeviceBench):
+    """Models of one process."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.failures: dict[str, dict[str, Any]] = {}  # contestant -> first error, where, how often
-        self.recorder = Recorder()
+    @cached_property
+    def recorder(self) -> Recorder:
+        return Recorder()
 
     @cached_property
     def bert(self) -> Model:
@@ -51,28 +50,13 @@ class Bench:
         return self.bert.on_device("sdpa")
 
     @cached_property
-    def nested(self) -> NestedEncoder:
-        return NestedEncoder()
-
-    @cached_property
     def floor(self) -> GemmFloor:
         return self.floor_of(self.bert)
 
     def floor_of(self, model: Model) -> GemmFloor:
-        weights = model.weights
-        layers = len(weights.layers)
-        return GemmFloor(weights.hidden_size, model.intermediate_size, layers, MAX_FLOOR_TOKENS, self.recorder)
-
-    @contextmanager
-    def guarded(self, name: str, where: str) -> Iterator[None]:
-        """Record the failure of one contestant; the others go on."""
-        try:
-            yield
-        except DeadlinePassed:
-            raise
-        except Exception as error:
-            known = self.failures.setdefault(name, {"error": _first_lines(error), "where": where, "count": 0})
-            known["count"] += 1
+        config: Any = model.reference.config
+        sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
+        return GemmFloor(*sizes, max_tokens=MAX_FLOOR_TOKENS, recorder=self.recorder)
 
     def compare(
         self, where: str, contestants: Mapping[str, Callable[[], Work]], repeats: int = REPEATS
@@ -87,7 +71,3 @@ class Bench:
                 torch.cuda.synchronize()
                 ready[name] = work
         return interleaved_ms(ready, repeats)
-
-
-def _first_lines(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:600]

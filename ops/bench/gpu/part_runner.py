@@ -1,6 +1,6 @@
-"""`python -m penstock.ops.bench.gpu.part_runner`: the process that measures.
+"""`python -m penstock.ops.bench.gpu.part_runner FOLDER ORDER`: the process that measures, started by `DeviceSuite`.
 
-Started by `__main__`; writes one file for each part.
+ORDER is JSON: bench, device, seed, seconds_left, and parts. It writes one file for each part.
 """
 
 import json
@@ -8,51 +8,57 @@ import sys
 import time
 import traceback
 import warnings
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from penstock.ops.bench.common.runs import finite
-from penstock.ops.bench.gpu.bench import Bench
+from penstock.ops.bench.gpu.device_bench import DeviceBench
+from penstock.ops.bench.gpu.device_suite import DEVICE_IS_SICK, named
 from penstock.ops.bench.gpu.gpu_machine import describe_gpu, nvidia_smi
-from penstock.ops.bench.gpu.part_list import DEVICE_IS_SICK, PARTS, STOPPED_AFTER, Part
 from penstock.ops.bench.gpu.timing import deadline
 
+STOPPED_AFTER = 3.0  # times the budget
 _GEMM_SIZE, _GEMM_ROUNDS = 8192, 500
 
 
 def main() -> int:
-    """Arguments: folder, seed, seconds left, parts. Parts are done in order, each into `folder`/part.json."""
-    folder, seed, seconds_left = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    ends = time.monotonic() + seconds_left
+    """Parts are done in order, each into FOLDER/part.json."""
+    folder, order = Path(sys.argv[1]), json.loads(sys.argv[2])
+    device = torch.device(order["device"])
+    ends = time.monotonic() + order["seconds_left"]
     warnings.filterwarnings("ignore")  # nested tensors are a prototype, and say so at every call
     with torch.inference_mode():
-        warm_up_clocks()
-        write(folder / "machine.json", describe_gpu())
-        bench = Bench(seed)
-        for name in sys.argv[4:]:
-            record = run_part(PARTS[name], bench, ends - time.monotonic())
+        if device.type == "cuda":
+            warm_up_clocks()
+        write(folder / "machine.json", describe_gpu() if device.type == "cuda" else {})
+        bench: DeviceBench = named(order["bench"])(device, order["seed"])
+        for name, (function, budget_s, *arguments) in order["parts"].items():
+            record = run_part(function, arguments, bench, budget_s, ends - time.monotonic())
             write(folder / f"{name}.json", record)
             print(f"{name}: {record['error'] or 'done'} ({record['seconds']:.1f} s)", flush=True)
-            if not is_well():
+            if device.type == "cuda" and not is_well():
                 return DEVICE_IS_SICK
     return 0
 
 
-def run_part(part: Part, bench: Bench, seconds_left: float) -> dict[str, Any]:
+def run_part(
+    function: str, arguments: Sequence[Any], bench: DeviceBench, budget_s: float, seconds_left: float
+) -> dict[str, Any]:
     """Its figures, or the error that ended it; and the contestants that failed in it."""
     started, bench.failures = time.monotonic(), {}
     result: dict[str, Any] | None = None
     error: str | None = None
-    if seconds_left < part.budget_s / 2:
+    if seconds_left < budget_s / 2:
         error = f"not begun: {seconds_left:.0f} s were left"
     else:
+        seconds = min(STOPPED_AFTER * budget_s, seconds_left)
+        bench.ends = started + seconds
         try:
-            with deadline(min(STOPPED_AFTER * part.budget_s, seconds_left)):
-                module = import_module(f"penstock.ops.bench.gpu.parts.{part.module}")
-                result = getattr(module, part.function)(bench)
+            with deadline(seconds):
+                result = named(function)(bench, *arguments)
         except Exception as failure:  # whatever it is, it belongs into the file, and the other parts go on
             traceback.print_exc()
             error = f"{type(failure).__name__}: {failure}"[:2000]

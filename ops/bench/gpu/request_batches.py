@@ -8,6 +8,7 @@ from penstock.engine import PackedBatch, TaskOptions
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.lengths import Lengths
 
+BUDGETS = (8192, 16_384, 32_768)  # tokens a batch, of a backlog
 _FIRST_ID = 1000  # below it are BERT's special and unused tokens
 _OPTIONS = TaskOptions("embed")
 _PAD_MULTIPLE = 8  # fast on tensor cores; transformers recommends it
@@ -45,6 +46,11 @@ def by_count(requests: Sequence[Int32Array], count: int) -> list[Sequence[Int32A
 def by_length(requests: Sequence[Int32Array]) -> list[Int32Array]:
     """The requests, shortest first."""
     return sorted(requests, key=len)
+
+
+def num_tokens(requests: Sequence[Int32Array]) -> int:
+    """Of all requests."""
+    return sum(map(len, requests))
 
 
 def padded_width(longest: int) -> int:

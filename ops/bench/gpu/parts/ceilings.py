@@ -17,8 +17,8 @@ FLOOR_TOKENS = (64, 256, 1024, 4096, 16_384)
 
 def run(bench: Bench) -> dict[str, Any]:
     """About 5 s."""
-    hidden, intermediate = bench.bert.weights.hidden_size, bench.bert.intermediate_size
-    layers = len(bench.bert.weights.layers)
+    config: Any = bench.bert.reference.config
+    sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
     graphs = {str(tokens): bench.floor.graph(tokens) for tokens in FLOOR_TOKENS}
     milliseconds = interleaved_ms(graphs)
     return {
@@ -28,7 +28,7 @@ def run(bench: Bench) -> dict[str, Any]:
             {
                 "tokens": tokens,
                 "ms": milliseconds[str(tokens)],
-                "flops_per_s": gemm_flops(tokens, hidden, intermediate, layers) / milliseconds[str(tokens)] * 1e3,
+                "flops_per_s": gemm_flops(tokens, *sizes) / milliseconds[str(tokens)] * 1e3,
             }
             for tokens in FLOOR_TOKENS
         ],

@@ -1,17 +1,18 @@
 """torch.compile, on its own and last: compiling takes longer than everything else, and may take too long."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.models import transformers_work
-from penstock.ops.bench.gpu.parts.backlog import BATCH, medians, ours_pass, padded_pass, workloads
+from penstock.ops.bench.gpu.contestants import ours, padded
+from penstock.ops.bench.gpu.gpu_tables import COMPILED, FLOOR, OURS
+from penstock.ops.bench.gpu.parts.backlog import medians, workloads
 from penstock.ops.bench.gpu.parts.grid import grid_requests
-from penstock.ops.bench.gpu.report.arithmetic import COMPILED, OURS
-from penstock.ops.bench.gpu.request_batches import by_length, random_requests
+from penstock.ops.bench.gpu.request_batches import num_tokens, random_requests
 from penstock.ops.bench.gpu.timing import DeadlinePassed, Work, in_turn_s, wall_s
 
 POINTS = ((8, 64), (8, 128), (8, 512), (16, 128), (16, 256), (16, 512), (16, 1024), (1, 128), (1, 512))
@@ -37,12 +38,12 @@ def run(bench: Bench) -> dict[str, Any]:
                 break
             requests = grid_requests(bench, batch, max_tokens, draw=0)
             where = f"compile {batch} x {max_tokens}"
-            compile_s += _first_s(bench, where, transformers_work(compiled, requests))
-            contestants = {
-                "torch.compile": lambda requests=requests: transformers_work(compiled, requests),
-                "floor": lambda requests=requests: bench.floor.graph(sum(map(len, requests))),
+            compile_s += _first_s(bench, where, padded.one_forward(compiled, requests))
+            contestants: dict[str, Callable[[], Work]] = {
+                "torch.compile": partial(padded.one_forward, compiled, requests),
+                FLOOR: partial(bench.floor.graph, num_tokens(requests)),
             }
-            point = {"batch": batch, "max_tokens": max_tokens, "draw": 0, "tokens": sum(map(len, requests))}
+            point = {"batch": batch, "max_tokens": max_tokens, "draw": 0, "tokens": num_tokens(requests)}
             points.append({**point, "ms": bench.compare(where, contestants)})
     except DeadlinePassed as error:  # what was measured until then counts
         bench.failures["torch.compile"] = {"error": str(error), "where": "compile", "count": 1}
@@ -57,9 +58,9 @@ def run(bench: Bench) -> dict[str, Any]:
 def _backlog(bench: Bench, compiled: Any, name: str) -> tuple[float, dict[str, Any]]:
     """Seconds of the first pass, and rounds of later ones in turn with ours."""
     requests = random_requests(workloads(bench.seed)[name], bench.bert.vocab_size, bench.seed)
-    contestants = {
-        COMPILED: lambda: padded_pass(compiled, by_length(requests), BATCH),
-        OURS: lambda: ours_pass(bench, requests, _BUDGET_TOKENS),
+    contestants: dict[str, Work] = {
+        COMPILED: partial(padded.one_pass, compiled, requests),
+        OURS: partial(ours.one_pass, bench, requests, _BUDGET_TOKENS),
     }
     where = f"compile, backlog {name}"
     first_s = _first_s(bench, where, contestants[COMPILED])

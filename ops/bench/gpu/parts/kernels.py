@@ -10,17 +10,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.gpu.attention import AttentionTables, Rotations, attend
+from penstock.engine.gpu.choice import choose_kernel
+from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.embed_norm import embed_norm
+from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.kernels.pool import pool
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.weights import PlainAttention
+from penstock.engine.types import PackedBatch
 from penstock.ops.bench.common.lengths import filling
 from penstock.ops.bench.gpu.bench import Bench
+from penstock.ops.bench.gpu.contestants.packed_torch import flash_varlen
 from penstock.ops.bench.gpu.parts.ceilings import copy_bytes_per_s
 from penstock.ops.bench.gpu.request_batches import pack
 from penstock.ops.bench.gpu.timing import num_sets
-from penstock.ops.bench.gpu.torch_ops import flash_varlen, uploaded
 
 TOKENS = (1024, 4096, 16_384)
 ATTENTION = ((1024, 2, 100), (16_384, 2, 100), (16_384, 5, 500))  # tokens, and from which lengths
@@ -81,8 +85,8 @@ def run(bench: Bench) -> dict[str, Any]:
 def _residual_norm(tokens: int, seed: int) -> Launch:
     num_bytes = 3 * tokens * HIDDEN * 2
     sets = num_sets(num_bytes)
-    x, residual, out = (_normal(sets, tokens, HIDDEN) for _ in range(3))
-    bias, weight, shift = (_normal(HIDDEN) for _ in range(3))
+    x, residual, out = (normal(sets, tokens, HIDDEN) for _ in range(3))
+    bias, weight, shift = (normal(HIDDEN) for _ in range(3))
     return Launch(
         num_bytes,
         lambda i: residual_norm(out[i], x[i], bias, residual[i], weight, shift, _EPS),
@@ -97,9 +101,9 @@ def _embed_norm(tokens: int, seed: int) -> Launch:
     tables = len(np.unique(ids)) + int(lengths.max()) + 1  # rows of the tables that are read
     num_bytes = (tables + tokens) * HIDDEN * 2 + 2 * 4 * tokens
     sets = num_sets(num_bytes)
-    words, out = _normal(sets, VOCAB, HIDDEN), _normal(sets, tokens, HIDDEN)
-    positions_table, types = _normal(512, HIDDEN), _normal(2, HIDDEN)
-    weight, shift = _normal(HIDDEN), _normal(HIDDEN)
+    words, out = normal(sets, VOCAB, HIDDEN), normal(sets, tokens, HIDDEN)
+    positions_table, types = normal(512, HIDDEN), normal(2, HIDDEN)
+    weight, shift = normal(HIDDEN), normal(HIDDEN)
     token_ids = _int32(ids).repeat(sets, 1)
     positions = _int32(np.arange(tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)).repeat(sets, 1)
 
@@ -117,8 +121,8 @@ def _embed_norm(tokens: int, seed: int) -> Launch:
 def _bias_gelu(tokens: int, seed: int) -> Launch:
     num_bytes = 2 * tokens * INTERMEDIATE * 2
     sets = num_sets(num_bytes)
-    x, out = _normal(sets, tokens, INTERMEDIATE), _normal(sets, tokens, INTERMEDIATE)
-    bias = _normal(INTERMEDIATE)  # also keeps x, which is changed in place again and again, from fading away
+    x, out = normal(sets, tokens, INTERMEDIATE), normal(sets, tokens, INTERMEDIATE)
+    bias = normal(INTERMEDIATE)  # also keeps x, which is changed in place again and again, from fading away
     return Launch(
         num_bytes,
         lambda i: bias_activation(x[i], bias, "gelu"),
@@ -131,7 +135,7 @@ def _mean_pool(tokens: int, seed: int) -> Launch:
     lengths = filling(tokens, 2, 100, seed)
     num_bytes = (2 * tokens + 4 * len(lengths)) * HIDDEN
     sets = num_sets(num_bytes)
-    hidden, out = _normal(sets, tokens, HIDDEN), torch.zeros(sets, len(lengths), HIDDEN, device="cuda")
+    hidden, out = normal(sets, tokens, HIDDEN), torch.zeros(sets, len(lengths), HIDDEN, device="cuda")
     cu_seqlens = _int32(np.concatenate([[0], np.cumsum(lengths)]))
     owner = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).cuda()
     counts = torch.from_numpy(lengths).cuda()[:, None].float()
@@ -147,7 +151,7 @@ def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
     lengths = filling(tokens, low, high, seed)
     num_bytes = 4 * tokens * HIDDEN * 2
     sets = num_sets(num_bytes)
-    qkv, out = _normal(sets, tokens, 3 * HIDDEN), _normal(sets, tokens, HIDDEN)
+    qkv, out = normal(sets, tokens, 3 * HIDDEN), normal(sets, tokens, HIDDEN)
     requests = [np.zeros(length, np.int32) for length in lengths]
     inputs = uploaded(pack(requests), torch.device("cuda"))
     tables, rotations = AttentionTables(HEADS, None, None), Rotations(inputs.positions)
@@ -159,6 +163,17 @@ def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
     )
 
 
+def uploaded(batch: PackedBatch, device: torch.device) -> Inputs:
+    """A batch as the engine's kernels take it, with the attention kernel that the engine chooses for heads of 64."""
+    kernel = choose_kernel(
+        PlainAttention(), 64, batch.max_seqlen, len(batch.token_ids), shared_bytes=block_shared_bytes(device)
+    )
+    shape = exact_shape(batch, kernel)
+    values = np.empty(shape.num_values, np.int32)
+    describe(batch, shape, values)
+    return views(torch.from_numpy(values).to(device), shape)
+
+
 def _copy(num_bytes: int, sets: int) -> WorkOn:
     """A copy that moves as many bytes: as a kernel's pass, since the driver's own copies depend on odd sizes."""
     source, target = (torch.empty(sets, num_bytes // 8, dtype=torch.int32, device="cuda") for _ in range(2))
@@ -166,7 +181,8 @@ def _copy(num_bytes: int, sets: int) -> WorkOn:
     return lambda i: torch.neg(source[i], out=target[i])
 
 
-def _normal(*size: int) -> Tensor:
+def normal(*size: int) -> Tensor:
+    """Random numbers in half precision, on the device."""
     return torch.randn(*size, device="cuda", dtype=torch.float16)
 
 

@@ -15,10 +15,10 @@ from penstock.engine.model.program import record
 from penstock.engine.types import Int32Array, PackedBatch
 from penstock.ops.bench.common.lengths import uniform
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.models import DTYPE, torch_work
+from penstock.ops.bench.gpu.contestants import packed_torch
+from penstock.ops.bench.gpu.models import DTYPE
 from penstock.ops.bench.gpu.request_batches import pack, random_requests
 from penstock.ops.bench.gpu.timing import wall_s
-from penstock.ops.bench.gpu.torch_ops import PACKED_TORCH
 
 REQUESTS = 1000
 WARM_UP = 200  # of them; figures a request are of the others
@@ -39,7 +39,7 @@ def run(bench: Bench) -> dict[str, Any]:
     contestants: dict[str, Callable[[], Callable[[list[Int32Array]], object]]] = {
         "planned": lambda: _engine(bench, graphs=False),
         "planned, with graphs": lambda: _engine(bench, graphs=True),
-        "torch's caching allocator": lambda: lambda batch: torch_work(encoder, batch, PACKED_TORCH)(),
+        "torch's caching allocator": lambda: lambda batch: packed_torch.one_forward(encoder, batch)(),
     }
     figures: dict[str, Any] = {}
     for name, make in contestants.items():

@@ -13,8 +13,8 @@ from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.weights import Norm
 from penstock.ops.bench.gpu.bench import Bench
+from penstock.ops.bench.gpu.parts.kernels import normal, uploaded
 from penstock.ops.bench.gpu.request_batches import pack
-from penstock.ops.bench.gpu.torch_ops import uploaded
 
 TOKENS = (32, 64, 96, 128, 192, 256, 512, 1024, 1280, 1536, 2048, 4096, 8192, 16_384)
 _SETS = 24  # weights of a model's layers twice over: beyond the L2 cache, but for the smallest
@@ -33,7 +33,7 @@ def run(bench: Bench) -> dict[str, Any]:
     products = Products.on(device, torch.float16, _HIDDEN, {"gelu", "identity"})
     rows = []
     for name, (width, depth, activation) in SHAPES.items():
-        weights = [_normal(width, depth) * 0.02 for _ in range(_SETS)]
+        weights = [normal(width, depth) * 0.02 for _ in range(_SETS)]
         for tokens in TOKENS:
             with bench.guarded(f"product {name}", f"{tokens} tokens"):
                 ways = _ways(weights, tokens, activation, products)
@@ -47,8 +47,8 @@ def _ways(
     weights: list[torch.Tensor], tokens: int, activation: str | None, products: Products
 ) -> dict[str, Callable[[int], object]]:
     width, depth = weights[0].shape
-    x, out, residual = _normal(tokens, depth), _normal(tokens, width), _normal(tokens, width)
-    bias, gamma, beta = _normal(width), _normal(width), _normal(width)
+    x, out, residual = normal(tokens, depth), normal(tokens, width), normal(tokens, width)
+    bias, gamma, beta = normal(width), normal(width), normal(width)
     norm = Norm(gamma, beta, _EPS)
     inputs = uploaded(pack([np.zeros(1, np.int32)]), x.device)  # products do not look at them
     kernels = GpuOps(inputs, AttentionTables(12, None, None), products)
@@ -85,7 +85,3 @@ def _chosen(tokens: int, width: int, depth: int, activation: str | None, product
     if not is_plain and short_tile(tokens, width, depth) is not None:
         return "short_product"
     return "wide_product" if products.is_wide(tokens, width, depth, is_plain=is_plain) else "cuBLAS"
-
-
-def _normal(*size: int) -> torch.Tensor:
-    return torch.randn(*size, device="cuda", dtype=torch.float16)

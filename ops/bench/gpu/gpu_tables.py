@@ -1,0 +1,278 @@
+"""The figures of the kept GPU runs: by name, as targets.json has them, and as tables for README.md and the notes."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.ops.bench.common.kept_tables import Measures, Record, versions
+from penstock.ops.bench.common.markdown import table
+from penstock.ops.bench.common.measures import At, From, Suite
+from penstock.ops.bench.common.runs import Run, kept_runs, machines
+from penstock.ops.bench.common.tables import Figures, Grid, Table, Targets, each
+from penstock.ops.bench.common.verdicts import Spread
+
+OURS, FLOOR, SDPA, PACKED = "ours", "floor", "transformers SDPA", "packed torch"
+FROM_HOST = ", from the host"
+COMPILED = "torch.compile, sorted, batch 256"
+_SDPA_SORTED = f"{SDPA}, sorted, batch 256"
+_BACKLOGS = {"2-100": "2-100 tokens", "5-500": "5-500 tokens", "SQuAD slice": "SQuAD slice"}
+_RANGES = ("2-100", "5-500")
+
+Point = Mapping[str, Any]  # has "ms": contestant -> milliseconds
+
+
+def _grid(record: Record) -> Measures:
+    points = _result(record, "grid").get("points", [])
+    return {f"grid, {name}, over the floor": geomean(over_floor(points, name)) for name in _contestants(points)}
+
+
+def _single(record: Record) -> Measures:
+    """`over the floor`: what a stream of such requests would take, over what it must."""
+    found: dict[str, float] = {}
+    for workload in _result(record, "single").get("workloads", []):
+        work, points = f"one request, {workload['low']}-{workload['high']} tokens", workload["points"]
+        found |= {f"{work}, {name}, ms": _mean_ms(points, name) for name in _contestants(points)}
+        for name in (OURS, f"{OURS}{FROM_HOST}"):
+            found[f"{work}, {name}, over the floor"] = _mean_ms(points, name) / _mean_ms(points, FLOOR)
+    return found
+
+
+def _backlog_rates(record: Record) -> Measures:
+    """Requests a second by backlog and contestant, torch.compile's from its own part."""
+    found: dict[str, float] = {}
+    for work in _result(record, "backlog").get("workloads", []):
+        for name, seconds in work["seconds"].items():
+            found[f"backlog, {work['name']}, {name}, req/s"] = work["requests"] / seconds
+    for work in _result(record, "compile").get("backlogs", []):
+        if work["seconds"] is not None:
+            found[f"backlog, {work['name']}, {COMPILED}, req/s"] = work["requests"] / work["seconds"]
+    return found
+
+
+def _least_speedup(points: Sequence[Point]) -> float | None:
+    """Times transformers, on the same clock: the inputs of both are on the device already."""
+    both = [point["ms"] for point in points if {OURS, "transformers"} <= point["ms"].keys()]
+    return min((times["transformers"] / times[OURS] for times in both), default=None)
+
+
+def _over_separate(rows: Sequence[Mapping[str, Any]]) -> float:
+    return geomean(row["us"]["cuBLAS and what follows"] / row["us"][OURS] for row in rows)
+
+
+def _least_cosine(side: str) -> Callable[[Sequence[Mapping[str, Any]]], float]:
+    return lambda rows: min(row[side]["min_cosine"] for row in rows)
+
+
+def _least_of_families(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of all batches, or of the checks that older runs had in their place."""
+    cosines = [check["ours"]["cosine_min"] for row in rows for check in row.get("checks", ())]
+    cosines += [batch["ours"]["min_cosine"] for row in rows for batch in row.get("batches", ())]
+    return min(cosines, default=None)
+
+
+def _mebibytes(count: float) -> float:
+    return count / 2**20
+
+
+_KERNEL, _ATTENTION = "kernels.result.rows.[kernel,tokens]", "kernels.result.attention.[tokens,lengths]"
+_POINT, _FILL = "deberta.result.points.[batch,max_tokens].ms", "fill.result.points.[ratio].ms"
+_THOUSANDS, _HALF = "{:,}".format, "transformers fp16"
+GPU = Suite(
+    "gpu",
+    (
+        _grid,
+        _single,
+        _backlog_rates,
+        From("backlog, *, share of the floor", ("backlog, *, ours, req/s", "backlog, *, floor, req/s")),
+        At(f"{_KERNEL}.share_of_copy", "kernel, *, * tokens, share of the copy", keys=(str, _THOUSANDS)),
+        At(f"{_KERNEL}.us", "kernel, *, * tokens, µs", keys=(str, _THOUSANDS)),
+        At(f"{_KERNEL}.torch_us", "kernel, *, * tokens, torch, µs", keys=(str, _THOUSANDS)),
+        At(f"{_KERNEL}.copy_us", "kernel, *, * tokens, copy, µs", keys=(str, _THOUSANDS)),
+        At(f"{_ATTENTION}.us", "kernel, attention, * tokens of *, µs", keys=(_THOUSANDS, str)),
+        At(f"{_ATTENTION}.flash_us", "kernel, attention, * tokens of *, FlashAttention-2, µs", keys=(_THOUSANDS, str)),
+        At(f"{_ATTENTION}.byte_floor_us", "kernel, attention, * tokens of *, byte floor, µs", keys=(_THOUSANDS, str)),
+        From(
+            "kernel, attention, *, time over FlashAttention-2",
+            ("kernel, attention, *, µs", "kernel, attention, *, FlashAttention-2, µs"),
+        ),
+        At("deberta.result.points", "DeBERTa-v3-base, times transformers, smallest", of=_least_speedup),
+        At("memory.result.planner.p50_us", "memory planner, one batch, p50, µs"),
+        At("memory.result.planner.min_lower_bound_over_used", "memory planner, lower bound over bytes used"),
+        At("families.result.rows", "every family, smallest cosine to float32", of=_least_of_families),
+        At("ceilings.result.copy_bytes_per_s", "copy, TB/s", of=lambda rate: rate / 1e12),
+        At("ceilings.result.gemm_flops_per_s", "product of 8,192 x 8,192, TFLOP/s", of=lambda rate: rate / 1e12),
+        At("products.result.rows", "products, cuBLAS and what follows over ours, geomean", of=_over_separate),
+        At("parity.result.rows", "BERT-base, ours, smallest cosine", of=_least_cosine(OURS), decimals=6),
+        At(
+            "parity.result.rows",
+            "BERT-base, transformers, smallest cosine",
+            of=_least_cosine("transformers fp16"),
+            decimals=6,
+        ),
+        At("memory.result.contestants.*.peak_tensor_bytes", "peak of tensors, *, MiB", of=_mebibytes),
+        At("memory.result.contestants.*.per_request.tensors_allocated", "tensors a request, *"),
+        *(At(f"{_POINT}.{name}", f"DeBERTa-v3-base, * x *, {name}, ms") for name in (OURS, "transformers", FLOOR)),
+        *(At(f"{_FILL}.{name}", f"BERT-base, 16 x 512, *, {name}, ms") for name in (OURS, SDPA, FLOOR)),
+    ),
+)
+
+
+def _headline(figures: Figures, runs: Sequence[Run]) -> str:
+    rows = [row for lengths in _BACKLOGS for row in _backlog_row(figures, lengths)]
+    rows += [row for lengths in _RANGES for row in _single_rows(figures, lengths)]
+    columns = ["work", "penstock", "best alternative of the run", "transformers SDPA", "cuBLAS products alone"]
+    return table(columns, rows) if rows else ""
+
+
+def _backlog_row(figures: Figures, lengths: str) -> list[list[str]]:
+    prefix = f"backlog, {lengths}, "
+    best = best_of(figures, prefix, ", req/s")
+    if best is None or f"{prefix}{OURS}, req/s" not in figures:
+        return []
+    ours, theirs, floor = (str(figures.get(f"{prefix}{name}, req/s", "")) for name in (OURS, _SDPA_SORTED, FLOOR))
+    return [[f"backlog of 4,096 requests, {_BACKLOGS[lengths]}, req/s", ours, f"{best[0]}: {best[1]}", theirs, floor]]
+
+
+def _single_rows(figures: Figures, lengths: str) -> list[list[str]]:
+    prefix = f"one request, {lengths} tokens, "
+    if f"{prefix}{OURS}, ms" not in figures:
+        return []
+    rows = []
+    for work, suffix in (("inputs on the device", ""), ("from the host", FROM_HOST)):
+        best = best_of(figures, prefix, f"{suffix}, ms", lowest=True)
+        beside = "not measured" if best is None else f"{best[0]}: {best[1]}"
+        names = (f"{OURS}{suffix}", f"{SDPA}{suffix}", FLOOR)
+        shown, theirs, floor = (str(figures.get(f"{prefix}{name}, ms", "")) for name in names)
+        rows.append([f"{prefix}{work}, ms", shown, beside, theirs, floor])
+    return rows
+
+
+def best_of(figures: Figures, prefix: str, unit: str, *, lowest: bool = False) -> tuple[str, Spread] | None:
+    """The alternative with the best median: neither ours nor the floor."""
+    named = {name: one for name, one in _named(figures, prefix, unit).items() if not name.endswith(FROM_HOST)}
+    others = {name: one for name, one in named.items() if not name.startswith(OURS) and name != FLOOR}
+    choose = min if lowest else max
+    return choose(others.items(), key=lambda item: item[1].median) if others else None
+
+
+def _backlogs(figures: Figures, runs: Sequence[Run]) -> str:
+    rows: list[list[Any]] = []
+    for lengths in _BACKLOGS:
+        found = _named(figures, f"backlog, {lengths}, ", ", req/s")
+        for name, rate in sorted(found.items(), key=lambda item: -item[1].median):
+            rows.append([lengths, name, str(rate), rate.median / found[FLOOR].median if FLOOR in found else None])
+    for workload in _result(runs[-1].record, "backlog").get("workloads", []):
+        rows += [[workload["name"], name, f"not run: {why}", ""] for name, why in workload["not_run"].items()]
+    return table(["tokens", "contestant", "req/s", "share of the floor"], rows)
+
+
+def _over_floor_rows(figures: Figures, runs: Sequence[Run]) -> str:
+    rows = [[name, str(ratio)] for name, ratio in _named(figures, "grid, ", ", over the floor").items()]
+    return table(["contestant", "time over the floor, geomean"], rows) if rows else ""
+
+
+def _named(figures: Figures, prefix: str, suffix: str) -> dict[str, Spread]:
+    """By what stands between the two."""
+    return {
+        name.removeprefix(prefix).removesuffix(suffix): one
+        for name, one in figures.items()
+        if name.startswith(prefix) and name.endswith(suffix)
+    }
+
+
+def runs() -> str:
+    """Table `gpu-runs`: what each kept run ran with."""
+    rows = []
+    for machine in machines("gpu"):
+        for run in kept_runs("gpu", machine):
+            driver = run.record["machine"].get("nvidia_smi", {}).get("driver_version", "not recorded")
+            rows.append([run.record["started"][:16], run.commit, versions(run), driver, f"`{run.record['command']}`"])
+    return table(["started", "commit", "versions", "driver", "command"], rows)
+
+
+def _beside(work: str, figure: str, names: Sequence[str]) -> list[str]:
+    """A row of one work: a figure for each name, which stands for `@`."""
+    return [work, *("{" + figure.replace("@", name) + "}" for name in names)]
+
+
+_KERNELS = Grid(
+    ["kernel", "µs", "copy of as many bytes, µs", "torch, µs", "share of the copy ceiling"],
+    [_beside("*, * tokens", "kernel, *, * tokens, @", ["µs", "copy, µs", "torch, µs", "share of the copy"])],
+)
+_KERNELS_OF_ATTENTION = Grid(
+    ["attention, one layer", "µs", "FlashAttention-2, µs", "byte floor, µs"],
+    [_beside("attention, *", "kernel, attention, *, @", ["µs", "FlashAttention-2, µs", "byte floor, µs"])],
+)
+_OTHER_WORKS = Grid(
+    ["batch x maximum", "ours, ms", "transformers, ms", "cuBLAS products alone, ms"],
+    [
+        _beside("DeBERTa-v3-base, * x *", "DeBERTa-v3-base, * x *, @, ms", [OURS, "transformers", FLOOR]),
+        _beside("BERT-base, 16 x 512, mean length * of it", "BERT-base, 16 x 512, *, @, ms", [OURS, SDPA, FLOOR]),
+    ],
+)
+_OTHER_FIGURES = Grid(
+    ["", "measured"],
+    each(
+        [
+            "copy, TB/s",
+            "product of 8,192 x 8,192, TFLOP/s",
+            "products, cuBLAS and what follows over ours, geomean",
+            "BERT-base, ours, smallest cosine",
+            "BERT-base, transformers, smallest cosine",
+            "peak of tensors, planned, MiB",
+            "peak of tensors, planned, with graphs, MiB",
+            "peak of tensors, torch's caching allocator, MiB",
+            "tensors a request, planned",
+            "tensors a request, torch's caching allocator",
+        ],
+        "*",
+        "{*}",
+    ),
+)
+_WITH_TARGETS = ("grid", "single", "backlog", "kernels", "deberta", "memory", "families")
+_MEASURED: Mapping[str, Table] = {
+    "gpu-headline": Table(GPU, ["backlog", "compile", "single"], [_headline]),
+    "gpu-backlog": Table(GPU, ["backlog", "compile"], [_backlogs]),
+    "gpu-grid": Table(GPU, ["grid"], [_over_floor_rows]),
+    "gpu-kernels": Table(GPU, ["kernels"], [_KERNELS, _KERNELS_OF_ATTENTION]),
+    "gpu-others": Table(
+        GPU, ["deberta", "fill", "ceilings", "products", "parity", "memory"], [_OTHER_WORKS, _OTHER_FIGURES]
+    ),
+    "gpu-targets": Table(GPU, _WITH_TARGETS, [Targets("gpu")]),
+}
+TABLES: Mapping[str, Callable[[], str]] = {**_MEASURED, "gpu-runs": runs}
+
+
+def of_runs(runs: Sequence[Run]) -> str:
+    """All tables of some runs of one machine."""
+    return "\n\n".join(filter(None, (one.of_runs(runs) for one in _MEASURED.values())))
+
+
+def geomean(values: Iterable[float]) -> float:
+    """Geometric mean; NaN of nothing."""
+    logs = [math.log(value) for value in values]
+    return math.exp(statistics.fmean(logs)) if logs else math.nan
+
+
+def over_floor(points: Sequence[Point], contestant: str) -> list[float]:
+    """Time over the floor's, of the points that have both."""
+    pairs = [(point["ms"].get(contestant), point["ms"].get(FLOOR)) for point in points]
+    return [time / floor for time, floor in pairs if time is not None and floor is not None]
+
+
+def _contestants(points: Sequence[Point]) -> list[str]:
+    """All that appear, the floor last."""
+    names = dict.fromkeys(name for point in points for name in point["ms"])
+    return [name for name in names if name != FLOOR] + [FLOOR] * (FLOOR in names)
+
+
+def _mean_ms(points: Sequence[Point], contestant: str) -> float:
+    """Mean over the points that have it; NaN of nothing."""
+    values = [point["ms"][contestant] for point in points if contestant in point["ms"]]
+    return statistics.fmean(values) if values else math.nan
+
+
+def _result(record: Record, part: str) -> Mapping[str, Any]:
+    """Empty for a part that a run lacks, or that failed."""
+    return (record["parts"].get(part) or {}).get("result") or {}

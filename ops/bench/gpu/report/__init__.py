@@ -1,1 +1,0 @@
-"""Tables, plots, measures and the report of kept runs."""
