@@ -1,59 +1,93 @@
-"""Tables of the kept runs of the probe of generation."""
+"""The figures of the kept runs of generation, and their tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.common.kept_tables import Measures, Record, of_each_machine, spreads, target_table
-from penstock.ops.bench.common.markdown import table
+from penstock.ops.bench.common.kept_tables import Measures, Record
+from penstock.ops.bench.common.measures import At, Suite
 from penstock.ops.bench.common.runs import Run
+from penstock.ops.bench.common.tables import Grid, Table, Targets
 
-SUITE = "generation"
-_SEARCHES = {"greedy": "greedy", "beams_4": "4 beams"}
+SEARCHES = {"greedy": "greedy", "beams_4": "4 beams"}
 _WAYS = {
     "continuous": "ours, joining at every quantum",
     "static": "ours, joining at the start of a batch",
-    "transformers": "transformers' generate, batches of",
 }
-_PARTS = tuple(f"{way}_{search}" for search in _SEARCHES for way in (*_WAYS, "step", "arrivals"))
 
 
-def throughput() -> str:
-    """Table `generation`: saturated throughput, and a decoder step beside its floor."""
-    return of_each_machine(SUITE, _PARTS, _throughput)
+def ratios(record: Record) -> Measures:
+    """The figures that are compared, as far as their parts have results."""
+    found = {}
+    for search in SEARCHES:
+        parts = {name: _result(record, f"{name}_{search}") for name in ("continuous", "static", "transformers")}
+        most = {
+            name: max(one if isinstance(one, float) else one["requests_per_s"] for one in result.values())
+            for name, result in parts.items()
+            if result
+        }
+        for other in ("transformers", "static"):
+            if {"continuous", other} <= most.keys():
+                found[f"{search}: continuous over {other}"] = most["continuous"] / most[other]
+        if (ways := _result(record, f"arrivals_{search}")) and all(ways.values()):
+            found[f"{search}: continuous over static at equal p99"] = _at_equal_p99(**ways)
+        if steps := _result(record, f"step_{search}"):
+            found[f"{search}: step over its floor"] = min(float(one["ratio"]) for one in steps.values())
+    return {name: round(ratio, 2) for name, ratio in found.items()}
 
 
-def against_targets() -> str:
-    """Table `generation-targets`."""
-    return of_each_machine(SUITE, _PARTS, lambda runs: target_table(SUITE, runs, measures))
+def _at_equal_p99(continuous: Sequence[Mapping[str, Any]], static: Sequence[Mapping[str, Any]]) -> float:
+    """The highest rate of late joins at which all requests ended, over static batching's rate at its p99.
+
+    Between measured rates, p99 is interpolated. Where static batching is slower at every rate, its lowest rate counts,
+    so the ratio is at least what is returned. Requests that were `left` are of older runs, which did not wait for them.
+    """
+    best = max((one for one in continuous if not one.get("left")), key=lambda one: float(one["rate"]))
+    rates, p99s, most_ms = [one["rate"] for one in static], [one["p99_ms"] for one in static], best["p99_ms"]
+    found = rates[0]
+    for low, high, low_ms, high_ms in zip(rates, rates[1:], p99s, p99s[1:], strict=False):
+        if low_ms <= most_ms:
+            found = high if high_ms <= most_ms else low + (high - low) * (most_ms - low_ms) / (high_ms - low_ms)
+    return float(best["rate"] / found)
 
 
-def measures(record: Record) -> Measures:
-    """The ratios of a run, as targets.json has them."""
-    found: Measures = record["ratios"]
-    return found
+GENERATION = Suite(
+    "generation",
+    [
+        figure
+        for search in SEARCHES
+        for figure in (
+            At(f"continuous_{search}.result.*.requests_per_s", f"{search}, continuous, *, req/s"),
+            At(f"static_{search}.result.*.requests_per_s", f"{search}, static, *, req/s"),
+            At(f"transformers_{search}.result.*", f"{search}, transformers, *, req/s"),
+            At(f"step_{search}.result.*.device_us", f"{search}, step, *, µs"),
+        )
+    ]
+    + [ratios],
+)
+_THROUGHPUT = Grid(
+    ["", *SEARCHES.values()],
+    [
+        [shown, *(f"{{{search}, {figure}}}" for search in SEARCHES)]
+        for shown, figure in (
+            *((f"{shown}, quantum *, req/s", f"{way}, *, req/s") for way, shown in _WAYS.items()),
+            ("transformers' generate, batches of *, req/s", "transformers, *, req/s"),
+            ("one step of 512 sequences in quanta of *, µs", "step, *, µs"),
+        )
+    ],
+)
+_PARTS = [f"{part}_{search}" for search in SEARCHES for part in (*_WAYS, "transformers", "step", "arrivals")]
+_MEASURED: Mapping[str, Table] = {
+    "generation": Table(GENERATION, _PARTS, [_THROUGHPUT]),
+    "generation-targets": Table(GENERATION, _PARTS, [Targets("generation")]),
+}
+TABLES: Mapping[str, Callable[[], str]] = _MEASURED
 
 
-def _throughput(runs: Sequence[Run]) -> str:
-    found = spreads(runs, lambda record: dict(_figures(record["parts"])))
-    names = list(dict.fromkeys(name.partition(": ")[2] for name in found))
-    rows = [[name, *(str(found.get(f"{search}: {name}", "")) for search in _SEARCHES)] for name in names]
-    return table(["", *_SEARCHES.values()], rows)
+def of_runs(runs: Sequence[Run]) -> str:
+    """All tables of some runs of one machine."""
+    return "\n\n".join(filter(None, (table.of_runs(runs) for table in _MEASURED.values())))
 
 
-def _figures(parts: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
-    """Name and figure: "greedy: ours, joining at every quantum, quantum 8, req/s"."""
-    found: list[tuple[str, float]] = []
-    for search in _SEARCHES:
-        for way, shown in _WAYS.items():
-            for size, figures in _result(parts, f"{way}_{search}").items():
-                is_ours = isinstance(figures, Mapping)
-                label = f"{shown}, quantum {size}, req/s" if is_ours else f"{shown} {size}, req/s"
-                found.append((f"{search}: {label}", float(figures["requests_per_s"] if is_ours else figures)))
-        for size, figures in _result(parts, f"step_{search}").items():
-            found.append((f"{search}: one step of 512 sequences in quanta of {size}, µs", float(figures["device_us"])))
-    return found
-
-
-def _result(parts: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+def _result(record: Record, part: str) -> Mapping[str, Any]:
     """Empty for a part that a run lacks, or that failed."""
-    return (parts.get(part) or {}).get("result") or {}
+    return (record["parts"].get(part) or {}).get("result") or {}
