@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.bench.pipeline.process_cpu import descendants
+from penstock.ops.bench.common.processes import descendants
 from penstock.ops.kafka.owned_folder import OwnedFolder
 from tests.engine.helpers import save_encoder, save_tokenizer
 

@@ -1,68 +1,57 @@
-"""The arithmetic of the benchmarks: how requests are counted, batched and timed."""
+"""The benchmarks' own arithmetic: the engine alone, processes, and suites of parts."""
 
-import asyncio
-import gc
-import io
+import argparse
 import json
-import math
 import os
-import signal
 import time
-from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from penstock.engine import NullEngine
-from penstock.ops.bench.common.comparison import Comparison, Grid
-from penstock.ops.bench.common.console_tables import show_comparisons, show_grid
+from penstock.ops.bench.bulk.bulk_tables import SUITE as BULK
+from penstock.ops.bench.cache import __main__ as cache
+from penstock.ops.bench.cache.cache_tables import CACHES
+from penstock.ops.bench.cache.cache_tables import SUITE as CACHE
+from penstock.ops.bench.common import part_suite
 from penstock.ops.bench.common.machine import describe_machine, slug
-from penstock.ops.bench.common.processes import ProcessFailed, Service, cpu_s, rss_bytes, run_once
-from penstock.ops.bench.common.sampler import Sampler, Samples, Stack, read_samples
+from penstock.ops.bench.common.part_suite import PartSuite
+from penstock.ops.bench.common.processes import (
+    ProcessFailed,
+    Service,
+    cores_used,
+    cpu_s,
+    descendants,
+    rss_bytes,
+    run_once,
+)
+from penstock.ops.bench.common.run_clock import RunClock, TimeUp
 from penstock.ops.bench.common.setup import shuffled_texts
-from penstock.ops.bench.common.stages import GARBAGE, OTHER, function_of, split_cost, stage_of
-from penstock.ops.bench.cpu.__main__ import PARTS
+from penstock.ops.bench.common.verdicts import targets
+from penstock.ops.bench.contestants.engine_alone import EngineAlone, full_groups
+from penstock.ops.bench.contestants.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
+from penstock.ops.bench.cpu import __main__ as cpu
 from penstock.ops.bench.cpu.cpu_tables import largest_change
-from penstock.ops.bench.cpu.engine_alone import EngineAlone, fifo_batches, pack
-from penstock.ops.bench.cpu.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
-from penstock.ops.bench.cpu.load_generator import Recorder, bulk_calls, closed_loop, make_items, poisson
-from penstock.ops.bench.cpu.load_spec import LoadResult, LoadSpec, percentiles_ms
-from penstock.ops.bench.cpu.part_engine import cosine, fastest
+from penstock.ops.bench.cpu.part_engine import cosine
+from penstock.ops.bench.delivery import __main__ as delivery
 from penstock.ops.demo.demo_model import model_directory
-from penstock.producer.tokenization import Encoded
-from penstock.worker import WorkerSettings
-from penstock.worker.resolved_settings import resolve
 
-
-def test_the_report_shows_figure_baseline_floor_and_ratio() -> None:
-    row = Comparison("engine alone", "800 req/s", "other 554 req/s", 1.444, "GEMM 1,000 req/s", 0.8)
-    screen = io.StringIO()
-    console = Console(file=screen, width=200)
-    show_comparisons(console, [row])
-    show_grid(console, Grid("stages", ("stage", "µs"), [("encode", 12345.6), ("other", 3)]))
-    for shown in ("800 req/s", "554", "1.44", "0.80", "GEMM 1,000", "12,346"):
-        assert shown in screen.getvalue()
+SHARE = {"of_texts": 0.9, "of_ids": 0.8, "by_processor_time": 0.95}
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 10), st.integers(1, 80))
-def test_fifo_batches_keep_the_order_and_the_caps_and_are_full(
-    lengths: list[int], max_sequences: int, max_tokens: int
-) -> None:
-    caps = {"model": "null", "max_batch_sequences": max_sequences, "max_batch_tokens": max_tokens}
-    settings = resolve(WorkerSettings.model_validate(caps), NullEngine().info)
-    sequences = [Encoded(np.full(length, index, np.int32), None) for index, length in enumerate(lengths)]
-    batches = fifo_batches(sequences, settings)
-    assert [sequence for batch in batches for sequence in batch] == sequences
-    sizes = [sum(len(sequence.ids) for sequence in batch) for batch in batches]
-    for index, batch in enumerate(batches):
-        assert len(batch) == 1 or (len(batch) <= max_sequences and sizes[index] <= max_tokens)
-        if index + 1 < len(batches):
-            next_tokens = len(batches[index + 1][0].ids)
-            assert len(batch) == max_sequences or sizes[index] + next_tokens > max_tokens
+def test_full_groups_keep_the_order_and_the_caps(lengths: list[int], max_sequences: int, max_tokens: int) -> None:
+    rows = [np.full(length, index, np.int32) for index, length in enumerate(lengths)]
+    groups = full_groups(rows, max_tokens, max_sequences)
+    assert [row.tolist() for group in groups for row in group] == [row.tolist() for row in rows]
+    sizes = [sum(map(len, group)) for group in groups]
+    for index, group in enumerate(groups):
+        assert len(group) == 1 or (len(group) <= max_sequences and sizes[index] <= max_tokens)
+        if index + 1 < len(groups):
+            assert len(group) == max_sequences or sizes[index] + len(groups[index + 1][0]) > max_tokens
 
 
 @given(st.integers(1, 100_000), st.integers(1, 8))
@@ -74,24 +63,27 @@ def test_large_chunks_hold_every_token_and_load_every_core_alike(tokens: int, co
     assert max(chunks) - min(chunks) <= 1
 
 
-def test_a_packed_batch_lays_sequences_end_to_end() -> None:
-    batch = pack([Encoded(np.array([5, 6, 7], np.int32), None), Encoded(np.array([8], np.int32), None)])
-    assert batch.token_ids.tolist() == [5, 6, 7, 8]
-    assert batch.cu_seqlens.tolist() == [0, 3, 4]
-    assert (batch.max_seqlen, len(batch.options)) == (3, 2)
-
-
 @pytest.mark.slow
 def test_the_engine_alone_gives_each_text_its_own_vector() -> None:
     """Over several polls and batches, the texts' order is kept."""
     texts = [f"{text} {index}" for index, text in enumerate(shuffled_texts(20))] * 30
     engine = EngineAlone(model_directory(), "float32")
     vectors, seconds = engine.embed(texts)
-    assert sum(engine.batch_tokens(texts)) > 3 * engine.settings.max_batch_tokens
+    assert sum(engine.batch_tokens(engine.token_ids(texts))) > 3 * engine.settings.max_batch_tokens
     engine.close()
     assert vectors.shape == (600, 384)
     assert seconds > 0
     assert cosine(vectors, np.tile(vectors[:20], (30, 1))).min() > 0.99999
+
+
+@pytest.mark.slow
+def test_the_engine_alone_stands_beside_sentence_transformers(tmp_path: Path) -> None:
+    made = run_once("pipeline.prepare_process", {"model": "bert-tiny", "folder": str(tmp_path)}, tmp_path / "log")
+    workloads = [("ids", "ids", 2, 20, 64), ("texts", "texts", 2, 20, 64)]
+    spec = {"model": made["model"], "device": "auto", "workloads": workloads, "batches": [32, 64]}
+    found = run_once("contestants.engine_alone", spec, tmp_path / "log")
+    assert found["engine"].keys() == {"ids", "texts"}
+    assert found["sentence_transformers"]["texts"]["batch"] in (32, 64)
 
 
 def test_texts_are_shuffled_the_same_way_each_time_and_start_again() -> None:
@@ -101,129 +93,30 @@ def test_texts_are_shuffled_the_same_way_each_time_and_start_again() -> None:
     assert len(set(texts)) > 3000
 
 
-def test_bulk_calls_never_hold_a_text_twice_at_once() -> None:
-    texts = [str(index % 100) for index in range(300)]
-    calls = bulk_calls(texts, 4)
-    assert [text for call in calls for text in call] == texts
-    for start in range(len(calls) - 3):
-        together = [text for call in calls[start : start + 4] for text in call]
-        assert len(set(together)) == len(together)
-
-
-def test_a_request_without_an_answer_is_in_the_percentiles() -> None:
-    latencies_s = [0.001 * n for n in range(1, 99)] + [math.inf] * 2
-    found = percentiles_ms(latencies_s)
-    assert found["p50"] == pytest.approx(51.0)
-    assert found["p95"] == pytest.approx(96.0)
-    assert (found["p99"], found["max"]) == (None, None)
-
-
-async def test_poisson_latencies_count_from_the_schedule_even_when_the_loop_stalls() -> None:
-    """A call that blocks the whole loop delays the ones after it, which were due meanwhile."""
-    recorder = Recorder()
-
-    async def call(item: int) -> None:
-        if item == 0:
-            time.sleep(0.2)  # noqa: ASYNC251 -- a stall of the loop is what is tested
-
-    await poisson(call, list(range(50)), 1000.0, recorder)
-    assert len(recorder.latencies_s) == 50
-    assert sum(latency > 0.1 for latency in recorder.latencies_s) > 25
-
-
-async def test_a_closed_loop_bounds_what_is_in_flight_and_counts_failures() -> None:
-    recorder, running, most = Recorder(), 0, 0
-
-    async def call(item: int) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0)
-        running -= 1
-        if item % 10 == 0:
-            raise TimeoutError
-
-    await closed_loop(call, list(range(100)), 7, recorder)
-    assert most == 7
-    assert recorder.failures == {"TimeoutError": 10}
-    assert sum(map(math.isinf, recorder.latencies_s)) == 10
-
-
-def test_rates_count_answers_only_and_costs_every_request() -> None:
-    result = LoadResult(100, {"Expired": 20}, 4.0, {}, {"worker": 0.001}, {"worker": 0.002}, {})
-    assert result.requests_per_s == 20
-    assert result.cpu_us("worker") == pytest.approx(30)
-
-
-def test_no_two_sequences_of_ids_are_alike() -> None:
-    items = make_items(LoadSpec("penstock", "", "null", "ids", "closed", num_requests=900, warm_up=100))
-    assert len({item.tobytes() for item in items}) == 1000
-
-
-def test_choices_are_ordered_by_their_better_time() -> None:
-    times = iter([3.0, 9.0, 5.0, 1.0])
-    assert fastest(["a", "b"], lambda _: next(times)) == {"b": 1.0, "a": 3.0}
-    assert list(fastest([2.0, 1.0], float)) == [1.0, 2.0]
-
-
 def test_memory_change_is_the_farthest_sample_in_either_direction() -> None:
     assert largest_change([100, 103, 91]) == pytest.approx(0.09)
     assert largest_change([100, 100]) == 0
 
 
-def test_the_innermost_known_module_is_the_stage() -> None:
-    stack = ("numpy.core:sum", "penstock.producer.wire.codec:encode", "penstock.worker.worker:_admit")
-    assert stage_of(stack) == "encode and decode values"
-    assert (
-        stage_of(("aiokafka.producer.producer:send", "penstock.producer.transport.outbox:put")) == "aiokafka producer"
-    )
-    assert stage_of(("penstock.producer.wireless:x",)) == "other producer code"
-    assert stage_of(("somewhere:x",)) == OTHER
-    assert function_of(stack) == "numpy.core:sum"
-
-
-def test_stages_add_up_to_the_measured_cost() -> None:
-    stacks: Counter[Stack] = Counter({("asyncio.events:run",): 3, ("penstock.engine.null:run",): 1})
-    costs = split_cost(Samples(stacks, gc_s=0.002), total_us=50.0, num_requests=100)
-    assert costs == [("event loop", 22.5), (GARBAGE, 20.0), ("engine", 7.5)]
-    assert sum([us for _, us in split_cost(Samples(stacks, 0.0), 50.0, 100, function_of)]) == pytest.approx(50.0)
-
-
-def test_the_sampler_sees_the_function_that_works(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGPROF)
-    sampler = Sampler()
-    sampler.start()
-    try:
-        _burn(0.3)
-        gc.collect()
-    finally:
-        sampler.stop()
-        signal.signal(signal.SIGPROF, before)
-    sampler.write(tmp_path / "samples.json")
-    samples = read_samples(tmp_path / "samples.json")
-    assert samples.gc_s > 0
-    assert any("_burn" in function_of(stack) for stack in samples.stacks)
-
-
-def _burn(seconds: float) -> None:
-    until = time.process_time() + seconds
+def test_processes_are_watched_through_proc() -> None:
+    before, until = sum(cpu_s(os.getpid())), time.process_time() + 0.1
     while time.process_time() < until:
         pass
-
-
-def test_processes_are_watched_through_proc() -> None:
-    before = sum(cpu_s(os.getpid()))
-    _burn(0.1)
     assert sum(cpu_s(os.getpid())) - before >= 0.08
     assert 2**20 < rss_bytes(os.getpid()) < 2**40
+    assert descendants(1 << 30) == []
+
+
+def test_cores_are_of_processes_that_were_there_all_the_time() -> None:
+    assert cores_used({"member 0": 1.0, "member 1": 5.0}, {"member 0": 2.0, "member 2": 1.0}, 2.0) == {"member 0": 0.5}
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(ProcessFailed, match="No such role"):
-        run_once("cpu.echo", {"role": "nobody"}, tmp_path / "log")
+        run_once("contestants.echo", {"role": "nobody"}, tmp_path / "log")
     with (
         pytest.raises(ProcessFailed, match="No such role"),
-        Service("cpu.echo", {"role": "nobody"}, tmp_path / "log") as it,
+        Service("contestants.echo", {"role": "nobody"}, tmp_path / "log") as it,
     ):
         os.waitid(os.P_PID, it.pid, os.WEXITED | os.WNOWAIT)
 
@@ -235,8 +128,49 @@ def test_the_machine_is_described_in_json() -> None:
     assert slug(machine).endswith(f"-{len(machine['cores_used'])}-cores")
 
 
-def test_every_part_exists() -> None:
-    for place in PARTS.values():
+def test_a_measurement_that_would_not_end_in_time_is_not_begun() -> None:
+    clock = RunClock(100.0, print)
+    clock.require(99.0, "short")
+    with pytest.raises(TimeUp, match="long not begun"):
+        clock.require(101.0, "long")
+
+
+@pytest.mark.parametrize("suite", [cache.SUITE, cpu.SUITE, delivery.SUITE])
+def test_every_part_of_a_suite_exists(suite: PartSuite) -> None:
+    for place in suite.parts.values():
         module, function = place.split(":")
-        source = Path(__file__).parents[2].joinpath("ops", "bench", "cpu", f"{module}.py").read_text(encoding="utf-8")
-        assert f"def {function}(setup: Setup) -> PartResult:" in source
+        source = Path(__file__).parents[2].joinpath("ops", "bench", suite.name, f"{module}.py")
+        assert f"def {function}(setup: Setup) -> Details:" in source.read_text(encoding="utf-8")
+
+
+def test_a_suite_prints_its_tables_and_keeps_a_run_where_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loads = [{"requests_per_s": 100.0, "cpu_us": {"worker": 5.0}}]
+    details = {"null": {CACHES[0]: loads, CACHES[1]: [{**loads[0], "requests_per_s": 80.0}]}}
+    monkeypatch.setattr("penstock.ops.bench.cache.part_misses.run_misses", lambda setup: details)
+    monkeypatch.setattr(part_suite, "use_cores", lambda count: [0])
+    assert cache.SUITE.run(argparse.Namespace(parts=["misses"], scale=0.1, output=tmp_path)) == 0
+    assert "null, through Kafka" in capsys.readouterr().out
+    (path,) = tmp_path.glob("cache/*/*.json")
+    figures = CACHE.measures(json.loads(path.read_text(encoding="utf-8")))
+    assert figures["no hits, null, throughput lost"] == pytest.approx(0.2)
+    assert figures["no hits, null, processor time added"] == 0.0
+
+
+def test_the_figures_of_hits_are_medians_over_the_rounds() -> None:
+    passes = [
+        {"num_sequences": 100, "cpu_s": 0.01, "num_cached": n, "wall_s": s} for n, s in ((100, 1), (50, 2), (75, 4))
+    ]
+    assert CACHE.measures({"parts": {"hits": {"details": {"through Kafka": {"1": passes}}}}}) == {
+        "hits through Kafka, single records, answers/s": 50.0,
+        "hits through Kafka, single records, processor µs": 100.0,
+        "hits through Kafka, single records, share of hits": 0.75,
+    }
+
+
+@pytest.mark.parametrize("kind", ["bulk", "bulk-cpu"])
+def test_every_target_of_bulk_jobs_is_measured(kind: str) -> None:
+    share: dict[str, Any] = {"engine_alone_rows_per_s": {"of_texts": 100.0, "of_ids": 110.0}}
+    share |= {"rows_per_s": {"embed": 90.0, "classify": 91.0}, "share": {"embed": SHARE, "classify": SHARE}}
+    assert {target.measure for target in targets(kind)} <= BULK.measures({"parts": {"share": share}}).keys()

@@ -1,6 +1,5 @@
 """The benchmarks of delivery: how answers are counted, when a partition has recovered, and what the tables say."""
 
-import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,19 @@ import pytest
 from penstock.engine import NullEngine, PackedBatch, TaskOptions
 from penstock.ops.bench.common.runs import Run, begin
 from penstock.ops.bench.common.verdicts import targets
-from penstock.ops.bench.delivery.__main__ import PARTS
-from penstock.ops.bench.delivery.call_load import OutcomeRecorder
-from penstock.ops.bench.delivery.delivery_tables import DEFAULT, PROCESSES, SERVICES, SUITE, TABLES
-from penstock.ops.bench.delivery.part_roll import figures
-from penstock.ops.bench.delivery.stand_in import (
+from penstock.ops.bench.contestants.stand_in import (
     PoisonableEngine,
     Unanswerable,
-    is_poison,
     poisonable,
     sleeping_encode,
-    with_poison,
 )
+from penstock.ops.bench.delivery.__main__ import PARTS
+from penstock.ops.bench.delivery.delivery_tables import DEFAULT, SERVICES, SUITE, TABLES
+from penstock.ops.bench.delivery.part_poison import with_late_answers
+from penstock.ops.bench.delivery.part_roll import figures
 from penstock.ops.bench.delivery.transcript import Answer, Sent, Transcript, counts, recovery_s
-from penstock.ops.bench.pipeline.call_times import CallTimes
+from penstock.ops.bench.load.call_times import CallTimes
+from penstock.ops.bench.load.load_bench import PROCESSES
 
 MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
 
@@ -59,34 +57,21 @@ def test_recovery_ends_when_every_partition_has_answered_what_was_sent_after_the
     assert math.isinf(recovery_s(Transcript(sent, answers), 10.0, 21.0))
 
 
-def test_poison_is_counted_apart_and_its_latency_not_at_all() -> None:
-    recorder = OutcomeRecorder()
-
-    async def call(text: str) -> None:
-        if is_poison(text) or text == "lost":
-            raise TimeoutError
-
-    async def offer() -> None:
-        for text in ("good", "lost", "some poison", "poisonous"):
-            await recorder.timed(call, text, 0.0)
-
-    asyncio.run(offer())
-    assert recorder.outcomes == {(False, True): 2, (False, False): 1, (True, False): 1}
-    assert recorder.failures == {"TimeoutError": 2}
-    assert len(recorder.good_latencies_s) == 3
-
-
-def test_every_hundredth_text_is_poison_and_raises_on_both_sides() -> None:
-    texts = with_poison(["text"] * 300, 100)
-    assert [index for index, text in enumerate(texts) if is_poison(text)] == [50, 150, 250]
+def test_poison_raises_on_both_sides() -> None:
     encode = poisonable(sleeping_encode)
     assert encode(["text"]).shape == (1, 384)
     with pytest.raises(Unanswerable):
-        encode(texts[50:52])
+        encode(["text", "text poison"])
     engine = PoisonableEngine(NullEngine(), poison=7)
     assert len(engine.run(batch_of([5, 6], [8])).rows) == 2
     with pytest.raises(Unanswerable):
         engine.run(batch_of([5, 6], [7]))
+
+
+def test_answers_that_came_late_count_for_the_alternative() -> None:
+    result = {"good": 40.0, "good_unanswered": 12.0, "poison": 5, "poison_answered": 1}
+    found = with_late_answers(result, {"requests": 50, "unanswered": 7})
+    assert (found["good"], found["good_unanswered"]) == (45, 3)
 
 
 def test_a_roll_is_judged_by_the_requests_that_were_due_in_it() -> None:
@@ -96,13 +81,6 @@ def test_a_roll_is_judged_by_the_requests_that_were_due_in_it() -> None:
     assert found["p50_ms"] == pytest.approx(3000)
     assert math.isinf(found["p99_ms"])
     assert found["before_p99_ms"] == pytest.approx(100)
-
-
-def test_every_part_exists() -> None:
-    for place in PARTS.values():
-        module, function = place.split(":")
-        path = Path(__file__).parents[2].joinpath("ops", "bench", "delivery", f"{module}.py")
-        assert f"def {function}(setup: Setup) -> PartResult:" in path.read_text(encoding="utf-8")
 
 
 def test_every_target_is_of_a_measure_and_every_table_has_rows(tmp_path: Path) -> None:

@@ -2,130 +2,29 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from penstock.ops.bench.common.processes import run_once
 from penstock.ops.bench.common.runs import Run, begin
 from penstock.ops.bench.common.verdicts import targets
+from penstock.ops.bench.load.call_times import CallTimes, figures
+from penstock.ops.bench.load.loads import Load, open_load
 from penstock.ops.bench.pipeline import fleet_bench
-from penstock.ops.bench.pipeline.alone_process import full_batches
-from penstock.ops.bench.pipeline.call_times import CallTimes, figures, recovery_s
-from penstock.ops.bench.pipeline.client_process import ClientSpec, due_times
-from penstock.ops.bench.pipeline.loads import SCALES, SHORT, Load, closed_loads, open_load
-from penstock.ops.bench.pipeline.member_events import member_events
-from penstock.ops.bench.pipeline.payloads import calls, max_tokens
+from penstock.ops.bench.pipeline.pipeline_loads import SCALES, closed_loads
 from penstock.ops.bench.pipeline.pipeline_plan import PARTS, PipelinePlan
 from penstock.ops.bench.pipeline.pipeline_run import run_pipeline_benchmark
 from penstock.ops.bench.pipeline.pipeline_tables import CLOSED, SUITE, TABLES
 from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
-from penstock.ops.bench.pipeline.process_cpu import cores_used, descendants
-from penstock.ops.bench.pipeline.run_clock import RunClock, TimeUp
 
-CLOSED_LOAD = Load("closed", "ids", *SHORT, rows=64, callers=1, warm_s=1.0, seconds=2.0)
 MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
 
 
-def test_a_closed_load_counts_what_was_answered_in_the_measured_seconds() -> None:
-    calls = CallTimes.of(
-        [(0.0, 0.9, 64, 0), (0.5, 1.0, 64, 0), (1.5, 2.9, 60, 4), (2.4, 3.0, 64, 0), (2.5, 3.0, 64, 0)]
-    )
-    found = figures(CLOSED_LOAD, calls)
-    assert found["requests_per_s"] == (64 + 60) / 2
-    assert found["not_answered"] == 4
-    assert found["p50_ms"] == pytest.approx(600)
-    assert math.isinf(found["p99_ms"])  # a call without all of its answers is never done
-
-
-def test_an_open_load_counts_from_the_time_at_which_a_call_was_due() -> None:
-    load = dataclasses.replace(open_load(2.0, 1.0, 2.0), timeout_s=0.5)
-    found = figures(load, CallTimes.of([(0.5, 9.0, 1, 0), (1.0, 1.2, 1, 0), (1.5, 2.5, 1, 0), (2.9, 3.4, 0, 1)]))
-    assert found["offered_per_s"] == 1.5
-    assert found["answered_share"] == pytest.approx(2 / 3)
-    assert found["in_time_per_s"] == 0.5
-
-
-def test_a_kill_tells_what_members_did_on_the_clock_of_the_load() -> None:
-    logged = {
-        "drained": [
-            {"timestamp": "2026-11-23T08:00:00Z", "worker": 0, "seconds": 0.5},  # before the load
-            {"timestamp": "2026-11-23T08:00:12.25Z", "worker": 0, "seconds": 0.03},
-        ],
-        "member_exited": [{"timestamp": "2026-11-23T08:00:11.5Z", "worker": 2, "signal": "SIGKILL"}],
-    }
-    since = datetime.fromisoformat("2026-11-23T08:00:10Z").timestamp()
-    assert member_events(lambda name: logged.get(name, []), since) == [
-        {"at_s": 1.5, "event": "member_exited", "worker": 2},
-        {"at_s": 2.25, "event": "drained", "worker": 0, "took_s": 0.03},
-    ]
-
-
-def test_recovery_ends_with_the_last_half_second_that_is_not_as_before() -> None:
-    begun = np.arange(0.0, 10.0, 0.01)
-    slow = ((begun >= 5.0) & (begun < 6.2)) | ((begun >= 4.5) & (begun < 5.0))  # and what was in flight at the event
-    finished = begun + np.where(slow, 0.3, 0.01)
-    ones, zeros = np.ones_like(begun), np.zeros_like(begun)
-    assert recovery_s(CallTimes(begun, finished, ones, zeros), 0.0, 5.0, 10.0) == 1.5
-    still = CallTimes(begun, np.where(begun >= 5.0, begun + 0.3, finished), ones, zeros)
-    assert math.isinf(recovery_s(still, 0.0, 5.0, 10.0))
-    lost = CallTimes(begun, begun + 0.01, ones, np.where(begun > 9.9, 1.0, 0.0))
-    assert math.isinf(recovery_s(lost, 0.0, 5.0, 10.0))
-
-
-def test_all_clients_together_offer_the_rate_and_none_repeats_another() -> None:
-    load = open_load(1000.0, 2.0, 8.0)
-    specs = [ClientSpec("localhost:1", "bench", None, "", number, 4) for number in range(4)]
-    due = [due_times(load, 100.0, spec) for spec in specs]
-    assert sum(map(len, due)) == pytest.approx(10_000, rel=0.05)
-    assert all(100.0 <= moment < 110.0 for times in due for moment in times)
-    assert all(earlier < later for times in due for earlier, later in pairwise(times))
-    assert len({times[0] for times in due}) == 4
-
-
-def test_a_model_gets_no_sequence_that_is_too_long_for_it(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
-    assert max_tokens(tmp_path) == 512
-    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
-    loads = closed_loads(SCALES["cpu"], 1.0, 1.0, max_tokens=max_tokens(tmp_path), texts=True)
+def test_a_model_gets_no_sequence_that_is_too_long_for_it() -> None:
+    loads = closed_loads(SCALES["cpu"], 1.0, 1.0, max_tokens=256, texts=True)
     assert [load.name for load in loads] == ["ids 2-100", "shared calls", "a record each", "texts 2-100"]
-
-
-def test_no_sequence_of_a_load_is_like_another() -> None:
-    pools = [calls("ids", 2, 100, 64, 8, None, seed) for seed in (0, 1)]
-    found = [sequence.tobytes() for pool in pools for call in pool for sequence in call]
-    assert len(set(found)) == len(found) == 2 * 8 * 64
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 10), st.integers(50, 80))
-def test_full_batches_keep_the_order_and_the_caps(lengths: list[int], max_sequences: int, max_tokens: int) -> None:
-    rows = [np.full(length, index, np.uint32) for index, length in enumerate(lengths)]
-    batches = full_batches(rows, max_tokens, max_sequences)
-    assert np.concatenate([batch.token_ids for batch in batches]).tolist() == np.concatenate(rows).tolist()
-    assert all(len(batch.options) <= max_sequences and len(batch.token_ids) <= max_tokens for batch in batches)
-    for batch, after in pairwise(batches):
-        room = max_tokens - len(batch.token_ids)
-        assert len(batch.options) == max_sequences or int(after.cu_seqlens[1]) > room
-
-
-def test_cores_are_of_processes_that_were_there_all_the_time() -> None:
-    assert cores_used({"member 0": 1.0, "member 1": 5.0}, {"member 0": 2.0, "member 2": 1.0}, 2.0) == {"member 0": 0.5}
-    assert descendants(1 << 30) == []
-
-
-def test_a_measurement_that_would_not_end_in_time_is_not_begun() -> None:
-    clock = RunClock(100.0, print)
-    clock.require(99.0, "short")
-    with pytest.raises(TimeUp, match="long not begun"):
-        clock.require(101.0, "long")
 
 
 def test_every_target_is_of_a_measure_and_every_table_has_rows(tmp_path: Path) -> None:
@@ -157,16 +56,6 @@ def test_errors_of_predictions_are_of_batches_and_of_the_sums_of_one_member() ->
     assert errors["long_p95"] == pytest.approx(0.2)
     assert errors["sums_p95"] == pytest.approx(0.0)
     assert prediction_errors([]) == {"batches": 0, "p50": None, "p95": None, "long_p95": None, "sums_p95": None}
-
-
-@pytest.mark.slow
-def test_the_engine_alone_stands_beside_sentence_transformers(tmp_path: Path) -> None:
-    made = run_once("pipeline.prepare_process", {"model": "bert-tiny", "folder": str(tmp_path)}, tmp_path / "log")
-    workloads = [("ids", "ids", 2, 20, 64), ("texts", "texts", 2, 20, 64)]
-    spec = {"model": made["model"], "workloads": workloads, "batches": [32, 64]}
-    found = run_once("pipeline.alone_process", spec, tmp_path / "log")
-    assert found["engine"].keys() == {"ids", "texts"}
-    assert found["sentence_transformers"]["texts"]["batch"] in (32, 64)
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""Whole bulk jobs: their share of the engine alone, their memory, and their bytes after kills."""
+"""A whole bulk job beside the engine alone."""

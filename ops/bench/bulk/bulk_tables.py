@@ -1,9 +1,8 @@
-"""Figures and tables of the kept runs of whole jobs. A run has one of the parts."""
+"""Figures and tables of the kept runs of whole jobs."""
 
 from penstock.ops.bench.common.measures import At, Suite
-from penstock.ops.bench.common.tables import Grid, Table, Targets, together
+from penstock.ops.bench.common.tables import Grid, Table, Targets
 
-PARTS = ("share", "memory", "kills")
 _TASKS = ("embed", "classify")
 SUITE = Suite(
     "bulk",
@@ -20,16 +19,10 @@ SUITE = Suite(
                 (f"share.{task}.by_processor_time", "share by processor time"),
             )
         ],
-        At("memory.rows", "nothing computed, rows"),
-        At("memory.rows_per_s", "nothing computed, rows/s"),
-        At("memory.peak_rss_bytes", "nothing computed, largest memory of the job, MB", lambda peak: peak / 1e6),
-        At("memory.cpu_us_per_row", "nothing computed, processor time of the job, µs a row"),
-        At("kills.csv.rows_that_differ", "killed three times, csv, rows that differ"),
-        At("kills.parquet.rows_that_differ", "killed three times, parquet, rows that differ"),
     ),
 )
 JOBS = Grid(["measure", "measured"], [[at.name, f"{{{at.name}}}"] for at in SUITE.declared if isinstance(at, At)])
 TABLES = {
-    "bulk": together(*[Table(SUITE, [part], [JOBS]) for part in PARTS]),
-    "bulk-targets": together(*[Table(SUITE, [part], [Targets("bulk", on_cpu="bulk-cpu")]) for part in PARTS]),
+    "bulk": Table(SUITE, ["share"], [JOBS]),
+    "bulk-targets": Table(SUITE, ["share"], [Targets("bulk", on_cpu="bulk-cpu")]),
 }

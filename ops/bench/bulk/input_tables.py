@@ -5,26 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import csv as pa_csv
 from pyarrow.parquet import ParquetWriter
 
 from penstock.ops.bench.common.lengths import uniform
-from penstock.ops.bench.pipeline.payloads import vocabulary_words
+from penstock.ops.bench.load.payloads import vocabulary_words
 
 _BLOCK_ROWS = 65_536
-_WORDS = np.array([f"word{number}" for number in range(5000)])
 
 
-def write_texts(path: Path, rows: int, low: int, high: int, model: Path | None) -> None:
-    """A Parquet or CSV file of `id` and `text`: texts of `low` to `high` words.
-
-    Args:
-        model: checkpoint whose vocabulary has the words, so that they are one token each; None: no words of any.
-    """
-    words = _WORDS if model is None else vocabulary_words(model)
+def write_texts(path: Path, rows: int, low: int, high: int, model: Path) -> None:
+    """A Parquet file of `id` and `text`: texts of `low` to `high` words, which are one token each of the checkpoint."""
+    words = vocabulary_words(model)
     schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
-    is_csv = path.suffix == ".csv"
-    with pa_csv.CSVWriter(path, schema) if is_csv else ParquetWriter(path, schema) as writer:
+    with ParquetWriter(path, schema) as writer:
         for block in _blocks(rows, low, high, words):
             writer.write_table(pa.table(block, schema=schema))
 

@@ -11,12 +11,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from penstock.ops.bench.bulk.input_tables import write_texts
-from penstock.ops.bench.bulk.job_process import run_whole_job
-from penstock.ops.bench.common.processes import run_once
-from penstock.ops.bench.pipeline.fleet_bench import BROKER_CONFIG
-from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
-from penstock.ops.bench.pipeline.run_clock import RunClock
-from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
+from penstock.ops.bench.bulk.job_process import run_job
+from penstock.ops.bench.common.processes import cores_used, read_cpu_s, run_once
+from penstock.ops.bench.common.run_clock import RunClock
+from penstock.ops.bench.contestants.worker_fleet import FleetSpec, WorkerFleet
+from penstock.ops.bench.load.load_bench import BROKER_CONFIG
 from penstock.ops.kafka import FAST_START, FULL_SPEED, KafkaBroker
 
 WORDS = (2, 100)
@@ -61,14 +60,8 @@ class ShareRun:
 
     def _alone(self, source: Path) -> Record:
         self.clock.require(_ALONE_LEAST_S, "the engine alone")
-        spec = {
-            "model": str(self.model),
-            "file": str(source),
-            "device": self.device,
-            "untimed": 1,
-            "rounds": self.rounds,
-        }
-        found = run_once("bulk.alone_process", spec, self.folder / "alone.log", self.clock.left_s)
+        spec = {"model": str(self.model), "file": str(source), "device": self.device, "rounds": self.rounds}
+        found = run_once("contestants.engine_alone", spec, self.folder / "alone.log", self.clock.left_s)
         rates = {kind: [f"{self.rows / each:,.0f}" for each in passes] for kind, passes in found["seconds"].items()}
         self.clock.say(f"engine alone, texts/s: {rates}; tokenizer alone {self.rows / found['tokenize_s']:,.0f}")
         return found
@@ -97,12 +90,12 @@ class ShareRun:
         command = [task, str(table), str(self.folder / "out.parquet"), "--overwrite"]
         command += ["--model", "bench", "--bootstrap-servers", servers]
         before = read_cpu_s(serving)
-        run, report = run_whole_job(command, self.folder, self.clock.left_s)
-        seconds = report["last_run"]["seconds"]
+        run = run_job(command, self.folder, self.clock.left_s)
+        seconds, rows = run.report["last_run"]["seconds"], run.report["rows"]
         cpu_s = {"job": run.cpu_s, **cores_used(before, read_cpu_s(serving), 1.0)}
         cores = {label: f"{used_s / seconds:.2f}" for label, used_s in cpu_s.items()}
-        self.clock.say(f"{task} of {report['rows']:,} rows: {report['rows'] / seconds:,.0f} rows/s; cores {cores}")
-        return {"seconds": seconds, "wall_s": run.wall_s, "cpu_s": cpu_s, "peak_rss_bytes": run.peak_rss_bytes}
+        self.clock.say(f"{task} of {rows:,} rows: {rows / seconds:,.0f} rows/s; cores {cores}")
+        return {"seconds": seconds, "wall_s": run.wall_s, "cpu_s": cpu_s}
 
     def _figures(self, alone: list[Record], jobs: dict[str, list[Record]]) -> Record:
         def alone_per_s(kind: str) -> float:

@@ -1,7 +1,13 @@
-"""The command of a suite of parts: run the chosen ones, print their results, and keep a whole run as one file."""
+"""The command of a suite of parts: run the chosen ones, print the suite's tables, and keep a whole run as one file.
+
+    SUITE = PartSuite("cache", {"hits": "part_hits:run_hits"}, cache_tables.TABLES, "share of the usual requests")
+    sys.exit(SUITE.run(SUITE.parser("The response cache.").parse_args()))
+
+A part is a function of `Setup`. It returns every raw figure as JSON, under which a run keeps them as `details`; what is
+printed is what the kept run's tables say of it, and nothing else.
+"""
 
 import argparse
-import dataclasses
 import os
 import tempfile
 import time
@@ -9,20 +15,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 
-from penstock.ops.bench.common.comparison import PartResult
-from penstock.ops.bench.common.console_tables import show_comparisons, show_grid
 from penstock.ops.bench.common.machine import describe_machine, title, use_cores
 from penstock.ops.bench.common.processes import ProcessFailed
-from penstock.ops.bench.common.runs import RESULTS, begin, keep
+from penstock.ops.bench.common.runs import RESULTS, Run, begin, finite, keep
 from penstock.ops.bench.common.setup import Setup
+from penstock.ops.bench.common.tables import Table
 from penstock.ops.demo.demo_model import ModelUnavailable, model_directory
 from penstock.ops.kafka import BrokerError
 
 CORES = 2
 MIN_SCALE = 0.5  # of a run that is kept by default
+
+Details = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,7 @@ class PartSuite:
 
     name: str  # of its folder, and of its folder of kept runs
     parts: Mapping[str, str]  # part -> module:function, imported when it runs: torch takes seconds
+    tables: Mapping[str, Table]
     scale_help: str
 
     def parser(self, description: str) -> argparse.ArgumentParser:
@@ -64,34 +74,35 @@ class PartSuite:
         header = begin(self.name, machine)
         try:
             setup = Setup(model_directory(), logs, len(machine["cores_used"]), arguments.scale, before)
-            results = {part: self._run_part(console, part, setup) for part in arguments.parts or self.parts}
+            parts = {part: self._run_part(console, part, setup) for part in arguments.parts or self.parts}
         except (BrokerError, ModelUnavailable, ProcessFailed) as error:
             console.print(str(error), style="red", markup=False)
             return 1
-        comparisons = [row for result in results.values() for row in result.comparisons]
-        if len(results) > 1 and comparisons:
-            console.rule("all")
-            show_comparisons(console, comparisons)
+        record = finite({**header, "scale": arguments.scale, "parts": parts})
+        self._show(console, record)
         root = arguments.output or (RESULTS if arguments.scale >= MIN_SCALE and not arguments.parts else None)
         if root is None:
             console.print(f"Not kept: this is no whole run of scale {MIN_SCALE:g} or more. --output DIR keeps any run.")
-            return 0
-        kept = {part: dataclasses.asdict(result) for part, result in results.items()}
-        console.print(f"Written to {keep({**header, 'scale': arguments.scale, 'parts': kept}, root)}")
+        else:
+            console.print(f"Written to {keep(record, root)}")
         return 0
 
-    def _run_part(self, console: Console, part: str, setup: Setup) -> PartResult:
+    def _run_part(self, console: Console, part: str, setup: Setup) -> dict[str, Details]:
         module, function = self.parts[part].split(":")
         started = time.monotonic()
         with console.status(f"{part} ..."):
-            module = f"penstock.ops.bench.{self.name}.{module}"
-            run: Callable[[Setup], PartResult] = getattr(import_module(module), function)
-            result = run(setup)
-        console.rule(f"{part} ({time.monotonic() - started:.0f} s)")
-        for grid in result.grids:
-            show_grid(console, grid)
-        if result.comparisons:
-            show_comparisons(console, result.comparisons)
-        if "not_applicable" in result.details:
-            console.print(f"Not applicable: {result.details['not_applicable']}.")
-        return result
+            run: Callable[[Setup], Details] = getattr(
+                import_module(f"penstock.ops.bench.{self.name}.{module}"), function
+            )
+            details = run(setup)
+        console.print(f"{part}: {time.monotonic() - started:.0f} s")
+        if "not_applicable" in details:
+            console.print(f"Not applicable: {details['not_applicable']}.")
+        return {"details": details}
+
+    def _show(self, console: Console, record: Mapping[str, Any]) -> None:
+        run = Run(Path(), record)
+        for name, table in self.tables.items():
+            if text := table.of_runs([run]):
+                console.rule(name)
+                console.print(Markdown(text))

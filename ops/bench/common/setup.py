@@ -1,4 +1,4 @@
-"""Arguments of every part of the pipeline benchmark, and its texts."""
+"""Arguments of every part of a suite, and its texts."""
 
 import random
 from dataclasses import dataclass
@@ -22,6 +22,10 @@ class Setup:
     def count(self, full: int) -> int:
         """`full`, scaled; at least 64, so that there are batches and percentiles."""
         return max(64, int(full * self.scale))
+
+    def seconds(self, full: float) -> float:
+        """`full`, scaled; at least one, so that a load has answers."""
+        return max(1.0, full * self.scale)
 
 
 def shuffled_texts(count: int) -> list[str]:

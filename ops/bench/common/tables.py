@@ -82,11 +82,6 @@ class Table:
         return "\n\n".join(filter(None, (section(figures, runs) for section in self.sections)))
 
 
-def together(*tables: Table) -> Callable[[], str]:
-    """Tables one after another, where the parts of a suite are measured by runs of their own."""
-    return lambda: "\n\n".join(table() for table in tables)
-
-
 def each(keys: Iterable[str], *cells: str) -> list[list[str]]:
     """A row for each key, which stands for `*` in all cells."""
     return [[cell.replace("*", key) for cell in cells] for key in keys]

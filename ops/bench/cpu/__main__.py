@@ -4,19 +4,17 @@ import sys
 from importlib.util import find_spec
 
 from penstock.ops.bench.common.part_suite import PartSuite
+from penstock.ops.bench.cpu.cpu_tables import TABLES
 
 PARTS = {
     "engine": "part_engine:run_float32",
     "engine-bf16": "part_engine:run_bfloat16",
-    "end-to-end": "part_end_to_end:run_end_to_end",
-    "latency": "part_latency:run_latency",
+    "end-to-end": "part_kafka:run_end_to_end",
+    "latency": "part_kafka:run_latency",
     "null": "part_null:run_null",
-    "profile": "part_null:run_profile",
     "memory": "part_null:run_memory",
 }
-SUITE = PartSuite(
-    "cpu", PARTS, "number of requests, as a share of the usual; 1 takes some five minutes on two idle cores"
-)
+SUITE = PartSuite("cpu", PARTS, TABLES, "duration, as a share of the usual; 1 takes some six minutes on two idle cores")
 
 
 def main() -> int:

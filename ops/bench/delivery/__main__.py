@@ -4,19 +4,18 @@ import sys
 from importlib.util import find_spec
 
 from penstock.ops.bench.common.part_suite import PartSuite
+from penstock.ops.bench.delivery.delivery_tables import TABLES
 
 PARTS = {
     "poison": "part_poison:run_poison",
     "crash": "part_crash:run_crash",
     "crash-default": "part_crash:run_default",
     "roll": "part_roll:run_roll",
-    "modes": "part_modes:run_null",
-    "modes-minilm": "part_modes:run_minilm",
-    "before": "part_before:run_before",
+    "modes": "part_turns:run_modes",
+    "modes-minilm": "part_turns:run_modes_minilm",
+    "before": "part_turns:run_before",
 }
-SUITE = PartSuite(
-    "delivery", PARTS, "number of requests and measured seconds, as a share of the usual; 1 takes some seven minutes"
-)
+SUITE = PartSuite("delivery", PARTS, TABLES, "measured seconds, as a share of the usual; 1 takes some seven minutes")
 
 
 def main() -> int:

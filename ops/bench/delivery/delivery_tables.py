@@ -7,11 +7,11 @@ from typing import Any
 from penstock.ops.bench.common.measures import At, From, Suite
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.tables import Figures, Grid, Table, Targets
+from penstock.ops.bench.load.load_bench import PROCESSES, rate
 
 PENSTOCK, FASTSTREAM, DEFAULT = "penstock", "FastStream", "FastStream, default acknowledgement"
 SERVICES = (PENSTOCK, FASTSTREAM, DEFAULT)
 MODES = {"modes": "null engine", "modes-minilm": "all-MiniLM-L6-v2"}  # part -> its model
-PROCESSES = ("worker", "client", "broker")
 PARTS = ("poison", "crash", "crash-default", "roll", *MODES, "before")
 _TWICE_BY_KEY = "requests answered twice, equal keys dropped"
 CRASH_FIGURES = {
@@ -23,14 +23,10 @@ CRASH_FIGURES = {
 Details = Mapping[str, Any]
 
 
-def _rate(rounds: Sequence[Details]) -> float:
-    return statistics.median([float(record["requests_per_s"]) for record in rounds])
-
-
 def _sides(path: str, name: str) -> list[At]:
     """Figures of both sides of each load."""
     return [
-        At(path, f"{name}, req/s", _rate),
+        At(path, f"{name}, req/s", rate),
         *[At(path, f"{name}, {kind} µs a record", _cpu_us(kind)) for kind in PROCESSES],
     ]
 

@@ -1,78 +1,73 @@
 """One request in a hundred raises in the engine: how many of the others are answered, ours and FastStream's."""
 
-import dataclasses
 from typing import Any
 
-from penstock.ops.bench.common.comparison import Comparison, PartResult
-from penstock.ops.bench.common.processes import Service, run_once
+from penstock.ops.bench.common.part_suite import Details
 from penstock.ops.bench.common.setup import Setup
-from penstock.ops.bench.delivery.call_load import CallResult, CallSpec
+from penstock.ops.bench.contestants.faststream import ACK, CLIENT, MAX_RECORDS, SUBSCRIBER, FastStreamMembers
+from penstock.ops.bench.contestants.stand_in_worker import PROGRAM
+from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers
 from penstock.ops.bench.delivery.delivery_tables import FASTSTREAM, PENSTOCK
-from penstock.ops.bench.delivery.faststream_member import ACK, SUBSCRIBER
-from penstock.ops.bench.delivery.stand_in_worker import PROGRAM
 from penstock.ops.bench.delivery.transcript import PLAIN_TOPICS, counts, read_transcript
-from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
+from penstock.ops.bench.load.load_bench import LoadBench, open_clients
+from penstock.ops.bench.load.loads import Load
 from penstock.ops.kafka import KafkaBroker
 
 POISON_EVERY = 100
-_NUM_REQUESTS, _WARM_UP, _CALLERS = 1000, 128, 256
+_CALLERS = 256
 _DTYPE = "float32"
 _TIMEOUT_S = 10.0  # five times what the slower side takes for all that is in flight
-_READY_S = 90.0
+_SECONDS = 12.0
 
 
-def run_poison(setup: Setup) -> PartResult:
+def run_poison(setup: Setup) -> Details:
     """Part `poison`."""
-    model = str(setup.model)
-    fleet = FleetSpec(model, ("--dtype", _DTYPE, "--device", "cpu"), members=1, program=PROGRAM)
+    fleet = FleetSpec(str(setup.model), ("--dtype", _DTYPE, "--device", "cpu"), members=1, program=PROGRAM)
+    model = {"directory": str(setup.model), "dtype": _DTYPE, "cores": setup.cores}
     with KafkaBroker() as broker:
         servers = broker.bootstrap_servers
-        with WorkerFleet(fleet, "bench", servers, setup.logs / "poison") as workers:
-            workers.wait_until_ready(_READY_S)
-            ours = _offer(setup, servers, "penstock")
-        spec = {"bootstrap_servers": servers, "model": model, "dtype": _DTYPE, "cores": setup.cores, "ack_policy": ACK}
-        with Service("delivery.faststream_member", spec, setup.logs / "poison-faststream.log"):
-            theirs = with_late_answers(_offer(setup, servers, "plain"), servers)
-    comparison = Comparison(
-        work=f"all-MiniLM-L6-v2, one request in {POISON_EVERY} raises: good requests that are not answered",
-        ours=_shown(ours),
-        baseline=f"FastStream {_shown(theirs)}",
-        ratio=None,
+        with open_workers(broker, setup.logs, "poison", fleet, setup.model) as ours:
+            found = {PENSTOCK: _offer(setup, ours)}
+        with (
+            FastStreamMembers(servers, setup.logs / "poison-faststream.log", model=model) as members,
+            open_clients(broker, setup.logs, "poison-faststream", members.watched, connect=CLIENT) as theirs,
+        ):
+            result = _offer(setup, theirs)
+            transcript = read_transcript(servers, PLAIN_TOPICS, result["started"])
+            found[FASTSTREAM] = with_late_answers(result, counts(transcript))
+    settings = {"FastStream": {"ack_policy": ACK, "max_records": MAX_RECORDS, **SUBSCRIBER}, "callers": _CALLERS}
+    return {**found, "settings": settings}
+
+
+def with_late_answers(result: dict[str, Any], found: dict[str, int]) -> dict[str, Any]:
+    """A result of the FastStream service; replies that came after their caller had given up count as answers.
+
+    `found`: counts of all records of the load, poison among them.
+    """
+    never = found["unanswered"] - result["poison"] + result["poison_answered"]
+    return {**result, "good": found["requests"] - result["poison"], "good_unanswered": never}
+
+
+def _offer(setup: Setup, side: LoadBench) -> dict[str, Any]:
+    warm = Load("warm-up", "banking77", callers=_CALLERS, timeout_s=_TIMEOUT_S, warm_s=0.0, seconds=1.0)
+    side.offer(warm)
+    load = Load(
+        f"one in {POISON_EVERY} raises",
+        "banking77",
+        callers=_CALLERS,
+        poison_every=POISON_EVERY,
+        timeout_s=_TIMEOUT_S,
+        warm_s=0.0,
+        seconds=setup.seconds(_SECONDS),
     )
-    details = {
-        PENSTOCK: dataclasses.asdict(ours),
-        FASTSTREAM: dataclasses.asdict(theirs),
-        "settings": {"FastStream": {"ack_policy": ACK, "max_records": 64, **SUBSCRIBER}, "callers": _CALLERS},
+    record, calls = side.watch(load)
+    poison = record["poison"]
+    return {
+        "started": record["started"],
+        "good": float(calls.answered.sum() + calls.failed.sum()),
+        "good_unanswered": float(calls.failed.sum()),
+        "poison": sum(poison.values()),
+        "poison_answered": poison.get("answered", 0),
+        "failures": record["failures"],
+        "latency_ms": {which: calls.percentile_s(percent) * 1e3 for which, percent in (("p50", 50), ("p99", 99))},
     }
-    return PartResult([comparison], (), details)
-
-
-def with_late_answers(result: CallResult, servers: str) -> CallResult:
-    """The FastStream service's result; replies that came after their caller had given up count as answers."""
-    found = counts(read_transcript(servers, PLAIN_TOPICS, result.started))
-    return dataclasses.replace(result, good_unanswered=found["unanswered"] - result.poison + result.poison_answered)
-
-
-def unanswered_share(result: CallResult) -> float:
-    """Of the good requests."""
-    return result.good_unanswered / result.good
-
-
-def _offer(setup: Setup, servers: str, target: str) -> CallResult:
-    load: dict[str, Any] = {
-        "target": target,
-        "bootstrap_servers": servers,
-        "model": "bench",
-        "payload": "text",
-        "arrivals": "closed",
-        "num_requests": setup.count(_NUM_REQUESTS),
-        "warm_up": _WARM_UP,
-        "in_flight": _CALLERS,
-        "timeout_s": _TIMEOUT_S,
-    }
-    spec = CallSpec(load, str(setup.logs / f"poison-{target}.started"), POISON_EVERY)
-    return CallResult(**run_once("delivery.call_load", dataclasses.asdict(spec), setup.logs / "poison-load.log"))
-
-
-def _shown(result: CallResult) -> str:
-    return f"{result.good_unanswered:,} of {result.good:,} ({unanswered_share(result):.1%})"

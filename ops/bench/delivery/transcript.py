@@ -10,7 +10,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from penstock.ops.bench.common.processes import ProcessFailed
-from penstock.ops.bench.cpu.plain_client import ID_BYTES, REPLIES, REQUESTS
+from penstock.ops.bench.contestants.faststream import ID_BYTES, REPLIES, REQUESTS
 
 _POLL_MS = 1000
 

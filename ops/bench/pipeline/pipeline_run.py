@@ -9,11 +9,16 @@ from pathlib import Path
 
 from penstock.ops.bench.common.machine import describe_machine, title
 from penstock.ops.bench.common.processes import run_once
+from penstock.ops.bench.common.run_clock import RunClock, TimeUp
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
-from penstock.ops.bench.pipeline.bare_echo import echo_rates
-from penstock.ops.bench.pipeline.fleet_bench import Bench, FleetBench, Record, open_fleet
-from penstock.ops.bench.pipeline.loads import LONG, ROWS, SCALES, SHORT, Load, Scale, closed_loads, open_load
-from penstock.ops.bench.pipeline.payloads import max_tokens
+from penstock.ops.bench.contestants.echo import WAYS, bare_echo
+from penstock.ops.bench.contestants.worker_fleet import FleetSpec
+from penstock.ops.bench.load.broker_folder import broker_folder
+from penstock.ops.bench.load.load_bench import BROKER_CONFIG, Record
+from penstock.ops.bench.load.loads import LONG, ROWS, SHORT, Load, open_load
+from penstock.ops.bench.load.payloads import max_tokens
+from penstock.ops.bench.pipeline.fleet_bench import Bench, FleetBench, open_fleet
+from penstock.ops.bench.pipeline.pipeline_loads import SCALES, Scale, closed_loads
 from penstock.ops.bench.pipeline.pipeline_plan import (
     FLEET_PARTS,
     NULL,
@@ -23,9 +28,8 @@ from penstock.ops.bench.pipeline.pipeline_plan import (
     SCALE_RATE_PER_S,
     PipelinePlan,
 )
-from penstock.ops.bench.pipeline.run_clock import RunClock, TimeUp
 from penstock.ops.bench.pipeline.run_facts import checkpoint, prepared, with_gpu
-from penstock.ops.bench.pipeline.worker_fleet import FleetSpec
+from penstock.ops.kafka import FULL_SPEED, KafkaBroker
 
 _ALONE_S, _FLEET_S = 20.0, 15.0  # least time to begin the engine alone, and a fleet
 _ALONE_MOST_S = 180.0
@@ -112,9 +116,14 @@ class PipelineRun:
             for load in self._closed_loads()
             if load.rows == ROWS
         ]
-        spec = {"model": str(self._model), "workloads": workloads, "batches": list(self._scale.st_batches)}
+        spec = {
+            "model": str(self._model),
+            "device": "auto",
+            "workloads": workloads,
+            "batches": list(self._scale.st_batches),
+        }
         log = self._folder / "alone.log"
-        self.found["alone"] = run_once("pipeline.alone_process", spec, log, min(_ALONE_MOST_S, self._clock.left_s))
+        self.found["alone"] = run_once("contestants.engine_alone", spec, log, min(_ALONE_MOST_S, self._clock.left_s))
         for kind in ("engine", "sentence_transformers"):
             rates = {name: f"{rate['requests_per_s']:,.0f}" for name, rate in self.found["alone"][kind].items()}
             self._clock.say(f"{kind} alone, req/s: {rates}")
@@ -198,7 +207,12 @@ class PipelineRun:
     def _echo(self, _step: str) -> None:
         """A bare aiokafka echo."""
         self._clock.require(_FLEET_S, "echo")
-        self.found["echo"] = echo_rates(self._folder, _ECHOES[self._device], self._clock)
+        self.found["echo"] = {}
+        with KafkaBroker(temporary_in=broker_folder(), config=BROKER_CONFIG, jvm_flags=FULL_SPEED) as broker:
+            for way in WAYS:
+                with bare_echo(broker, way, self._folder) as measure:
+                    found = self.found["echo"][way] = measure(_ECHOES[self._device])
+                self._clock.say(f"bare aiokafka echo, {way}: {found['requests_per_s']:,.0f}/s")
 
     def _scale_out(self, _step: str) -> None:
         """The same command on more and more GPUs."""
