@@ -10,22 +10,28 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
+from structlog.testing import capture_logs
 
 from penstock.cache import ResponseCache
 from penstock.engine import NullEngine
 from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import encode_request
-from penstock.producer.wire.headers import CORRELATION_ID, request_headers
+from penstock.producer.wire.headers import CANCEL, CORRELATION_ID, request_headers
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.scheduler import LearnedCost, fit_cost_table
 from penstock.worker import WorkerSettings, drain, pipeline, process
 from penstock.worker import worker as worker_module
+from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.encoder_model import EncoderModel
 from penstock.worker.kafka.fetching import consumer
 from penstock.worker.requests.long_records import LongRecords
 from penstock.worker.requests.preparation import RequestPreparer
+from penstock.worker.requests.quarantine import Quarantine
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 from penstock.worker.resolved_settings import resolve
+from penstock.worker.telemetry.traces import NO_TRACES, NoTraces, Traces
 from penstock.worker.worker import Worker
 
 A, B = TopicPartition("penstock.requests.tiny", 0), TopicPartition("penstock.requests.tiny", 1)
@@ -158,6 +164,7 @@ async def make_worker(
     engine: NullEngine | None = None,
     cache: ResponseCache | None = None,
     tokenizer: Any = None,
+    traces: Traces = NO_TRACES,
     **given: Any,
 ) -> AsyncIterator[Worker]:
     """A worker that runs when the test awaits `run`, up to the end of the script."""
@@ -167,7 +174,7 @@ async def make_worker(
     async with contextlib.AsyncExitStack() as stack:
         served = EncoderModel(engine, 1, cost)
         stack.push_async_callback(served.close, 5.0)
-        worker = Worker(settings, served, tokenizer=tokenizer, cache=cache)
+        worker = Worker(settings, served, tokenizer=tokenizer, cache=cache, traces=traces)
         kafka.at_end = worker.stop
         yield worker
 
@@ -268,6 +275,81 @@ async def test_records_are_answered_and_committed(
     ]
     assert kafka.commits[-1] == {A: (3, "")}
     assert held(worker) == 0
+
+
+class ToldTraces(NoTraces):
+    """Notes the stages of each record, by its offset."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, list[str]] = {}
+
+    def note(self, stage: str, records: Sequence[PendingRecord]) -> None:
+        for record in records:
+            self.told.setdefault(record.original.offset, []).append(stage)
+
+    def begin(self, sequences: Sequence[PendingSequence]) -> None:
+        self.note("begin", [one.request.record for one in sequences])
+
+    def batch_done(self, stats: BatchStats, results: SequenceResults) -> None:
+        self.note("batch", [one.request.record for one, _ in results])
+
+    def rejected(self, rejections: Sequence[Rejection]) -> None:
+        self.note("rejected", [one.record for one in rejections])
+
+    def ended(self, records: Sequence[PendingRecord]) -> None:
+        self.note("ended", records)
+
+
+async def test_traces_metrics_and_the_log_are_told_of_every_stage(
+    kafka: FakeConsumer, outbox: FakeOutbox, cache: ResponseCache, make_record: MakeRecord
+) -> None:
+    traces, first = ToldTraces(), request(make_record, A, 0)
+    bad, again = request(make_record, A, 1, value=b"bad"), request(make_record, A, 2, value=first.value)
+    kafka.script = [polled(first, bad), once_answered(outbox, 3, again)]
+    with capture_logs() as logs:
+        async with make_worker(kafka, cache=cache, traces=traces) as worker:
+            assert await worker.run() == 0
+    value = worker.metrics.registry.get_sample_value
+    assert traces.told == {0: ["begin", "batch", "ended"], 1: ["rejected", "ended"], 2: ["begin", "ended"]}
+    assert value("penstock_tokens_total") == 3
+    assert value("penstock_sequences_total", {"source": "cache"}) == 1
+    assert value("penstock_request_seconds_count", {"class": "online"}) == 2
+    assert [value("penstock_requests_total", {"outcome": code}) for code in ("ok", "invalid_request")] == [2, 1]
+    assert (logs[-1]["event"], logs[-1]["answered"]) == ("stopped", 2)
+
+
+async def test_a_cancellation_is_answered_and_handed_on_behind_the_requests_that_came_with_it(
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    taken_back = request(make_record, A, 0)
+    kafka.script = [polled(taken_back, make_record(b"", offset=1, headers=[*taken_back.headers, (CANCEL, b"")]))]
+    async with make_worker(kafka, drain_s=0.05) as worker:
+        monkeypatch.setattr(worker.pipeline.dispatcher, "add", lambda sequences: calls.append(sequences))
+        monkeypatch.setattr(worker.pipeline.dispatcher, "cancel", lambda addresses: calls.append(addresses))
+        assert await worker.run() == 0
+    [[_], [address]] = calls
+    assert (address.topic, address.correlation_id) == ("penstock.replies", b"0-0")
+    assert outbox.sent == [("penstock.replies", b"0-0")]
+
+
+async def test_no_record_is_admitted_while_a_suspect_runs_alone(
+    kafka: FakeConsumer, outbox: FakeOutbox, worker: Worker, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: Quarantine) -> None:
+        waiting.set()
+        await ended.wait()
+
+    monkeypatch.setattr(Quarantine, "wait", wait)
+    kafka.script = [polled(request(make_record, A, 0))]
+    running = asyncio.create_task(worker.run())
+    await asyncio.wait_for(waiting.wait(), 60)
+    assert (held(worker), worker.pipeline.ledger.num_unfinished) == (1, 0)
+    ended.set()
+    assert await asyncio.wait_for(running, 60) == 0
+    assert outbox.sent == [("penstock.replies", b"0-0")]
 
 
 async def test_what_was_polled_as_its_partition_was_revoked_is_left_to_the_next_owner(
