@@ -15,8 +15,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from aiokafka import TopicPartition
-
 from penstock.cache import ResponseCache
 from penstock.producer.errors import Cancelled
 from penstock.producer.prompts import Prompts
@@ -26,10 +24,10 @@ from penstock.producer.transport.outbox import Outbox
 from penstock.producer.wire.topics import bulk_topic
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.stage import ServedModel, StageCallbacks
-from penstock.worker.drain import Drain
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.fetching.rebalance_listener import Rebalanced
 from penstock.worker.kafka.progress.offsets import OffsetTracker
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.partial_replies import PartialReplies
@@ -57,22 +55,23 @@ _TURNS = 4  # of the event loop between two batches of records: a reply takes se
 
 
 class Pipeline:
-    """Called on the worker's event loop. `Worker` starts and stops what is public here."""
+    """Called on the worker's event loop. `Worker` starts, drains and stops what is public here."""
 
     def __init__(
         self,
         settings: ResolvedSettings,
         served: ServedModel,
         stop: StopSignal,
+        revoked: Rebalanced,
         *,
         tokenizer: Tokenizer | None,
         cache: ResponseCache | None,
         traces: Traces,
         number: int,
     ) -> None:
-        """See `Worker`."""
+        """`revoked`: see `Consumer`. All else: see `Worker`."""
         info = self._info = served.info
-        self._settings, self._tokenizer, self._traces, self._stop = settings, tokenizer, traces, stop
+        self._tokenizer, self._traces, self._stop = tokenizer, traces, stop
         is_exactly_once = settings.delivery == "exactly_once"
         # Fetch
         self.topics = (settings.topic, bulk_topic(settings.topic))
@@ -90,10 +89,10 @@ class Pipeline:
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
             drain_s=settings.drain_s,
             received=self.fetched.put,
-            revoked=self._revoked,
+            revoked=revoked,
         )
-        self._long = LongRecords(self.enqueue)
-        self._bulk: asyncio.Task[None] | None = None  # enqueues bulk records
+        self.long = LongRecords(self.enqueue)
+        self.bulk_task: asyncio.Task[None] | None = None  # enqueues bulk records
         # Validate, prepare, look up
         bounds = ReplyBounds(info, settings.max_reply_bytes)
         read_options, read_fields = served.read_options, served.read_fields
@@ -125,15 +124,13 @@ class Pipeline:
         else:
             self.outbox = Outbox(self.cluster, client_id="penstock-worker")
             self.committer = Committer(offsets, self.consumer)
-        self._quarantine = Quarantine(self.committer, self.ledger, stop, self.consumer.assigned.is_set)
+        self.quarantine = Quarantine(self.committer, self.ledger, stop, self.consumer.assigned.is_set)
         self.metrics = Metrics(info, load, self.backpressure, self.ledger)
         self.metrics.show("penstock_skipped_offsets_total", lambda: self.consumer.num_skipped)
         count, group = self.metrics.count, settings.group_id
         self._delivery = Delivery(self.outbox, self.backpressure, self._acknowledged, replied, count, group, number)
         lag, dead_letters = (lambda: offsets.lag(self.consumer.last_ends())), self._delivery.dead_letters
         self.monitor = LoadMonitor(load, self.metrics, lag=lag, dead_letters=dead_letters)
-        drained = self.fetched, self._long, self.dispatcher, self.ledger
-        self._drain = Drain(*drained, stop, in_order=is_exactly_once)
         self.num_answered = 0
 
     # 1. Fetch
@@ -141,18 +138,18 @@ class Pipeline:
     async def turn(self) -> None:
         """Poll once. Online records are enqueued before the next poll, bulk records beside the turns that follow."""
         await self._stop.cut_short(self.fetched.fill(self.consumer))
-        if self.fetched.can_take(bulk=True) and (self._bulk is None or self._bulk.done()):
-            self._bulk = watched(self._take(bulk=True))
+        if self.fetched.can_take(bulk=True) and (self.bulk_task is None or self.bulk_task.done()):
+            self.bulk_task = watched(self._take(bulk=True))
         await self._take(bulk=False)
 
     async def _take(self, *, bulk: bool) -> None:
         while self.fetched.can_take(bulk=bulk) and not self._stop.is_set():
-            await self._quarantine.wait()
+            await self.quarantine.wait()
             records = self.fetched.take(bulk=bulk)
-            if self._quarantine.trusts(records):
+            if self.quarantine.trusts(records):
                 await self._begin(records)
             else:
-                await self._quarantine.run(records, self._begin)
+                await self.quarantine.run(records, self._begin)
             for _ in range(_TURNS if self.fetched.can_take(bulk=bulk) else 0):
                 await asyncio.sleep(0)
 
@@ -161,11 +158,11 @@ class Pipeline:
         if not records or not records[0].is_long:
             await self.enqueue(records)
             return
-        wait_s = self._long.wait_s(records[0])
+        wait_s = self.long.wait_s(records[0])
         late = self._validator.reject_late(records, time.monotonic(), time.time(), wait_s)
         self._reject(late)
         if not late:
-            self._long.add(records[0])
+            self.long.add(records[0])
 
     # 2. Validate, 3. prepare, 4. look up, 5. batch
 
@@ -231,23 +228,3 @@ class Pipeline:
         """The broker has all that these records are owed. `committer` commits their offsets with the next prefix."""
         self.ledger.acknowledge(records)
         self._traces.ended(records)
-
-    # The end: of partitions, or of the worker
-
-    async def _revoked(self, sources: set[TopicPartition]) -> None:
-        drain_s = 0.0 if self.consumer.is_evicted else self._settings.drain_s  # what others answer is not finished
-        await self._drain.partitions(sources, self._bulk, drain_s)
-        self._quarantine.hand_over()
-        await self.committer.commit_last()
-        self.ledger.forget(sources)
-        self.dispatcher.resume()
-
-    async def drain(self, until: float) -> bool:
-        """Finish what was admitted, up to a monotonic time, and commit. Returns false without the commit."""
-        await self._drain.worker(until)
-        self._quarantine.hand_over()
-        is_committed = await self.committer.commit_last()
-        self.dispatcher.close()
-        if self._bulk is not None:
-            self._bulk.cancel()
-        return is_committed

@@ -1,10 +1,11 @@
-"""One worker: it joins the group, turns its pipeline until it is to stop, and then drains."""
+"""One worker: it joins the group, turns its pipeline, and drains it before partitions are revoked, and at the end."""
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import structlog
+from aiokafka import TopicPartition
 
 from penstock.cache import ResponseCache
 from penstock.producer.tokenization import Tokenizer
@@ -17,6 +18,7 @@ from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.traces import NO_TRACES, Traces
 
+_REBALANCE_S = 2.0  # in which requests may begin that wait for a batch. All other members of the group wait meanwhile
 _DISCONNECT_S = 2.0
 LEAVE_S = LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the longest that stopping takes without a broker
 
@@ -40,7 +42,14 @@ class Worker:
         self._settings, self._info = settings, served.info
         self._stop = self.stop_signal = StopSignal()  # public for the process: errors of its event loop, readiness
         self.pipeline = Pipeline(
-            settings, served, self._stop, tokenizer=tokenizer, cache=cache, traces=traces, number=number
+            settings,
+            served,
+            self._stop,
+            self._on_revoked,
+            tokenizer=tokenizer,
+            cache=cache,
+            traces=traces,
+            number=number,
         )
         self.consumer, self.metrics = self.pipeline.consumer, self.pipeline.metrics
 
@@ -88,13 +97,53 @@ class Worker:
             if end is not None and await self._stop.unless_stopped(end.is_reached()):
                 break
 
+    async def _on_revoked(self, sources: set[TopicPartition]) -> None:
+        """Finish the batches that have begun, and what else is done soon. The next owner reads the rest again."""
+        path, started, give_up = self.pipeline, time.monotonic(), self.pipeline.ledger.give_up
+        drain_s = 0.0 if path.consumer.is_evicted else self._settings.drain_s  # what others answer is not finished
+        path.fetched.release()
+        if path.bulk_task is not None:  # it enqueues the records that it has, and takes no others
+            await asyncio.wait((path.bulk_task,), timeout=drain_s)
+        give_up(path.long.take_back(begun=False))
+        give_up(path.dispatcher.take_back(sources, bulk_only=True, begun=False))
+        path.dispatcher.drain()
+        await path.ledger.wait_until_finished(min(_REBALANCE_S, drain_s))
+        give_up(path.long.take_back(begun=True))
+        give_up(path.dispatcher.take_back(sources, bulk_only=False, begun=False))
+        # With exactly_once answers behind a record that is given up are never acknowledged: do not wait for them.
+        is_in_order = self._settings.delivery == "exactly_once"
+        wait = path.ledger.wait_until_answered if is_in_order else path.ledger.wait_until_finished
+        await self._finish(started, started + drain_s, wait)
+        give_up(path.dispatcher.take_back(sources, bulk_only=False, begun=True))
+        await self._hand_over()
+        path.ledger.forget(sources)
+        path.dispatcher.resume()
+
+    async def _finish(self, started: float, until: float, wait: Callable[[float], Awaitable[bool]]) -> None:
+        if self._stop.failure is None and not await wait(until - time.monotonic()):
+            log.warning("drain_incomplete", unfinished=self.pipeline.ledger.num_unfinished)
+        seconds = round(time.monotonic() - started, 3)
+        log.info("drained", unfinished=self.pipeline.ledger.num_unfinished, seconds=seconds)
+
+    async def _hand_over(self) -> bool:
+        """Commit for the last time. Returns false without the commit."""
+        self.pipeline.quarantine.hand_over()
+        return await self.pipeline.committer.commit_last()
+
     async def _shut_down(self) -> bool:
         """Drain, commit, disconnect, in what is left of `drain_s` and `LEAVE_S`. Returns false without the commit."""
-        path = self.pipeline
+        path, started = self.pipeline, time.monotonic()
         self._stop.ask()
-        drain_until = (self._stop.asked_at or time.monotonic()) + self._settings.drain_s
+        drain_until = (self._stop.asked_at or started) + self._settings.drain_s
         log.info("stopping", unfinished=path.ledger.num_unfinished)
-        is_committed = await path.drain(drain_until)
+        path.fetched.release()
+        path.dispatcher.drain()
+        await self._finish(started, drain_until, path.ledger.wait_until_finished)
+        path.ledger.give_up(path.long.take_back(begun=True))
+        is_committed = await self._hand_over()
+        path.dispatcher.close()
+        if path.bulk_task is not None:
+            path.bulk_task.cancel()
         left_s = max(_DISCONNECT_S, drain_until + LEAVE_S - time.monotonic())
         outbox = path.outbox.stop(left_s - _DISCONNECT_S)
         await asyncio.gather(path.consumer.stop(left_s), outbox, path.partials.stop())

@@ -79,7 +79,7 @@ class Member:
         self.ledger.acknowledge([self.records.pop(index)])
 
     def take_back(self, index: int) -> None:
-        """As `Drain.partitions` with a record or a slice that is not finished soon, while others still are."""
+        """As `Worker._on_revoked` with a record that is not finished soon, while others still are."""
         self.ledger.give_up([self.records.pop(index)])
 
     def give_up(self) -> None:

@@ -20,7 +20,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CANCEL, CORRELATION_ID, request_headers
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.scheduler import LearnedCost, fit_cost_table
-from penstock.worker import WorkerSettings, drain, pipeline, process
+from penstock.worker import WorkerSettings, pipeline, process
 from penstock.worker import worker as worker_module
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.encoder_model import EncoderModel
@@ -482,7 +482,7 @@ async def test_a_rebalance_takes_long_texts_from_the_tokenizer(
 async def test_a_rebalance_waits_for_batches_that_have_begun_and_not_for_requests_that_wait_for_one(
     kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain, "_REBALANCE_S", 0.1)
+    monkeypatch.setattr(worker_module, "_REBALANCE_S", 0.1)
     engine = SlowEngine()
 
     async def revoked() -> Fetched:

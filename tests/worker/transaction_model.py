@@ -97,7 +97,7 @@ class Member:
         self.complete(self.plan.put("replies", 0, answers) if owns else answers)
 
     def take_back(self, index: int) -> None:
-        """As `Drain.partitions` with a record or a slice that is not finished soon, while others still are."""
+        """As `Worker._on_revoked` with a record that is not finished soon, while others still are."""
         self.ledger.give_up([self.records.pop(index)])
 
     def complete(self, answers: Sequence[OutAnswer]) -> None:
