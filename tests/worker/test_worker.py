@@ -28,7 +28,7 @@ from penstock.worker.kafka.fetching import consumer
 from penstock.worker.requests.long_records import LongRecords
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.quarantine import Quarantine
-from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record import PendingRecord, RecordState
 from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.telemetry.traces import NO_TRACES, NoTraces, Traces
@@ -288,6 +288,8 @@ class ToldTraces(NoTraces):
             self.told.setdefault(record.original.offset, []).append(stage)
 
     def begin(self, sequences: Sequence[PendingSequence]) -> None:
+        assert all(one.request.record.state is RecordState.QUEUED for one in sequences)
+        assert all(one.request.times.tokenize_ms > 0 for one in sequences)
         self.note("begin", [one.request.record for one in sequences])
 
     def batch_done(self, stats: BatchStats, results: SequenceResults) -> None:
@@ -305,16 +307,19 @@ async def test_traces_metrics_and_the_log_are_told_of_every_stage(
 ) -> None:
     traces, first = ToldTraces(), request(make_record, A, 0)
     bad, again = request(make_record, A, 1, value=b"bad"), request(make_record, A, 2, value=first.value)
-    kafka.script = [polled(first, bad), once_answered(outbox, 3, again)]
+    text = request(make_record, A, 3, value=encode_request(Request("tiny", "embed", text=("there is no tokenizer",))))
+    kafka.script = [polled(first, bad), once_answered(outbox, 3, again, text)]
     with capture_logs() as logs:
         async with make_worker(kafka, cache=cache, traces=traces) as worker:
             assert await worker.run() == 0
     value = worker.metrics.registry.get_sample_value
-    assert traces.told == {0: ["begin", "batch", "ended"], 1: ["rejected", "ended"], 2: ["begin", "ended"]}
+    refused = ["rejected", "ended"]
+    assert traces.told == {0: ["begin", "batch", "ended"], 1: refused, 2: ["begin", "ended"], 3: refused}
     assert value("penstock_tokens_total") == 3
     assert value("penstock_sequences_total", {"source": "cache"}) == 1
     assert value("penstock_request_seconds_count", {"class": "online"}) == 2
-    assert [value("penstock_requests_total", {"outcome": code}) for code in ("ok", "invalid_request")] == [2, 1]
+    outcomes = ("ok", "invalid_request", "unsupported_task")
+    assert [value("penstock_requests_total", {"outcome": code}) for code in outcomes] == [2, 1, 1]
     assert (logs[-1]["event"], logs[-1]["answered"]) == ("stopped", 2)
 
 
@@ -331,6 +336,24 @@ async def test_a_cancellation_is_answered_and_handed_on_behind_the_requests_that
     [[_], [address]] = calls
     assert (address.topic, address.correlation_id) == ("penstock.replies", b"0-0")
     assert outbox.sent == [("penstock.replies", b"0-0")]
+
+
+async def test_replies_have_turns_of_the_event_loop_between_records_that_are_taken_together(
+    kafka: FakeConsumer, outbox: FakeOutbox, worker: Worker, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    async def enqueue(records: Sequence[PendingRecord]) -> None:
+        events.append("enqueued")
+        asyncio.get_running_loop().call_soon(events.append, "turn")
+        worker.pipeline.ledger.give_up(records)
+
+    monkeypatch.setattr(worker.pipeline, "enqueue", enqueue)
+    kafka.script = [polled(*[request(make_record, A, offset) for offset in range(TAKEN_RECORDS + 1)])]
+    # The first of a partition wait for a commit, and so for the event loop.
+    monkeypatch.setattr(Quarantine, "trusts", lambda *_: True)
+    assert await worker.run() == 0
+    assert events[:4] == ["enqueued", "turn", "enqueued", "turn"]
 
 
 async def test_no_record_is_admitted_while_a_suspect_runs_alone(
