@@ -18,7 +18,9 @@ from penstock.ops.logs.lines.filters import Filters, parse_filters, split_argume
 from penstock.ops.logs.lines.reader import LogReader
 from penstock.ops.logs.lines.source import STDIN, find_sources
 from penstock.ops.logs.screens.event_line import event_line
-from penstock.ops.logs.screens.tables import make_console
+from penstock.ops.logs.screens.screens import SCREENS, Screen
+from penstock.ops.logs.screens.summary import show_notes, show_summary
+from penstock.ops.logs.screens.tables import make_console, show
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import facts
 
@@ -45,7 +47,6 @@ def summary(
 
     $ penstock logs summary /var/log/penstock since=1h
     """
-    from penstock.ops.logs.screens.summary_screen import show_summary
 
     def body() -> int:
         digest = _digest(given)
@@ -85,36 +86,20 @@ def request(
     _run(body)
 
 
-@logs.command()
-def slow(given: Input = None, count: Count = 20) -> None:
-    """Show the slowest requests, slow periods and the longest batches."""
-    from penstock.ops.logs.screens.table_screens import show_slow
+def _add_screen(name: str, screen: Screen) -> None:
+    """A command that shows a screen, with an option for its number of rows if it has one."""
 
-    _run(lambda: _show(given, lambda digest: show_slow(make_console(), digest, count)))
+    def show_rows(given: Input = None, count: Count = screen.num_rows) -> None:
+        _run(lambda: _show(given, screen, count))
 
+    def show_all(given: Input = None) -> None:
+        _run(lambda: _show(given, screen, 0))
 
-@logs.command()
-def errors(given: Input = None) -> None:
-    """Show rejected requests by code, and warnings and errors by event."""
-    from penstock.ops.logs.screens.table_screens import show_errors
-
-    _run(lambda: _show(given, lambda digest: show_errors(make_console(), digest)))
+    logs.command(name, help=screen.help)(show_rows if screen.num_rows else show_all)
 
 
-@logs.command()
-def batches(given: Input = None) -> None:
-    """Show triggers, partitions, sizes and padding of batches."""
-    from penstock.ops.logs.screens.table_screens import show_batches
-
-    _run(lambda: _show(given, lambda digest: show_batches(make_console(), digest)))
-
-
-@logs.command()
-def costs(given: Input = None) -> None:
-    """Compare the predicted seconds of batches with the measured ones."""
-    from penstock.ops.logs.screens.table_screens import show_costs
-
-    _run(lambda: _show(given, lambda digest: show_costs(make_console(), digest)))
+for _name, _screen in SCREENS.items():
+    _add_screen(_name, _screen)
 
 
 @logs.command()
@@ -198,12 +183,10 @@ def _run(body: Callable[[], int]) -> None:
     raise typer.Exit(exit_code_of(with_filters))
 
 
-def _show(given: list[str] | None, show: Callable[[Digest], None]) -> int:
-    from penstock.ops.logs.screens.summary_screen import show_notes
-
-    digest = _digest(given)
-    show(digest)
-    show_notes(make_console(), digest)
+def _show(given: list[str] | None, screen: Screen, num_rows: int) -> int:
+    digest, console = _digest(given), make_console()
+    show(console, screen.parts(digest, num_rows))
+    show_notes(console, digest)
     return EXIT_OK
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.ops.logs.lines.event import duration
-from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, row, show, table
+from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, row, show_table, table
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import Fact, facts
 
@@ -34,14 +34,14 @@ def show_diff(console: Console, first: Digest, second: Digest, names: tuple[str,
             section = before.section
             row(made, Text(section, style=HEAD))
         row(made, f"  {before.name}", before.text, after.text, _change(before, after))
-    show(console, made)
+    show_table(console, made)
     changed = _settings_changed(first, second)
     if changed:
         console.print(Text("\nSettings", style=HEAD))
         made = table("", f">{names[0]}", f">{names[1]}", "")
         for key, one, other in changed:
             row(made, f"  {key}", one, other)
-        show(console, made)
+        show_table(console, made)
     console.print(
         Text("\nGreen is better by a tenth or more, red is worse. Counts depend on how long each run was.", style=DIM)
     )

@@ -1,7 +1,8 @@
 """Tables, bars and small curves on a terminal. Nothing of a log reaches the terminal as it is."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.cells import cell_len
@@ -25,10 +26,44 @@ def make_console() -> Console:
     return Console(highlight=False, markup=False, soft_wrap=False)
 
 
+class Column(NamedTuple):
+    """A column: its name, which begins with `>` where it is aligned to the right, and the cell of a row."""
+
+    name: str
+    cell: Callable[[Any], object]
+
+
+class Section(NamedTuple):
+    """A part of a screen: its name, what its figures are of, a table, and sentences below it."""
+
+    title: str
+    note: str
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    below: Sequence[Text] = ()
+    style: Callable[[Any], str] = lambda row: ""  # of a row
+
+
+def show(console: Console, parts: Iterable[Section | Text]) -> None:
+    """Print the parts of a screen."""
+    for part in parts:
+        if isinstance(part, Text):
+            console.print(part, soft_wrap=True)
+            continue
+        heading(console, part.title, part.note)
+        made = table(*[column.name for column in part.columns])
+        for row_of in part.rows:
+            row(made, *[column.cell(row_of) for column in part.columns], style=part.style(row_of))
+        show_table(console, made)
+        for text in part.below:
+            console.print(text, soft_wrap=True)
+
+
 def heading(console: Console, text: str, note: str = "") -> None:
-    """A section's name, and what its figures are of."""
+    """A blank line, a section's name if it has one, and what its figures are of."""
     console.print()
-    console.print(Text.assemble((text, HEAD), (f"  {note}" if note else "", DIM)), soft_wrap=True)
+    if text:
+        console.print(Text.assemble((text, HEAD), (f"  {note}" if note else "", DIM)), soft_wrap=True)
 
 
 def table(*columns: str) -> Table:
@@ -46,7 +81,7 @@ def row(made: Table, *cells: object, style: str = "") -> None:
     made.add_row(*[cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in cells], style=style)
 
 
-def show(console: Console, made: Table) -> None:
+def show_table(console: Console, made: Table) -> None:
     """Print a table. Where the screen is too narrow for it, its bars are left out, and then its lines run on.
 
     So no figure is cut: `445 ms` cut to `445 m` would be another time.

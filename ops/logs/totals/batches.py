@@ -19,6 +19,7 @@ _SUMMED = ("sequences", "tokens", "padded_tokens", "predicted_s", "device_s")
 class BatchGroup(NamedTuple):
     """Batches of one kind."""
 
+    name: Any  # a trigger, a partition, or for a size n: 2^(n-1) < tokens <= 2^n
     batches: int
     sequences: int
     tokens: int
@@ -79,17 +80,19 @@ class BatchTotals:
     @property
     def all(self) -> BatchGroup:
         """All batches."""
-        return _group(self._kinds[0]) if self._kinds else BatchGroup(0, 0, 0, 0, 0.0, 0.0, Histogram())
+        return _group("all", self._kinds[0]) if self._kinds else BatchGroup("all", 0, 0, 0, 0, 0.0, 0.0, Histogram())
 
-    def by(self, key: str) -> dict[Any, BatchGroup]:
-        """The batches by `trigger`, `partition` or `size`: n is 2^(n-1) < tokens <= 2^n."""
-        groups = [group for frame in self._kinds for group in frame.partition_by(key, maintain_order=True)]
-        return {frame[key][0]: _group(frame) for frame in groups}
+    def by(self, key: str) -> list[BatchGroup]:
+        """The batches by `size`, or by `trigger` or `partition`, most of them first."""
+        frames = [one for kinds in self._kinds for one in kinds.partition_by(key, maintain_order=True)]
+        groups = [_group(frame[key][0], frame) for frame in frames]
+        return sorted(groups, key=lambda group: group.name if key == "size" else -group.batches)
 
 
-def _group(kinds: Any) -> BatchGroup:
-    sums = {name: kinds[name].sum() for name in ("batches", *_SUMMED)}
-    return BatchGroup(**sums, ratios=Histogram.of_bins(kinds["ratio_bin"].to_numpy(), kinds["batches"].to_numpy()))
+def _group(name: Any, kinds: Any) -> BatchGroup:
+    sums = {key: kinds[key].sum() for key in ("batches", *_SUMMED)}
+    ratios = Histogram.of_bins(kinds["ratio_bin"].to_numpy(), kinds["batches"].to_numpy())
+    return BatchGroup(name, **sums, ratios=ratios)
 
 
 def _by_second(rows: Any) -> Any:

@@ -1,7 +1,6 @@
 """The lives of the workers: starts, ends, restarts, rebalances, and silences of a log."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -28,7 +27,7 @@ class Lives:
     """Counts, and the latest events, of which at most 2,000 are kept."""
 
     def __init__(self) -> None:
-        self.counts = Counter[str]()  # of start, restart (by a supervisor after an end), death and rebalance
+        self.counts = {"start": 0, "restart": 0, "death": 0, "rebalance": 0}  # restart: by a supervisor after an end
         self.events: list[Event] = []
 
     def add(self, event: Event) -> None:

@@ -37,7 +37,7 @@ def test_batches_add_up(path: Path) -> None:
     assert group.padded_tokens == sum(one["sequences"] * one["max_seqlen"] for one in expected)
     assert group.device_s == pytest.approx(sum(one["device_s"] for one in expected))
     triggers = Counter(one["trigger"] for one in expected)
-    assert {name: group.batches for name, group in found.batches.by("trigger").items()} == triggers
+    assert {group.name: group.batches for group in found.batches.by("trigger")} == triggers
     assert {name: totals[name] for name in TRIGGERS if totals[name]} == triggers
     seconds = sorted(one["device_s"] for one in expected)
     assert found.batches.seconds.percentile(50) == pytest.approx(seconds[(len(seconds) - 1) // 2], rel=0.02)
