@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.engine.cpu.attention import is_computed_in_float32
 from penstock.engine.model.layout import Group
 from penstock.engine.model.relative import relative_rows
-from penstock.engine.model.weights import BiasedAttention, DisentangledAttention, DistanceAttention, RotaryAttention
+from penstock.engine.model.weights import DisentangledAttention, DistanceAttention, RotaryAttention
 
 GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value, context: [heads, n, L, d]
 
@@ -36,17 +36,6 @@ def attend_groups(qkv: Tensor, groups: Sequence[Group], num_heads: int, attentio
     return context
 
 
-def biased(kind: BiasedAttention) -> GroupAttention:
-    """softmax(q k' / sqrt(d) + bias) v, with the bias of the first L positions."""
-
-    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        length, head_dim = query.shape[-2:]
-        bias = kind.bias[:, None, :length, :length].float()
-        return _weighted(bias + _products(query, key) / math.sqrt(head_dim), value)
-
-    return attention
-
-
 def by_distance(kind: DistanceAttention) -> GroupAttention:
     """softmax(q k' / sqrt(d) + bias) v, with the bias of each pair's distance."""
     reach = kind.bias.shape[1] // 2
@@ -55,8 +44,9 @@ def by_distance(kind: DistanceAttention) -> GroupAttention:
         length, head_dim = query.shape[-2:]
         distances = torch.arange(1 - length, length).clamp(-reach, reach)
         columns = kind.bias.float()[:, distances + reach]
-        bias = columns.unfold(1, length, 1).flip(1)  # [heads, L, L]: query i reads the columns from L - 1 - i on
-        return _weighted(bias[:, None] + _products(query, key) / math.sqrt(head_dim), value)
+        bias = columns.unfold(1, length, 1)  # [heads, L, L], a view: query i reads the columns from L - 1 - i on
+        scores = _products(query.flip(-2), key).div_(math.sqrt(head_dim)).add_(bias[:, None])
+        return _weighted(scores, value).flip(-2)
 
     return attention
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.attention import attend
-from penstock.engine.cpu.attention_bias import attend_groups, biased, by_distance, disentangled, rotary
+from penstock.engine.cpu.attention_bias import attend_groups, by_distance, disentangled, rotary
 from penstock.engine.cpu.linear import Linear, make_linear
 from penstock.engine.device import is_bfloat16_fast, multiplies_bfloat16
 from penstock.engine.errors import UnsupportedDevice
@@ -17,7 +17,6 @@ from penstock.engine.model.layout import Layout
 from penstock.engine.model.pad_positions import pad_positions
 from penstock.engine.model.weights import (
     Attention,
-    BiasedAttention,
     DisentangledAttention,
     DistanceAttention,
     Embeddings,
@@ -124,8 +123,6 @@ class CpuOps(RowOps):
         match attention:
             case PlainAttention():
                 return attend(qkv, self._groups, self._num_heads)
-            case BiasedAttention():
-                return attend_groups(qkv, self._groups, self._num_heads, biased(attention))
             case DistanceAttention():
                 return attend_groups(qkv, self._groups, self._num_heads, by_distance(attention))
             case DisentangledAttention():

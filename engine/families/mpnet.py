@@ -1,7 +1,6 @@
 """MPNet (Song et al. 2020): BERT's layers, positions from 2, and one bias a distance that all layers share."""
 
 import torch
-from torch import Tensor
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.families.readers import LayerNames, read_layer, read_norm, refuse_variants
@@ -9,7 +8,7 @@ from penstock.engine.families.t5 import distance_buckets
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.config import require_int, setting, stated_rows
 from penstock.engine.model.pad_positions import with_pad_row
-from penstock.engine.model.weights import BiasedAttention, Embeddings, Encoder, EncoderWeights
+from penstock.engine.model.weights import DistanceAttention, Embeddings, Encoder, EncoderWeights
 
 _PREFIXES = ("", "mpnet.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -40,7 +39,8 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     table = weights.take(prefix + "encoder.relative_attention_bias.weight", -1, num_heads)
     if len(table) < _NUM_BUCKETS:
         raise CheckpointError(f"{checkpoint.directory}: {len(table)} relative positions; MPNet needs {_NUM_BUCKETS}.")
-    attention = BiasedAttention(_bias(table, max_tokens))
+    buckets = distance_buckets(torch.arange(-_MAX_DISTANCE, _MAX_DISTANCE + 1), _NUM_BUCKETS, _MAX_DISTANCE)
+    attention = DistanceAttention(table[buckets].T.contiguous())
     eps = setting(config, "layer_norm_eps", 1e-12)
     return Encoder(
         embeddings=Embeddings(
@@ -59,10 +59,3 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         num_heads=num_heads,
         max_tokens=max_tokens,
     )
-
-
-def _bias(table: Tensor, max_tokens: int) -> Tensor:
-    """[num_buckets, heads] to [heads, max_tokens, max_tokens], for query i and key j."""
-    positions = torch.arange(max_tokens)
-    buckets = distance_buckets(positions[None, :] - positions[:, None], _NUM_BUCKETS, _MAX_DISTANCE)
-    return table[buckets].permute(2, 0, 1).contiguous()

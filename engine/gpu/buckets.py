@@ -51,7 +51,7 @@ def graph_shape(
     kernel = choose(max_seqlen, rows)
     max_seqlen = min(longest_planned(kernel) or max_seqlen, most)
     sequences = max(_MIN_SEQUENCES, _power_of_two(num_sequences + -(-(rows - num_tokens) // max_seqlen)))
-    if sequences > GRAPH_SEQUENCES or kernel is AttentionKernel.ONE_BY_ONE:
+    if sequences > GRAPH_SEQUENCES:
         return None
     return Shape(rows, sequences, max_seqlen, has_types, kernel)
 

@@ -7,6 +7,13 @@ Microseconds a layer, float16, 12 heads of 64, packed with 128 and with 64 queri
     16 sequences of 205-1,024                 packed 79, 85    flash 111
     one sequence of 250                       packed 7.4, 5.2  flash 9.3
     one sequence of 50             short 3.5                   flash 6.4
+
+Of another H200, with the plain kernel of the same run beside it:
+
+                                   packed with 128 queries a block     biased     rotary     rotary, window 64
+    16k tokens of 2-100                       43                       50         61         62
+    16k tokens of 5-500                       69                       76         97         67
+    16k tokens of 100-2,000                   214                      230        286        76
 """
 
 from collections.abc import Callable
@@ -20,8 +27,8 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.kernels import disentangled_attention, packed_attention, short_attention
 from penstock.engine.model.weights import (
     Attention,
-    BiasedAttention,
     DisentangledAttention,
+    DistanceAttention,
     PlainAttention,
     RotaryAttention,
 )
@@ -36,14 +43,11 @@ _FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-
 
 
 class AttentionKernel(Enum):
-    """One launch, or for ONE_BY_ONE one a sequence."""
-
     SHORT = "short"
     PACKED_64 = "packed, 64 queries a block"
     PACKED_128 = "packed, 128 queries a block"
     DISENTANGLED = "disentangled"
     FLASH = "flash"
-    ONE_BY_ONE = "one by one"
 
 
 def choose_kernel(
@@ -53,29 +57,35 @@ def choose_kernel(
 
     shared_bytes: the most shared memory of a block on the device.
     """
+    if isinstance(attention, DistanceAttention):
+        shared_bytes -= packed_attention.table_bytes(attention.bias)
+    packed = _packed(head_dim, max_seqlen, rows, shared_bytes)
     match attention:
         case PlainAttention():
-            is_small = max_seqlen <= _SHORT_TOKENS or rows <= _SHORT_ROWS
-            if is_small and short_attention.supports(head_dim, max_seqlen):
-                return AttentionKernel.SHORT
-            if rows > _ROWS_THAT_FILL and packed_attention.supports(head_dim, max_seqlen, 128, shared_bytes):
-                return AttentionKernel.PACKED_128
-            if packed_attention.supports(head_dim, max_seqlen, 64, shared_bytes):
-                return AttentionKernel.PACKED_64
-            return _flash(head_dim)
-        case BiasedAttention():
-            is_short = short_attention.supports(head_dim, max_seqlen)
-            return AttentionKernel.SHORT if is_short else AttentionKernel.ONE_BY_ONE
-        case DisentangledAttention():
-            if not disentangled_attention.supports(head_dim):
-                raise UnsupportedDevice(
-                    f"disentangled attention does not support heads of {head_dim} on a GPU; use device='cpu'."
-                )
+            return _short(head_dim, max_seqlen, rows) or packed or _flash(head_dim)
+        case DistanceAttention() if packed is not None:
+            return _short(head_dim, max_seqlen, rows) or packed
+        case RotaryAttention() if packed is not None:
+            return packed
+        case DisentangledAttention() if disentangled_attention.supports(head_dim):
             return AttentionKernel.DISENTANGLED
-        case RotaryAttention():
-            return _flash(head_dim)
+        case DistanceAttention() | RotaryAttention() | DisentangledAttention():
+            name = type(attention).__name__
+            raise UnsupportedDevice(f"{name} does not support heads of {head_dim} on a GPU; use device='cpu'.")
         case _:
             raise RuntimeError(f"no kernel for {type(attention).__name__}. This is a bug.")
+
+
+def _short(head_dim: int, max_seqlen: int, rows: int) -> AttentionKernel | None:
+    is_small = max_seqlen <= _SHORT_TOKENS or rows <= _SHORT_ROWS
+    return AttentionKernel.SHORT if is_small and short_attention.supports(head_dim, max_seqlen) else None
+
+
+def _packed(head_dim: int, max_seqlen: int, rows: int, shared_bytes: int) -> AttentionKernel | None:
+    if rows > _ROWS_THAT_FILL and packed_attention.supports(head_dim, max_seqlen, 128, shared_bytes):
+        return AttentionKernel.PACKED_128
+    is_supported = packed_attention.supports(head_dim, max_seqlen, 64, shared_bytes)
+    return AttentionKernel.PACKED_64 if is_supported else None
 
 
 def _flash(head_dim: int) -> AttentionKernel:

@@ -2,7 +2,6 @@
 
 from functools import lru_cache, partial
 
-import numpy as np
 import structlog
 import torch
 from torch import Tensor
@@ -156,7 +155,7 @@ class GpuEncoder:
     def _inputs_of(self, batch: PackedBatch, shape: Shape) -> Inputs:
         if len(self._inputs) < shape.num_values:
             self._inputs = torch.empty(2 * shape.num_values, dtype=torch.int32, device=self.device)
-        return views(self._inputs, shape, lengths=np.diff(batch.cu_seqlens).tolist())
+        return views(self._inputs, shape)
 
     def _graph_inputs_of(self, shape: Shape) -> Inputs:
         """As `_inputs_of`, at the address that every graph reads."""

@@ -1,6 +1,5 @@
 """A batch's description for its kernels: laid out on the host, then copied to the device in one copy."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -49,7 +48,6 @@ class Inputs:
     token_types: Tensor | None  # [rows]
     attention_plan: Tensor  # [shape.plan_items, 2]
     at_rest: bool  # whether the addresses are the same for every batch of this shape, as graphs need
-    lengths: Sequence[int]  # of the batch's sequences, on the host; empty when `at_rest`: a graph cannot depend on them
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ def describe(batch: PackedBatch, shape: Shape, out: Int32Array, own_positions: I
     plan.reshape(-1, 2)[:] = plan_items(shape.kernel, cu_seqlens, shape.plan_items)
 
 
-def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Sequence[int] = ()) -> Inputs:
+def views(device: Tensor, shape: Shape, *, at_rest: bool = False) -> Inputs:
     """The sections of a description in `device`, int32 [at least shape.num_values]."""
     token_ids, positions, cu_seqlens, token_types, plan = (device[section] for section in _sections(shape))
     return Inputs(
@@ -117,7 +115,6 @@ def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Seque
         token_types=token_types if shape.has_types else None,
         attention_plan=plan.view(-1, 2),
         at_rest=at_rest,
-        lengths=lengths,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.engine.gpu.attention import AttentionTables, Rotations, attend
+from penstock.engine.gpu.attention import AttentionTables, attend
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.products import Products, short_split, short_tile
 from penstock.engine.kernels.activation import bias_activation, gated
@@ -67,7 +67,6 @@ class GpuOps:
         self._inputs = inputs
         self._tables = tables
         self._products = products
-        self._rotations = Rotations(inputs.positions)
 
     def by_name(self) -> Mapping[str, Callable[..., Tensor]]:
         """For `Program.run`: the operations of `PreNormOps`, each with its outputs first, then its inputs."""
@@ -118,7 +117,7 @@ class GpuOps:
         return self._project_add_norm(out, total, x, residual, dense, norm)
 
     def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
-        return attend(out, qkv, attention, self._inputs, self._tables, self._rotations)
+        return attend(out, qkv, attention, self._inputs, self._tables)
 
     def _project_add_norm(
         self, out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm

@@ -15,7 +15,10 @@ OPTIONS = ("-std=c++17",)  # one tuple for all: CuPy runs the compiler once for 
 _thread = threading.local()
 _SCALARS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 _FREE_SHARED_BYTES = 48 * 1024  # a kernel must request more
-_HEADERS = {"short_product": ("short_tile",), "short_lstm": ("short_tile",)}  # beside those that all kernels have
+_HEADERS = {  # beside those that all kernels have
+    **dict.fromkeys(("short_product", "short_lstm"), ("short_tile",)),
+    **dict.fromkeys(("packed_attention", "biased_attention", "rotary_attention"), ("packed_tile",)),
+}
 VECTOR = 8  # values that every kernel reads at a time: rows are multiples of it
 _WARP = 32
 _VECTORS_PER_THREAD = 4

@@ -1,12 +1,18 @@
-"""Launch of attention over packed sequences of any length, and the plan that gives each CTA its queries."""
+"""Launch of attention over packed sequences of any length, and the plan that gives each CTA its queries.
+
+Plain, with a bias for each distance, or with rotary positions.
+"""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.engine.kernels.library import head_dim_of, kernel, pointer
+from penstock.engine.kernels.short_attention import MAX_SEQLEN as SHORT_SEQLEN
+from penstock.engine.model.weights import RotaryAttention
 from penstock.engine.types import Int32Array
 
 MAX_SEQLEN = 65_535  # in sixteen bits of the plan
@@ -14,8 +20,10 @@ QUERIES = (64, 128)  # of a CTA: 128 for throughput; 64 for batches that would l
 _WARPS = {(32, 64): 4, (32, 128): 4, (64, 64): 4, (64, 128): 4, (128, 64): 4, (128, 128): 8}  # by head_dim, queries
 _HEAD_DIMS = (32, 64, 128)
 _WARP = 32
-_RING_ROWS = 3 * 2 * 64  # stages, keys and values, tile: as in packed_attention.cu
+_RING_ROWS = 3 * 2 * 64  # stages, keys and values, tile: as in packed_tile.cuh
 _BYTES_PER_VALUE = 2  # float16 and bfloat16
+_BYTES_OF_BIAS = 4  # float32
+_CONSTANT = 63  # columns at each end of a table of biases, as in biased_attention.cu
 _MAX_ITEMS = 65_535  # of a grid's second dimension
 
 
@@ -33,14 +41,56 @@ def shared_bytes(head_dim: int, queries: int) -> int:
     return (queries + _RING_ROWS) * head_dim * _BYTES_PER_VALUE
 
 
-def packed_attention(out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, scale: float, queries: int = 128) -> None:
-    """softmax(scale q k') v within each sequence of the plan, into `out`. One launch, nothing allocated.
+def packed_attention(
+    out: Tensor,
+    qkv: Tensor,
+    plan: Tensor,
+    num_heads: int,
+    scale: float,
+    queries: int = 128,
+    bias: Tensor | None = None,
+) -> None:
+    """softmax(scale q k' + bias) v within each sequence of the plan, into `out`. One launch, nothing allocated.
 
     out [R, H] and qkv [R, 3H] (query, key, value; each [num_heads, head_dim]), float16 or bfloat16, no aliasing. Rows
     in no sequence of the plan are neither read nor written. plan [C, 2] int32 on the device: `plan_items` for the same
-    `queries`, one of QUERIES. scale > 0. A row's bits depend on its own sequence alone, and on `queries`.
+    `queries`, one of QUERIES. scale > 0. bias: `distance_table` for this scale, by the distance of query and key. A
+    row's bits depend on its own sequence alone, and on `queries`.
     Raises ValueError for other shapes, types or alignment.
     """
+    if bias is None:
+        _launch("packed_attention", out, qkv, plan, num_heads, scale, queries)
+        return
+    reach = bias.shape[1] // 2
+    more = pointer("bias", bias, torch.float32, (num_heads, 2 * reach + 1)), np.int32(reach)
+    _launch("biased_attention", out, qkv, plan, num_heads, scale, queries, more, _BYTES_OF_BIAS * (2 * reach + 1))
+
+
+def rotary_attention(
+    out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, scale: float, queries: int, rotary: RotaryAttention
+) -> None:
+    """As `packed_attention`, with queries and keys turned by the angles of their positions, within the window.
+
+    The angles are float32, and for at least the tokens of the longest sequence.
+    """
+    window = MAX_SEQLEN if rotary.window is None else min(rotary.window, MAX_SEQLEN)
+    shape = len(rotary.cosines), out.shape[1] // num_heads // 2
+    cosines, sines = (pointer("angles", one, torch.float32, shape) for one in (rotary.cosines, rotary.sines))
+    _launch("rotary_attention", out, qkv, plan, num_heads, scale, queries, (cosines, sines, np.int32(window)))
+
+
+def _launch(
+    name: str,
+    out: Tensor,
+    qkv: Tensor,
+    plan: Tensor,
+    num_heads: int,
+    scale: float,
+    queries: int,
+    more: tuple[Any, ...] = (),
+    more_bytes: int = 0,
+) -> None:
+    """more: the kernel's further arguments; more_bytes: of shared memory."""
     (rows, hidden), dtype, items = out.shape, out.dtype, len(plan)
     head_dim = head_dim_of(hidden, num_heads, _HEAD_DIMS)
     if items > _MAX_ITEMS or plan.data_ptr() % 8:
@@ -53,11 +103,29 @@ def packed_attention(out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, sca
         pointer("qkv", qkv, dtype, (rows, 3 * hidden)),
         pointer("plan", plan, torch.int32, (items, 2)),
         np.float32(scale * math.log2(math.e)),
+        *more,
     )
     if items:
-        entry = kernel("packed_attention", f"packed_attention_{head_dim}_{queries}", out)
+        entry = kernel(name, f"{name}_{head_dim}_{queries}", out)
         threads = _WARP * _WARPS[head_dim, queries]
-        entry((num_heads, items), (threads,), args, shared_bytes(head_dim, queries))
+        entry((num_heads, items), (threads,), args, shared_bytes(head_dim, queries) + more_bytes)
+
+
+def distance_table(bias: Tensor, scale: float) -> Tensor:
+    """Biases for `packed_attention` and `short_attention`, float32 [num_heads, 2 * reach + 1], over the scale.
+
+    bias [num_heads, 2D + 1]: of `DistanceAttention`. Column reach + d is of a key d tokens after its query. The table
+    reaches further than D, so that the kernels need not look at the distances of single scores.
+    """
+    last = bias.shape[1] // 2
+    reach = max(last + _CONSTANT, SHORT_SEQLEN)
+    distances = torch.arange(-reach, reach + 1, device=bias.device).clamp(-last, last)
+    return (bias.float()[:, distances + last] / scale).contiguous()
+
+
+def table_bytes(bias: Tensor) -> int:
+    """Shared memory that the biases of a `DistanceAttention` take of a CTA."""
+    return _BYTES_OF_BIAS * distance_table(bias[:1], 1.0).shape[1]
 
 
 def plan_capacity(tokens: int, sequences: int, queries: int = 128) -> int:

@@ -1,9 +1,9 @@
-// Self-attention of short packed sequences, out_i = sum_j softmax_j(scale q_i k_j + bias_ij) v_j per sequence and head.
+// Self-attention of short packed sequences, out_i = sum_j softmax_j(scale q_i k_j + bias[j - i]) v_j per sequence and head.
 // FlashAttention-2's arithmetic (Dao 2023, algorithm 1: unnormalised output, one division at the end), for sequences of
 // at most 128 tokens, whose cost is latency and half-empty tiles rather than arithmetic.
 //
-// Layout: qkv [R, 3, heads, D] and out [R, heads, D], D = 32, 64 or 128, 16-byte aligned; bias [heads, S, S] or null,
-//   S even. plan [gridDim.y * WARPS] of {first token of the sequence, length | query tile << 16}; length 0: no work.
+// Layout: qkv [R, 3, heads, D] and out [R, heads, D], D = 32, 64 or 128, 16-byte aligned; bias null, or as
+//   biased_attention.cu has it, reach >= 127. plan [gridDim.y * WARPS] of {first token of the sequence, length | query tile << 16}; length 0: no work.
 //
 // Threads: one warp owns one item, 16 queries of one sequence and one head (blockIdx.x), and loops over that sequence's
 //   keys in tiles of 16, so that its work follows the length. There is no shared memory and no barrier: the plan puts
@@ -141,17 +141,12 @@ __device__ __forceinline__ const char* at_row(const char* base, unsigned row_byt
     return base + static_cast<unsigned long long>(row_bytes) * static_cast<unsigned>(min(row, last));
 }
 
-// Adds bias / scale to the scores: the scale is applied with the exponential.
-__device__ __forceinline__ void add_bias(
-    float (&s)[2][4], const scalar* bias, int positions, float inverse_scale, const int (&row)[2], int key, int last) {
-    const scalar* head = bias + static_cast<size_t>(blockIdx.x) * positions * positions;
+// bias: of the lane's first key and first query. Those of a tile lie on its diagonals.
+__device__ __forceinline__ void add_bias(float (&s)[2][4], const float* bias) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int n = i / 2, h = i % 2;
-        const int at = min(row[h], last) * positions + min(key + 8 * n, last & ~1);
-        const float2 pair = to_float2(*reinterpret_cast<const scalar2*>(head + at));
-        s[n][2 * h] += pair.x * inverse_scale;
-        s[n][2 * h + 1] += pair.y * inverse_scale;
+    for (int i = 0; i < 8; ++i) {
+        const int n = i / 4, h = i / 2 % 2, e = i % 2;
+        s[n][2 * h + e] += bias[8 * (n - h) + e];
     }
 }
 
@@ -176,7 +171,7 @@ template <int D> __device__ __forceinline__ void store_rows(
 }
 
 template <int D, bool BIASED> __device__ __forceinline__ void attend(
-    scalar* out, const scalar* qkv, const int2* plan, float scale, const scalar* bias, int positions) {
+    scalar* out, const scalar* qkv, const int2* plan, float scale, const float* bias, int reach) {
     const int2 item = plan[blockIdx.y * WARPS + threadIdx.x / WARP];
     const int length = item.y & 0xffff;
     if (length == 0) return;
@@ -212,7 +207,7 @@ template <int D, bool BIASED> __device__ __forceinline__ void attend(
         const int next = first + TILE < length ? first + TILE : 0;
         if (--tiles) load_keys(next);
         const int key = first + 2 * t;
-        if constexpr (BIASED) add_bias(s, bias, positions, __fdividef(1.0f, scale), row, key, last);
+        if constexpr (BIASED) add_bias(s, bias + blockIdx.x * (2 * reach + 1) + reach + key - row[0]);
         if (first + TILE > length) mask_keys(s, key, last);
         exponentiate<D>(s, reference, total, o, scale * LOG2_E);
         accumulate<D>(o, s, v);
@@ -223,11 +218,11 @@ template <int D, bool BIASED> __device__ __forceinline__ void attend(
     store_rows<D>(out + static_cast<size_t>(item.x) * hidden + blockIdx.x * D, o, total, row, last, hidden);
 }
 
-#define SHORT_ATTENTION(ENTRY, D, BIASED, CTAS)                                                             \
-    extern "C" __global__ void __launch_bounds__(WARP * WARPS, CTAS) ENTRY(                                 \
-        scalar* out, const scalar* qkv, const int2* plan, float scale, const scalar* bias, int positions) { \
-        wait_for_previous();                                                                                \
-        attend<D, BIASED>(out, qkv, plan, scale, bias, positions);                                          \
+#define SHORT_ATTENTION(ENTRY, D, BIASED, CTAS)                                                        \
+    extern "C" __global__ void __launch_bounds__(WARP * WARPS, CTAS) ENTRY(                            \
+        scalar* out, const scalar* qkv, const int2* plan, float scale, const float* bias, int reach) { \
+        wait_for_previous();                                                                           \
+        attend<D, BIASED>(out, qkv, plan, scale, bias, reach);                                         \
     }
 
 SHORT_ATTENTION(short_attention_32, 32, false, 3)

@@ -28,7 +28,7 @@ def short_attention(
 
     out [R, H] and qkv [R, 3H] (query, key, value; each [num_heads, head_dim]), float16 or bfloat16, no aliasing. Rows
     in no sequence of the plan are neither read nor written. plan [C, 2] int32 on the device: `plan_items`. scale > 0.
-    bias [num_heads, S, S], of the same type, by position of query and key; S even, at least the longest sequence.
+    bias: `packed_attention.distance_table` for this scale, and "+ bias" is that of the distance of query and key.
     Raises ValueError for other shapes, types or alignment.
     """
     (rows, hidden), dtype, items = out.shape, out.dtype, len(plan)
@@ -40,16 +40,16 @@ def short_attention(
         )
     if not scale > 0:
         raise ValueError(f"scale must be positive, not {scale}")
-    positions = 0 if bias is None else bias.shape[-1]
-    if positions % 2:
-        raise ValueError(f"bias must be for an even number of positions, not {positions}")
+    reach = MAX_SEQLEN if bias is None else bias.shape[-1] // 2
+    if reach < MAX_SEQLEN:
+        raise ValueError(f"bias must reach {MAX_SEQLEN} tokens, not {reach}")
     args = (
         pointer("out", out, dtype, (rows, hidden)),
         pointer("qkv", qkv, dtype, (rows, 3 * hidden)),
         pointer("plan", plan, torch.int32, (items, 2)),
         np.float32(scale),
-        pointer_or_null("bias", bias, dtype, (num_heads, positions, positions)),
-        np.int32(positions),
+        pointer_or_null("bias", bias, torch.float32, (num_heads, 2 * reach + 1)),
+        np.int32(reach),
     )
     entry = f"short_attention_{head_dim}" if bias is None else f"short_attention_biased_{head_dim}"
     if items:

@@ -52,17 +52,10 @@ class PlainAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class BiasedAttention:
-    """Plain attention with a learned bias for each distance, the same in every layer (MPNet; Shaw et al. 2018)."""
-
-    bias: Tensor  # [num_heads, max_tokens, max_tokens], for query i and key j
-
-
-@dataclass(frozen=True, slots=True)
 class DistanceAttention:
-    """Plain attention with a learned bias for each distance, for sequences of any length (T5).
+    """Plain attention with a learned bias for each distance, the same in every layer (MPNet, T5; Shaw et al. 2018).
 
-    Raffel et al. 2020, section 2.1. All distances of at least D share a bias.
+    All distances of at least D share a bias (Raffel et al. 2020, section 2.1), so sequences may be of any length.
     """
 
     bias: Tensor  # [num_heads, 2D + 1]: column D + d belongs to a key that is d tokens after its query
@@ -95,7 +88,7 @@ class RotaryAttention:
     window: int | None  # largest distance between tokens that attend to each other; None: no limit
 
 
-Attention = PlainAttention | BiasedAttention | DistanceAttention | DisentangledAttention | RotaryAttention
+Attention = PlainAttention | DistanceAttention | DisentangledAttention | RotaryAttention
 
 
 def cached_bias(attention: Attention) -> Tensor | None:

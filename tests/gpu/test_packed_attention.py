@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.kernels.packed_attention import QUERIES, packed_attention, plan_capacity, plan_items
+from penstock.engine.kernels.packed_attention import (
+    QUERIES,
+    distance_table,
+    packed_attention,
+    plan_capacity,
+    plan_items,
+    rotary_attention,
+)
+from penstock.engine.model.weights import RotaryAttention
 
 pytestmark = pytest.mark.gpu
 
@@ -29,30 +38,103 @@ def make(lengths: Sequence[int], heads: int, head_dim: int, dtype: torch.dtype, 
     return qkv, cu_seqlens
 
 
-def run(qkv: Tensor, cu_seqlens: np.ndarray, heads: int, queries: int) -> Tensor:
+@dataclass(frozen=True)
+class Plain:
+    """Attention as the kernel computes it, and as torch does."""
+
+    def launch(self, out: Tensor, qkv: Tensor, plan: Tensor, heads: int, queries: int) -> None:
+        packed_attention(out, qkv, plan, heads, (out.shape[1] // heads) ** -0.5, queries)
+
+    def torch(self, qkv: Tensor, heads: int) -> Tensor:
+        """One sequence [L, 3H] to [L, H], in qkv's precision."""
+        length, width = qkv.shape
+        query, key, value = qkv.view(1, length, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
+        mask = self.mask(qkv, heads)
+        found = F.scaled_dot_product_attention(self.turned(query), self.turned(key), value, attn_mask=mask)
+        return found.transpose(1, 2).reshape(length, width // 3)
+
+    def mask(self, qkv: Tensor, heads: int) -> Tensor | None:
+        return None
+
+    def turned(self, x: Tensor) -> Tensor:
+        """x [1, heads, L, d]."""
+        return x
+
+
+@dataclass(frozen=True)
+class Biased(Plain):
+    """With a bias for each distance up to `last`, in the precision of the launch."""
+
+    last: int
+
+    def bias(self, heads: int, dtype: torch.dtype) -> Tensor:
+        generator = torch.Generator("cuda").manual_seed(self.last)
+        return (2 * torch.randn(heads, 2 * self.last + 1, generator=generator, device="cuda")).to(dtype)
+
+    def launch(self, out: Tensor, qkv: Tensor, plan: Tensor, heads: int, queries: int) -> None:
+        scale = (out.shape[1] // heads) ** -0.5
+        packed_attention(out, qkv, plan, heads, scale, queries, distance_table(self.bias(heads, HALVES[0]), scale))
+
+    def mask(self, qkv: Tensor, heads: int) -> Tensor:
+        return self.bias(heads, HALVES[0])[None, :, distances(len(qkv)).clamp(-self.last, self.last) + self.last].to(
+            qkv.dtype
+        )
+
+
+@dataclass(frozen=True)
+class Rotary(Plain):
+    """With rotary positions; each query sees keys at most `window` tokens away."""
+
+    window: int | None
+
+    def angles(self, head_dim: int) -> RotaryAttention:
+        steps = 1e4 ** (-torch.arange(0, head_dim, 2, device="cuda") / head_dim)
+        angles = torch.arange(8192, device="cuda")[:, None] * steps
+        return RotaryAttention(angles.cos(), angles.sin(), self.window)
+
+    def launch(self, out: Tensor, qkv: Tensor, plan: Tensor, heads: int, queries: int) -> None:
+        head_dim = out.shape[1] // heads
+        rotary_attention(out, qkv, plan, heads, head_dim**-0.5, queries, self.angles(head_dim))
+
+    def mask(self, qkv: Tensor, heads: int) -> Tensor | None:
+        return None if self.window is None else distances(len(qkv)).abs() <= self.window
+
+    def turned(self, x: Tensor) -> Tensor:
+        """In float32 at least, as transformers does, and rounded once."""
+        angles = self.angles(x.shape[-1])
+        exact = x.double() if x.dtype is torch.float64 else x.float()
+        cosines, sines = (table[: x.shape[2]].to(exact.dtype) for table in (angles.cosines, angles.sines))
+        first, second = exact.chunk(2, dim=-1)
+        return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1).to(x.dtype)
+
+
+PLAIN = Plain()
+KINDS = (PLAIN, Biased(20), Biased(128), Rotary(None), Rotary(64), Rotary(37))
+
+
+def distances(length: int) -> Tensor:
+    """[L, L]: key - query."""
+    positions = torch.arange(length, device="cuda")
+    return positions[None, :] - positions[:, None]
+
+
+def run(qkv: Tensor, cu_seqlens: np.ndarray, heads: int, queries: int, kind: Plain = PLAIN) -> Tensor:
     hidden = qkv.shape[1] // 3
     out = torch.full((len(qkv), hidden), UNTOUCHED, dtype=qkv.dtype, device="cuda")
     capacity = plan_capacity(int(cu_seqlens[-1]), len(cu_seqlens) - 1, queries)
     plan = torch.from_numpy(plan_items(cu_seqlens, capacity, queries)).cuda()
-    packed_attention(out, qkv, plan, heads, (hidden // heads) ** -0.5, queries)
+    kind.launch(out, qkv, plan, heads, queries)
     return out
 
 
-def torch_attention(qkv: Tensor, heads: int) -> Tensor:
-    """One sequence [L, 3H] to [L, H], in qkv's precision."""
-    length, width = qkv.shape
-    query, key, value = qkv.view(1, length, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
-    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(length, width // 3)
-
-
-def errors(out: Tensor, qkv: Tensor, cu_seqlens: np.ndarray, heads: int) -> np.ndarray:
+def errors(out: Tensor, qkv: Tensor, cu_seqlens: np.ndarray, heads: int, kind: Plain = PLAIN) -> np.ndarray:
     """[N, 2]: for each sequence the largest error of `out` and of torch in the same precision, against float64."""
     pairs = []
     for start, end in pairwise(cu_seqlens):
         if start < end:
             rows = qkv[start:end]
-            exact = torch_attention(rows.double(), heads)
-            results = (out[start:end], torch_attention(rows, heads))
+            exact = kind.torch(rows.double(), heads)
+            results = (out[start:end], kind.torch(rows, heads))
             pairs.append([(result.double() - exact).abs().max().item() for result in results])
     return np.array(pairs)
 
@@ -60,22 +142,26 @@ def errors(out: Tensor, qkv: Tensor, cu_seqlens: np.ndarray, heads: int) -> np.n
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
-def test_a_batch_is_at_most_twice_as_far_from_float64_as_torch(head_dim: int, dtype: torch.dtype, queries: int) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_batch_is_at_most_twice_as_far_from_float64_as_torch(
+    kind: Plain, head_dim: int, dtype: torch.dtype, queries: int
+) -> None:
     heads = 5
     qkv, cu_seqlens = make(EDGES, heads, head_dim, dtype, seed=head_dim)
-    ours, theirs = errors(run(qkv, cu_seqlens, heads, queries), qkv, cu_seqlens, heads).T
+    ours, theirs = errors(run(qkv, cu_seqlens, heads, queries, kind), qkv, cu_seqlens, heads, kind).T
     assert ours.max() <= 2 * theirs.max(), (ours, theirs)  # a NaN fails too
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(180))
 def test_random_packs(seed: int) -> None:
+    kind = (PLAIN, Biased(1 + 2 * seed), Rotary(None), Rotary(seed))[seed // 3 % 4]
     random = np.random.default_rng(seed)
     lengths = random.integers(0, (130, 600)[seed % 2], random.integers(1, 20)).tolist()
-    lengths[0] = 1 + 17 * seed
+    lengths[0] = 1 + 17 * (seed % 60)
     head_dim, dtype, heads = (32, 64, 128)[seed % 3], HALVES[seed // 2 % 2], int(random.integers(1, 6))
     qkv, cu_seqlens = make(lengths, heads, head_dim, dtype, seed)
-    out = run(qkv, cu_seqlens, heads, QUERIES[seed // 4 % 2])
-    ours, theirs = errors(out, qkv, cu_seqlens, heads).max(axis=0)
+    out = run(qkv, cu_seqlens, heads, QUERIES[seed // 4 % 2], kind)
+    ours, theirs = errors(out, qkv, cu_seqlens, heads, kind).max(axis=0)
     half_ulp = torch.finfo(dtype).eps / 2 * float(out[: cu_seqlens[-1]].abs().max())
     assert ours <= 2 * max(theirs, half_ulp)  # in a small pack torch may be luckier than its precision
     assert (out[cu_seqlens[-1] :] == UNTOUCHED).all()
@@ -94,26 +180,28 @@ def test_large_scores_and_a_late_maximum(queries: int) -> None:
 
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("length", EDGES)
-def test_bits_do_not_depend_on_batch_mates(length: int, queries: int) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_bits_do_not_depend_on_batch_mates(kind: Plain, length: int, queries: int) -> None:
     heads, head_dim = 3, 64
     lengths = (50, length, 700, 128, 0, length, 333)
     qkv, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed=length)
-    together = run(qkv, cu_seqlens, heads, queries)
+    together = run(qkv, cu_seqlens, heads, queries, kind)
     for i in (1, 5):
         start, end = cu_seqlens[i : i + 2]
-        alone = run(qkv[start:end].clone(), np.array([0, length], np.int32), heads, queries)
+        alone = run(qkv[start:end].clone(), np.array([0, length], np.int32), heads, queries, kind)
         assert torch.equal(alone, together[start:end])
 
 
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
-def test_nan_stays_in_its_sequence(head_dim: int, queries: int) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_nan_stays_in_its_sequence(kind: Plain, head_dim: int, queries: int) -> None:
     heads, lengths = 2, (170, 5, 90, 300, 64, 129)
     qkv, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed=1)
-    clean = run(qkv, cu_seqlens, heads, queries)
+    clean = run(qkv, cu_seqlens, heads, queries, kind)
     for i in range(0, len(lengths), 2):
         qkv[cu_seqlens[i] : cu_seqlens[i + 1]] = math.nan
-    poisoned = run(qkv, cu_seqlens, heads, queries)
+    poisoned = run(qkv, cu_seqlens, heads, queries, kind)
     for i, (start, end) in enumerate(pairwise(cu_seqlens)):
         if i % 2:
             assert torch.equal(poisoned[start:end], clean[start:end])
@@ -155,10 +243,11 @@ def test_a_backlog_of_16384_tokens(queries: int) -> None:
     assert ours <= 2 * theirs
 
 
-def test_one_sequence_of_8191_tokens() -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_one_sequence_of_8191_tokens(kind: Plain) -> None:
     heads, head_dim = 1, 64
     qkv, cu_seqlens = make((8191,), heads, head_dim, torch.bfloat16, seed=2)
-    ours, theirs = errors(run(qkv, cu_seqlens, heads, 128), qkv, cu_seqlens, heads).max(axis=0)
+    ours, theirs = errors(run(qkv, cu_seqlens, heads, 128, kind), qkv, cu_seqlens, heads, kind).max(axis=0)
     assert ours <= 2 * theirs
 
 
@@ -168,5 +257,10 @@ def test_wrong_types_and_shapes_are_refused() -> None:
     for wrong in (qkv.bfloat16(), qkv[:, :767], qkv.repeat(1, 2)[:, :768]):
         with pytest.raises(ValueError, match="qkv must be"):
             packed_attention(out, wrong, plan, 4, 0.125)
+    with pytest.raises(ValueError, match="bias must be"):
+        packed_attention(out, qkv, plan, 4, 0.125, bias=torch.zeros(4, 258, device="cuda"))
+    half = torch.zeros(8, 32, dtype=torch.float16, device="cuda")
+    with pytest.raises(ValueError, match="angles must be"):
+        rotary_attention(out, qkv, plan, 4, 0.125, 64, RotaryAttention(half, half, None))
     with pytest.raises(ValueError, match="plan must be"):
         packed_attention(out, qkv, plan.long(), 4, 0.125)

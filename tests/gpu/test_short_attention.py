@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.engine.kernels.packed_attention import distance_table
 from penstock.engine.kernels.short_attention import plan_capacity, plan_items, short_attention
 
 pytestmark = pytest.mark.gpu
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.gpu
 EDGES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128)
 HALVES = (torch.float16, torch.bfloat16)
 UNTOUCHED = -7.0
-POSITIONS = 128
+LAST = 40  # distance with a bias of its own
 
 
 def make(lengths: Sequence[int], heads: int, head_dim: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, np.ndarray]:
@@ -32,14 +33,16 @@ def make(lengths: Sequence[int], heads: int, head_dim: int, dtype: torch.dtype, 
 
 def make_bias(heads: int, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator("cuda").manual_seed(99)
-    return (2 * torch.randn(heads, POSITIONS, POSITIONS, generator=generator, device="cuda")).to(dtype)
+    return (2 * torch.randn(heads, 2 * LAST + 1, generator=generator, device="cuda")).to(dtype)
 
 
 def run(qkv: Tensor, cu_seqlens: np.ndarray, heads: int, bias: Tensor | None = None) -> Tensor:
     hidden = qkv.shape[1] // 3
     out = torch.full((len(qkv), hidden), UNTOUCHED, dtype=qkv.dtype, device="cuda")
     items = plan_items(cu_seqlens, plan_capacity(int(cu_seqlens[-1]), len(cu_seqlens) - 1))
-    short_attention(out, qkv, torch.from_numpy(items).cuda(), heads, (hidden // heads) ** -0.5, bias)
+    scale = (hidden // heads) ** -0.5
+    table = None if bias is None else distance_table(bias, scale)
+    short_attention(out, qkv, torch.from_numpy(items).cuda(), heads, scale, table)
     return out
 
 
@@ -47,7 +50,11 @@ def torch_attention(qkv: Tensor, heads: int, bias: Tensor | None) -> Tensor:
     """One sequence [L, 3H] to [L, H], in qkv's precision."""
     length, width = qkv.shape
     query, key, value = qkv.view(1, length, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
-    mask = None if bias is None else bias[None, :, :length, :length].to(qkv.dtype)
+    mask = None
+    if bias is not None:
+        positions = torch.arange(length, device="cuda")
+        distances = positions[None, :] - positions[:, None]
+        mask = bias[None, :, distances.clamp(-LAST, LAST) + LAST].to(qkv.dtype)
     return F.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2).reshape(length, width // 3)
 
 
@@ -102,8 +109,8 @@ def test_large_scores_and_a_late_maximum() -> None:
 def test_a_bias_of_minus_infinity_removes_a_key() -> None:
     heads, length = 2, 37
     qkv, cu_seqlens = make((length,), heads, 64, torch.bfloat16, seed=6)
-    bias = torch.zeros(heads, 38, 38, dtype=torch.bfloat16, device="cuda")
-    bias[:, :, :20] = -math.inf  # the first tile of keys, and a part of the second
+    bias = torch.zeros(heads, 2 * LAST + 1, dtype=torch.bfloat16, device="cuda")
+    bias[:, : LAST - 3] = -math.inf  # keys that are more than three tokens before their query
     ours, theirs = errors(run(qkv, cu_seqlens, heads, bias), qkv, cu_seqlens, heads, bias).T
     assert (ours <= 2 * theirs).all(), (ours, theirs)
 
@@ -176,4 +183,4 @@ def test_wrong_types_and_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="plan must be"):
         short_attention(out, qkv, plan.long(), 4, 0.125)
     with pytest.raises(ValueError, match="bias must be"):
-        short_attention(out, qkv, plan, 4, 0.125, torch.zeros(4, 8, 8, device="cuda"))
+        short_attention(out, qkv, plan, 4, 0.125, torch.zeros(4, 258, device="cuda"))

@@ -7,8 +7,8 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.model.weights import (
     Attention,
-    BiasedAttention,
     DisentangledAttention,
+    DistanceAttention,
     PlainAttention,
     RotaryAttention,
 )
@@ -16,7 +16,7 @@ from penstock.engine.model.weights import (
 A100, HOPPER, ADA = 163 << 10, 227 << 10, 99 << 10  # shared memory that a block can ask for, bytes
 
 PLAIN = PlainAttention()
-BIASED = BiasedAttention(torch.zeros(4, 130, 130))
+BIASED = DistanceAttention(torch.zeros(4, 257))
 ROTARY = RotaryAttention(torch.zeros(130, 32), torch.zeros(130, 32), None)
 DEBERTA = DisentangledAttention(torch.zeros(64, 256), None, 16, 130)
 
@@ -36,10 +36,11 @@ DEBERTA = DisentangledAttention(torch.zeros(64, 256), None, 16, 130)
         (PLAIN, 128, 64, 600, ADA, AttentionKernel.SHORT),
         (PLAIN, 96, 512, 600, HOPPER, AttentionKernel.FLASH),
         (BIASED, 64, 128, 600, HOPPER, AttentionKernel.SHORT),
-        (BIASED, 64, 129, 600, HOPPER, AttentionKernel.ONE_BY_ONE),
-        (BIASED, 12, 64, 600, HOPPER, AttentionKernel.ONE_BY_ONE),
+        (BIASED, 64, 129, 600, HOPPER, AttentionKernel.PACKED_64),
+        (BIASED, 64, 512, 16_384, ADA, AttentionKernel.PACKED_128),
         (DEBERTA, 64, 512, 600, HOPPER, AttentionKernel.DISENTANGLED),
-        (ROTARY, 64, 512, 600, HOPPER, AttentionKernel.FLASH),
+        (ROTARY, 64, 20, 600, HOPPER, AttentionKernel.PACKED_64),
+        (ROTARY, 64, 8192, 16_384, HOPPER, AttentionKernel.PACKED_128),
     ],
 )
 def test_the_choice(
@@ -49,8 +50,19 @@ def test_the_choice(
 
 
 @pytest.mark.parametrize(
-    ("attention", "head_dim"), [(DEBERTA, 128), (PLAIN, 12), (PLAIN, 264), (ROTARY, 12), (ROTARY, 264)]
+    ("attention", "head_dim", "shared_bytes"),
+    [
+        (DEBERTA, 128, HOPPER),
+        (PLAIN, 12, HOPPER),
+        (PLAIN, 264, HOPPER),
+        (ROTARY, 12, HOPPER),
+        (ROTARY, 128, ADA),
+        (BIASED, 12, HOPPER),
+        (BIASED, 128, ADA),  # although there is a kernel for short sequences
+    ],
 )
-def test_heads_without_a_kernel_are_refused_whatever_the_batch(attention: Attention, head_dim: int) -> None:
+def test_heads_without_a_kernel_are_refused_whatever_the_batch(
+    attention: Attention, head_dim: int, shared_bytes: int
+) -> None:
     with pytest.raises(UnsupportedDevice, match=f"heads of {head_dim} on a GPU"):
-        choose_kernel(attention, head_dim, 1, 1, shared_bytes=HOPPER)
+        choose_kernel(attention, head_dim, 1, 1, shared_bytes=shared_bytes)

@@ -8,7 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.kernels.packed_attention import QUERIES, packed_attention, plan_capacity, plan_items, supports
+from penstock.engine.kernels.packed_attention import (
+    QUERIES,
+    distance_table,
+    packed_attention,
+    plan_capacity,
+    plan_items,
+    supports,
+    table_bytes,
+)
 
 HOPPER, ADA = 227 << 10, 99 << 10  # bytes of shared memory that a CTA can ask for
 
@@ -60,6 +68,19 @@ def test_heads_of_128_need_more_shared_memory_than_smaller_devices_have() -> Non
     assert [supports(d, 1024, 64, ADA) for d in (32, 64, 128)] == [True, True, False]
     assert supports(128, 1024, 64, 113 << 10)  # of such a device there is none: but the choice should not depend on it
     assert not supports(128, 1024, 128, 113 << 10)
+
+
+@pytest.mark.parametrize("last", [1, 64, 65, 128, 300])
+def test_a_table_of_biases_is_constant_beyond_the_last_distance_and_at_its_ends(last: int) -> None:
+    bias = torch.randn(3, 2 * last + 1, generator=torch.Generator().manual_seed(last)).half()
+    table = distance_table(bias, 0.125)
+    reach = table.shape[1] // 2
+    assert (table.dtype, table_bytes(bias)) == (torch.float32, 4 * (2 * reach + 1))
+    assert reach >= 128  # the longest short sequence
+    assert torch.equal(table[:, reach - last : reach + last + 1], 8 * bias.float())
+    width = max(63, reach - last)
+    assert (table[:, :width] == table[:, :1]).all()
+    assert (table[:, -width:] == table[:, -1:]).all()
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_what_is_supported() -> None:
         ({"num_heads": 1}, "1 heads of 256"),
         ({"plan": torch.zeros(9, 2, dtype=torch.int32)}, "multiple of 8 and at most 524280 rows, not 9"),
         ({"scale": 0.0}, "scale must be positive"),
-        ({"bias": torch.zeros(4, 7, 7, dtype=torch.float16)}, "positions, not 7"),
+        ({"bias": torch.zeros(4, 255)}, "reach 128 tokens, not 127"),
         ({}, "on a CUDA device"),
     ],
 )

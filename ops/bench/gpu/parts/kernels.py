@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.gpu.attention import AttentionTables, Rotations, attend
+from penstock.engine.gpu.attention import AttentionTables, attend
 from penstock.engine.gpu.choice import choose_kernel
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.kernels.activation import bias_activation
@@ -154,10 +154,10 @@ def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
     qkv, out = normal(sets, tokens, 3 * HIDDEN), normal(sets, tokens, HIDDEN)
     requests = [np.zeros(length, np.int32) for length in lengths]
     inputs = uploaded(pack(requests), torch.device("cuda"))
-    tables, rotations = AttentionTables(HEADS, None, None), Rotations(inputs.positions)
+    tables = AttentionTables(HEADS, None, None)
     return Launch(
         num_bytes,
-        lambda i: attend(out[i], qkv[i], PlainAttention(), inputs, tables, rotations),
+        lambda i: attend(out[i], qkv[i], PlainAttention(), inputs, tables),
         lambda i: flash_varlen(qkv[i], inputs.cu_seqlens, inputs.shape.max_seqlen, HEADS),
         sets,
     )
