@@ -13,9 +13,9 @@ import numpy as np
 from penstock.ops.bench.common.machine import title
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.serving.loads.length_ranges import draw
-from penstock.ops.bench.serving.simulation.simulate import NO_SCATTER, Scatter, scatter_of
+from penstock.ops.bench.serving.simulation.simulate import scatter_of
 from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, FleetOutcome, Traffic, simulate_fleet
-from penstock.scheduler import CostFunction, CostTable, PackedCost, SchedulerSettings
+from penstock.scheduler import CostTable, PackedCost, SchedulerSettings
 
 # BERT-base in float16 on an H200, rounded from a run under ops/bench/results/gpu/nvidia-h200: 2.5 million tokens a
 # second, at least 0.6 ms a batch. Only the default of `penstock bench simulate`, which takes a result file instead.
@@ -53,26 +53,11 @@ class UnusableResult(Exception):
     """A file that holds no measured costs, or a fleet that answers no request. The message says which."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    """One worker's machine, as a result file describes it."""
-
-    what: str
-    cost: CostFunction
-    scatter: Scatter
-    num_lanes: int
-    caps: tuple[int, int]
-
-
 def run_sweep(plan: SweepPlan, *, result: Path | None) -> int:
     """Run the sweep and print its tables. `result`: a file of `penstock bench serve`. Raises UnusableResult."""
-    worker = _Worker("a model of BERT-base on an H200", _H200, NO_SCATTER, 1, _H200_CAPS)
-    if result is not None:
-        worker = _measured(result)
-    settings = SchedulerSettings(_MAX_WAIT_S, *worker.caps, slo_s=plan.slo_s, num_lanes=worker.num_lanes)
-    one = Fleet(1, settings, worker.cost, worker.scatter)
+    what, one = _of_h200(plan) if result is None else _measured(plan, result)
     saturation = _saturation(plan, one)
-    print(f"{worker.what}: one worker answers {saturation:,.0f} req/s when saturated", flush=True)
+    print(f"{what}: one worker answers {saturation:,.0f} req/s when saturated", flush=True)
 
     def traffic(workers: int, load: float, count: int, **skew: Any) -> Traffic:
         return Traffic(load * workers * saturation, count, plan.lengths, seed=plan.seed, **skew)
@@ -121,13 +106,19 @@ def _saturation(plan: SweepPlan, one: Fleet) -> float:
     return float((outcome.finish <= outcome.span_s).sum()) / outcome.span_s
 
 
-def _measured(result: Path) -> _Worker:
-    """Raises UnusableResult."""
+def _of_h200(plan: SweepPlan) -> tuple[str, Fleet]:
+    settings = SchedulerSettings(_MAX_WAIT_S, *_H200_CAPS, slo_s=plan.slo_s)
+    return "a model of BERT-base on an H200", Fleet(1, settings, _H200)
+
+
+def _measured(plan: SweepPlan, result: Path) -> tuple[str, Fleet]:
+    """What a result file describes, and one worker of it. Raises UnusableResult."""
     try:
         record = json.loads(result.read_text(encoding="utf-8"))
         cost = CostTable.from_dict(record["engines"]["packed"]["table"])
         what = f"{record['model']}, {record['dtype']}, {title(record['machine'])}"
         caps = record["max_batch_sequences"], record["max_batch_tokens"]
-        return _Worker(what, cost, scatter_of(cost), record["num_lanes"], caps)
+        settings = SchedulerSettings(_MAX_WAIT_S, *caps, slo_s=plan.slo_s, num_lanes=record["num_lanes"])
+        return what, Fleet(1, settings, cost, scatter_of(cost))
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # CorruptTable is a ValueError, as is no JSON
         raise UnusableResult(f"{result} is no result of penstock bench serve: {error!r:.200}") from error
