@@ -14,7 +14,7 @@ from penstock.producer.settings import KafkaSettings
 from penstock.producer.settings_sources import Settings
 
 _PARTS = "saturation,goodput,bursts,classes"
-_CELL_PARTS = "lstm,seq2seq,tree"
+_CELL_PARTS = "lstm,tree"
 _MOST_WORKERS = 1024  # one for each of the simulated topic's partitions
 
 bench = typer.Typer(
@@ -104,14 +104,9 @@ class CellularSettings(Settings):
 
     parts: str = Field(_CELL_PARTS, description="Workloads to measure.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where cells run. A CPU has small models.")
-    seconds: float | None = Field(None, gt=0, description="Duration of each load. Default: 0.8, or 0.25 on a CPU.")
     time_limit_s: float = Field(240.0, gt=0, description="No load begins after it.")
     commit: str | None = Field(None, description="Commit that is measured, where there is no git checkout.")
-    output: Path | None = Field(
-        None,
-        description="Folder of kept runs. Default: ops/bench/results if all parts run for their default duration, "
-        "else none.",
-    )
+    output: Path | None = Field(None, description="Folder of kept runs. Default: ops/bench/results, if all parts run.")
 
     @field_validator("parts")
     @classmethod
@@ -166,28 +161,24 @@ def bench_serve(settings: ServeSettings) -> int:
 @bench.command("cellular")
 @takes(CellularSettings)
 def bench_cellular(settings: CellularSettings) -> int:
-    """Measure cellular batching beside the policies before it: an LSTM, Seq2Seq and a TreeLSTM, as BatchMaker's paper.
+    """Measure cellular batching beside the policies before it: an LSTM and a TreeLSTM, as BatchMaker's paper.
 
     $ penstock bench cellular
 
     The tables show each policy's peak throughput, and its latency, split into
-    queueing and computation, over a sweep of Poisson loads. All policies use
+    queueing and computation, under Poisson loads. All policies use
     the same engine and kernels; each is tuned in the run. On one GPU with the
     paper's sizes; on a CPU with small ones. Needs no Kafka. Takes at most four
     minutes.
     """
     from penstock.engine import choose_device
-    from penstock.ops.bench.cellular.cellular_run import CellularPlan, run_cellular_benchmark
+    from penstock.ops.bench.cellular.__main__ import SUITE
 
-    plan = CellularPlan(
-        parts=_names(settings.parts),
-        device=choose_device(settings.device),
-        seconds=settings.seconds,
-        time_limit_s=settings.time_limit_s,
-        output=settings.output,
-        commit=settings.commit,
-    )
-    return run_cellular_benchmark(plan)
+    parts = [] if settings.parts == _CELL_PARTS else list(_names(settings.parts))
+    options = {"--output": settings.output, "--commit": settings.commit}
+    given = [str(text) for name, value in options.items() if value is not None for text in (name, value)]
+    limit = ["--time-limit-s", str(settings.time_limit_s)]
+    return SUITE.main([*parts, "--device", choose_device(settings.device), *limit, *given])
 
 
 @bench.command("simulate")

@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.ops.bench import capacity_check
 from penstock.ops.bench.bulk import bulk_tables
 from penstock.ops.bench.cache import cache_tables
-from penstock.ops.bench.cellular import cellular_tables as cellular
+from penstock.ops.bench.cellular import cellular_tables
 from penstock.ops.bench.cellular.generation import generation_tables
 from penstock.ops.bench.common.kept_tables import run_table
 from penstock.ops.bench.cpu import cpu_tables
@@ -27,8 +27,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "runs": run_table,
     **cpu_tables.TABLES,
     **cache_tables.TABLES,
-    "cellular": cellular.figures,
-    "cellular-targets": cellular.against_targets,
+    **cellular_tables.TABLES,
     **generation_tables.TABLES,
     **bulk_tables.TABLES,
     "capacity": capacity_check.kept_table,

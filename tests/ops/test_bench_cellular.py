@@ -1,6 +1,8 @@
 """The evaluation of cellular batching: what its driver counts, and that all policies compute the same results."""
 
+import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +14,17 @@ import torch
 
 from penstock.engine.cells.contract import CellBatch
 from penstock.engine.gpu.cells import lstm as fused
-from penstock.ops.bench.cellular import cellular_tables, workloads
-from penstock.ops.bench.cellular.cellular_tables import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING, measures
+from penstock.ops.bench.cellular import workloads
+from penstock.ops.bench.cellular.__main__ import SUITE
+from penstock.ops.bench.cellular.cellular_bench import Sizes
+from penstock.ops.bench.cellular.cellular_tables import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING, of_runs
 from penstock.ops.bench.cellular.contestants import Contestant, Tried, contestants
-from penstock.ops.bench.cellular.evaluation import SHARES, Effort, Evaluation
-from penstock.ops.bench.cellular.load import MAX_IN_FLIGHT, Driver, MonotonicClock, Offered
-from penstock.ops.bench.cellular.measured_load import latencies, measure_peak, throughput
-from penstock.ops.bench.cellular.null_engine import NullEngine
+from penstock.ops.bench.cellular.evaluation import SHARES, Evaluation
+from penstock.ops.bench.cellular.load import MAX_IN_FLIGHT, Driver, Offered
+from penstock.ops.bench.cellular.measured_load import latencies, throughput
+from penstock.ops.bench.cellular.nn_lstm import offline_requests_per_s
 from penstock.ops.bench.cellular.policies import GraphBatching, depths, depths_results_last
-from penstock.ops.bench.cellular.requests import padded_work, parse_trees, translated_lengths, wmt_like_lengths
+from penstock.ops.bench.cellular.requests import padded_work, parse_trees, wmt_like_lengths
 from penstock.ops.bench.cellular.tape import RecordedBatch, RecordingEngine, Tape
 from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
 from penstock.ops.bench.common.runs import Run
@@ -48,6 +52,19 @@ class VirtualClock:
     def wait_until(self, moment: float) -> None:
         assert moment >= self.time
         self.time = moment
+
+
+class WorkClock:
+    """The time of this thread's own work, whatever else the machine does. A wait passes at once."""
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+
+    def now(self) -> float:
+        return time.thread_time() + self._waited_s
+
+    def wait_until(self, moment: float) -> None:
+        self._waited_s += max(0.0, moment - self.now())
 
 
 class OneByOne:
@@ -197,18 +214,6 @@ def results_of(workload: Workload, contestant: Contestant) -> dict[int, list[flo
     return found
 
 
-def test_translations_have_the_length_that_the_load_chose_by_every_policy() -> None:
-    workload = made("seq2seq")
-    every = contestants(workload, TRIED)
-    assert [contestant.name for contestant in every] == [OURS, PADDING, GRAPH]
-    found = [results_of(workload, contestant) for contestant in every]
-    lengths = translated_lengths(wmt_like_lengths(SHAPE.requests, 3), 4)
-    for results in found:
-        decoded = {number: np.array(result[1:], np.float32).view(np.int32) for number, result in results.items()}
-        assert {number: len(tokens) for number, tokens in decoded.items()} == dict(enumerate(lengths.tolist()))
-        assert all(tokens[-1] == 0 for tokens in decoded.values())
-
-
 def test_trees_have_the_same_scores_by_every_policy() -> None:
     workload = made("tree")
     every = contestants(workload, TRIED)
@@ -229,14 +234,12 @@ def test_every_way_ends_every_sentence() -> None:
 
 
 def test_padded_requests_run_to_the_end_of_their_bucket() -> None:
-    workload = made("seq2seq")
-    for work in workload.works:
-        longer = padded_work(work, 10)
-        encode, decode = work.unfolded.steps.tolist()
-        assert longer.graph.steps.tolist() == [-(-encode // 10) * 10, decode]
+    for work in made("lstm").works:
+        longer, steps = padded_work(work, 10), int(work.unfolded.steps[0])
+        assert longer.graph.steps.tolist() == [-(-steps // 10) * 10]
         tokens = longer.unfolded.inputs["token"].values
-        assert tokens[:encode].tolist() == work.unfolded.inputs["token"].values[:encode].tolist()
-        assert len(tokens) == longer.graph.steps[0] + 1
+        assert tokens[:steps].tolist() == work.unfolded.inputs["token"].values.tolist()
+        assert len(tokens) == longer.graph.steps[0]
 
 
 def test_depths_are_those_of_the_longest_paths() -> None:
@@ -308,41 +311,50 @@ def fused_on_device() -> Callable[..., object]:
 def test_an_evaluation_has_all_figures_of_the_targets() -> None:
     parts = {name: evaluated(name) for name in WORKLOADS}
     parts["lstm"]["offline"] = {"requests_per_s": 1.0}
-    for name, part in parts.items():
-        assert [load["contestant"] for load in part["sweep"]].count(OURS) == len(SHARES)
+    for part in parts.values():
+        assert [load["contestant"] for load in part["sweep"]] == [OURS] * len(SHARES)
         assert part["skipped"] == []
-        assert list(cellular_tables.load_grids(name, part))
-    record = {"parts": parts, "machine": {"gpu": "none"}}
-    found = measures(record)
-    assert {target.measure for target in targets("cellular")} <= found.keys()
-    assert {target.measure for target in targets("cellular-cpu")} <= found.keys()
-    assert cellular_tables.targets_of([Run(Path(), record)]).count("1 run, no verdict") == len(targets("cellular"))
+    record = {"parts": {name: {"result": part} for name, part in parts.items()}, "machine": {"gpu": "none"}}
+    text = of_runs([Run(Path(), record)])
+    for target in targets("cellular"):
+        assert f"| {target.measure} | " in text
+    for contestant in (OURS, PADDING, GRAPH, NN_LSTM, DEPTH, AGENDA):
+        assert f"| {contestant} | " in text
 
 
 def evaluated(name: str) -> dict[str, Any]:
-    """Results of a short evaluation, which are told as they come."""
-    workload, told = made(name), []
-    effort = Effort(seconds=0.02, in_flight=32, ends=math.inf, seed=1)
-    evaluation = Evaluation(effort, MonotonicClock(), lambda results: told.append(len(results["peaks"])))
-    results = evaluation.run(workload, contestants(workload, TRIED))
-    assert told[0] == 1
-    # A load during which the machine stood still has no task, and no figures of tasks.
-    have_tasks = all(load["tasks"] for load in results["sweep"] if load["contestant"] == OURS)
-    return results if have_tasks else evaluated(name)
+    """Results of a short evaluation."""
+    workload = made(name)
+    return evaluation(workload, math.inf).run(contestants(workload, TRIED))
+
+
+def evaluation(workload: Workload, ends: float) -> Evaluation:
+    sizes = Sizes(SHAPE, {workload.name: TRIED}, 0.02, 32, 0, 0)
+    return Evaluation(workload, sizes, 1, WorkClock(), ends)
 
 
 def test_without_a_device_the_host_does_the_same_work() -> None:
-    workload = made("tree")
-    idle = replace(workload, engine=NullEngine(workload.model.specs, workload.engine.num_slots))
-    ours = contestants(idle, TRIED)[0]
-    figures = measure_peak(ours, 32, 0.05, MonotonicClock())
+    figures = evaluation(made("tree"), math.inf).peak_without_device()
     assert figures["requests_per_s"] > 0
     assert figures["device_busy"] == 0
 
 
 def test_loads_are_skipped_once_the_time_is_up() -> None:
     workload = made("tree")
-    evaluation = Evaluation(Effort(0.01, 8, -math.inf, 1), MonotonicClock(), lambda results: None)
-    results = evaluation.run(workload, contestants(workload, TRIED))
+    results = evaluation(workload, -math.inf).run(contestants(workload, TRIED))
     assert results["peaks"] == results["sweep"] == []
     assert len(results["skipped"]) >= 3
+
+
+def test_sentences_that_are_known_before_are_run_by_nn_lstm() -> None:
+    model = made("lstm").lstm
+    assert model is not None
+    assert offline_requests_per_s(model, [np.array(tokens, np.int32) for tokens in ([1, 2, 3], [4], [5, 6])], 2) > 0
+
+
+@pytest.mark.slow
+def test_the_command_keeps_a_run_and_prints_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert SUITE.main(["tree", "--device", "cpu", "--output", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("cellular/*/*.json")
+    assert json.loads(file.read_text(encoding="utf-8"))["parts"]["tree"]["error"] is None
+    assert "| depth-based | " in capsys.readouterr().out

@@ -1,17 +1,17 @@
 """The figures of the kept runs of cells: by name, as targets.json has them, and as tables."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.common.comparison import Grid
-from penstock.ops.bench.common.kept_tables import Measures, Record, of_each_machine, target_table
+from penstock.ops.bench.common.kept_tables import Measures, Record
 from penstock.ops.bench.common.markdown import cell, table
+from penstock.ops.bench.common.measures import Suite
 from penstock.ops.bench.common.runs import Run
+from penstock.ops.bench.common.tables import Figures, Table, Targets
 from penstock.ops.bench.common.verdicts import Spread
 
-SUITE = "cellular"
-PARTS = {"lstm": "LSTM", "seq2seq": "Seq2Seq", "tree": "TreeLSTM"}
+PARTS = {"lstm": "LSTM", "tree": "TreeLSTM"}
 OURS, PADDING, GRAPH = "cellular", "padding to buckets", "graph batching"
 DEPTH, AGENDA, NN_LSTM = "depth-based", "agenda-based", "nn.LSTM, packed"
 _HIGH_LOAD = 0.8  # of our peak
@@ -22,42 +22,16 @@ _TIMES = {  # column -> fields of a load with a rate
     "queueing p90 ms": ("queueing_ms", "p90"),
     "computation p90 ms": ("computation_ms", "p90"),
 }
-_TASKS = ("rows", "quantum", "device_us", "interval_us", "device_busy", "fill")
-
 Part = Mapping[str, Any]
 Load = Mapping[str, Any]
 
 
-def figures() -> str:
-    """Table `cellular`: peaks, and latencies at one rate, of the newest commit on each machine."""
-    return of_each_machine(SUITE, list(PARTS), _figures)
-
-
-def against_targets() -> str:
-    """Table `cellular-targets`."""
-    return of_each_machine(SUITE, list(PARTS), targets_of)
-
-
-def targets_of(runs: Sequence[Run]) -> str:
-    """The runs' figures beside the targets of their machine."""
-    return target_table(SUITE if "gpu" in runs[-1].record["machine"] else f"{SUITE}-cpu", runs, measures)
-
-
-def load_grids(name: str, part: Part) -> Iterator[Grid]:
-    """All loads of a part, for a terminal."""
-    without_device = [{**part["host"], "contestant": "no device, cellular"}] if "host" in part else []
-    for kind in ("peaks", "at_half", "sweep"):
-        loads = [*part[kind], *(without_device if kind == "peaks" else ())]
-        rows = [[f"{load['contestant']} ({_settings(load)})", *_load_figures(load)] for load in loads]
-        yield Grid(f"{PARTS[name]}: {kind}", ("contestant", "offered/s", "ended/s", *_TIMES, *_TASKS), rows)
-
-
-def measures(record: Record) -> Measures:
+def _measures(record: Record) -> Measures:
     """Of the parts that a run has."""
-    return dict(found for name in PARTS if name in record["parts"] for found in _measures(name, record["parts"][name]))
+    return dict(found for name in PARTS if (part := _result(record, name)) for found in _ratios(name, part))
 
 
-def _measures(name: str, part: Part) -> Iterator[tuple[str, float]]:
+def _ratios(name: str, part: Part) -> Iterator[tuple[str, float]]:
     rival = PADDING if name != "tree" else DEPTH
     top, theirs, offline = _peak(part, OURS), _peak(part, rival), part.get("offline")
     if top is not None and theirs is not None:
@@ -74,11 +48,12 @@ def _measures(name: str, part: Part) -> Iterator[tuple[str, float]]:
             yield f"{name}, p99 queueing at 80 % load, quanta", load["p99_queueing_quanta"]
 
 
-def _figures(runs: Sequence[Run]) -> str:
-    found = {
-        name: [part for run in runs if (part := run.record["parts"].get(name)) and part["peaks"]] for name in PARTS
-    }
-    return "\n\n".join(_part(PARTS[name], parts) for name, parts in found.items() if parts)
+def _figures(figures: Figures, runs: Sequence[Run]) -> str:
+    tables = []
+    for name, shown in PARTS.items():
+        parts = [part for run in runs if (part := _result(run.record, name)).get("peaks")]
+        tables += [_part(shown, parts)] if parts else []
+    return "\n\n".join(tables)
 
 
 def _part(name: str, parts: Sequence[Part]) -> str:
@@ -106,17 +81,27 @@ def _quickest_at_half(part: Part, contestant: str) -> Load | None:
     return min(loads, key=lambda load: float(load["latency_ms"]["p90"]), default=None)
 
 
-def _load_figures(load: Load) -> list[str | float]:
-    """Of a closed loop, which has no latencies, or of an open one."""
-    if "offered_per_s" not in load:
-        return ["", load["requests_per_s"], *[""] * len(_TIMES), *(load[name] for name in _TASKS)]
-    times = [load[kind][share] for kind, share in _TIMES.values()]
-    return [load["offered_per_s"], load["throughput_per_s"], *times, *(load[name] for name in _TASKS)]
-
-
 def _spread(values: Sequence[float]) -> str:
     return str(Spread(tuple(values))) if values else ""
 
 
 def _settings(load: Load) -> str:
     return ", ".join(f"{name} {value}" for name, value in load["settings"].items())
+
+
+def _result(record: Record, name: str) -> Part:
+    """Empty for a part that a run lacks, or that failed. Older runs have figures beside its error, in no result."""
+    part = record["parts"].get(name) or {}
+    return part if "peaks" in part else part.get("result") or {}
+
+
+_MEASURED: Mapping[str, Table] = {
+    "cellular": Table(Suite("cellular", [_measures]), list(PARTS), [_figures]),
+    "cellular-targets": Table(Suite("cellular", [_measures]), list(PARTS), [Targets("cellular")]),
+}
+TABLES: Mapping[str, Callable[[], str]] = _MEASURED
+
+
+def of_runs(runs: Sequence[Run]) -> str:
+    """All tables of some runs of one machine."""
+    return "\n\n".join(filter(None, (table.of_runs(runs) for table in _MEASURED.values())))

@@ -2,105 +2,109 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from penstock.ops.bench.cellular.cellular_bench import CellularBench, Sizes
 from penstock.ops.bench.cellular.cellular_tables import OURS, PADDING
-from penstock.ops.bench.cellular.contestants import Contestant
-from penstock.ops.bench.cellular.load import Clock
+from penstock.ops.bench.cellular.contestants import Contestant, contestants, ours
+from penstock.ops.bench.cellular.load import Clock, MonotonicClock
 from penstock.ops.bench.cellular.measured_load import Figures, measure_peak, measure_rate, num_firsts
-from penstock.ops.bench.cellular.workloads import Workload
+from penstock.ops.bench.cellular.nn_lstm import LstmModel, offline_requests_per_s
+from penstock.ops.bench.cellular.null_engine import NullEngine
+from penstock.ops.bench.cellular.requests import wmt_like_lengths
+from penstock.ops.bench.cellular.workloads import WORKLOADS, Workload
+from penstock.worker.garbage_collection import calm_garbage_collection
 
 SHARES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)  # of our peak
+_MARGIN_S = 5.0  # of the part's time, for the load underway
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """Seconds of each load, and the time at which no further one begins."""
-
-    seconds: float
-    in_flight: int  # at the peak: enough to fill the batches of all buckets
-    ends: float  # time.monotonic()
-    seed: int
+def run(bench: CellularBench, name: str) -> dict[str, Any]:
+    """A part of the suite. Loads that find no time are failures of their contestants."""
+    sizes, seed = bench.sizes, bench.seed
+    workload = WORKLOADS[name](sizes.shape, seed)
+    calm_garbage_collection()
+    evaluation = Evaluation(workload, sizes, seed, MonotonicClock(), bench.ends - _MARGIN_S)
+    results = {"host": evaluation.peak_without_device()}
+    if workload.lstm is not None:
+        results["offline"] = _offline(workload.lstm, sizes, seed)
+    results |= evaluation.run(contestants(workload, sizes.tried[name]))
+    for label in results["skipped"]:
+        bench.failures[label] = {"error": "the time was up", "where": name, "count": 1}
+    return results
 
 
 class Evaluation:
-    """Measures a workload. Its results grow with each load, and are told each time."""
+    """Measures a workload: no load begins after `ends`, by time.monotonic()."""
 
-    def __init__(self, effort: Effort, clock: Clock, on_figures: Callable[[dict[str, Any]], object]) -> None:
-        self._effort, self._clock, self._on_figures = effort, clock, on_figures
-        self.results: dict[str, Any] = {"error": None, "peaks": [], "at_half": [], "sweep": [], "skipped": []}
-        self._num_firsts: Sequence[int] = ()
+    def __init__(self, workload: Workload, sizes: Sizes, seed: int, clock: Clock, ends: float) -> None:
+        self._workload, self._sizes, self._seed, self._clock, self._ends = workload, sizes, seed, clock, ends
+        self._num_firsts = num_firsts(workload)
+        self._results: dict[str, Any] = {"peaks": [], "at_half": [], "sweep": [], "skipped": []}
 
-    def run(self, workload: Workload, contestants: Sequence[Contestant]) -> dict[str, Any]:
+    def peak_without_device(self) -> Figures:
+        """The peak of ours over an engine that computes nothing: what the host alone could serve."""
+        engine = NullEngine(self._workload.model.specs, self._workload.engine.num_slots)
+        tried = self._sizes.tried[self._workload.name]
+        contestant = ours(replace(self._workload, engine=engine), tried.rows[0], tried.quanta[0])
+        self._warm_up(contestant)
+        return measure_peak(contestant, self._sizes.in_flight, self._sizes.seconds, self._clock)
+
+    def run(self, contestants: Sequence[Contestant]) -> dict[str, Any]:
         """All loads. A baseline's best settings for a figure are those that were best for it in this run.
 
         Half of saturation is half of the smaller one of two peaks: ours, and the best padding's (of trees, the best
         baseline's). So no baseline is measured in overload.
         """
-        self.results["requests"] = workload.described
-        self._num_firsts = num_firsts(workload)
         self._warm_up(contestants[0])
         peaks = {contestant.label: self._peak(contestant) for contestant in contestants}
-        ours = _best([contestant for contestant in contestants if contestant.name == OURS], peaks)
-        half = 0.5 * min(peaks[ours.label], self._rival(contestants, peaks))
-        self.results |= {"ours": ours.label, "half_per_s": half}
-        p90 = {
-            contestant.label: self._rate("at_half", contestant, half)
-            for contestant in contestants
-            if (contestant is ours or contestant.name != OURS) and peaks[contestant.label] > half
-        }
-        baselines = [contestant for contestant in contestants if contestant.name != OURS]
-        best = [
-            min(own, key=lambda contestant: p90[contestant.label])
-            for name in dict.fromkeys(contestant.name for contestant in baselines)
-            if (own := [one for one in baselines if one.name == name and one.label in p90])
-        ]
+        top = max([one for one in contestants if one.name == OURS], key=lambda one: peaks[one.label])
+        half = 0.5 * min(peaks[top.label], _rival(contestants, peaks))
+        for contestant in contestants:
+            if (contestant is top or contestant.name != OURS) and peaks[contestant.label] > half:
+                self._rate("at_half", contestant, half)
         for share in SHARES:
-            rate = share * peaks[ours.label]
-            for contestant in [ours, *best]:
-                if contestant is ours or rate < 0.95 * peaks[contestant.label]:
-                    self._rate("sweep", contestant, rate)
-        return self.results
+            self._rate("sweep", top, share * peaks[top.label])
+        return {**self._results, "requests": self._workload.described, "ours": top.label, "half_per_s": half}
 
     def _warm_up(self, contestant: Contestant) -> None:
         """Load what is compiled, before anything is measured."""
-        effort = self._effort
-        measure_peak(contestant, effort.in_flight, 0.1 * effort.seconds, self._clock)
-
-    def _rival(self, contestants: Sequence[Contestant], peaks: dict[str, float]) -> float:
-        names = {contestant.name for contestant in contestants} - {OURS}
-        rivals = {PADDING} if PADDING in names else names
-        return max((peaks[one.label] for one in contestants if one.name in rivals), default=float("inf"))
+        measure_peak(contestant, self._sizes.in_flight, 0.1 * self._sizes.seconds, self._clock)
 
     def _peak(self, contestant: Contestant) -> float:
-        effort = self._effort
-        figures = self._load(
-            "peaks",
-            contestant,
-            lambda: measure_peak(contestant, effort.in_flight, effort.seconds, self._clock),
-        )
+        def measure() -> Figures:
+            return measure_peak(contestant, self._sizes.in_flight, self._sizes.seconds, self._clock)
+
+        figures = self._load("peaks", contestant, measure)
         return 0.0 if figures is None else float(figures["requests_per_s"])
 
-    def _rate(self, kind: str, contestant: Contestant, rate: float) -> float:
-        """The latency's p90 in milliseconds."""
-        effort = self._effort
-        figures = self._load(
-            kind,
-            contestant,
-            lambda: measure_rate(contestant, rate, effort.seconds, self._clock, effort.seed, self._num_firsts),
-        )
-        return float("inf") if figures is None else float(figures["latency_ms"]["p90"])
+    def _rate(self, kind: str, contestant: Contestant, rate: float) -> None:
+        def measure() -> Figures:
+            return measure_rate(contestant, rate, self._sizes.seconds, self._clock, self._seed, self._num_firsts)
+
+        self._load(kind, contestant, measure)
 
     def _load(self, kind: str, contestant: Contestant, measure: Callable[[], Figures]) -> Figures | None:
-        if time.monotonic() > self._effort.ends:
-            self.results["skipped"].append(f"{kind}: {contestant.label}")
+        if time.monotonic() > self._ends:
+            self._results["skipped"].append(f"{kind}: {contestant.label}")
             return None
         figures = measure()
-        self.results[kind].append(figures)
-        self._on_figures(self.results)
+        self._results[kind].append(figures)
         return figures
 
 
-def _best(contestants: Sequence[Contestant], peaks: dict[str, float]) -> Contestant:
-    return max(contestants, key=lambda contestant: peaks[contestant.label])
+def _rival(contestants: Sequence[Contestant], peaks: dict[str, float]) -> float:
+    names = {contestant.name for contestant in contestants} - {OURS}
+    rivals = {PADDING} if PADDING in names else names
+    return max((peaks[one.label] for one in contestants if one.name in rivals), default=float("inf"))
+
+
+def _offline(model: LstmModel, sizes: Sizes, seed: int) -> dict[str, float]:
+    """Requests a second of nn.LSTM over sentences that are all known before, sorted by length."""
+    lengths = wmt_like_lengths(sizes.offline_sentences, seed)
+    tokens = np.random.default_rng(seed).integers(0, len(model.words), int(lengths.sum()), dtype=np.int32)
+    sentences = np.split(tokens, np.cumsum(lengths)[:-1])
+    return {"requests_per_s": offline_requests_per_s(model, sentences, sizes.offline_rows)}

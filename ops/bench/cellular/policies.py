@@ -108,7 +108,7 @@ class GraphBatching:
         self._rules, self._max_jobs, self._ranks = tuple(rules), max_jobs, ranks
         self._known: dict[int, tuple[CellGraph, Int32Array]] = {}  # ranks by the id of a graph, which is kept for it
         self._batches: deque[_Batch] = deque()  # that have not ended; only the last may have steps in no task
-        self._tasks: dict[int, tuple[_Batch, _Group, Rows]] = {}
+        self._tasks: dict[int, _Batch] = {}
         self._num_planned = 0
         self._queue: deque[CellJob] = deque()
 
@@ -136,9 +136,8 @@ class GraphBatching:
         self, task_id: int, now: float, steps: Int32Array, is_stopped: BoolArray, measured_s: float
     ) -> list[int]:
         """The ids of the batches whose last job has ended."""
-        batch, group, rows = self._tasks.pop(task_id)
+        batch = self._tasks.pop(task_id)
         batch.num_outstanding -= 1
-        self._stop(batch, group, rows, is_stopped)
         ended: list[int] = []
         while self._batches and self._batches[0].num_outstanding == 0 and self._batches[0].next_group() is None:
             ended += self._batches.popleft().jobs.tolist()
@@ -146,21 +145,14 @@ class GraphBatching:
 
     def _plan(self, batch: _Batch, group: _Group) -> CellTask:
         rule = self._rules[group.cell]
-        rows = self._rows_of(batch, group)
+        rows = group.rows[batch.left[group.rows] > 0]
         quantum = min(least_quantum(int(batch.left[rows].max())), rule.max_steps)
         steps = np.minimum(batch.left[rows], quantum)
         batch.left[rows] -= steps
         batch.num_outstanding += 1
         self._num_planned += 1
-        self._tasks[self._num_planned] = batch, group, rows
+        self._tasks[self._num_planned] = batch
         return CellTask(self._num_planned, group.cell, batch.ids[rows], batch.nodes[rows], steps, quantum, 0, 0.0)
-
-    def _rows_of(self, batch: _Batch, group: _Group) -> Rows:
-        return group.rows[batch.left[group.rows] > 0]
-
-    def _stop(self, batch: _Batch, group: _Group, rows: Rows, is_stopped: BoolArray) -> None:
-        """Chains that have stopped need no more steps."""
-        batch.left[rows[is_stopped]] = 0
 
     def _next_batch(self) -> list[CellJob]:
         return [self._queue.popleft() for _ in range(min(self._max_jobs, len(self._queue)))]
@@ -176,7 +168,7 @@ class GraphBatching:
 class BucketPadding(GraphBatching):
     """Batches hold chains of equal length (MXNet, TensorFlow): the caller pads the first node to a bucket's end.
 
-    Buckets take turns. A chain that stops early keeps its row until all rows of the batch have stopped.
+    Buckets take turns.
     """
 
     def __init__(self, rules: Sequence[CellRule], max_jobs: int) -> None:
@@ -205,7 +197,3 @@ class BucketPadding(GraphBatching):
         else:
             del self._buckets[bucket]
         return batch
-
-    def _stop(self, batch: _Batch, group: _Group, rows: Rows, is_stopped: BoolArray) -> None:
-        if is_stopped.all():
-            batch.left[rows] = 0

@@ -14,8 +14,6 @@ Merge = tuple[int, int]
 
 MEAN_LENGTH, MAX_LENGTH = 24.0, 330
 _SIGMA = 0.65  # the longest of 100,000 is then about 330, as of WMT-15's sentences
-_RATIO_SIGMA = 0.2
-MAX_EXTRA_STEPS = 50  # of a decoder, beyond the length of its input
 
 _MEAN_WORDS, _WORDS_DEVIATION, _MAX_WORDS = 19.1, 9.3, 56
 
@@ -28,15 +26,6 @@ def wmt_like_lengths(count: int, seed: int) -> Lengths:
     location = np.log(MEAN_LENGTH - 0.5) - _SIGMA**2 / 2  # rounding up adds a half on average
     drawn = np.random.default_rng(seed).lognormal(location, _SIGMA, count)
     return np.clip(np.ceil(drawn), 1, MAX_LENGTH).astype(np.int64)
-
-
-def translated_lengths(lengths: Lengths, seed: int) -> Lengths:
-    """Tokens of translations: the input's length times a lognormal factor of sigma 0.2, at most 50 more, at least 1.
-
-    The factor is ours: the paper draws sentence pairs from WMT-15 and states no joint distribution.
-    """
-    factors = np.random.default_rng(seed).lognormal(0.0, _RATIO_SIGMA, len(lengths))
-    return np.clip(np.rint(lengths * factors), 1, lengths + MAX_EXTRA_STEPS).astype(np.int64)
 
 
 def parse_trees(count: int, seed: int) -> list[list[Merge]]:
@@ -80,16 +69,10 @@ class CellWork:
 
 
 def padded_work(work: CellWork, width: int) -> CellWork:
-    """A request of chains; those over given tokens are padded to multiples of `width` by their last token."""
+    """A chain over tokens, padded to a multiple of `width` by its last token."""
     unfolded = work.unfolded
-    steps = unfolded.steps.copy()
-    inputs = {}
-    for name, given in unfolded.inputs.items():
-        is_given = given.counts == unfolded.steps  # others have one value for all steps
-        steps[is_given] = padded(unfolded.steps[is_given], width)
-        counts = np.where(is_given, steps, given.counts)
-        parts = np.split(given.values, given.offsets[1:-1])
-        longer = [np.pad(part, (0, count - len(part)), "edge") for part, count in zip(parts, counts, strict=True)]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        inputs[name] = InputValues(np.concatenate(longer), offsets)
+    steps = padded(unfolded.steps, width)
+    values = unfolded.inputs["token"].values
+    longer = np.pad(values, (0, int(steps[0]) - len(values)), "edge")
+    inputs = {"token": InputValues(longer, np.array([0, len(longer)], np.int32))}
     return CellWork.of(replace(unfolded, steps=steps, inputs=inputs))

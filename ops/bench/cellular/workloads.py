@@ -1,4 +1,4 @@
-"""The three workloads of the paper: an LSTM, sequence to sequence, and a TreeLSTM, with their requests.
+"""Two workloads of the paper, an LSTM and a TreeLSTM, with their requests.
 
 The first token of a request is its number in the pool of requests, by which a recording tells requests apart (see
 `tape.py`). Others are random. Weights are random too: they do not change what is computed.
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.engine.cells.contract import Cell, CellSpec, Int32Array, StepEngine, Tensors
+from penstock.engine.cells.contract import Cell, CellSpec, Int32Array, StepEngine
 from penstock.engine.cells.graphs.graph import GraphBuilder
-from penstock.engine.cells.models.layers import read_dense, read_stack, read_table, weights_of
-from penstock.engine.cells.models.lstm import GenerateStep, generate_cell, read_cell
+from penstock.engine.cells.models.layers import read_stack, read_table, weights_of
+from penstock.engine.cells.models.lstm import read_cell
 from penstock.engine.cells.models.model import CellModel, RequestFields
 from penstock.engine.cells.models.requests import take_tokens
 from penstock.engine.cells.models.tree import binary_tree_classifier
@@ -24,11 +24,9 @@ from penstock.engine.gpu.cells.lstm import LstmCell, lstm_cell
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.ops.bench.cellular.nn_lstm import LstmModel
 from penstock.ops.bench.cellular.requests import (
-    MAX_EXTRA_STEPS,
     CellWork,
     Lengths,
     parse_trees,
-    translated_lengths,
     wmt_like_lengths,
 )
 from penstock.scheduler.cellular import CellRule
@@ -80,13 +78,12 @@ class Workload:
 def lstm_workload(shape: Shape, seed: int) -> Workload:
     """A chain over the tokens of a sentence. Its last state is the result, which stays on the device."""
     torch.manual_seed(seed)
-    module, words = _chain(shape)
-    weights = weights_of(lstm=module, embedding=_embedding(words))
-    table, stack = (
-        read_table(weights, "embedding.", shape.dtype),
-        read_stack(weights, "lstm.", shape.hidden, shape.dtype),
-    )
-    cell = _longer(read_cell("read", table, stack, shape.max_rows))
+    module = nn.LSTM(shape.hidden, shape.hidden, batch_first=True).eval().requires_grad_(False)
+    words = torch.randn(shape.vocabulary, shape.hidden)
+    weights = weights_of(lstm=module, embedding=nn.Embedding(words.shape[0], words.shape[1], _weight=words))
+    table = read_table(weights, "embedding.", shape.dtype)
+    cell = read_cell("read", table, read_stack(weights, "lstm.", shape.hidden, shape.dtype), shape.max_rows)
+    cell = replace(cell, spec=replace(cell.spec, max_steps=MAX_QUANTUM))
 
     def unfold(request: RequestFields, graph: GraphBuilder) -> None:
         graph.add("read", token=take_tokens(request))
@@ -99,45 +96,6 @@ def lstm_workload(shape: Shape, seed: int) -> Workload:
     engine = _engine(shape, [_on_device(cell, shape, module, words)])
     described = {"distribution": _first_line(wmt_like_lengths), **_spread(lengths)}
     return Workload("lstm", model, engine, "read", works, described, on_device)
-
-
-def seq2seq_workload(shape: Shape, seed: int) -> Workload:
-    """An encoder, and a decoder that reads its own tokens. It stops after as many as the translation has."""
-    torch.manual_seed(seed)
-    (encoder, source), (decoder, target) = _chain(shape), _chain(shape)
-    weights = weights_of(
-        encoder=encoder,
-        decoder=decoder,
-        source=_embedding(source),
-        target=_embedding(target),
-        output=nn.Linear(shape.hidden, shape.vocabulary),
-    )
-    encoder_stack, decoder_stack = (
-        read_stack(weights, f"{part}.", shape.hidden, shape.dtype) for part in ("encoder", "decoder")
-    )
-    sources, targets = (read_table(weights, f"{part}.", shape.dtype) for part in ("source", "target"))
-    output = read_dense(weights, "output.", shape.hidden, shape.dtype, num_rows=shape.vocabulary)
-    encode = _longer(read_cell("encode", sources, encoder_stack, shape.max_rows))
-    decode = generate_cell("decode", targets, decoder_stack, output, 0, shape.max_rows)
-    decode = replace(decode, step=CountdownStep(targets, decoder_stack, output))
-
-    def unfold(request: RequestFields, graph: GraphBuilder) -> None:
-        tokens = take_tokens(request)
-        encoded = graph.add("encode", token=tokens)
-        graph.add("decode", reads=[encoded], token=[request["length"]], steps=len(tokens) + MAX_EXTRA_STEPS)
-
-    model = CellModel.of([encode, decode], unfold)
-    lengths = wmt_like_lengths(shape.requests, seed)
-    translated = translated_lengths(lengths, seed + 1)
-    pairs = zip(_sentences(lengths, shape.vocabulary, seed), translated.tolist(), strict=True)
-    works = [CellWork.of(model.unfold({"tokens": tokens, "length": length})) for tokens, length in pairs]
-    cells = [_on_device(encode, shape, encoder, source), _on_device(decode, shape)]
-    described = {
-        "distribution": f"{_first_line(wmt_like_lengths)} {_first_line(translated_lengths)}",
-        **_spread(lengths),
-        "mean_decoded": float(translated.mean()),
-    }
-    return Workload("seq2seq", model, _engine(shape, cells), "encode", works, described)
 
 
 def tree_workload(shape: Shape, seed: int) -> Workload:
@@ -163,36 +121,8 @@ def tree_workload(shape: Shape, seed: int) -> Workload:
 
 WORKLOADS: dict[str, Callable[[Shape, int], Workload]] = {
     "lstm": lstm_workload,
-    "seq2seq": seq2seq_workload,
     "tree": tree_workload,
 }
-
-
-class CountdownStep(GenerateStep):
-    """Emits its input less one, and computes as much as for the likeliest token, on which the emission depends.
-
-    So a decoder of random weights stops after a number of steps that the load chooses and no policy knows.
-    """
-
-    def forward(self, states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
-        new, emitted = super().forward(states, inputs)
-        zero = emitted["token"].clamp(max=0)
-        return new, {"token": torch.maximum(inputs["token"][:, None] - 1, zero)}
-
-
-def _chain(shape: Shape) -> tuple[nn.LSTM, torch.Tensor]:
-    """An LSTM of one layer over words as wide as its state, and their embeddings [V, H]."""
-    module = nn.LSTM(shape.hidden, shape.hidden, batch_first=True).eval().requires_grad_(False)
-    return module, torch.randn(shape.vocabulary, shape.hidden)
-
-
-def _embedding(words: torch.Tensor) -> nn.Embedding:
-    return nn.Embedding(words.shape[0], words.shape[1], _weight=words)
-
-
-def _longer(cell: Cell) -> Cell:
-    """The cell for batches of more steps, which the baselines need less often."""
-    return replace(cell, spec=replace(cell.spec, max_steps=MAX_QUANTUM))
 
 
 def _on_device(

@@ -1,6 +1,7 @@
 """Models and the floor, shared by the parts. Each is made on first use."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,10 @@ MAX_FLOOR_TOKENS = 32_768
 
 class Bench(DeviceBench):
     """Models of one process."""
+
+    def mode(self) -> AbstractContextManager[object]:
+        """All parts are inference."""
+        return torch.inference_mode()
 
     @cached_property
     def recorder(self) -> Recorder:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,12 +11,16 @@ from penstock.ops.bench.gpu.timing import DeadlinePassed
 
 
 class DeviceBench:
-    """The device, and the failures of one part. Parts run in inference mode, one after another."""
+    """The device, and the failures of one part. Parts run one after another."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.device, self.seed = device, seed
         self.failures: dict[str, dict[str, Any]] = {}  # contestant -> first error, where, how often
         self.ends = math.inf  # of the part, by time.monotonic()
+
+    def mode(self) -> AbstractContextManager[object]:
+        """Surrounds each part."""
+        return nullcontext()
 
     @contextmanager
     def guarded(self, name: str, where: str) -> Iterator[None]:

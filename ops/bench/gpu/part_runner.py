@@ -30,17 +30,16 @@ def main() -> int:
     device = torch.device(order["device"])
     ends = time.monotonic() + order["seconds_left"]
     warnings.filterwarnings("ignore")  # nested tensors are a prototype, and say so at every call
-    with torch.inference_mode():
-        if device.type == "cuda":
-            warm_up_clocks()
-        write(folder / "machine.json", describe_gpu() if device.type == "cuda" else {})
-        bench: DeviceBench = named(order["bench"])(device, order["seed"])
-        for name, (function, budget_s, *arguments) in order["parts"].items():
-            record = run_part(function, arguments, bench, budget_s, ends - time.monotonic())
-            write(folder / f"{name}.json", record)
-            print(f"{name}: {record['error'] or 'done'} ({record['seconds']:.1f} s)", flush=True)
-            if device.type == "cuda" and not is_well():
-                return DEVICE_IS_SICK
+    if device.type == "cuda":
+        warm_up_clocks()
+    write(folder / "machine.json", describe_gpu() if device.type == "cuda" else {})
+    bench: DeviceBench = named(order["bench"])(device, order["seed"])
+    for name, (function, budget_s, *arguments) in order["parts"].items():
+        record = run_part(function, arguments, bench, budget_s, ends - time.monotonic())
+        write(folder / f"{name}.json", record)
+        print(f"{name}: {record['error'] or 'done'} ({record['seconds']:.1f} s)", flush=True)
+        if device.type == "cuda" and not is_well():
+            return DEVICE_IS_SICK
     return 0
 
 
@@ -57,7 +56,7 @@ def run_part(
         seconds = min(STOPPED_AFTER * budget_s, seconds_left)
         bench.ends = started + seconds
         try:
-            with deadline(seconds):
+            with bench.mode(), deadline(seconds):
                 result = named(function)(bench, *arguments)
         except Exception as failure:  # whatever it is, it belongs into the file, and the other parts go on
             traceback.print_exc()

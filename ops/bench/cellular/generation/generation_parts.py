@@ -119,6 +119,7 @@ def _seconds(bench: GenerationBench, work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+@torch.inference_mode()
 def _generate(model: Any, works: Sequence[GenerationWork], num_beams: int) -> None:
     longest = max(len(work.token_ids) for work in works)
     ids = torch.full((len(works), longest), _PAD)
