@@ -6,8 +6,7 @@ from typing import Literal
 import typer
 from pydantic import Field, ValidationError, field_validator
 
-from penstock.ops.bench.common.runs import RESULTS
-from penstock.ops.bench.pipeline.pipeline_settings import PipelineSettings, plan_of
+from penstock.ops.bench.pipeline.pipeline_settings import PipelineSettings
 from penstock.ops.bench.serving.loads.length_ranges import DISTRIBUTIONS
 from penstock.ops.cli.setting_options import takes
 from penstock.producer.settings import KafkaSettings
@@ -128,7 +127,7 @@ def bench_pipeline(settings: PipelineSettings) -> int:
     """
     from penstock.ops.bench.pipeline.pipeline_run import run_pipeline_benchmark
 
-    return run_pipeline_benchmark(plan_of(settings, RESULTS), lambda line: print(line, flush=True))
+    return run_pipeline_benchmark(settings, lambda line: print(line, flush=True))
 
 
 @bench.command("serve")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from penstock.ops.bench import capacity_check
-from penstock.ops.bench.bulk import bulk_tables
 from penstock.ops.bench.cache import cache_tables
 from penstock.ops.bench.cellular import cellular_tables
 from penstock.ops.bench.cellular.generation import generation_tables
@@ -29,7 +28,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **cache_tables.TABLES,
     **cellular_tables.TABLES,
     **generation_tables.TABLES,
-    **bulk_tables.TABLES,
     "capacity": capacity_check.kept_table,
     **pipeline_tables.TABLES,
     **delivery_tables.TABLES,

@@ -5,14 +5,12 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ops.bench.bulk.bulk_tables import SUITE as BULK
 from penstock.ops.bench.cache import __main__ as cache
 from penstock.ops.bench.cache.cache_tables import CACHES
 from penstock.ops.bench.cache.cache_tables import SUITE as CACHE
@@ -30,7 +28,6 @@ from penstock.ops.bench.common.processes import (
 )
 from penstock.ops.bench.common.run_clock import RunClock, TimeUp
 from penstock.ops.bench.common.setup import shuffled_texts
-from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.contestants.engine_alone import EngineAlone, full_groups
 from penstock.ops.bench.contestants.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
 from penstock.ops.bench.cpu import __main__ as cpu
@@ -38,8 +35,6 @@ from penstock.ops.bench.cpu.cpu_tables import largest_change
 from penstock.ops.bench.cpu.part_engine import cosine
 from penstock.ops.bench.delivery import __main__ as delivery
 from penstock.ops.demo.demo_model import model_directory
-
-SHARE = {"of_texts": 0.9, "of_ids": 0.8, "by_processor_time": 0.95}
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 10), st.integers(1, 80))
@@ -148,7 +143,7 @@ def test_a_suite_prints_its_tables_and_keeps_a_run_where_it_is_told(
 ) -> None:
     loads = [{"requests_per_s": 100.0, "cpu_us": {"worker": 5.0}}]
     details = {"null": {CACHES[0]: loads, CACHES[1]: [{**loads[0], "requests_per_s": 80.0}]}}
-    monkeypatch.setattr("penstock.ops.bench.cache.part_misses.run_misses", lambda setup: details)
+    monkeypatch.setattr("penstock.ops.bench.cache.part_cache.run_misses", lambda setup: details)
     monkeypatch.setattr(part_suite, "use_cores", lambda count: [0])
     assert cache.SUITE.run(argparse.Namespace(parts=["misses"], scale=0.1, output=tmp_path)) == 0
     assert "null, through Kafka" in capsys.readouterr().out
@@ -156,21 +151,3 @@ def test_a_suite_prints_its_tables_and_keeps_a_run_where_it_is_told(
     figures = CACHE.measures(json.loads(path.read_text(encoding="utf-8")))
     assert figures["no hits, null, throughput lost"] == pytest.approx(0.2)
     assert figures["no hits, null, processor time added"] == 0.0
-
-
-def test_the_figures_of_hits_are_medians_over_the_rounds() -> None:
-    passes = [
-        {"num_sequences": 100, "cpu_s": 0.01, "num_cached": n, "wall_s": s} for n, s in ((100, 1), (50, 2), (75, 4))
-    ]
-    assert CACHE.measures({"parts": {"hits": {"details": {"through Kafka": {"1": passes}}}}}) == {
-        "hits through Kafka, single records, answers/s": 50.0,
-        "hits through Kafka, single records, processor µs": 100.0,
-        "hits through Kafka, single records, share of hits": 0.75,
-    }
-
-
-@pytest.mark.parametrize("kind", ["bulk", "bulk-cpu"])
-def test_every_target_of_bulk_jobs_is_measured(kind: str) -> None:
-    share: dict[str, Any] = {"engine_alone_rows_per_s": {"of_texts": 100.0, "of_ids": 110.0}}
-    share |= {"rows_per_s": {"embed": 90.0, "classify": 91.0}, "share": {"embed": SHARE, "classify": SHARE}}
-    assert {target.measure for target in targets(kind)} <= BULK.measures({"parts": {"share": share}}).keys()

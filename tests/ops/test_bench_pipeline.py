@@ -13,9 +13,9 @@ from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.load.call_times import CallTimes, figures
 from penstock.ops.bench.load.loads import Load, open_load
 from penstock.ops.bench.pipeline import fleet_bench
-from penstock.ops.bench.pipeline.pipeline_loads import SCALES, closed_loads
-from penstock.ops.bench.pipeline.pipeline_plan import PARTS, PipelinePlan
+from penstock.ops.bench.pipeline.pipeline_loads import PARTS, SCALES, closed_loads
 from penstock.ops.bench.pipeline.pipeline_run import run_pipeline_benchmark
+from penstock.ops.bench.pipeline.pipeline_settings import PipelineSettings
 from penstock.ops.bench.pipeline.pipeline_tables import CLOSED, SUITE, TABLES
 from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
 
@@ -65,9 +65,7 @@ def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(fleet_bench, "KILL_SECONDS", 3.0)
     parts = ["idle", "closed", "open", "overload", "kill", "drain"]
     lines: list[str] = []
-    assert (
-        run_pipeline_benchmark(plan(tmp_path, parts, commands=2, rates_per_s=(100,), seconds=2.0), lines.append) == 0
-    ), lines
+    assert run_pipeline_benchmark(plan(tmp_path, parts, commands=2, rates="100", seconds=2.0), lines.append) == 0, lines
     found = kept(tmp_path)["parts"]
     assert found["fleet"]["members"] == 2
     assert all(load["requests_per_s"] > 0 for load in found["closed"]["loads"].values())
@@ -85,7 +83,7 @@ def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: py
 @pytest.mark.integration
 def test_three_brokers_share_the_work(tmp_path: Path) -> None:
     lines: list[str] = []
-    assert run_pipeline_benchmark(plan(tmp_path, ["open"], brokers=3, rates_per_s=(200,)), lines.append) == 0, lines
+    assert run_pipeline_benchmark(plan(tmp_path, ["open"], brokers="3", rates="200"), lines.append) == 0, lines
     found = kept(tmp_path)["parts"]
     assert found["fleet"]["brokers"] == 3
     load = found["open"]["loads"]["200/s"]
@@ -93,12 +91,11 @@ def test_three_brokers_share_the_work(tmp_path: Path) -> None:
     assert all(load["cores"][f"broker {number}"] > 0 for number in range(3))
 
 
-def plan(output: Path, parts: list[str], **changed: Any) -> PipelinePlan:
+def plan(output: Path, parts: list[str], **changed: Any) -> PipelineSettings:
     """A short run of the null engine."""
-    values: dict[str, Any] = {"model": "null", "worker_arguments": (), "null_arguments": (), "commands": 1}
-    values |= {"members": None, "null_members": (1,), "gpus": (), "brokers": 1, "clients": 1, "rates_per_s": ()}
-    values |= {"warm_s": 0.5, "seconds": 0.5, "time_limit_s": 200.0, "commit": "abcdef0", "output": output}
-    return PipelinePlan(parts=parts, **{**values, **changed})
+    values: dict[str, Any] = {"model": "null", "null_members": "1", "clients": 1, "warm_s": 0.5, "seconds": 0.5}
+    values |= {"time_limit_s": 200.0, "commit": "abcdef0", "output": output, "parts": ",".join(parts)}
+    return PipelineSettings.model_validate({**values, **changed})
 
 
 def kept(root: Path) -> dict[str, Any]:
@@ -124,6 +121,7 @@ def whole_record() -> dict[str, Any]:
         "fleet": {"batches": {"count": 1, "prediction_error_p95": 0.1}},
         "idle": {"cores": {"member 0": 0.01}},
         "closed": fleet(closed),
+        "job": {"rows_per_s": 95.0},
         "open": fleet([open_load(rate_per_s, 2.0, 4.0) for rate_per_s in scale.rates_per_s]),
         "overload": {"in_time_share_of_peak": 0.9, "in_time_per_s": 90.0, "prediction_error_p95": 0.1},
         "kill": {

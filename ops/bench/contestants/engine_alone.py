@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import numpy as np
 import uvloop
-from pyarrow import parquet
 
 from penstock.engine import EngineLanes, PackedBatch, TaskOptions, load_engine, warm_up
 from penstock.engine.types import Float32Array
@@ -116,8 +115,7 @@ def _pack(group: Sequence[Any]) -> PackedBatch:
 def measure(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Rates of the engine and, where `batches` are given, of SentenceTransformer.encode at the fastest of them.
 
-    `spec`: model, device; `workloads` [name, payload, low, high, requests] or `file`, Parquet with a column `text`;
-    batches (of SentenceTransformer; may be empty), rounds (of a file).
+    `spec`: model, device, workloads [name, payload, low, high, requests], batches of SentenceTransformer (or none).
     """
     model = Path(spec["model"])
     alone = EngineAlone(model, device=spec["device"])
@@ -130,9 +128,6 @@ def measure(spec: Mapping[str, Any]) -> dict[str, Any]:
         "max_batch_sequences": settings.max_batch_sequences,
         "lanes": settings.lanes,
     }
-    if "file" in spec:
-        texts = parquet.read_table(spec["file"], columns=["text"]).column("text").to_pylist()
-        return found | uvloop.run(_file(alone, texts, spec["rounds"]))
     found |= {"engine": {}, "sentence_transformers": {}}
     for name, payload, low, high, requests in spec["workloads"]:
         lengths = uniform(low, high, requests, 7) + special_tokens(payload)  # as many tokens as its texts have
@@ -157,25 +152,6 @@ async def _passes(alone: EngineAlone, rows: Rows) -> list[float]:
             seconds.append(await alone.run_ids(rows))
             await asyncio.sleep(_PAUSE_S)
     return seconds[_UNTIMED:]
-
-
-async def _file(alone: EngineAlone, texts: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Seconds of every pass over the texts: of their ids alone, and with their tokenization."""
-    begun = time.perf_counter()
-    rows = alone.token_ids(texts)
-    tokenize_s = time.perf_counter() - begun
-    seconds: dict[str, list[float]] = {"of_ids": [], "of_texts": []}
-    cpu_s: list[float] = []  # of the passes over texts
-    async with alone:
-        await alone.run_ids(rows[: len(rows) // 3])
-        for _ in range(rounds):
-            await asyncio.sleep(_PAUSE_S)
-            seconds["of_ids"].append(await alone.run_ids(rows))
-            before_s = time.process_time()
-            seconds["of_texts"].append((await alone.run_texts(texts))[1])
-            cpu_s.append(time.process_time() - before_s)
-    tokens = sum([len(row) for row in rows])
-    return {"rows": len(texts), "tokens": tokens, "tokenize_s": tokenize_s, "seconds": seconds, "cpu_s": cpu_s}
 
 
 def _alternative(spec: Mapping[str, Any], device: str, dtype: str) -> dict[str, Any]:

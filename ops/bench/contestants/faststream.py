@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import secrets
 import subprocess
 import sys
 import time
@@ -131,7 +132,7 @@ async def _create_topics(servers: str, partitions: int) -> None:
 @asynccontextmanager
 async def connect(spec: ClientSpec, load: Load) -> AsyncIterator[Call]:
     """A client with aiokafka alone. It sends JSON with an id; a reply is that id and the bytes of the vector."""
-    ids = itertools.count()
+    prefix, ids = secrets.token_hex(ID_BYTES // 4), itertools.count()  # late replies to an earlier load are dropped
     expected: dict[str, asyncio.Future[bytes]] = {}
     async with (
         AIOKafkaProducer(bootstrap_servers=spec.bootstrap_servers) as producer,
@@ -152,7 +153,7 @@ async def connect(spec: ClientSpec, load: Load) -> AsyncIterator[Call]:
 
         async def call(texts: list[str]) -> list[str]:
             (text,) = texts
-            request_id = f"{spec.number:04x}{next(ids):012x}"
+            request_id = f"{prefix}{next(ids):0{ID_BYTES // 2}x}"
             answer = expected[request_id] = asyncio.get_running_loop().create_future()
             await producer.send(REQUESTS, json.dumps({"id": request_id, "text": text}).encode())
             try:

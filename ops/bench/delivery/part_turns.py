@@ -15,7 +15,7 @@ from penstock.ops.bench.common.setup import Setup
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers
 from penstock.ops.bench.load.load_bench import BROKER_CONFIG, in_turns
 from penstock.ops.bench.load.loads import ROWS, SHORT, Load
-from penstock.ops.bench.pipeline.pipeline_plan import NULL, NULL_WORKER
+from penstock.ops.bench.pipeline.pipeline_loads import NULL, NULL_WORKER
 from penstock.ops.kafka import FULL_SPEED, KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import ensure_topics

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.ops.bench.common.processes import cores_used, read_cpu_s
 from penstock.ops.bench.common.run_clock import RunClock
+from penstock.ops.bench.contestants.bulk_job import run_job, write_texts
 from penstock.ops.bench.contestants.worker_fleet import READY_TIMEOUT_S, FleetSpec, WorkerFleet
 from penstock.ops.bench.load.broker_folder import broker_folder
 from penstock.ops.bench.load.call_times import recovery_s, timeline
@@ -28,6 +29,7 @@ _ONE_COPY = {"default.replication.factor": "1", "min.insync.replicas": "1"}
 RESTART_TIMEOUT_S = 60.0
 KILL_AFTER_S, KILL_SECONDS = 3.0, 22.0  # a GPU member has been replaced, and the one that waits too
 KILL_LOAD, DRAIN_LOAD, OVERLOAD = 0.6, 0.3, 2.0  # of saturation
+_JOB_LEAST_S = 15.0
 _IDLE_SETTLES_S, _IDLE_S = 3.0, 3.0  # an idle GPU member first captures the shapes that it has seen
 
 
@@ -106,6 +108,27 @@ class FleetBench(LoadBench):
         if self._workers.is_supervised and self._workers.wait_for_members(num_members, RESTART_TIMEOUT_S):
             record["restart_s"] = time.time() - found["started"] - killed_at  # at most; seen after the load
         return record
+
+    def job(self, model: Path, rows: int) -> Record:
+        """`penstock embed` over a Parquet file of texts, after a job over some of them: rates in rows a second.
+
+        The job's seconds include reading, Kafka and writing, but not the start of Python.
+        """
+        self.clock.require(_JOB_LEAST_S, "a bulk job")
+        folder = self._bench.folder / "job"
+        folder.mkdir(exist_ok=True)
+        target = ["--model", "bench", "--bootstrap-servers", self._brokers.bootstrap_servers, "--overwrite"]
+        for count in (max(1024, rows // 10), rows):
+            source = folder / f"{count}.parquet"
+            write_texts(source, count, *SHORT, model)
+            watched = self.watched()
+            before = read_cpu_s(watched)
+            command = ["embed", str(source), str(folder / "out.parquet"), *target]
+            run = run_job(command, folder, self.clock.left_s)
+            cpu_s = {"job": run.cpu_s, **cores_used(before, read_cpu_s(watched), 1.0)}
+        seconds = run.report["last_run"]["seconds"]
+        self.clock.say(f"a bulk job of {rows:,} texts: {rows / seconds:,.0f} rows/s")
+        return {"rows": rows, "rows_per_s": rows / seconds, "seconds": seconds, "wall_s": run.wall_s, "cpu_s": cpu_s}
 
     def idle(self) -> Record:
         """Cores that the fleet uses without any load."""

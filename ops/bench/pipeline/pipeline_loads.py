@@ -1,10 +1,26 @@
-"""The loads of a run of the pipeline, by device."""
+"""The parts of a run of the pipeline, and its loads by device."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.ops.bench.load.loads import LONG, ROWS, SHORT, Load, special_tokens
+
+# In their order. The second line shares one fleet: what needs the fleet whole comes first.
+PARTS = (
+    "alone",
+    *("idle", "closed", "job", "open", "overload", "kill", "drain"),
+    *("null", "echo", "scale"),
+)
+FLEET_PARTS = ("idle", "closed", "job", "open", "overload", "kill", "drain")
+NULL = "null"
+# Large batches and one lane, because there is no computation. As on a GPU, no batch waits to become fuller.
+NULL_WORKER: Sequence[str] = (
+    *("--lanes", "1", "--max-wait-ms", "0"),
+    *("--max-batch-tokens", "65536", "--max-batch-sequences", "1024"),
+)
+NULL_RATES_PER_S = (1000.0,)
+SCALE_RATE_PER_S = 60_000.0  # open loop of the largest fleet of part `scale`
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +35,13 @@ class Scale:
     alone_short: int  # requests of a pass through the engine alone
     alone_long: int
     st_batches: Sequence[int]  # batch sizes that SentenceTransformer.encode tries
+    job_rows: int  # of a bulk job
 
 
 SCALES: Mapping[str, Scale] = {
-    "cuda": Scale(24, 12, 1024, (1000, 8000, 10_000, 25_000), 0.2, 16_384, 4096, (64, 128, 256, 512)),
-    "cpu": Scale(6, 4, 256, (50, 200), 2.0, 256, 64, (32, 64)),
-    "null": Scale(24, 24, 1024, (1000,), 0.2, 0, 0, ()),
+    "cuda": Scale(24, 12, 1024, (1000, 8000, 10_000, 25_000), 0.2, 16_384, 4096, (64, 128, 256, 512), 250_000),
+    "cpu": Scale(6, 4, 256, (50, 200), 2.0, 256, 64, (32, 64), 3000),
+    "null": Scale(24, 24, 1024, (1000,), 0.2, 0, 0, (), 0),
 }
 
 

@@ -1,7 +1,7 @@
 """One run of `penstock bench pipeline`: parts in order, each kept as soon as it is done."""
 
-import dataclasses
 import os
+import shlex
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,16 +18,18 @@ from penstock.ops.bench.load.load_bench import BROKER_CONFIG, Record
 from penstock.ops.bench.load.loads import LONG, ROWS, SHORT, Load, open_load
 from penstock.ops.bench.load.payloads import max_tokens
 from penstock.ops.bench.pipeline.fleet_bench import Bench, FleetBench, open_fleet
-from penstock.ops.bench.pipeline.pipeline_loads import SCALES, Scale, closed_loads
-from penstock.ops.bench.pipeline.pipeline_plan import (
+from penstock.ops.bench.pipeline.pipeline_loads import (
     FLEET_PARTS,
     NULL,
     NULL_RATES_PER_S,
     NULL_WORKER,
     PARTS,
     SCALE_RATE_PER_S,
-    PipelinePlan,
+    SCALES,
+    Scale,
+    closed_loads,
 )
+from penstock.ops.bench.pipeline.pipeline_settings import PipelineSettings, numbers
 from penstock.ops.bench.pipeline.run_facts import checkpoint, prepared, with_gpu
 from penstock.ops.kafka import FULL_SPEED, KafkaBroker
 
@@ -37,7 +39,7 @@ _MAX_CLIENTS = 32
 _ECHOES = {"cuda": 100_000, "cpu": 20_000}
 
 
-def run_pipeline_benchmark(plan: PipelinePlan, write: Callable[[str], None]) -> int:
+def run_pipeline_benchmark(plan: PipelineSettings, write: Callable[[str], None]) -> int:
     """Exit code: 0; 1 if a part failed or was not begun. What was measured is kept in any case."""
     for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
         del os.environ[name]  # settings of a real cluster
@@ -58,7 +60,7 @@ def run_pipeline_benchmark(plan: PipelinePlan, write: Callable[[str], None]) -> 
 class PipelineRun:
     """The state of one run: what was found so far, and where it is kept."""
 
-    def __init__(self, plan: PipelinePlan, clock: RunClock, folder: Path, header: Record) -> None:
+    def __init__(self, plan: PipelineSettings, clock: RunClock, folder: Path, header: Record) -> None:
         self._plan = plan
         self._clock = clock
         self._folder = folder
@@ -71,13 +73,13 @@ class PipelineRun:
         self._scale: Scale = SCALES[NULL if self._model is None else self._device]
         cores = len(os.sched_getaffinity(0))
         num_clients = plan.clients or min(_MAX_CLIENTS, max(1, cores // 2))
-        self._bench = Bench(clock, folder, plan.brokers, num_clients, plan.warm_s, plan.seconds)
+        self._bench = Bench(clock, folder, int(plan.brokers), num_clients, plan.warm_s, plan.seconds)
         clock.say(f"{title(self._header['machine'])}, {cores} cores; {num_clients} clients; logs in {folder}")
 
     @property
     def parts(self) -> list[str]:
         """Those of the plan in their order; parts that share a fleet as one, separated by commas."""
-        chosen = [part for part in PARTS if part in self._plan.parts]
+        chosen = [part for part in PARTS if part in self._plan.parts.split(",")]
         fleet = [part for part in chosen if part in FLEET_PARTS]
         steps = [",".join(fleet) if part in fleet else part for part in chosen if part not in fleet[1:]]
         return [step for step in steps if self._applies(step)]
@@ -135,7 +137,9 @@ class PipelineRun:
         self._clock.require(_FLEET_S, "the fleet")
         plan = self._plan
         model = str(self._model) if self._model is not None else NULL
-        arguments = plan.worker_arguments if self._model is not None else (*NULL_WORKER, *plan.null_arguments)
+        arguments = (
+            shlex.split(plan.worker_args) if self._model is not None else (*NULL_WORKER, *shlex.split(plan.null_args))
+        )
         spec = FleetSpec(model, arguments, plan.commands, plan.members)
         with open_fleet(self._bench, "fleet", spec, self._model) as (fleet, described):
             self.found["fleet"] = described
@@ -161,9 +165,15 @@ class PipelineRun:
     def _closed(self, fleet: FleetBench, closed: Sequence[Load]) -> None:
         self._offer_all("closed", fleet, closed)
 
+    def _job(self, fleet: FleetBench, _closed: Sequence[Load]) -> None:
+        if self._model is None:
+            self.found["job"] = {"not_applicable": "the null engine takes no texts"}
+            return
+        self.found["job"] = fleet.job(self._model, self._scale.job_rows)
+
     def _open(self, fleet: FleetBench, _closed: Sequence[Load]) -> None:
         plan = self._plan
-        rates = plan.rates_per_s or self._scale.rates_per_s
+        rates = numbers(plan.rates) or self._scale.rates_per_s
         self._offer_all("open", fleet, [open_load(rate, plan.warm_s, plan.seconds) for rate in rates])
 
     def _overload(self, fleet: FleetBench, closed: Sequence[Load]) -> None:
@@ -192,10 +202,10 @@ class PipelineRun:
         """The null engine, in fleets of several commands."""
         plan, scale = self._plan, SCALES[NULL]
         self.found["null"] = {}
-        for members in plan.null_members:
+        for members in numbers(plan.null_members):
             self._clock.require(_FLEET_S, f"null engine, {members} members")
             name = f"{members} member{'s' if members > 1 else ''}"
-            spec = FleetSpec(NULL, (*NULL_WORKER, *plan.null_arguments), commands=members, members=members)
+            spec = FleetSpec(NULL, (*NULL_WORKER, *shlex.split(plan.null_args)), commands=members, members=members)
             with open_fleet(self._bench, f"null-{members}", spec, None) as (fleet, described):
                 every = closed_loads(scale, 1.0, plan.seconds, max_tokens=max_tokens(None), texts=False)
                 loads = [load for load in every if load.high == SHORT[1]]
@@ -218,9 +228,9 @@ class PipelineRun:
         """The same command on more and more GPUs."""
         plan = self._plan
         self.found["scale"] = {}
-        for count in plan.gpus:
+        for count in (sizes := numbers(plan.gpus)):
             self._clock.require(_FLEET_S, f"{count} GPUs")
-            arguments = (*plan.worker_arguments, "--gpus", ",".join(map(str, range(count))))
+            arguments = (*shlex.split(plan.worker_args), "--gpus", ",".join(map(str, range(count))))
             spec = FleetSpec(str(self._model), arguments)
             with open_fleet(self._bench, f"gpus-{count}", spec, self._model) as (fleet, described):
                 loads = self._closed_loads()
@@ -229,12 +239,12 @@ class PipelineRun:
                 chosen = [
                     load for load in loads if load.name in ("ids 2-100", "ids 5-500", "a record each", "texts 2-100")
                 ]
-                if count == max(plan.gpus):
+                if count == max(sizes):
                     chosen.append(open_load(SCALE_RATE_PER_S, plan.warm_s, plan.seconds))
                 for load in chosen:
                     record["loads"][load.name] = fleet.offer(load)
                     self._keep()
-                if count == max(plan.gpus) > 1:
+                if count == max(sizes) > 1:
                     record["kill"] = fleet.kill(record["loads"]["a record each"]["requests_per_s"], whole_gpu=True)
 
     def _offer_all(self, part: str, fleet: FleetBench, loads: Sequence[Load]) -> None:
@@ -253,10 +263,10 @@ class PipelineRun:
                 self.found.setdefault(part, {})["error"] = why
 
     def _keep(self) -> None:
-        if self._plan.output is None:
+        root = self._plan.output or (RESULTS if self._plan.is_whole else None)
+        if root is None:
             return
-        plan = {**dataclasses.asdict(self._plan), "output": None}
-        record = {**self._header, "device": self._device, "plan": plan, "parts": self.found}
-        path = keep(record, self._plan.output)
-        if self._plan.output == RESULTS:
+        plan = self._plan.model_dump(mode="json", exclude={"output"})
+        path = keep({**self._header, "device": self._device, "plan": plan, "parts": self.found}, root)
+        if root == RESULTS:
             self._clock.say(f"kept: {path}")

@@ -1,12 +1,11 @@
-"""The options of `penstock bench pipeline`."""
+"""The options of `penstock bench pipeline`, which are the plan of a run."""
 
-import shlex
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
 
-from penstock.ops.bench.pipeline.pipeline_plan import PARTS, PipelinePlan
+from penstock.ops.bench.pipeline.pipeline_loads import PARTS
 from penstock.producer.settings_sources import Settings
 
 
@@ -56,30 +55,12 @@ class PipelineSettings(Settings):
             raise ValueError("Expected whole numbers above 0 with commas between them")
         return listed
 
-
-def plan_of(settings: PipelineSettings, results: Path) -> PipelinePlan:
-    """The plan that the options ask for. `results` is the folder of kept runs, for a run of all parts."""
-    parts = settings.parts.split(",")
-    is_whole = set(parts) == set(PARTS)
-    return PipelinePlan(
-        parts=parts,
-        model=settings.model,
-        worker_arguments=shlex.split(settings.worker_args),
-        null_arguments=shlex.split(settings.null_args),
-        commands=settings.commands,
-        members=settings.members,
-        null_members=_numbers(settings.null_members),
-        gpus=_numbers(settings.gpus),
-        brokers=int(settings.brokers),
-        clients=settings.clients,
-        rates_per_s=_numbers(settings.rates),
-        warm_s=settings.warm_s,
-        seconds=settings.seconds,
-        time_limit_s=settings.time_limit_s,
-        commit=settings.commit,
-        output=settings.output or (results if is_whole else None),
-    )
+    @property
+    def is_whole(self) -> bool:
+        """Whether all parts run."""
+        return set(self.parts.split(",")) == set(PARTS)
 
 
-def _numbers(listed: str) -> list[int]:
+def numbers(listed: str) -> list[int]:
+    """Of a setting that lists them."""
     return [int(number) for number in listed.split(",") if number]

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.ops.bench.common.measures import At, From, Suite
 from penstock.ops.bench.common.tables import Grid, Table, Targets, each
-from penstock.ops.bench.pipeline.pipeline_plan import PARTS
+from penstock.ops.bench.pipeline.pipeline_loads import PARTS
 
 CLOSED = ("ids 2-100", "ids 5-500", "texts 2-100", "texts 5-500", "shared calls", "a record each")
 _SINGLES = ("shared calls", "a record each")  # of the same sequences as "ids 2-100"
@@ -62,6 +62,11 @@ SUITE = Suite(
         ],
         From("*, times SentenceTransformer.encode", ("*, req/s", _ENCODE)),
         At("closed.loads.a record each", "a record each, members' processor µs", _members_us),
+        At("job.rows_per_s", "bulk job, texts 2-100, rows/s"),
+        From(
+            "bulk job, texts 2-100, share of the engine alone",
+            ("bulk job, texts 2-100, rows/s", "engine alone, texts 2-100, req/s"),
+        ),
         At("fleet.batches.prediction_error_p95", "all batches, prediction error, p95"),
         At("overload.in_time_share_of_peak", "twice saturation, answers in time, share of the peak"),
         At("overload.in_time_per_s", "twice saturation, answers in time, req/s"),
@@ -89,11 +94,17 @@ THROUGHPUT = Grid(
         *("engine alone on token ids, req/s", "SentenceTransformer.encode, no Kafka, req/s"),
         *("busiest member, cores", "busiest client, cores", "broker, cores"),
     ],
-    each(
-        CLOSED,
-        *("*", "{*, req/s}", "{*, share of the engine alone}", f"{{{_ALONE}}}", f"{{{_ENCODE}}}"),
-        *[f"{{*, {cores}}}" for cores in _CORES],
-    ),
+    [
+        *each(
+            CLOSED,
+            *("*", "{*, req/s}", "{*, share of the engine alone}", f"{{{_ALONE}}}", f"{{{_ENCODE}}}"),
+            *[f"{{*, {cores}}}" for cores in _CORES],
+        ),
+        *each(
+            ["bulk job, texts 2-100"],
+            *("*: `penstock embed`, rows", "{*, rows/s}", "{*, share of the engine alone}", *[""] * 5),
+        ),
+    ],
 )
 HEADLINE = Grid(
     ["saturated, req/s", "through Kafka", "engine alone on token ids", "SentenceTransformer.encode, no Kafka"],

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ops.bench.common.processes import run_once
-from penstock.ops.bench.pipeline.pipeline_plan import NULL
+from penstock.ops.bench.pipeline.pipeline_loads import NULL
 
 Record = dict[str, Any]
 

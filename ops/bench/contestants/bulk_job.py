@@ -1,16 +1,24 @@
-"""A bulk job as a user starts it, in a process of its own."""
+"""A bulk job as a user starts it, in a process of its own, and the table that it reads."""
 
 import json
 import resource
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+from pyarrow.parquet import ParquetWriter
+
+from penstock.ops.bench.common.lengths import uniform
 from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.contestants.worker_fleet import PENSTOCK
+from penstock.ops.bench.load.payloads import vocabulary_words
+
+_BLOCK_ROWS = 65_536  # written at once, so that the size of the table is not that of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +56,22 @@ def _ended_cpu_s() -> float:
     """Processor seconds of the child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def write_texts(path: Path, rows: int, low: int, high: int, model: Path) -> None:
+    """A Parquet file of `id` and `text`: texts of `low` to `high` words, which are one token each of the checkpoint."""
+    words = vocabulary_words(model)
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
+    with ParquetWriter(path, schema) as writer:
+        for block in _blocks(rows, low, high, words):
+            writer.write_table(pa.table(block, schema=schema))
+
+
+def _blocks(rows: int, low: int, high: int, words: np.ndarray) -> Iterator[dict[str, object]]:
+    for start in range(0, rows, _BLOCK_ROWS):
+        count = min(_BLOCK_ROWS, rows - start)
+        lengths = uniform(low, high, count, seed=start)
+        drawn = np.random.default_rng(start).choice(words, int(lengths.sum())).tolist()
+        ends = np.cumsum(lengths).tolist()
+        texts = [" ".join(drawn[end - length : end]) for end, length in zip(ends, lengths.tolist(), strict=True)]
+        yield {"id": range(start, start + count), "text": texts}

@@ -1,1 +1,0 @@
-"""A whole bulk job beside the engine alone."""
