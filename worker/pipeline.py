@@ -107,7 +107,7 @@ class Pipeline:
             max_sequences=settings.max_sequences,
             generation=generation,
         )
-        self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=bool(cache))
+        self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=cache is not None)
         self.cache = None if cache is None else WriteBehindCache(cache)
         # Batch, run
         # With exactly_once no partial reply is sent: in the transaction of the answer it would be readable no earlier
@@ -127,10 +127,21 @@ class Pipeline:
         self.quarantine = Quarantine(self.committer, self.ledger, stop, self.consumer.assigned.is_set)
         self.metrics = Metrics(info, load, self.backpressure, self.ledger)
         self.metrics.show("penstock_skipped_offsets_total", lambda: self.consumer.num_skipped)
-        count, group = self.metrics.count, settings.group_id
-        self._delivery = Delivery(self.outbox, self.backpressure, self._acknowledged, replied, count, group, number)
-        lag, dead_letters = (lambda: offsets.lag(self.consumer.last_ends())), self._delivery.dead_letters
-        self.monitor = LoadMonitor(load, self.metrics, lag=lag, dead_letters=dead_letters)
+        self._delivery = Delivery(
+            self.outbox,
+            self.backpressure,
+            self._acknowledged,
+            replied,
+            self.metrics.count,
+            settings.group_id,
+            number,
+        )
+        self.monitor = LoadMonitor(
+            load,
+            self.metrics,
+            lag=lambda: offsets.lag(self.consumer.last_ends()),
+            dead_letters=self._delivery.dead_letters,
+        )
         self.num_answered = 0
 
     # 1. Fetch
