@@ -98,12 +98,13 @@ def test_something_is_taken_while_records_wait(sizes: list[int]) -> None:
 
 
 class FakeConsumer:
-    """Notes which topics are paused."""
+    """Notes which topics are paused, and how long each poll may wait."""
 
     topics = ("requests", BULK)
 
     def __init__(self) -> None:
         self.paused: set[str] = set()
+        self.polls_ms: list[int] = []
         self.assigned = asyncio.Event()
         self.assigned.set()
 
@@ -118,7 +119,7 @@ class FakeConsumer:
         self.paused.discard(topic)
 
     async def poll(self, timeout_ms: int) -> None:
-        pass
+        self.polls_ms.append(timeout_ms)
 
 
 async def test_a_topic_is_paused_while_too_much_of_it_is_held_and_resumed_after(make_record: MakeRecord) -> None:
@@ -144,3 +145,4 @@ async def test_the_online_topic_is_paused_while_its_records_wait(make_record: Ma
     buffer.take(bulk=False)
     await buffer.fill(given_to)
     assert consumer.paused == set()
+    assert consumer.polls_ms == [10, 200]  # soon again while a topic is paused
