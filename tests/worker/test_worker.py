@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -455,9 +456,9 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return begun
 
 
-def long_request(make_record: MakeRecord, source: TopicPartition, offset: int) -> Any:
+def long_request(make_record: MakeRecord, source: TopicPartition, offset: int, **changes: Any) -> Any:
     value = encode_request(Request("tiny", "embed", tokens=join_tokens([[1] * 30_000])))
-    return request(make_record, source, offset, value=value)
+    return request(make_record, source, offset, value=value, **changes)
 
 
 async def test_a_long_text_that_would_wait_beyond_its_deadline_is_refused_when_it_comes(
@@ -472,17 +473,22 @@ async def test_a_long_text_that_would_wait_beyond_its_deadline_is_refused_when_i
     assert (outbox.sent, refused, kafka.progress) == ([("penstock.replies", b"0-0")], 1, [{A: (1, "")}])
 
 
+@pytest.mark.parametrize(("topic", "num_held"), [(A.topic, 0), (f"{A.topic}.bulk", 1)])  # of bulk, that in the task
 async def test_a_text_that_is_still_tokenized_after_the_drain_is_left_to_others(
-    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, endless: asyncio.Event
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, endless: asyncio.Event, topic: str, num_held: int
 ) -> None:
-    kafka.script = [polled(long_request(make_record, A, 0), long_request(make_record, A, 1))]
+    async def begun() -> Fetched:
+        await endless.wait()
+        return {}
+
+    kafka.script = [polled(*[long_request(make_record, A, offset, topic=topic) for offset in range(2)]), begun]
     before = asyncio.all_tasks()
     async with make_worker(kafka, drain_s=0.05) as worker:
         assert await worker.run() == 0
         await asyncio.sleep(0)
         assert endless.is_set()
         assert asyncio.all_tasks() - before == set()
-        assert (held(worker), outbox.sent, kafka.progress) == (0, [], [])
+        assert (held(worker), outbox.sent, kafka.progress) == (num_held, [], [])
 
 
 async def test_a_rebalance_takes_long_texts_from_the_tokenizer(
@@ -527,6 +533,29 @@ async def test_a_rebalance_waits_for_batches_that_have_begun_and_not_for_request
     assert [topic for topic, _ in outbox.sent] == ["penstock.replies"] * len(outbox.sent)
     assert 1 <= len(outbox.sent) < 20  # the next owner reads the rest
     assert kafka.progress[-1] == {A: (len(outbox.sent), "")}
+
+
+async def test_after_a_revocation_nothing_of_the_partitions_counts_and_batches_fill_up_again(
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drains: list[str] = []
+    unfinished: list[int] = []
+    monkeypatch.setattr(outbox, "put", lambda topic, *_: outbox.sent.append((topic, None)))  # never acknowledged
+
+    async def revoked() -> Fetched:
+        await once_answered(outbox, 1)()
+        unfinished.append(owner.pipeline.ledger.num_unfinished)
+        await kafka.rebalance({B})
+        unfinished.append(owner.pipeline.ledger.num_unfinished)
+        return {}
+
+    kafka.script = [polled(request(make_record, A, 0)), revoked]
+    async with make_worker(kafka, drain_s=0.05) as owner:
+        for name in ("drain", "resume"):
+            monkeypatch.setattr(owner.pipeline.dispatcher, name, functools.partial(drains.append, name))
+        assert await owner.run() == 0
+    assert unfinished == [1, 0]
+    assert drains == ["drain", "resume", "drain"]  # the last one at the end
 
 
 async def test_a_batch_that_outlasts_the_drain_leaves_no_mark(
