@@ -310,6 +310,8 @@ async def test_a_suspect_waits_until_nothing_else_runs_and_nothing_begins_beside
     owner.ledger.acknowledge(other)
     await asyncio.wait_for(asyncio.gather(running, gate), 60)
     assert owner.runs == [[(0, 0)]]
+    marker = broker.stored[A].marker
+    assert marker is None or marker.running == (0, 0)  # at once: another record may end the worker from now on
 
 
 async def test_records_whose_marks_cannot_be_committed_do_not_run(
