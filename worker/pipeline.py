@@ -6,7 +6,7 @@ The methods of `Pipeline` are these steps, in this order. Between them a record 
     LongRecords             admitted, with a text so long that it waits for its turn
     dispatcher              its sequences wait for a batch, or are in one
     Delivery                its answer is on its way to the broker
-    OffsetTracker           answered, and an earlier record of its partition is not
+    OffsetTracker           acknowledged, and an earlier record of its partition is not
 
 `RecordLedger` has the state of each, and raises if a step does not follow from it.
 """
