@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.ops.top.errors import NoAnswer
-from penstock.ops.top.figures import Figures, figures
-from penstock.ops.top.scrape import Scrape, Values
+from penstock.ops.top.columns import RESTARTS, Figures, figures
+from penstock.ops.top.scrape import NoAnswer, Scrape, Values
 from penstock.ops.top.window import Counted, Window, together
 
 _MAX_RATES = 60  # that are kept for the curve
@@ -82,7 +81,7 @@ class Fleet:
                 self._complete.add(address)
         if not self._members:
             raise NoAnswer(". ".join([*self.silent.values(), "A worker serves metrics with --metrics-port."]))
-        if (rate := self.total().requests_s) is not None:
+        if (rate := self.total().get("req/s")) is not None:
             self.rates.append(rate)
 
     def rows(self) -> list[MemberRow]:
@@ -95,7 +94,7 @@ class Fleet:
         up = [member for member in self._members.values() if member.is_up]
         counted = [one for member in up if (one := member.counted) is not None]
         made = figures([member.values for member in up], together(counted) if counted else None)
-        return made._replace(restarts=figures([one.values for one in self._members.values()], None).restarts)
+        return {**made, RESTARTS: figures([one.values for one in self._members.values()], None)[RESTARTS]}
 
     def _answer(self, address: str) -> tuple[float, Scrape | NoAnswer]:
         try:
@@ -124,9 +123,8 @@ class Fleet:
     def _row(self, member: _Member) -> MemberRow:
         if member.is_up:
             return MemberRow(member.name, member.model, "up", 0.0, figures([member.values], member.counted))
-        restarts = figures([member.values], None).restarts
         state, gone_s = ("down", 0.0) if member.seen_s is None else ("gone", self._now_s - member.seen_s)
-        return MemberRow(member.name, member.model, state, gone_s, Figures(restarts=restarts))
+        return MemberRow(member.name, member.model, state, gone_s, {RESTARTS: figures([member.values], None)[RESTARTS]})
 
 
 def _name(address: str, worker: str, addresses: Sequence[str]) -> str:
@@ -135,8 +133,3 @@ def _name(address: str, worker: str, addresses: Sequence[str]) -> str:
     if not worker:
         return place
     return worker if len(addresses) == 1 else f"{place} {worker}"
-
-
-def describe_states(states: Mapping[str, int]) -> str:
-    """`3 serving, 1 restarting`."""
-    return ", ".join(f"{count} {state}" for state, count in states.items() if count)

@@ -1,7 +1,13 @@
 """The loop of `penstock top`: look, show, wait for a key."""
 
+import os
+import select
+import sys
+import termios
 import time
-from collections.abc import Callable
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
 from rich.console import Console
@@ -37,3 +43,23 @@ def watch(
                 if not view.is_paused:
                     fleet.look()
                     moment = datetime.now()
+
+
+@contextmanager
+def keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits at most the given seconds for a key, without Enter; empty if none was pressed.
+
+    Stdin is a terminal.
+    """
+    place = sys.stdin.fileno()
+    before = termios.tcgetattr(place)
+
+    def wait(seconds: float) -> str:
+        ready, _, _ = select.select([place], [], [], max(0.0, seconds))
+        return os.read(place, 64).decode("utf-8", "replace")[:1] if ready else ""
+
+    try:
+        tty.setcbreak(place)
+        yield wait
+    finally:
+        termios.tcsetattr(place, termios.TCSADRAIN, before)

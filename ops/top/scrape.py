@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from penstock.ops.logs.lines.event import printable
-from penstock.ops.top.errors import BadAddress, NoAnswer
 from penstock.worker.telemetry.metric_definitions import METRICS
 
 DEFAULT_ADDRESS = "http://127.0.0.1:9100"
@@ -26,6 +25,18 @@ _MAX_BYTES = 16 << 20
 _MAX_LABEL_CHARS = 64
 _MAX_VALUE = 2.0**53  # no count and no time of ours is greater; sums of such values are finite
 _NAMES = tuple(one.family for one in METRICS.values())
+
+
+class TopError(Exception):
+    """Members cannot be shown. The message has a remedy."""
+
+
+class BadAddress(TopError):
+    """An address of a metrics port is malformed; the message says what is expected."""
+
+
+class NoAnswer(TopError):
+    """A metrics port does not answer, or not with metrics of penstock."""
 
 
 class SampleKey(NamedTuple):

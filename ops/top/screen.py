@@ -1,6 +1,6 @@
 """The screen of `penstock top`: a line about the fleet, a table of its members, and a line of keys."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -9,60 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.ops.logs.lines.event import duration
-from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, WARN, count, curve
-from penstock.ops.top.figures import Figures
-from penstock.ops.top.fleet import Fleet, MemberRow, describe_states
+from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, count, curve
+from penstock.ops.top.columns import COLUMNS, Column, Figures
+from penstock.ops.top.fleet import Fleet, MemberRow
 
 _UP = "green"
 _PADDING = 2
-_SHORTEST_S = 1e-6
 
-
-class Column(NamedTuple):
-    """A figure of the table."""
-
-    title: str
-    width: int
-    rank: int  # the columns of the highest ranks are left out first where the terminal is narrow
-    show: Callable[[Figures], str]
-    value: Callable[[Figures], float | None]
-    alarms: str = ""  # the style of a value above zero
-
-
-def _rate(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 10 or not value else f"{value:.2g}"
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1e6:,.1f}M" if value >= 1e6 else _rate(value)
-
-
-def _time(value: float | None) -> str:
-    return "-" if value is None else duration(value if value >= _SHORTEST_S else 0.0)
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value * 100:.0f} %"
-
-
-COLUMNS = (
-    Column("req/s", 7, 0, lambda one: _rate(one.requests_s), lambda one: one.requests_s),
-    Column("seq/s", 7, 9, lambda one: _rate(one.sequences_s), lambda one: one.sequences_s),
-    Column("tok/s", 9, 8, lambda one: _short(one.tokens_s), lambda one: one.tokens_s),
-    Column("batch", 5, 10, lambda one: _rate(one.batch_sequences), lambda one: one.batch_sequences),
-    Column("p50", 7, 3, lambda one: _time(one.p50_s), lambda one: one.p50_s),
-    Column("p99", 7, 1, lambda one: _time(one.p99_s), lambda one: one.p99_s),
-    Column("queue", 6, 7, lambda one: _rate(one.queued_sequences), lambda one: one.queued_sequences),
-    Column("backlog", 7, 2, lambda one: _time(one.backlog_s), lambda one: one.backlog_s),
-    Column("lag", 7, 4, lambda one: _short(one.lag_records), lambda one: one.lag_records),
-    Column("cache", 5, 11, lambda one: _share(one.cache_share), lambda one: one.cache_share),
-    Column("err/s", 6, 5, lambda one: _rate(one.errors_s), lambda one: one.errors_s, WARN),
-    Column("dead", 6, 12, lambda one: _short(one.dead_letters), lambda one: one.dead_letters, WARN),
-    Column("restarts", 8, 6, lambda one: _short(one.restarts), lambda one: one.restarts, WARN),
-    Column("loop lag", 8, 13, lambda one: _time(one.loop_lag_s), lambda one: one.loop_lag_s),
-)
 SORTS = ("member", "req/s", "p99", "backlog", "lag", "err/s")  # by `member`: in the order in which they appeared
 
 
@@ -90,9 +43,10 @@ def screen(fleet: Fleet, view: View, moment: datetime, width: int) -> Renderable
 
 def _head(fleet: Fleet, rows: Sequence[MemberRow], moment: datetime) -> Text:
     models = sorted({row.model for row in rows if row.model})
+    states = ", ".join(f"{number} {state}" for state, number in fleet.states.items() if number)
     head = Text.assemble(("penstock", HEAD), f"  {count(len(rows), 'member')}")
     if fleet.states:
-        head.append(f": {describe_states(fleet.states)}")
+        head.append(f": {states}")
     if models:
         head.append(f"  {', '.join(models)}")
     return head.append(f"  {moment:%H:%M:%S}", style=DIM)
@@ -129,8 +83,8 @@ def _fitting(width: int) -> list[Column]:
 
 
 def _cell(column: Column, figures: Figures) -> Text:
-    style = column.alarms if (column.value(figures) or 0.0) > 0.0 else ""
-    return Text(column.show(figures), style=style)
+    value = figures.get(column.title)
+    return Text("-" if value is None else column.show(value), style=column.alarms if value else "")
 
 
 def _state(row: MemberRow) -> str:
@@ -138,7 +92,4 @@ def _state(row: MemberRow) -> str:
 
 
 def _ordered(rows: list[MemberRow], sort: str) -> list[MemberRow]:
-    column = next((one for one in COLUMNS if one.title == sort), None)
-    if column is None:
-        return rows
-    return sorted(rows, key=lambda row: -(column.value(row.figures) or 0.0))
+    return sorted(rows, key=lambda row: -(row.figures.get(sort) or 0.0))  # by `member`: as they are

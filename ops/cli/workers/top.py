@@ -9,11 +9,9 @@ import typer
 
 from penstock.ops.cli.terminal import EXIT_OK, BadUsage, exit_code_of
 from penstock.ops.logs.screens.tables import make_console
-from penstock.ops.top.errors import BadAddress
 from penstock.ops.top.fleet import Fleet
-from penstock.ops.top.keyboard import keys
-from penstock.ops.top.live import watch
-from penstock.ops.top.scrape import DEFAULT_ADDRESS, normalized, scrape
+from penstock.ops.top.live import keys, watch
+from penstock.ops.top.scrape import DEFAULT_ADDRESS, BadAddress, normalized, scrape
 from penstock.ops.top.screen import View, screen
 
 Addresses = Annotated[

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from penstock.ops.top import scrape as scrape_module
-from penstock.ops.top.errors import NoAnswer
 from penstock.ops.top.fleet import Fleet
-from penstock.ops.top.scrape import Scrape, read_samples, scrape
+from penstock.ops.top.scrape import NoAnswer, Scrape, read_samples, scrape
 from penstock.ops.top.screen import View, screen
 from tests.ops.top.fleet_of_members import Clock
 
