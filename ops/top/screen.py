@@ -10,7 +10,7 @@ from rich.text import Text
 
 from penstock.ops.logs.lines.event import duration
 from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, count, curve
-from penstock.ops.top.columns import COLUMNS, Column, Figures
+from penstock.ops.top.columns import COLUMNS, Figure, Figures
 from penstock.ops.top.fleet import Fleet, MemberRow
 
 _UP = "green"
@@ -71,9 +71,9 @@ def _table(fleet: Fleet, rows: Sequence[MemberRow], view: View, width: int) -> T
     return made
 
 
-def _fitting(width: int) -> list[Column]:
+def _fitting(width: int) -> list[Figure]:
     """The most important columns that have room, in their order."""
-    chosen: list[Column] = []
+    chosen: list[Figure] = []
     for column in sorted(COLUMNS, key=lambda one: one.rank):
         width -= column.width + _PADDING
         if width < 0:
@@ -82,7 +82,7 @@ def _fitting(width: int) -> list[Column]:
     return [column for column in COLUMNS if column in chosen]
 
 
-def _cell(column: Column, figures: Figures) -> Text:
+def _cell(column: Figure, figures: Figures) -> Text:
     value = figures.get(column.title)
     return Text("-" if value is None else column.show(value), style=column.alarms if value else "")
 
