@@ -1,11 +1,12 @@
-"""The other processes of a benchmark: started as modules of ops.bench, watched through /proc."""
+"""The other processes of a benchmark: how they are started and stopped, and watched through /proc."""
 
+import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -68,43 +69,66 @@ def _parent(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[1])
 
 
+def start(
+    command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None, takes_input: bool = False
+) -> subprocess.Popen[str]:
+    """A child process whose output goes to the end of a log. `environment`: beside this process's."""
+    stdin = subprocess.PIPE if takes_input else subprocess.DEVNULL
+    inherited = {**os.environ, **(environment or {})}
+    with log.open("ab") as output:
+        return subprocess.Popen(command, stdin=stdin, stdout=output, stderr=output, env=inherited, text=True)
+
+
+def stop(processes: Sequence[subprocess.Popen[str]], timeout_s: float = _STOP_TIMEOUT_S) -> list[int]:
+    """SIGTERM to all of them, and SIGKILL to what is left after `timeout_s`. Returns the exit codes."""
+    ends = time.monotonic() + timeout_s
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.1, ends - time.monotonic()))
+    for process in processes:
+        process.kill()
+    return [process.wait() for process in processes]
+
+
+def tail(*logs: Path) -> str:
+    """The last lines of logs, for an error message."""
+    parts = []
+    for log in logs:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        parts += [f"The end of {log}:", *[line[:500] for line in lines[-15:]]]
+    return "\n".join(parts)
+
+
+def module_command(module: str, spec: object) -> list[str]:
+    """`python -m penstock.ops.bench.<module> <spec as JSON>`."""
+    return [sys.executable, "-m", f"penstock.ops.bench.{module}", json.dumps(spec)]
+
+
 class Service:
-    """A process that serves until told to stop: `python -m penstock.ops.bench.<module> <spec as JSON>`."""
+    """A module of ops.bench that serves until told to stop. A context manager."""
 
     def __init__(self, module: str, spec: Mapping[str, Any], log: Path) -> None:
         self._module = module
         self._spec = spec
         self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
-        if self._process is None:
-            raise RuntimeError("Service.pid outside its context. This is a bug.")
         return self._process.pid
 
     def __enter__(self) -> Self:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                _command(self._module, self._spec), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        self._process = start(module_command(self._module, self._spec), self._log)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        process = self._process
-        if process is None:
-            raise RuntimeError("Service left without having been entered. This is a bug.")
-        ended_early = process.poll()
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        ended_early = self._process.poll()
+        stop([self._process])
         if ended_early is not None:
-            raise ProcessFailed(f"{self._module} ended with exit status {ended_early}.\n{_tail(self._log)}")
+            raise ProcessFailed(f"{self._module} ended with exit status {ended_early}.\n{tail(self._log)}")
 
 
 def run_once(module: str, spec: Mapping[str, Any], log: Path, timeout_s: float = 300.0) -> dict[str, Any]:
@@ -113,27 +137,15 @@ def run_once(module: str, spec: Mapping[str, Any], log: Path, timeout_s: float =
     Raises:
         ProcessFailed: it failed, or took longer than `timeout_s`.
     """
+    command = module_command(module, spec)
     with log.open("ab") as errors:
         try:
             done = subprocess.run(
-                _command(module, spec),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                timeout=timeout_s,
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, timeout=timeout_s
             )
         except subprocess.TimeoutExpired as error:
-            raise ProcessFailed(f"{module} did not end within {timeout_s:g} s.\n{_tail(log)}") from error
+            raise ProcessFailed(f"{module} did not end within {timeout_s:g} s.\n{tail(log)}") from error
     if done.returncode != 0:
-        raise ProcessFailed(f"{module} ended with exit status {done.returncode}.\n{_tail(log)}")
+        raise ProcessFailed(f"{module} ended with exit status {done.returncode}.\n{tail(log)}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # structlog prints too
     return result
-
-
-def _command(module: str, spec: Mapping[str, Any]) -> list[str]:
-    return [sys.executable, "-m", f"penstock.ops.bench.{module}", json.dumps(spec)]
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join([f"The end of its log, {log}:", *lines[-15:]])

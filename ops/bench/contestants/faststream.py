@@ -24,7 +24,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from penstock.ops.bench.common.processes import ProcessFailed
+from penstock.ops.bench.common.processes import ProcessFailed, module_command, start, stop, tail
 from penstock.ops.bench.contestants.stand_in import Encode, poisonable, sleeping_encode
 from penstock.ops.bench.load.client_process import Call, ClientSpec
 from penstock.ops.bench.load.loads import Load
@@ -39,7 +39,7 @@ SUBSCRIBER = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 1000}
 MAX_RECORDS = 64
 _GROUP = "plain"
 _LOOK_EVERY_S = 0.5  # FastStream's own supervisor looks as often for workers that have ended
-_JOIN_TIMEOUT_S, _STOP_TIMEOUT_S = 90.0, 30.0
+_JOIN_TIMEOUT_S = 90.0
 
 
 class FastStreamMembers:
@@ -57,11 +57,11 @@ class FastStreamMembers:
     ) -> None:
         """`model`: its directory, dtype, and the cores that it may use; None: the stand-in, which sleeps."""
         self._servers = servers
-        self._spec = json.dumps({"bootstrap_servers": servers, "ack_policy": ack_policy, "model": model})
+        self._spec = {"bootstrap_servers": servers, "ack_policy": ack_policy, "model": model}
         self._count = count
         self._partitions = partitions
         self._log = log
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
         asyncio.run(_create_topics(self._servers, self._partitions))
@@ -72,14 +72,7 @@ class FastStreamMembers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        stop(self._processes)
 
     def watched(self) -> dict[str, int]:
         """Label -> process id."""
@@ -102,13 +95,11 @@ class FastStreamMembers:
         ends = time.monotonic() + _JOIN_TIMEOUT_S
         while asyncio.run(self._num_joined()) < self._count:
             if time.monotonic() > ends:
-                raise ProcessFailed(f"The FastStream members had not joined after {_JOIN_TIMEOUT_S:.0f} s: {self._log}")
+                raise ProcessFailed(f"FastStream had not joined after {_JOIN_TIMEOUT_S:.0f} s.\n{tail(self._log)}")
             time.sleep(_LOOK_EVERY_S)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "penstock.ops.bench.contestants.faststream", self._spec]
-        with self._log.open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    def _start(self) -> subprocess.Popen[str]:
+        return start(module_command("contestants.faststream", self._spec), self._log)
 
     async def _num_joined(self) -> int:
         """Members of the group when all of them have their partitions."""

@@ -11,7 +11,7 @@ from penstock.ops.cli.main import main
 from penstock.worker import process
 from penstock.worker.model_loading import require_encoder
 from penstock.worker.model_settings import NULL_MODEL, ModelSettings
-from penstock.worker.supervision import member_process
+from penstock.worker.supervision import member, member_process
 
 PROGRAM = (sys.executable, "-m", "penstock.ops.bench.contestants.stand_in_worker")
 
@@ -29,6 +29,9 @@ def install() -> None:
 
 
 if __name__ == "__main__":
-    member_process.MEMBER = (sys.executable, "-m", "penstock.ops.bench.contestants.stand_in_member")
     install()
-    main()
+    if sys.argv[1] == "worker":
+        member_process.MEMBER = PROGRAM  # followed by what a supervisor tells its member
+        main()
+    else:
+        sys.exit(member.main())

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.ops.bench.common.processes import ProcessFailed, descendants
+from penstock.ops.bench.common.processes import ProcessFailed, descendants, start, stop, tail
 from penstock.ops.bench.load.load_bench import LoadBench, open_clients
 from penstock.ops.kafka import KafkaBroker
 
@@ -49,7 +49,7 @@ class WorkerFleet:
         self._command = [*spec.program, "worker", "--model", spec.model, "--served-name", served_name]
         self._command += ["--bootstrap-servers", bootstrap_servers, *spec.arguments]
         self._logs = [folder / f"worker-{index}.jsonl" for index in range(spec.commands)]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[str]] = []
 
     @property
     def pids(self) -> list[int]:
@@ -62,14 +62,10 @@ class WorkerFleet:
         return ["penstock", "worker", "--model", Path(self._spec.model).name, *self._spec.arguments]
 
     def __enter__(self) -> Self:
-        environment = {**os.environ, "PENSTOCK_LOG_FORMAT": "json", **self._spec.environment}
+        environment = {"PENSTOCK_LOG_FORMAT": "json", **self._spec.environment}
         for path in self._logs:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as log:
-                process = subprocess.Popen(
-                    self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
-                )
-            self._processes.append(process)
+            self._processes.append(start(self._command, path, environment=environment))
         return self
 
     def __exit__(
@@ -151,19 +147,11 @@ class WorkerFleet:
     def stop(self) -> tuple[float, list[int]]:
         """Send SIGTERM and wait; returns seconds and exit codes. What is left after a minute is killed."""
         begun = time.monotonic()
-        below = [pid for process in self._processes for pid in descendants(process.pid)]
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, begun + _STOP_TIMEOUT_S - time.monotonic()))
-        stopped_s = time.monotonic() - begun
-        for process in self._processes:
-            process.kill()
+        below = [pid for command in self.pids for pid in descendants(command)]
+        codes, stopped_s = stop(self._processes, _STOP_TIMEOUT_S), time.monotonic() - begun
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        codes = [process.wait() for process in self._processes]
         self._processes = []
         return stopped_s, codes
 
@@ -180,11 +168,7 @@ class WorkerFleet:
 
     def log_tail(self) -> str:
         """The last lines of the logs, for an error message."""
-        tails = []
-        for path in self._logs:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            tails += [f"The end of {path}:", *[line[:500] for line in lines[-12:]]]
-        return "\n".join(tails)
+        return tail(*self._logs)
 
     def _members_of(self, name: str) -> frozenset[Member]:
         return frozenset((event["command"], event.get("pid")) for event in self.events(name))

@@ -5,16 +5,14 @@ import dataclasses
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.ops.bench.common.processes import ProcessFailed
+from penstock.ops.bench.common.processes import ProcessFailed, module_command, start, tail
 from penstock.ops.bench.load.call_times import CallTimes
 from penstock.ops.bench.load.client_process import ClientSpec
 from penstock.ops.bench.load.loads import Load
@@ -48,7 +46,7 @@ class ClientFleet:
         **client: Any,
     ) -> None:
         """`client`: further fields of ClientSpec."""
-        self._folder = folder
+        self._folder, self._log = folder, folder / "clients.log"
         checkpoint = None if model is None else str(model)
         self._specs = [
             ClientSpec(bootstrap_servers, served_name, checkpoint, str(folder), n, num_clients, **client)
@@ -59,12 +57,9 @@ class ClientFleet:
     def __enter__(self) -> Self:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        with (self._folder / "clients.log").open("ab") as log:
-            for spec in self._specs:
-                command = [sys.executable, "-m", "penstock.ops.bench.load.client_process"]
-                command.append(json.dumps(dataclasses.asdict(spec)))
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True)
-                self._processes.append(process)
+        for spec in self._specs:
+            command = module_command("load.client_process", dataclasses.asdict(spec))
+            self._processes.append(start(command, self._log, takes_input=True))
         return self
 
     def __exit__(
@@ -108,7 +103,7 @@ class ClientFleet:
                 process.stdin.write(line + "\n")
                 process.stdin.flush()
             except BrokenPipeError as error:
-                raise ProcessFailed(f"A client ended.\n{self._log_tail()}") from error
+                raise ProcessFailed(f"A client ended.\n{tail(self._log)}") from error
 
     def _wait_for(self, step: str, timeout_s: float) -> list[dict[str, Any]]:
         """The content of each client's file of this step, which is removed."""
@@ -116,15 +111,11 @@ class ClientFleet:
         ends = time.monotonic() + timeout_s
         while not all(path.exists() for path in paths):
             if any(process.poll() is not None for process in self._processes):
-                raise ProcessFailed(f"A client ended.\n{self._log_tail()}")
+                raise ProcessFailed(f"A client ended.\n{tail(self._log)}")
             if time.monotonic() > ends:
-                raise ProcessFailed(f"A client was not {step} after {timeout_s:.0f} s.\n{self._log_tail()}")
+                raise ProcessFailed(f"A client was not {step} after {timeout_s:.0f} s.\n{tail(self._log)}")
             time.sleep(_POLL_S)
         return [_take(path) for path in paths]
-
-    def _log_tail(self) -> str:
-        lines: Sequence[str] = (self._folder / "clients.log").read_text(encoding="utf-8").splitlines()
-        return "\n".join([f"The end of {self._folder / 'clients.log'}:", *[line[:500] for line in lines[-12:]]])
 
 
 def _take(path: Path) -> dict[str, Any]:

@@ -1,19 +1,41 @@
-"""Facts of a run before it measures: its command, its model and its machine."""
+"""Facts of a run before it measures: its model and its machine.
 
+What needs torch is a process of its own: `python -m penstock.ops.bench.pipeline.run_facts <spec as JSON>`.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.ops.bench.common.processes import run_once
 from penstock.ops.bench.pipeline.pipeline_loads import NULL
 
+SHAPES: Mapping[str, Mapping[str, int]] = {  # of models with random weights, where they differ from BERT-base
+    "bert-base": {},
+    "bert-tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+}
+GPU_MODEL = "bert-base"  # by default; on a CPU the demo's model is
+_SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
 Record = dict[str, Any]
 
 
 def prepared(model: str | None, folder: Path) -> Record:
-    """See prepare_process. The null engine needs nothing."""
+    """`model` (a checkpoint, or None for the demo's), `machine` (the GPU's description) and `gpus` (their number).
+
+    `model`: a checkpoint, a name of SHAPES, which is made in the folder, or None for the device's default.
+    """
     if model == NULL:
         return {"model": NULL, "machine": {}, "gpus": 0}
-    return run_once("pipeline.prepare_process", {"model": model, "folder": str(folder)}, folder / "prepare.log")
+    return run_once("pipeline.run_facts", {"model": model, "folder": str(folder)}, folder / "prepare.log")
 
 
 def checkpoint(model: str | None) -> Path | None:
@@ -25,7 +47,7 @@ def checkpoint(model: str | None) -> Path | None:
     return None if model == NULL else Path(model)
 
 
-def with_gpu(header: Record, gpu: dict[str, Any], count: int) -> Record:
+def with_gpu(header: Record, gpu: Record, count: int) -> Record:
     """The header with the GPU's description. Several GPUs are a machine of their own."""
     if not gpu:
         return header
@@ -33,3 +55,40 @@ def with_gpu(header: Record, gpu: dict[str, Any], count: int) -> Record:
     name = gpu["gpu"] if count == 1 else f"{count} x {gpu['gpu']}"
     versions = {**machine["versions"], **{key: value for key, value in gpu["versions"].items() if value}}
     return {**header, "machine": {**machine, **gpu, "gpu": name, "versions": versions}}
+
+
+def make_model(shape: str, folder: Path) -> None:
+    """A checkpoint with random weights, and a tokenizer whose words are w0, w1, …"""
+    import torch
+    from tokenizers import BertWordPieceTokenizer
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    config = BertConfig(**dict[str, Any](SHAPES[shape]))
+    BertModel(config).save_pretrained(folder)
+    words = [*_SPECIAL.values(), *[f"w{index}" for index in range(config.vocab_size - len(_SPECIAL))]]
+    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    tokenizer = BertWordPieceTokenizer(str(folder / "vocab.txt"))
+    wrap: Any = PreTrainedTokenizerFast
+    longest = config.max_position_embeddings
+    wrap(tokenizer_object=tokenizer, model_max_length=longest, **_SPECIAL).save_pretrained(folder)
+
+
+def _prepare(model: str | None, folder: str) -> Record:
+    import torch
+
+    machine, count = {}, torch.cuda.device_count()
+    if count:
+        from penstock.ops.bench.gpu.gpu_machine import describe_gpu
+
+        machine = describe_gpu()
+    chosen = model or (GPU_MODEL if count else None)
+    if chosen is not None and chosen in SHAPES:
+        made = Path(folder) / chosen
+        make_model(chosen, made)
+        chosen = str(made)
+    return {"model": chosen, "machine": machine, "gpus": count}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_prepare(**json.loads(sys.argv[1]))))
