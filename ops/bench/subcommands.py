@@ -39,8 +39,7 @@ class ServeSettings(Settings):
     parts: str = Field(_PARTS, description="Tables to measure. Through Kafka: kafka, loads.")
     bootstrap_servers: str | None = Field(
         None,
-        description="An existing broker for kafka and loads. Default: a local Kafka if Java is installed, else "
-        "librdkafka's mock.",
+        description="An existing broker for kafka and loads. Default: a local Kafka, which needs Java.",
     )
     slo_ms: float | None = Field(
         None, gt=0, description="Latency objective. Default: 50, or five times the longest request alone."
