@@ -114,11 +114,11 @@ def _classes(runs: Sequence[Run]) -> str:
 
 
 def _kafka(runs: Sequence[Run]) -> str:
-    columns: dict[str, Column] = {}
-    for place in ("in_process", "through_kafka"):
-        name = place.replace("_", " ").replace("kafka", "Kafka")
-        columns[f"req/s, {name}"] = spread(lambda row, place=place: row[place]["rate_per_s"])  # type: ignore[misc]
-        columns |= {f"{which} ms, {name}": _latency(place, which) for which in ("p50", "p99")}
+    def of(place: str, name: str) -> dict[str, Column]:
+        rate = {f"req/s, {name}": spread(lambda row: row[place]["rate_per_s"])}
+        return rate | {f"{which} ms, {name}": _latency(place, which) for which in ("p50", "p99")}
+
+    columns = of("in_process", "in process") | of("through_kafka", "through Kafka")
     return _grouped(_rows(runs, "kafka"), _SYSTEM, columns)
 
 
