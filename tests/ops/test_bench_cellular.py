@@ -17,7 +17,7 @@ from penstock.engine.gpu.cells import lstm as fused
 from penstock.ops.bench.cellular import workloads
 from penstock.ops.bench.cellular.__main__ import SUITE
 from penstock.ops.bench.cellular.cellular_bench import Sizes
-from penstock.ops.bench.cellular.cellular_tables import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING, of_runs
+from penstock.ops.bench.cellular.cellular_tables import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING
 from penstock.ops.bench.cellular.contestants import Contestant, Tried, contestants
 from penstock.ops.bench.cellular.evaluation import SHARES, Evaluation
 from penstock.ops.bench.cellular.load import MAX_IN_FLIGHT, Driver, Offered
@@ -315,7 +315,7 @@ def test_an_evaluation_has_all_figures_of_the_targets() -> None:
         assert [load["contestant"] for load in part["sweep"]] == [OURS] * len(SHARES)
         assert part["skipped"] == []
     record = {"parts": {name: {"result": part} for name, part in parts.items()}, "machine": {"gpu": "none"}}
-    text = of_runs([Run(Path(), record)])
+    text = SUITE.shown(Run(Path(), record))
     for target in targets("cellular"):
         assert f"| {target.measure} | " in text
     for contestant in (OURS, PADDING, GRAPH, NN_LSTM, DEPTH, AGENDA):

@@ -23,8 +23,7 @@ from penstock.ops.bench.gpu.__main__ import SUITE
 from penstock.ops.bench.gpu.contestants import packed_torch, unpadded
 from penstock.ops.bench.gpu.contestants.contestant import contestants
 from penstock.ops.bench.gpu.device_suite import is_failed, named
-from penstock.ops.bench.gpu.floor import gemm_flops
-from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES, geomean, of_runs, over_floor
+from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES, geomean, over_floor
 from penstock.ops.bench.gpu.parts.backlog import medians
 from penstock.ops.bench.gpu.request_batches import (
     by_budget,
@@ -97,10 +96,6 @@ def test_lengths_for_a_kernel_add_up(tokens: int, seed: int) -> None:
     assert 1 <= drawn.min() <= drawn.max() <= 100
 
 
-def test_the_floor_of_bert_base_is_170_mflop_a_token() -> None:
-    assert gemm_flops(1, 768, 3072, 12) == 24 * 768**2 * 12
-
-
 def test_ratios_are_taken_only_where_both_were_measured() -> None:
     points = [{"ms": {"ours": 2.0, "floor": 1.0}}, {"ms": {"ours": 8.0, "floor": 1.0}}, {"ms": {"floor": 1.0}}]
     assert over_floor(points, "ours") == [2.0, 8.0]
@@ -126,7 +121,7 @@ def test_a_whole_run_has_time_for_every_part() -> None:
 
 def test_what_the_suite_names_is_there() -> None:
     assert all(callable(named(part.function)) for part in SUITE.parts.values())
-    assert named(SUITE.tables) is of_runs
+    assert named(SUITE.tables) is TABLES
     assert callable(named(SUITE.bench))
 
 
@@ -139,7 +134,7 @@ def test_every_contestant_is_found_and_none_shares_a_name() -> None:
 
 
 def test_the_tables_of_a_run_show_what_was_measured_and_why_a_contestant_was_not() -> None:
-    text = of_runs([Run(Path(), RECORD)])
+    text = SUITE.shown(Run(Path(), RECORD))
     for shown in (
         "| one request, 2-100 tokens, inputs on the device, ms | 1.300 |",
         "| ours | 1.500 |",

@@ -10,7 +10,7 @@ SUITE = DeviceSuite(
     name="cellular",
     program="penstock bench cellular",
     bench=f"{_HERE}.cellular_bench:CellularBench",
-    tables=f"{_HERE}.cellular_tables:of_runs",
+    tables=f"{_HERE}.cellular_tables:TABLES",
     parts={name: Part(f"{_HERE}.evaluation:run", 40, (name,)) for name in PARTS},
     time_limit_s=240.0,
 )

@@ -95,13 +95,7 @@ def _result(record: Record, name: str) -> Part:
     return part if "peaks" in part else part.get("result") or {}
 
 
-_MEASURED: Mapping[str, Table] = {
+TABLES: Mapping[str, Callable[[], str]] = {
     "cellular": Table(Suite("cellular", [_measures]), list(PARTS), [_figures]),
     "cellular-targets": Table(Suite("cellular", [_measures]), list(PARTS), [Targets("cellular")]),
 }
-TABLES: Mapping[str, Callable[[], str]] = _MEASURED
-
-
-def of_runs(runs: Sequence[Run]) -> str:
-    """All tables of some runs of one machine."""
-    return "\n\n".join(filter(None, (table.of_runs(runs) for table in _MEASURED.values())))

@@ -9,9 +9,9 @@ SUITE = DeviceSuite(
     name="gpu",
     program="python -m penstock.ops.bench.gpu",
     bench="penstock.ops.bench.gpu.bench:Bench",
-    tables="penstock.ops.bench.gpu.gpu_tables:of_runs",
+    tables="penstock.ops.bench.gpu.gpu_tables:TABLES",
     parts={
-        "ceilings": Part(f"{_PARTS}.ceilings:run", 5),
+        "ceilings": Part(f"{_PARTS}.ceilings:run", 2),
         "parity": Part(f"{_PARTS}.parity:run", 8),
         "kernels": Part(f"{_PARTS}.kernels:run", 5),
         "products": Part(f"{_PARTS}.products:run", 5),
@@ -20,7 +20,7 @@ SUITE = DeviceSuite(
         "backlog": Part(f"{_PARTS}.backlog:run", 58),
         "fill": Part(f"{_PARTS}.grid:run_fill", 8),
         "deberta": Part(f"{_PARTS}.shape:run", 10, ("DeBERTa-v3-base",)),
-        "memory": Part(f"{_PARTS}.memory:run", 12),
+        "memory": Part(f"{_PARTS}.memory:run", 5),
         "families": Part(f"{_PARTS}.parity:run_families", 80),
         # Last: compiling takes longest, and may not finish.
         "compile": Part(f"{_PARTS}.compile:run", 75),

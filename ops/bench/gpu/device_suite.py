@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.ops.bench.common.machine import describe_machine, use_cores
 from penstock.ops.bench.common.runs import RESULTS, Run, begin, keep
+from penstock.ops.bench.common.tables import Table
 
 SEED = 2026
 DEVICE_IS_SICK = 3  # exit code of the measuring process: the parts that are left need a new one
@@ -40,7 +41,7 @@ class DeviceSuite:
     name: str  # of its folder of kept runs
     program: str
     bench: str  # module:class, a `DeviceBench`, which the parts share
-    tables: str  # module:function: a text from the runs of one machine
+    tables: str  # module:name of its tables by name
     parts: Mapping[str, Part]
     time_limit_s: float
 
@@ -59,12 +60,17 @@ class DeviceSuite:
         with tempfile.TemporaryDirectory() as folder:
             path = self._measure(parts, Path(folder), {**header, "device": chosen.device}, chosen)
         record = json.loads(path.read_text(encoding="utf-8"))
-        print(named(self.tables)([Run(path, record)]))
+        print(self.shown(Run(path, record)))
         failed = {name: part["error"] or part["failures"] for name, part in record["parts"].items() if is_failed(part)}
         for name, why in failed.items():
             print(f"FAILED {name}: {why}", flush=True)
         print(f"Written to {path}: {len(parts) - len(failed)} of {len(parts)} parts without a failure.")
         return 1 if failed else 0
+
+    def shown(self, run: Run) -> str:
+        """All tables of one run."""
+        tables = [one for one in named(self.tables).values() if isinstance(one, Table)]
+        return "\n\n".join(filter(None, (table.of_runs([run]) for table in tables)))
 
     def _measure(self, parts: list[str], folder: Path, header: Record, chosen: argparse.Namespace) -> Path:
         """Run one process after another until every part has an outcome. The run is kept anew as parts are done."""

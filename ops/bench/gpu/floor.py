@@ -11,11 +11,6 @@ from penstock.ops.bench.gpu.timing import Recorder, interleaved_ms
 _TRIALS = 5
 
 
-def gemm_flops(tokens: int, hidden: int, intermediate: int, layers: int) -> int:
-    """Multiplications and additions of the four products of every layer."""
-    return 2 * tokens * layers * (4 * hidden * hidden + 2 * hidden * intermediate)
-
-
 class GemmFloor:
     """Random weights of an encoder's shapes, every layer with its own, as a forward pass meets them."""
 

@@ -56,6 +56,11 @@ def _least_speedup(points: Sequence[Point]) -> float | None:
     return min((times["transformers"] / times[OURS] for times in both), default=None)
 
 
+def _compiled_over_floor(points: Sequence[Point]) -> float | None:
+    ratios = over_floor(points, "torch.compile")
+    return geomean(ratios) if ratios else None
+
+
 def _over_separate(rows: Sequence[Mapping[str, Any]]) -> float:
     return geomean(row["us"]["cuBLAS and what follows"] / row["us"][OURS] for row in rows)
 
@@ -69,10 +74,6 @@ def _least_of_families(rows: Sequence[Mapping[str, Any]]) -> float | None:
     cosines = [check["ours"]["cosine_min"] for row in rows for check in row.get("checks", ())]
     cosines += [batch["ours"]["min_cosine"] for row in rows for batch in row.get("batches", ())]
     return min(cosines, default=None)
-
-
-def _mebibytes(count: float) -> float:
-    return count / 2**20
 
 
 _KERNEL, _ATTENTION = "kernels.result.rows.[kernel,tokens]", "kernels.result.attention.[tokens,lengths]"
@@ -103,6 +104,11 @@ GPU = Suite(
         At("ceilings.result.copy_bytes_per_s", "copy, TB/s", of=lambda rate: rate / 1e12),
         At("ceilings.result.gemm_flops_per_s", "product of 8,192 x 8,192, TFLOP/s", of=lambda rate: rate / 1e12),
         At("products.result.rows", "products, cuBLAS and what follows over ours, geomean", of=_over_separate),
+        At(
+            "compile.result.points",
+            "torch.compile, nine points of the grid, time over the floor, geomean",
+            of=_compiled_over_floor,
+        ),
         At("parity.result.rows", "BERT-base, ours, smallest cosine", of=_least_cosine(OURS), decimals=6),
         At(
             "parity.result.rows",
@@ -110,8 +116,6 @@ GPU = Suite(
             of=_least_cosine("transformers fp16"),
             decimals=6,
         ),
-        At("memory.result.contestants.*.peak_tensor_bytes", "peak of tensors, *, MiB", of=_mebibytes),
-        At("memory.result.contestants.*.per_request.tensors_allocated", "tensors a request, *"),
         *(At(f"{_POINT}.{name}", f"DeBERTa-v3-base, * x *, {name}, ms") for name in (OURS, "transformers", FLOOR)),
         *(At(f"{_FILL}.{name}", f"BERT-base, 16 x 512, *, {name}, ms") for name in (OURS, SDPA, FLOOR)),
     ),
@@ -218,35 +222,26 @@ _OTHER_FIGURES = Grid(
             "copy, TB/s",
             "product of 8,192 x 8,192, TFLOP/s",
             "products, cuBLAS and what follows over ours, geomean",
+            "torch.compile, nine points of the grid, time over the floor, geomean",
             "BERT-base, ours, smallest cosine",
             "BERT-base, transformers, smallest cosine",
-            "peak of tensors, planned, MiB",
-            "peak of tensors, planned, with graphs, MiB",
-            "peak of tensors, torch's caching allocator, MiB",
-            "tensors a request, planned",
-            "tensors a request, torch's caching allocator",
         ],
         "*",
         "{*}",
     ),
 )
 _WITH_TARGETS = ("grid", "single", "backlog", "kernels", "deberta", "memory", "families")
-_MEASURED: Mapping[str, Table] = {
+TABLES: Mapping[str, Callable[[], str]] = {
     "gpu-headline": Table(GPU, ["backlog", "compile", "single"], [_headline]),
     "gpu-backlog": Table(GPU, ["backlog", "compile"], [_backlogs]),
     "gpu-grid": Table(GPU, ["grid"], [_over_floor_rows]),
     "gpu-kernels": Table(GPU, ["kernels"], [_KERNELS, _KERNELS_OF_ATTENTION]),
     "gpu-others": Table(
-        GPU, ["deberta", "fill", "ceilings", "products", "parity", "memory"], [_OTHER_WORKS, _OTHER_FIGURES]
+        GPU, ["deberta", "fill", "ceilings", "products", "parity", "compile"], [_OTHER_WORKS, _OTHER_FIGURES]
     ),
     "gpu-targets": Table(GPU, _WITH_TARGETS, [Targets("gpu")]),
+    "gpu-runs": runs,
 }
-TABLES: Mapping[str, Callable[[], str]] = {**_MEASURED, "gpu-runs": runs}
-
-
-def of_runs(runs: Sequence[Run]) -> str:
-    """All tables of some runs of one machine."""
-    return "\n\n".join(filter(None, (one.of_runs(runs) for one in _MEASURED.values())))
 
 
 def geomean(values: Iterable[float]) -> float:

@@ -11,7 +11,7 @@ SUITE = DeviceSuite(
     name="generation",
     program="python -m penstock.ops.bench.cellular.generation",
     bench=f"{_HERE}.generation_bench:GenerationBench",
-    tables=f"{_HERE}.generation_tables:of_runs",
+    tables=f"{_HERE}.generation_tables:TABLES",
     parts={
         f"{part}_{search}": Part(f"{_HERE}.generation_parts:{part}", budget_s, (search,))
         for search in SEARCHES

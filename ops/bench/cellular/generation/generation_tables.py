@@ -5,7 +5,6 @@ from typing import Any
 
 from penstock.ops.bench.common.kept_tables import Measures, Record
 from penstock.ops.bench.common.measures import At, Suite
-from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.tables import Grid, Table, Targets
 
 SEARCHES = {"greedy": "greedy", "beams_4": "4 beams"}
@@ -76,16 +75,10 @@ _THROUGHPUT = Grid(
     ],
 )
 _PARTS = [f"{part}_{search}" for search in SEARCHES for part in (*_WAYS, "transformers", "step", "arrivals")]
-_MEASURED: Mapping[str, Table] = {
+TABLES: Mapping[str, Callable[[], str]] = {
     "generation": Table(GENERATION, _PARTS, [_THROUGHPUT]),
     "generation-targets": Table(GENERATION, _PARTS, [Targets("generation")]),
 }
-TABLES: Mapping[str, Callable[[], str]] = _MEASURED
-
-
-def of_runs(runs: Sequence[Run]) -> str:
-    """All tables of some runs of one machine."""
-    return "\n\n".join(filter(None, (table.of_runs(runs) for table in _MEASURED.values())))
 
 
 def _result(record: Record, part: str) -> Mapping[str, Any]:

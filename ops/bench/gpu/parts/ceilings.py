@@ -1,4 +1,4 @@
-"""Measured ceilings of the device: bytes copied, and fp16 products, large and in the shapes of the floor."""
+"""Measured ceilings of the device: bytes copied, and a large fp16 product."""
 
 import statistics
 from typing import Any
@@ -6,33 +6,16 @@ from typing import Any
 import torch
 
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.floor import gemm_flops
-from penstock.ops.bench.gpu.timing import interleaved_ms, once_ms
+from penstock.ops.bench.gpu.timing import once_ms
 
 _COPY_BYTES = 2 << 30
 _GEMM_SIZE = 8192
 _REPEATS = 12
-FLOOR_TOKENS = (64, 256, 1024, 4096, 16_384)
 
 
 def run(bench: Bench) -> dict[str, Any]:
-    """About 5 s."""
-    config: Any = bench.bert.reference.config
-    sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
-    graphs = {str(tokens): bench.floor.graph(tokens) for tokens in FLOOR_TOKENS}
-    milliseconds = interleaved_ms(graphs)
-    return {
-        "copy_bytes_per_s": copy_bytes_per_s(),
-        "gemm_flops_per_s": gemm_flops_per_s(),
-        "floor": [
-            {
-                "tokens": tokens,
-                "ms": milliseconds[str(tokens)],
-                "flops_per_s": gemm_flops(tokens, *sizes) / milliseconds[str(tokens)] * 1e3,
-            }
-            for tokens in FLOOR_TOKENS
-        ],
-    }
+    """About 1 s."""
+    return {"copy_bytes_per_s": copy_bytes_per_s(), "gemm_flops_per_s": gemm_flops_per_s()}
 
 
 def copy_bytes_per_s() -> float:
