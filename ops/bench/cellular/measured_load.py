@@ -1,6 +1,5 @@
 """Figures of one load: throughput, and latency split into queueing and computation, as in the paper's section 7."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,16 +20,13 @@ _PERCENTILES = (50, 90, 99)
 def measure_peak(contestant: Contestant, in_flight: int, seconds: float, clock: Clock) -> Figures:
     """Throughput of a closed loop."""
     tape = Tape(clock.now)
-    cpu_s = time.process_time()
     offered = Driver(contestant.make(tape), contestant.works, clock).saturate(in_flight, seconds)
-    cpu_s = time.process_time() - cpu_s
     begin, end = offered.began + WARM_UP * seconds, offered.began + seconds
     return {
         "contestant": contestant.name,
         "settings": dict(contestant.settings),
         "in_flight": in_flight,
         "requests_per_s": throughput(offered, begin, end),
-        "process_cpu_us": 1e6 * cpu_s / len(offered.ends),  # of a request
         **_tasks(tape.batches, begin, end),
     }
 
@@ -96,8 +92,7 @@ def num_firsts(workload: Workload) -> Sequence[int]:
 
 
 def _percentiles(seconds: Floats) -> Mapping[str, float]:
-    found = {f"p{share}": float(1e3 * np.percentile(seconds, share)) for share in _PERCENTILES}
-    return {**found, "mean": float(1e3 * seconds.mean())}
+    return {f"p{share}": float(1e3 * np.percentile(seconds, share)) for share in _PERCENTILES}
 
 
 def _tasks(batches: Sequence[RecordedBatch], begin: float, end: float) -> Figures:

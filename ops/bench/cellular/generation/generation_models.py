@@ -64,29 +64,14 @@ def options_of(new_tokens: int, num_beams: int) -> GenerationOptions:
     return GenerationOptions(decoder_start_token_id=1, max_new_tokens=new_tokens, num_beams=num_beams)
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """The least that a decoder step reads and computes."""
-
-    bytes: float
-    flops: float
-
-    def seconds(self, bytes_per_s: float, flops_per_s: float) -> float:
-        """The larger of both times."""
-        return max(self.bytes / bytes_per_s, self.flops / flops_per_s)
-
-
-def step_floor(shape: Shape, past: Sequence[int], sources: Sequence[int], beams: int) -> Floor:
-    """Of a step in half precision: every weight once, every key and value once, and every product.
+def step_floor(shape: Shape, past: Sequence[int], sources: Sequence[int], beams: int) -> tuple[float, float]:
+    """Bytes and FLOPs of a step in half precision: every weight once, every key and value once, and every product.
 
     past: positions of each sequence, whose beams share none; sources: tokens of each sequence's source.
     """
     hidden, rows = shape.hidden, beams * len(past)
-    weights = shape.layers * (8 * hidden * hidden - 2 * hidden * hidden + 2 * hidden * shape.inner)
+    weights = shape.layers * (6 * hidden * hidden + 2 * hidden * shape.inner)
     weights += shape.vocabulary * hidden  # without the products of cross keys and values, which the encoder has done
     keys = beams * sum(past) + sum(sources)
-    attended = beams * (sum(past) + sum(sources))
-    return Floor(
-        bytes=_HALF_BYTES * (weights + 2 * shape.layers * hidden * keys),
-        flops=2.0 * rows * weights + 4.0 * shape.layers * hidden * attended,
-    )
+    num_bytes = _HALF_BYTES * (weights + 2 * shape.layers * hidden * keys)
+    return num_bytes, 2.0 * rows * weights + 4.0 * shape.layers * hidden * beams * (sum(past) + sum(sources))

@@ -42,8 +42,9 @@ def step(bench: GenerationBench, search: str) -> dict[str, Any]:
         launch = partial(device.search.launch, generator.active, quantum)
         taken_s = statistics.median(_seconds(bench, launch) for _ in range(count)) / quantum
         positions = shape.longest // 4 + count * quantum // 2
-        floor = step_floor(shape, [positions] * len(works), [len(work.token_ids) for work in works], beams)
-        least_s = floor.seconds(BYTES_PER_S, FLOPS_PER_S)
+        sources = [len(work.token_ids) for work in works]
+        num_bytes, flops = step_floor(shape, [positions] * len(works), sources, beams)
+        least_s = max(num_bytes / BYTES_PER_S, flops / FLOPS_PER_S)
         found[str(quantum)] = {"device_us": 1e6 * taken_s, "floor_us": 1e6 * least_s, "ratio": taken_s / least_s}
         bench.idle(search)
     return found
