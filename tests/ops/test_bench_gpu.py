@@ -21,7 +21,7 @@ from penstock.ops.bench.common import lengths
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.gpu.__main__ import SUITE
 from penstock.ops.bench.gpu.contestants import packed_torch, unpadded
-from penstock.ops.bench.gpu.contestants.contestant import contestants
+from penstock.ops.bench.gpu.contestants.contestant import contestants, of_one_batch
 from penstock.ops.bench.gpu.device_suite import is_failed, named
 from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES, geomean, over_floor
 from penstock.ops.bench.gpu.parts.backlog import medians
@@ -128,6 +128,10 @@ def test_what_the_suite_names_is_there() -> None:
 def test_every_contestant_is_found_and_none_shares_a_name() -> None:
     names = [field[0] for one in contestants() for field in (one.resident, one.hosted, one.backlog) if field]
     assert {"ours", "floor", "transformers SDPA", "packed torch, one graph", unpadded.UNPADDED} <= set(names)
+    bench: Any = None  # nothing is made yet
+    usual, of_grid = of_one_batch(bench, []), of_one_batch(bench, [], slow=True)
+    assert usual.keys() == {"ours", "ours, from the host", "transformers SDPA", "packed torch, one graph", "floor"}
+    assert of_grid.keys() - usual.keys() == {"ours, no graphs", "transformers eager", "nn.TransformerEncoder nested"}
     for kind in ("resident", "hosted", "backlog"):
         own = [getattr(one, kind)[0] for one in contestants() if getattr(one, kind)]
         assert len(own) == len(set(own))
@@ -149,8 +153,10 @@ def test_the_tables_of_a_run_show_what_was_measured_and_why_a_contestant_was_not
 
 
 def test_a_part_that_failed_leaves_no_measure() -> None:
-    empty: dict[str, Any] = {**RECORD, "parts": {"deberta": RECORD["parts"]["deberta"]}}
+    no_rows = {name: _part({"rows": []}) for name in ("parity", "products", "families")}
+    empty: dict[str, Any] = {**RECORD, "parts": {"deberta": RECORD["parts"]["deberta"], **no_rows}}
     assert GPU.measures(empty) == {}
+    assert SUITE.shown(Run(Path(), empty)) == ""
     assert is_failed(RECORD["parts"]["grid"])
     assert is_failed(RECORD["parts"]["deberta"])
     assert not is_failed(RECORD["parts"]["single"])

@@ -61,12 +61,12 @@ def _compiled_over_floor(points: Sequence[Point]) -> float | None:
     return geomean(ratios) if ratios else None
 
 
-def _over_separate(rows: Sequence[Mapping[str, Any]]) -> float:
-    return geomean(row["us"]["cuBLAS and what follows"] / row["us"][OURS] for row in rows)
+def _over_separate(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    return geomean(row["us"]["cuBLAS and what follows"] / row["us"][OURS] for row in rows) if rows else None
 
 
-def _least_cosine(side: str) -> Callable[[Sequence[Mapping[str, Any]]], float]:
-    return lambda rows: min(row[side]["min_cosine"] for row in rows)
+def _least_cosine(side: str) -> Callable[[Sequence[Mapping[str, Any]]], float | None]:
+    return lambda rows: min((row[side]["min_cosine"] for row in rows), default=None)
 
 
 def _least_of_families(rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -168,7 +168,7 @@ def _backlogs(figures: Figures, runs: Sequence[Run]) -> str:
             rows.append([lengths, name, str(rate), rate.median / found[FLOOR].median if FLOOR in found else None])
     for workload in _result(runs[-1].record, "backlog").get("workloads", []):
         rows += [[workload["name"], name, f"not run: {why}", ""] for name, why in workload["not_run"].items()]
-    return table(["tokens", "contestant", "req/s", "share of the floor"], rows)
+    return table(["tokens", "contestant", "req/s", "share of the floor"], rows) if rows else ""
 
 
 def _over_floor_rows(figures: Figures, runs: Sequence[Run]) -> str:
