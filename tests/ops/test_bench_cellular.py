@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from penstock.engine.cells.contract import CellBatch
+from penstock.engine.cells.steps.cpu import FinishedCells
 from penstock.engine.gpu.cells import lstm as fused
 from penstock.ops.bench.cellular import workloads
 from penstock.ops.bench.cellular.__main__ import SUITE
@@ -23,6 +24,7 @@ from penstock.ops.bench.cellular.evaluation import SHARES, Evaluation
 from penstock.ops.bench.cellular.load import MAX_IN_FLIGHT, Driver, Offered
 from penstock.ops.bench.cellular.measured_load import latencies, throughput
 from penstock.ops.bench.cellular.nn_lstm import offline_requests_per_s
+from penstock.ops.bench.cellular.null_engine import NullEngine
 from penstock.ops.bench.cellular.policies import GraphBatching, depths, depths_results_last
 from penstock.ops.bench.cellular.requests import padded_work, parse_trees, wmt_like_lengths
 from penstock.ops.bench.cellular.tape import RecordedBatch, RecordingEngine, Tape
@@ -235,10 +237,10 @@ def test_every_way_ends_every_sentence() -> None:
 
 def test_padded_requests_run_to_the_end_of_their_bucket() -> None:
     for work in made("lstm").works:
-        longer, steps = padded_work(work, 10), int(work.unfolded.steps[0])
-        assert longer.graph.steps.tolist() == [-(-steps // 10) * 10]
-        tokens = longer.unfolded.inputs["token"].values
-        assert tokens[:steps].tolist() == work.unfolded.inputs["token"].values.tolist()
+        longer, steps = padded_work(work, 10), int(work.graph.steps[0])
+        assert longer.cell_graph.steps.tolist() == [-(-steps // 10) * 10]
+        tokens = longer.graph.inputs["token"].values
+        assert tokens[:steps].tolist() == work.graph.inputs["token"].values.tolist()
         assert len(tokens) == longer.graph.steps[0]
 
 
@@ -322,10 +324,18 @@ def test_an_evaluation_has_all_figures_of_the_targets() -> None:
         assert f"| {contestant} | " in text
 
 
+class EvenEngine(NullEngine):
+    """Every batch takes the device ten microseconds."""
+
+    def start(self, batch: CellBatch) -> FinishedCells:
+        return FinishedCells(self.output(batch, 1e-5))
+
+
 def evaluated(name: str) -> dict[str, Any]:
     """Results of a short evaluation."""
     workload = made(name)
-    return evaluation(workload, math.inf).run(contestants(workload, TRIED))
+    even = replace(workload, engine=EvenEngine(workload.model.specs, workload.engine.num_slots))
+    return evaluation(even, math.inf).run(contestants(even, TRIED))
 
 
 def evaluation(workload: Workload, ends: float) -> Evaluation:

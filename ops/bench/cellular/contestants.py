@@ -20,7 +20,6 @@ from penstock.ops.bench.cellular.requests import padded_work
 from penstock.ops.bench.cellular.tape import RecordingEngine, Tape
 from penstock.ops.bench.cellular.workloads import MAX_QUANTUM, Workload
 from penstock.scheduler.cellular import CellRule
-from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.cell_runner import CellRunner
 
 Settings = Mapping[str, int]
@@ -84,8 +83,7 @@ def ours(workload: Workload, rows: int, quantum: int) -> Contestant:
         return CellRunner(specs, [engine], max_tasks=max_tasks, clock=tape.clock)
 
     settings = {"rows": rows} if workload.lstm is None else {"rows": rows, "quantum": quantum}
-    works = [SequenceWork(work.unfolded, int(work.unfolded.steps.sum()), 0) for work in workload.works]
-    return Contestant(OURS, settings, works, make)
+    return Contestant(OURS, settings, workload.works, make)
 
 
 def _by_policy(

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from penstock.engine.cells.contract import Int32Array
-from penstock.ops.bench.cellular.requests import CellWork
 from penstock.ops.bench.cellular.tape import RecordedBatch, Tape
+from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.contract import StepEvents, StepJob
 
 _NOTHING = np.zeros(0, np.float32)
@@ -44,7 +44,7 @@ class _Underway(NamedTuple):
 
 
 class NnLstmRunner:
-    """Runs `CellWork` of one chain. A batch holds the first in the queue, and ends as one."""
+    """Runs `SequenceWork` of one chain. A batch holds the first in the queue, and ends as one."""
 
     def __init__(self, model: LstmModel, max_rows: int, tape: Tape, clock: Callable[[], float]) -> None:
         self._model, self._max_rows, self._tape, self._clock = model, max_rows, tape, clock
@@ -121,9 +121,9 @@ def _packed(sentences: Sequence[Int32Array]) -> tuple[Tensor, Tensor]:
 
 
 def _tokens(job: StepJob) -> Int32Array:
-    if not isinstance(job.work, CellWork):
-        raise TypeError(f"A job's work is a CellWork, not {type(job.work).__name__}. This is a bug.")
-    return job.work.unfolded.inputs["token"].values
+    if not isinstance(job.work, SequenceWork):
+        raise TypeError(f"A job's work is a SequenceWork, not {type(job.work).__name__}. This is a bug.")
+    return job.work.graph.inputs["token"].values
 
 
 def _wait(model: LstmModel) -> None:

@@ -13,8 +13,8 @@ from penstock.engine.cells.contract import CellSpec, RunningCells, StepEngine
 from penstock.engine.cells.state.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state.state_pool import StatePool
 from penstock.ops.bench.cellular.policies import CellScheduling
-from penstock.ops.bench.cellular.requests import CellWork
 from penstock.scheduler.cellular import CellJob, CellTask
+from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.contract import StepEvents, StepJob
 
 
@@ -27,14 +27,14 @@ class _Underway(NamedTuple):
 
 
 class PolicyRunner:
-    """Takes `CellWork`. A request's slots are acquired with its first task; the policy says when it has ended."""
+    """Takes `SequenceWork`. A request's slots are acquired with its first task; the policy says when it has ended."""
 
     def __init__(
         self, specs: Sequence[CellSpec], engine: StepEngine, policy: CellScheduling, clock: Callable[[], float]
     ) -> None:
         self._engine, self._policy, self._clock = engine, policy, clock
         self._sessions = Sessions(specs, StatePool(engine.num_slots))
-        self._works: dict[int, CellWork] = {}
+        self._works: dict[int, SequenceWork] = {}
         self._keys: dict[int, int] = {}  # of the sessions of requests that have slots
         self._underway: deque[_Underway] = deque()
 
@@ -48,10 +48,10 @@ class PolicyRunner:
         made = []
         for job in jobs:
             work = job.work
-            if not isinstance(work, CellWork):
-                raise TypeError(f"A job's work is a CellWork, not {type(work).__name__}. This is a bug.")
+            if not isinstance(work, SequenceWork):
+                raise TypeError(f"A job's work is a SequenceWork, not {type(work).__name__}. This is a bug.")
             self._works[job.id] = work
-            made.append(CellJob(job.id, work.graph, job.arrival, job.deadline, job.bulk, work.slots))
+            made.append(CellJob(job.id, work.cell_graph, job.arrival, job.deadline, job.bulk, work.num_slots))
         self._policy.add(made, self._clock())
 
     def advance(self, now: float) -> StepEvents:
@@ -69,15 +69,11 @@ class PolicyRunner:
         self._sessions.close(keys)
         return StepEvents(finished=list(zip(ended, results.rows, strict=True)), failed=output.failed)
 
-    def check_integrity(self) -> None:
-        """Raise unless every slot is free or held by an open request."""
-        self._sessions.check_integrity()
-
     def _start(self, task: CellTask) -> None:
         ids = task.jobs.tolist()
         fresh = [job_id for job_id in dict.fromkeys(ids) if job_id not in self._keys]
         if fresh:
-            opened = self._sessions.open([self._works[job_id].unfolded for job_id in fresh])
+            opened = self._sessions.open([self._works[job_id].graph for job_id in fresh])
             if opened is None:
                 raise RuntimeError("The pool has too few slots for the policy's batch. This is a bug.")
             self._keys.update(zip(fresh, opened.tolist(), strict=True))

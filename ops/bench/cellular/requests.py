@@ -1,13 +1,13 @@
 """Requests: published and stated distributions of sentences and parse trees, and requests as the policies take them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.graphs.graph import InputValues, Unfolded
 from penstock.ops.bench.cellular.policies import padded
-from penstock.scheduler.cellular import CellGraph
+from penstock.worker.requests.sequence_work import SequenceWork
 
 Lengths = npt.NDArray[np.int64]
 Merge = tuple[int, int]
@@ -54,25 +54,17 @@ def _parse_tree(num_words: int, random: np.random.Generator) -> list[Merge]:
     return merges
 
 
-@dataclass(frozen=True, slots=True)
-class CellWork:
-    """A request as the scheduler and the sessions take it, made before it is timed."""
-
-    unfolded: Unfolded
-    graph: CellGraph
-    slots: int
-
-    @classmethod
-    def of(cls, unfolded: Unfolded) -> "CellWork":
-        graph = CellGraph(unfolded.cells, unfolded.steps, *unfolded.dependencies)
-        return cls(unfolded, graph, unfolded.num_slots)
+def work_of(unfolded: Unfolded) -> SequenceWork:
+    """A request as a worker's runner takes it. Its graph is made here, before anything is timed."""
+    work = SequenceWork(unfolded, int(unfolded.steps.sum()), 0)
+    _ = work.cell_graph
+    return work
 
 
-def padded_work(work: CellWork, width: int) -> CellWork:
+def padded_work(work: SequenceWork, width: int) -> SequenceWork:
     """A chain over tokens, padded to a multiple of `width` by its last token."""
-    unfolded = work.unfolded
-    steps = padded(unfolded.steps, width)
-    values = unfolded.inputs["token"].values
+    steps = padded(work.graph.steps, width)
+    values = work.graph.inputs["token"].values
     longer = np.pad(values, (0, int(steps[0]) - len(values)), "edge")
     inputs = {"token": InputValues(longer, np.array([0, len(longer)], np.int32))}
-    return CellWork.of(replace(unfolded, steps=steps, inputs=inputs))
+    return work_of(replace(work.graph, steps=steps, inputs=inputs))

@@ -23,13 +23,9 @@ from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.gpu.cells.lstm import LstmCell, lstm_cell
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.ops.bench.cellular.nn_lstm import LstmModel
-from penstock.ops.bench.cellular.requests import (
-    CellWork,
-    Lengths,
-    parse_trees,
-    wmt_like_lengths,
-)
+from penstock.ops.bench.cellular.requests import Lengths, parse_trees, wmt_like_lengths, work_of
 from penstock.scheduler.cellular import CellRule
+from penstock.worker.requests.sequence_work import SequenceWork
 
 MAX_QUANTUM = 32  # of the engine; a policy may ask for less
 _PREPARE_S = 12.0
@@ -56,7 +52,7 @@ class Workload:
     model: CellModel
     engine: StepEngine
     entry: str  # the cell of a request's first nodes
-    works: Sequence[CellWork]
+    works: Sequence[SequenceWork]
     described: dict[str, Any]
     lstm: LstmModel | None = None  # the model of a chain as torch has it
 
@@ -91,7 +87,7 @@ def lstm_workload(shape: Shape, seed: int) -> Workload:
     model = CellModel.of([cell], unfold)
     lengths = wmt_like_lengths(shape.requests, seed)
     tokens = _sentences(lengths, shape.vocabulary, seed)
-    works = [CellWork.of(model.unfold({"tokens": one})) for one in tokens]
+    works = [work_of(model.unfold({"tokens": one})) for one in tokens]
     on_device = LstmModel(module.to(shape.device, shape.dtype), words.to(shape.device, shape.dtype))
     engine = _engine(shape, [_on_device(cell, shape, module, words)])
     described = {"distribution": _first_line(wmt_like_lengths), **_spread(lengths)}
@@ -110,7 +106,7 @@ def tree_workload(shape: Shape, seed: int) -> Workload:
     model = binary_tree_classifier(weights, dtype=shape.dtype, max_rows=shape.max_rows)
     trees = parse_trees(shape.requests, seed)
     requests = [{"tokens": [number] * (len(tree) + 1), "merges": tree} for number, tree in enumerate(trees)]
-    works = [CellWork.of(model.unfold(request)) for request in requests]
+    works = [work_of(model.unfold(request)) for request in requests]
     described = {
         "distribution": _first_line(parse_trees),
         **_spread(np.array([len(tree) + 1 for tree in trees])),
