@@ -43,7 +43,7 @@ class Client(Caller):
     fail with `ShuttingDown`.
     """
 
-    async def embed(
+    async def embed(  # noqa: PLR0913 — options by keyword
         self,
         texts: str | Sequence[Text] | None = None,
         *,

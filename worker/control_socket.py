@@ -98,13 +98,16 @@ class SupervisorLink:
         self._stop = lambda: loop.call_soon_threadsafe(stop)
         await asyncio.wrap_future(self._may_join)
 
+    def _let_join(self) -> None:
+        if not self._may_join.done():
+            self._may_join.set_result(None)
+
     def _listen(self) -> None:
         try:
             # A supervisor that was killed before it read all reports resets the connection.
             with contextlib.suppress(ConnectionError):
                 while self._connection.recv(MAX_PACKET_BYTES):
-                    if not self._may_join.done():
-                        self._may_join.set_result(None)
+                    self._let_join()
             if self._stop is not None:
                 self._stop()
                 time.sleep(self._stop_s)

@@ -27,6 +27,7 @@ from penstock.worker.batching.stage import ServedModel, StageCallbacks
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.fetching.group_member import GroupMember
 from penstock.worker.kafka.fetching.rebalance_listener import Rebalanced
 from penstock.worker.kafka.progress.offsets import OffsetTracker
 from penstock.worker.replies.delivery import Delivery
@@ -83,11 +84,7 @@ class Pipeline:
         self.consumer = Consumer(
             self.cluster,
             self.topics,
-            settings.group_id,
-            worker=number,
-            revision=info.revision,
-            fetch_max_wait_ms=settings.fetch_max_wait_ms,
-            drain_s=settings.drain_s,
+            GroupMember(settings.group_id, number, info.revision, settings.fetch_max_wait_ms, settings.drain_s),
             received=self.fetched.put,
             revoked=revoked,
         )

@@ -8,6 +8,7 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -32,6 +33,19 @@ LOG_FLAGS = (
 )
 
 
+def new_cluster_id() -> str:
+    """A random id for the nodes of one cluster."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """Which node of which cluster a broker is."""
+
+    id: int = 1
+    cluster_id: str = field(default_factory=new_cluster_id)
+
+
 class KafkaBroker:
     """One broker process with its data. All methods block: in a coroutine, use `asyncio.to_thread`.
 
@@ -49,8 +63,7 @@ class KafkaBroker:
         listeners: Mapping[str, str] = MappingProxyType({}),  # further ones: name -> its security protocol
         jvm_flags: Sequence[str] = FAST_START,
         port: int | None = None,  # None: a free one
-        node_id: int = 1,  # distinct in a cluster
-        cluster_id: str | None = None,  # None: a new one
+        node: ClusterNode | None = None,  # None: the only one of a new cluster
     ) -> None:
         self._own_data: OwnedFolder | None = None
         if data_dir is None:
@@ -60,8 +73,7 @@ class KafkaBroker:
         self._num_partitions = num_partitions
         self._config = dict(config)
         self._jvm_flags = tuple(jvm_flags)
-        self._node_id = node_id
-        self._cluster_id = cluster_id or new_cluster_id()
+        self._node = node or ClusterNode()
         self._ports = ReservedPorts(2 + len(listeners))
         free_port, self._controller_port, *ports = self._ports.numbers
         self._port = port or free_port
@@ -88,7 +100,7 @@ class KafkaBroker:
     @property
     def voter(self) -> str:
         """This node in `controller.quorum.voters`."""
-        return f"{self._node_id}@127.0.0.1:{self._controller_port}"
+        return f"{self._node.id}@127.0.0.1:{self._controller_port}"
 
     @property
     def log_path(self) -> Path:
@@ -183,7 +195,7 @@ class KafkaBroker:
             **listener_properties(
                 {"PLAINTEXT": self._port} | self._listener_ports, self._listeners, self._controller_port
             ),
-            "node.id": str(self._node_id),
+            "node.id": str(self._node.id),
             "controller.quorum.voters": self.voter,
             "log.dirs": str(self._data_dir / "data"),
             "num.partitions": str(self._num_partitions),
@@ -198,7 +210,7 @@ class KafkaBroker:
     def _format(self, classpath: str, properties: Path) -> None:
         command = [*self._java(FAST_START), "-cp", classpath, "kafka.tools.StorageTool", "format"]
         # The id follows an equals sign, because one in 64 ids starts with a dash.
-        command += [f"--cluster-id={self._cluster_id}", "--config", str(properties)]
+        command += [f"--cluster-id={self._node.cluster_id}", "--config", str(properties)]
         with self.log_path.open("ab") as log:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=START_TIMEOUT_S)
         if done.returncode != 0:
@@ -239,8 +251,3 @@ class KafkaBroker:
 
     def _failure(self) -> str:
         return startup_failure(self.log_path, self._log_start)
-
-
-def new_cluster_id() -> str:
-    """A random id for the nodes of one cluster."""
-    return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from penstock.ops.kafka.broker import KafkaBroker, new_cluster_id
+from penstock.ops.kafka.broker import ClusterNode, KafkaBroker, new_cluster_id
 
 # Three brokers share the machine with what they are tested with.
 SMALL = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m")
@@ -46,8 +46,7 @@ class BrokerCluster:
                 config=_REPLICATED | dict(config),
                 listeners=listeners,
                 jvm_flags=jvm_flags,
-                node_id=number + 1,
-                cluster_id=cluster_id,
+                node=ClusterNode(number + 1, cluster_id),
             )
             for number in range(_NUM_REPLICAS)
         ]

@@ -40,9 +40,12 @@ def watch(
                     view = view._replace(is_paused=not view.is_paused)
             if clock() >= next_s + interval_s:
                 next_s += interval_s
-                if not view.is_paused:
-                    fleet.look()
-                    moment = datetime.now()
+                moment = moment if view.is_paused else _look(fleet)
+
+
+def _look(fleet: Fleet) -> datetime:
+    fleet.look()
+    return datetime.now()
 
 
 @contextmanager

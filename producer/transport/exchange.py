@@ -136,29 +136,35 @@ class Exchange:
         permit = self._permits.take() or await self._permits.wait(attempts.deadline)
         try:
             while True:
-                correlation_id = next(self._ids)
-                partition = self._partitioner.partition(key, len(value), monotonic())
-                answer = self._post(correlation_id, partition, key, value, attempts, permit, partial)
-                try:
-                    reply = await answer
-                except Expired as error:
-                    if correlation_id in self._unsent:
-                        servers = self._settings.bootstrap_servers
-                        reason = f"Kafka at {servers} did not take the request before its deadline. Does it answer?"
-                        raise Expired(reason) from error
-                    raise
-                except (asyncio.CancelledError, ShuttingDown):
-                    if request.task in STEPPED_TASKS:
-                        self._cancel(correlation_id, partition, key)
-                    raise
-                finally:
-                    self._unsent.discard(correlation_id)
-                    self._inbox.forget(correlation_id)
+                reply = await self._attempt(request.task, key, value, attempts, permit, partial)
                 if not isinstance(reply, ErrorReply):
                     return reply
                 await self._pause_after(reply.exception(), attempts)
         finally:
             permit.release()
+
+    async def _attempt(
+        self, task: str, key: bytes, value: bytes, attempts: Attempts, permit: Permit, partial: Partial | None
+    ) -> Reply | ErrorReply:
+        """Send the record once and await what answers it."""
+        correlation_id = next(self._ids)
+        partition = self._partitioner.partition(key, len(value), monotonic())
+        answer = self._post(correlation_id, partition, key, value, attempts, permit, partial)
+        try:
+            return await answer
+        except Expired as error:
+            if correlation_id in self._unsent:
+                servers = self._settings.bootstrap_servers
+                reason = f"Kafka at {servers} did not take the request before its deadline. Does it answer?"
+                raise Expired(reason) from error
+            raise
+        except (asyncio.CancelledError, ShuttingDown):
+            if task in STEPPED_TASKS:
+                self._cancel(correlation_id, partition, key)
+            raise
+        finally:
+            self._unsent.discard(correlation_id)
+            self._inbox.forget(correlation_id)
 
     async def _pause_after(self, error: PenstockError, attempts: Attempts) -> None:
         """Wait until the record may be sent again; raises the error if it may not."""

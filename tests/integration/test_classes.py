@@ -15,6 +15,7 @@ from penstock.producer.wire.headers import CLASS, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.fetching.group_member import GroupMember
 from penstock.worker.kafka.progress.offsets import OffsetTracker
 
 NUM_BULK, NUM_ONLINE = 600, 12
@@ -136,11 +137,7 @@ async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, uniqu
     reader = Consumer(
         KafkaCluster(kafka.bootstrap_servers),
         topics,
-        f"group-{topic}",
-        worker=0,
-        revision="r",
-        fetch_max_wait_ms=50,
-        drain_s=1,
+        GroupMember(f"group-{topic}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
         received=lambda records, topic_id: taken.extend((record.topic, record.value) for record in records),
         revoked=revoked,
     )

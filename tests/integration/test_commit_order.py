@@ -17,6 +17,7 @@ from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.fetching.group_member import GroupMember
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.requests.ledger import RecordLedger
@@ -114,11 +115,7 @@ async def test_a_reply_is_sent_then_acknowledged_then_its_offset_is_committed(
     consumer = NotedConsumer(
         cluster,
         [topic],
-        group,
-        worker=0,
-        revision="r",
-        fetch_max_wait_ms=50,
-        drain_s=1,
+        GroupMember(group, worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
         received=lambda originals, topic_id: taken.extend(ledger.receive(originals)),
         revoked=revoked,
     )

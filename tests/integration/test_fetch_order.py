@@ -11,6 +11,7 @@ from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import NUM_PARTITIONS, bulk_topic
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.fetching.consumer import Consumer
+from penstock.worker.kafka.fetching.group_member import GroupMember
 from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.progress.offsets import OffsetTracker
 
@@ -45,11 +46,7 @@ async def _online_in_first_fetch(kafka: KafkaBroker, online: str, bulk: str, num
     reader = Consumer(
         KafkaCluster(kafka.bootstrap_servers),
         [online, bulk],
-        f"group-{online}-{number}",
-        worker=0,
-        revision="r",
-        fetch_max_wait_ms=50,
-        drain_s=1,
+        GroupMember(f"group-{online}-{number}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
         received=take,
         revoked=revoked,
     )

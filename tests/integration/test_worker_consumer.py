@@ -14,6 +14,7 @@ from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.fetching.consumer import Consumer
 from penstock.worker.kafka.fetching.group import evict
+from penstock.worker.kafka.fetching.group_member import GroupMember
 from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 
@@ -55,11 +56,7 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
         made = Consumer(
             KafkaCluster(kafka.bootstrap_servers),
             [topic],
-            f"group-{topic}",
-            worker=0,
-            revision="r",
-            fetch_max_wait_ms=50,
-            drain_s=1,
+            GroupMember(f"group-{topic}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
             received=take_all,
             revoked=revoked,
         )
@@ -110,11 +107,7 @@ async def test_a_partition_that_stays_unreadable_does_not_stop_the_others(
     reader = Consumer(
         KafkaCluster(kafka.bootstrap_servers),
         [topic],
-        f"group-{topic}",
-        worker=0,
-        revision="r",
-        fetch_max_wait_ms=50,
-        drain_s=1,
+        GroupMember(f"group-{topic}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
         received=lambda records, topic_id: taken.update(record.partition for record in records),
         revoked=revoked,
     )
@@ -145,11 +138,7 @@ async def test_a_commit_after_a_rebalance_fails_and_the_member_joins_again(
     reader = Consumer(
         cluster,
         [topic],
-        f"group-{topic}",
-        worker=0,
-        revision="r",
-        fetch_max_wait_ms=50,
-        drain_s=1,
+        GroupMember(f"group-{topic}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
         received=lambda records, topic_id: None,
         revoked=revoked,
     )
@@ -180,11 +169,7 @@ async def test_a_commit_waits_for_a_coordinator_that_restarts(unique: Callable[[
         reader = Consumer(
             KafkaCluster(broker.bootstrap_servers),
             [topic],
-            f"group-{topic}",
-            worker=0,
-            revision="r",
-            fetch_max_wait_ms=50,
-            drain_s=1,
+            GroupMember(f"group-{topic}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
             received=lambda records, topic_id: None,
             revoked=revoked,
         )

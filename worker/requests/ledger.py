@@ -131,10 +131,13 @@ class RecordLedger:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not holds():
-                    if self._step.is_set():
-                        self._step = asyncio.Event()
-                    await self._step.wait()
+                    await self._next_step()
         return holds()
+
+    async def _next_step(self) -> None:
+        if self._step.is_set():
+            self._step = asyncio.Event()
+        await self._step.wait()
 
     async def wait_until_finished(self, timeout_s: float) -> bool:
         """Wait until every admitted record is acknowledged; false after `timeout_s`."""

@@ -126,32 +126,38 @@ class PartitionTransactions:
         Raises PartitionLost.
         """
         async with self._committing:
-            while True:
-                self._check_open()
-                self._changed.clear()
-                self._is_full.clear()
-                complete(self._plan.take_stale(), None)
-                content = self._plan.next()
-                if content is None:
-                    return
-                try:
-                    at_most -= await self._attempt(content)
-                except DestinationRefused as refused:
-                    for answers, error in refused.refusals:
-                        self._refuse(answers, error)
-                except LeaderMissing:
-                    await asyncio.sleep(_RETRY_S)
-                except PartitionLost:
-                    raise
-                except Exception as error:  # aiokafka raises AssertionError, too, where a producer has failed
-                    if is_fenced(error):
-                        raise PartitionLost("another producer has its transactional id") from error
-                    log.warning("transaction_failed", partition=self._name, error=repr(error), retry_s=_RETRY_S)
-                    await asyncio.sleep(_RETRY_S)
+            while (content := self._next()) is not None:
+                at_most -= await self._try(content)
                 if at_most < 1:
-                    if self._plan.num_answered:
-                        self._changed.set()
-                    return
+                    break
+            if content is not None and self._plan.num_answered:
+                self._changed.set()
+
+    def _next(self) -> TransactionContent | None:
+        self._check_open()
+        self._changed.clear()
+        self._is_full.clear()
+        complete(self._plan.take_stale(), None)
+        return self._plan.next()
+
+    async def _try(self, content: TransactionContent) -> bool:
+        """Whether it was committed. If not, what is left of it after refusals comes again. Raises PartitionLost."""
+        try:
+            return await self._attempt(content)
+        except DestinationRefused as refused:
+            for answers, error in refused.refusals:
+                self._refuse(answers, error)
+            return False
+        except LeaderMissing:
+            pass
+        except PartitionLost:
+            raise
+        except Exception as error:  # aiokafka raises AssertionError, too, where a producer has failed
+            if is_fenced(error):
+                raise PartitionLost("another producer has its transactional id") from error
+            log.warning("transaction_failed", partition=self._name, error=repr(error), retry_s=_RETRY_S)
+        await asyncio.sleep(_RETRY_S)
+        return False
 
     async def close(self) -> None:
         """Abort what is open. Answers that are left are dropped: the partition's next owner makes them again."""

@@ -63,13 +63,15 @@ async def work(bootstrap_servers: str, topic: str, batched: bool) -> None:
     await producer.start()
     while not stopping.is_set():
         for records in (await consumer.getmany(timeout_ms=200)).values():
-            if batched:
-                await _send_batches(producer, f"{topic}.replies", records)
-            else:
-                for record in records:
-                    await producer.send(f"{topic}.replies", record.value)
+            send = _send_batches if batched else _send_each
+            await send(producer, f"{topic}.replies", records)
     await consumer.stop()
     await producer.stop()
+
+
+async def _send_each(producer: AIOKafkaProducer, topic: str, records: list[Any]) -> None:
+    for record in records:
+        await producer.send(topic, record.value)
 
 
 async def _send_batches(producer: AIOKafkaProducer, topic: str, records: list[Any]) -> None:

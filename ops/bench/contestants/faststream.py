@@ -134,13 +134,16 @@ async def connect(spec: ClientSpec, load: Load) -> AsyncIterator[Call]:
         await consumer.seek_to_end(replies)
         await consumer.position(replies)
 
+        def take(reply: bytes) -> None:
+            answer = expected.get(reply[:ID_BYTES].decode())
+            if answer is not None and not answer.done():
+                answer.set_result(reply[ID_BYTES:])
+
         async def read() -> None:
             while True:
-                for records in (await consumer.getmany(timeout_ms=1000)).values():
-                    for record in records:
-                        answer = expected.get(record.value[:ID_BYTES].decode())
-                        if answer is not None and not answer.done():
-                            answer.set_result(record.value[ID_BYTES:])
+                polled = await consumer.getmany(timeout_ms=1000)
+                for record in itertools.chain.from_iterable(polled.values()):
+                    take(record.value)
 
         async def call(texts: list[str]) -> list[str]:
             (text,) = texts

@@ -157,14 +157,9 @@ class WorkerFleet:
 
     def events(self, name: str) -> Iterator[dict[str, Any]]:
         """Log events of all members so far."""
-        marker = f'"{name}"'
         for number, path in enumerate(self._logs):
-            with path.open(encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    if marker in line and line.startswith("{") and line.endswith("}\n"):
-                        event = json.loads(line)
-                        if event.get("event") == name:
-                            yield {**event, "command": number}
+            for event in _events(path, name):
+                yield {**event, "command": number}
 
     def log_tail(self) -> str:
         """The last lines of the logs, for an error message."""
@@ -172,6 +167,14 @@ class WorkerFleet:
 
     def _members_of(self, name: str) -> frozenset[Member]:
         return frozenset((event["command"], event.get("pid")) for event in self.events(name))
+
+
+def _events(path: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Of one log, without lines that are not whole."""
+    marker = f'"{name}"'
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        found = (line for line in lines if marker in line and line.startswith("{") and line.endswith("}\n"))
+        yield from (event for event in map(json.loads, found) if event.get("event") == name)
 
 
 @contextlib.contextmanager

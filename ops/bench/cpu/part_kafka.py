@@ -38,8 +38,7 @@ def run_latency(setup: Setup) -> Details:
             with _faststream(setup, broker, dtype) as theirs:
                 found[f"FastStream {dtype}"] = _offered(setup, theirs, "")
             with _workers(setup, broker, dtype) as ours:
-                for name in _RATES_PER_S:
-                    found[f"penstock {dtype}{name}"] = _offered(setup, ours, name)
+                found |= {f"penstock {dtype}{name}": _offered(setup, ours, name) for name in _RATES_PER_S}
     return found
 
 

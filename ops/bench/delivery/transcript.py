@@ -1,6 +1,7 @@
 """Requests of one service and every answer to each, read from its topics after a load."""
 
 import asyncio
+import itertools
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -89,9 +90,9 @@ async def _records(servers: str, topic: str) -> AsyncIterator[Any]:
         ends = {source: end for source, end in (await consumer.end_offsets(sources)).items() if end}
         await consumer.seek_to_beginning(*sources)
         while ends:
-            for records in (await consumer.getmany(timeout_ms=_POLL_MS)).values():
-                for record in records:
-                    yield record
+            polled = await consumer.getmany(timeout_ms=_POLL_MS)
+            for record in itertools.chain.from_iterable(polled.values()):
+                yield record
             for source in [source for source, end in ends.items() if await consumer.position(source) >= end]:
                 del ends[source]
 

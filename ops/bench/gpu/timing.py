@@ -1,5 +1,6 @@
 """Timing on the device: events, medians, and contestants in turn."""
 
+import itertools
 import signal
 import statistics
 import time
@@ -83,12 +84,11 @@ def in_turn_s(
     `guarded(name)` surrounds each pass; it may swallow an error of that contestant, which then has fewer rounds.
     """
     measured: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(UNTIMED_PASSES + rounds):
-        for name, work in contestants.items():
-            with guarded(name):
-                seconds = seconds_of(work)
-                if turn >= UNTIMED_PASSES:
-                    measured[name].append(seconds)
+    for turn, (name, work) in itertools.product(range(UNTIMED_PASSES + rounds), contestants.items()):
+        with guarded(name):
+            seconds = seconds_of(work)
+            if turn >= UNTIMED_PASSES:
+                measured[name].append(seconds)
     return measured
 
 

@@ -156,12 +156,16 @@ def due_times(load: Load, start: float, number: int, num_clients: int) -> list[f
 async def _answered(call: Call, sequences: list[Any]) -> None:
     """Wait until the other side is up."""
     async with asyncio.timeout(_UP_TIMEOUT_S):
-        while True:
-            try:
-                if not await call(sequences):
-                    return
-            except (TimeoutError, PenstockError):
-                await asyncio.sleep(0)
+        while not await _is_answered(call, sequences):
+            pass
+
+
+async def _is_answered(call: Call, sequences: list[Any]) -> bool:
+    try:
+        return not await call(sequences)
+    except (TimeoutError, PenstockError):
+        await asyncio.sleep(0)
+        return False
 
 
 def _note(path: Path, content: dict[str, Any]) -> None:

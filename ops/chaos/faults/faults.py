@@ -100,14 +100,18 @@ def moments(kinds: Sequence[str], most_at_once: int, rng: random.Random) -> Iter
     while kinds:
         waiting = rng.sample(kinds, len(kinds))
         while waiting:
-            size = 1 if is_alone or most_at_once < 2 else rng.randint(2, most_at_once)
-            together: list[str] = []
-            for kind in list(waiting):
-                if len(together) < size and not any(_exclude(kind, other) for other in together):
-                    together.append(kind)
-                    waiting.remove(kind)
-            yield together
+            yield _taken(waiting, 1 if is_alone or most_at_once < 2 else rng.randint(2, most_at_once))
         is_alone = not is_alone
+
+
+def _taken(waiting: list[str], size: int) -> list[str]:
+    """Take the first kinds that may come together, at most so many."""
+    together: list[str] = []
+    for kind in list(waiting):
+        if len(together) < size and not any(_exclude(kind, other) for other in together):
+            together.append(kind)
+            waiting.remove(kind)
+    return together
 
 
 def _exclude(kind: str, other: str) -> bool:

@@ -53,16 +53,18 @@ def read_topics(servers: str, topics: Sequence[str], isolation: str = "read_unco
             num_idle = 0 if messages else num_idle + 1
             if num_idle * _POLL_S > _PATIENCE_S:
                 raise TimeoutError(f"No record and no end of {sorted(left)} for {_PATIENCE_S:.0f} s.")
-            for message in messages:
-                error = message.error()
-                if error is None:
-                    yield _record(message)
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    left.discard((message.topic(), message.partition()))
-                else:
-                    raise KafkaException(error)
+            left -= {(one.topic(), one.partition()) for one in messages if _is_end(one)}
+            yield from (_record(one) for one in messages if one.error() is None)
     finally:
         consumer.close()
+
+
+def _is_end(message: Any) -> bool:
+    """Whether it says that its partition has no more. Raises KafkaException for another error."""
+    error = message.error()
+    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+        raise KafkaException(error)
+    return error is not None
 
 
 def topic_ids(servers: str, topics: Sequence[str]) -> dict[str, bytes]:

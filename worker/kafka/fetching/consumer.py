@@ -21,7 +21,7 @@ from penstock.producer.transport.connection import connect, disconnect, watch
 from penstock.worker.kafka.fetching.assignment import Assignment
 from penstock.worker.kafka.fetching.consumer_watch import ConsumerWatch
 from penstock.worker.kafka.fetching.group import client_id
-from penstock.worker.kafka.fetching.group_member import make_member
+from penstock.worker.kafka.fetching.group_member import GroupMember, make_member
 from penstock.worker.kafka.fetching.rebalance_listener import Rebalanced, RebalanceListener
 from penstock.worker.kafka.fetching.skipped_offsets import SkippedOffsets
 from penstock.worker.kafka.kafka_record import KafkaRecord
@@ -46,45 +46,30 @@ class Consumer:
         self,
         cluster: KafkaCluster,
         topics: Sequence[str],
-        group_id: str,
+        member: GroupMember,
         *,
-        worker: int,
-        revision: str,
-        fetch_max_wait_ms: int,
-        drain_s: float,
         received: Received,
         revoked: Rebalanced,
     ) -> None:
         """Both callbacks run on the event loop.
 
         Args:
-            worker: the member's number on its machine.
-            revision: of the model; members of one group should have the same.
             received: gets the records of one partition, in their order, before the assignment can change; and the id
                 of their topic.
-            revoked: finishes or abandons the records of the given partitions, within `drain_s`.
+            revoked: finishes or abandons the records of the given partitions, within the member's `drain_s`.
         """
         self._partition_owner: PartitionOwner | None = None
         self._isolation_level = "read_uncommitted"
         self.topics = topics
         self._cluster = cluster
-        self._group_id = group_id
-        self._make_member = functools.partial(
-            make_member,
-            cluster,
-            group_id,
-            client_id=client_id(worker),
-            revision=revision,
-            fetch_max_wait_ms=fetch_max_wait_ms,
-            drain_s=drain_s,
-        )
+        self._member = member
         self._received = received
         self._revoked = revoked
         self._consumer: GroupConsumer | None = None
         self._watch = ConsumerWatch(topics)
         self._watching: list[asyncio.Task[None]] = []
         self._has_joined = False  # once or more often
-        self._assignment = Assignment(topics, client_id(worker))
+        self._assignment = Assignment(topics, client_id(member.worker))
         self.assigned = self._assignment.ready  # an event
         self._skipped = SkippedOffsets(topics)
         self.num_skipped: Mapping[tuple[str, ...], int] = self._skipped.counts  # offsets, by topic and cause
@@ -98,7 +83,8 @@ class Consumer:
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
         topic_ids = self._assignment.topic_ids
-        make = functools.partial(self._make_member, topic_ids, self._on_jumped, isolation_level=self._isolation_level)
+        handed = self._cluster, self._member, topic_ids, self._on_jumped
+        make = functools.partial(make_member, *handed, isolation_level=self._isolation_level)
         self._consumer = await connect(self._cluster, make)
         self._consumer.subscribe(list(self.topics), listener=RebalanceListener(self._on_revoked, self._on_assigned))
         watching = watch(self._consumer), self._watch.run(self._consumer)
@@ -128,7 +114,7 @@ class Consumer:
             self._hand_out(await self._joined.getmany(timeout_ms=timeout_ms))
         except KafkaError as error:
             if isinstance(error, GroupAuthorizationFailedError) and not self._has_joined:
-                reason = f"Kafka denies the group {self._group_id} to this worker. It needs the ACL READ on it."
+                reason = f"Kafka denies the group {self._member.group_id} to this worker. It needs the ACL READ on it."
                 raise KafkaRefused(reason) from error
             log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
             if isinstance(error, TopicAuthorizationFailedError):
