@@ -1,260 +1,238 @@
-"""The batch stage: sequences in, results and rejections out. Batches run on engine lanes; failures are isolated."""
+"""The batch stage: sequences in, results and rejections out. What runs them, batches or steps, is a `JobRunner`."""
 
-import asyncio
-import functools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
 import structlog
 
-from penstock.engine import EngineLanes
-from penstock.engine.types import BatchOutput
-from penstock.producer.errors import BackendError
+from penstock.engine.errors import InvalidOption, InvalidSource
+from penstock.engine.types import Float32Array
+from penstock.producer.errors import BackendError, Cancelled, InvalidRequest, PenstockError
 from penstock.producer.wire.headers import ReplyAddress
-from penstock.scheduler import Cause, CostFunction, LaneBatch, LaneDriver
-from penstock.worker.batching.batch import BatchStats, pack, sums_of
-from penstock.worker.batching.failures import FailedBatches
-from penstock.worker.batching.flight_queue import FlightQueue
-from penstock.worker.batching.single_flight import deadline_of
-from penstock.worker.batching.watchdog import Watchdog, WorkUnderway
+from penstock.scheduler.types import Cause, RejectedJob
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.flights import Flight, Flights, deadline_of
+from penstock.worker.batching.job_runner import JobEvents, JobRunner
+from penstock.worker.batching.stage import StageCallbacks
+from penstock.worker.batching.watchdog import Watchdog
 from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields
-from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
+from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
 
 log = structlog.get_logger("penstock.dispatcher")
 
 
 class Dispatcher:
-    """Owns sequences between the cache look-up and their results. Runs on the worker's event loop.
+    """Implements `SequenceDispatcher` with a runner, to which it hands a job for each flight of equal sequences.
 
-    Every sequence added ends once: in the results of a batch, or with its request, which is rejected once.
+    The runner admits, orders, runs and expires jobs. Every public method ends in `_advance`, which lets it begin what
+    it can, and reports the rejections of this turn.
     """
 
     def __init__(
         self,
-        lanes: EngineLanes,
-        driver: LaneDriver,
-        cost: CostFunction,
+        runner: JobRunner,
+        callbacks: StageCallbacks,
         *,
         clock: Callable[[], float] = time.monotonic,
-        batch_done: Callable[[BatchStats, SequenceResults], None],
-        rejected: Callable[[Sequence[Rejection]], None],
-        unhealthy: Callable[[BaseException], None],
     ) -> None:
-        """The callbacks run on the event loop.
-
-        Args:
-            batch_done: a batch ran. Results of requests that have failed are among them.
-            rejected: these requests have failed.
-            unhealthy: the engine fails on clean input, or a batch does not end. The dispatcher has closed itself.
-        """
-        self._lanes = lanes
-        self._driver = driver
-        self._cost = cost
+        """The caller starts the runner, with this as its owner."""
+        self._runner = runner
+        self._callbacks = callbacks
         self._clock = clock
-        self._batch_done = batch_done
-        self._rejected = rejected
-        self._unhealthy = unhealthy
-        self._queue = FlightQueue(driver, clock)
-        self._planned: dict[int, PendingSequence] = {}  # by job id: leaders in batches that have not finished
-        self._failures = FailedBatches(
-            lanes,
-            driver,
-            clock,
-            self._planned,
-            part=self._part,
-            run_again=self._run_again,
-            blame=self._blame,
-            unhealthy=self._give_up,
-        )
-        self.token_budget = self._failures.token_budget
+        self._rejections: list[Rejection] = []  # of this turn
+        self._ended: list[PendingRequest] = []  # the requests that they end, of which other sequences may be in flight
         self._closed = False
-        self._timer: asyncio.TimerHandle | None = None
+        self.flights = Flights(by_step=runner.by_step)  # others only read its counts
 
     def add(self, sequences: Sequence[PendingSequence]) -> None:
-        """Queue sequences. Requests that cannot meet their deadlines are rejected at once."""
+        """See `SequenceDispatcher`. One that is equal to another in flight shares its result."""
         now = self._clock()
         for sequence in sequences:
             sequence.request.times.note_queued(now)
-        self._queue.add(sequences)
-        self._dispatch()
+        self._run(sequences)
+        self._advance()
 
     def drain(self) -> None:
-        """From now on run what is queued without waiting for full batches."""
-        self._driver.is_draining = True
-        self._dispatch()
+        """See `SequenceDispatcher`."""
+        self._runner.drain()
+        self._advance()
 
     def resume(self) -> None:
-        """Go back to the scheduler's own triggers."""
-        self._driver.is_draining = False
-
-    def cancel(self, addresses: Collection[ReplyAddress]) -> None:
-        """See `SequenceDispatcher`. A batch takes milliseconds: nothing is cancelled."""
+        """See `SequenceDispatcher`."""
+        self._runner.resume()
 
     def take_back(self, sources: Collection[Source], *, bulk_only: bool, begun: bool) -> list[PendingRecord]:
-        """Drop requests of these partitions. Returns their records, which remain without an answer.
-
-        Without `begun`: only requests of which some sequence has no batch yet.
-        """
+        """See `SequenceDispatcher`."""
         chosen = [
             request
-            for request in self._queue.in_flight(queued=not begun)
+            for request in self.flights.requests(queued=not begun)
             if request.record.source in sources and (request.bulk or not bulk_only)
         ]
-        records = self._queue.take_back(chosen)
-        self._dispatch()
+        records = [request.take_back() for request in chosen]
+        self._ended += chosen
+        self._advance()
         return records
 
-    async def watch(self) -> None:
-        """Give up when a batch does not end. Runs until cancelled."""
-        await Watchdog(self._running, self._clock, self._give_up).run()
+    def cancel(self, addresses: Collection[ReplyAddress]) -> None:
+        """See `SequenceDispatcher`. A batch takes milliseconds: there nothing is cancelled."""
+        if self._closed or not self._runner.by_step:
+            return
+        wanted = {_sender(address) for address in addresses if address.correlation_id is not None}
+        for request in self.flights.requests(queued=False):
+            if _sender(request.address) in wanted:
+                self._end(request, Cancelled("The sender took the request back."))
+        self._advance()
 
-    def _running(self) -> list[WorkUnderway]:
-        return [
-            WorkUnderway(batch, f"A batch of {len(batch.ids)} sequences", batch.predicted_s)
-            for batch in self._driver.running
-        ]
+    async def watch(self) -> None:
+        """See `SequenceDispatcher`."""
+        await Watchdog(self._runner.running, self._clock, self.give_up).run()
 
     def close(self) -> None:
-        """Run nothing more and report nothing more. Records whose sequences are here stay uncommitted."""
+        """See `SequenceDispatcher`."""
         self._closed = True
-        self._stop_timer()
+        self._runner.stop()
 
-    def _dispatch(self) -> None:
-        """Hand the lanes what they can take, then report what was rejected. Every step ends here."""
-        self._stop_timer()
+    def on_events(self, events: JobEvents) -> None:
+        """See `RunnerOwner`. Events of jobs that have left are ignored."""
+        if not self._closed:
+            self._take(events)
+            self._advance()
+
+    def on_batch(
+        self, ids: Sequence[int], rows: Sequence[Float32Array], stats: BatchStats, began: float | None
+    ) -> None:
+        """See `RunnerOwner`. A request fails if its deadline had passed when a lane took up the batch."""
         if self._closed:
             return
-        while True:
-            dispatch = self._driver.dispatch(self._clock())
-            self._planned.update(zip(dispatch.planned, self._queue.take(dispatch.planned), strict=True))
-            self._queue.reject_jobs(dispatch.rejected)
-            are_unchanged = [self._submit(batch) for batch in dispatch.start]
-            if all(are_unchanged) and not dispatch.rejected:
-                break
-        if dispatch.wake_at is not None:
-            delay_s = max(0.0, dispatch.wake_at - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._dispatch)
-        if rejections := self._queue.take_rejections():
-            self._rejected(rejections)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _submit(self, batch: LaneBatch) -> bool:
-        """Hand a batch to the lanes, without flights that no request waits for any longer.
-
-        Returns whether the whole batch runs as planned. If not, jobs may be queued and lanes idle.
-        """
-        now, is_unchanged = self._clock(), True
-        for job_id in batch.ids:
-            leader = self._planned[job_id]
-            if leader.request.is_failed or deadline_of(leader) <= now:
-                self._replace(job_id, leader, now)
-                is_unchanged = False
-        ids = tuple([job_id for job_id in batch.ids if job_id in self._planned])
-        if not ids:
-            self._driver.finish(batch, now, failed=True)
-            return False
-        sequences = [self._planned[job_id] for job_id in ids]
-        num_fitting = self.token_budget.num_fitting(sequences)
-        if num_fitting < len(ids):
-            self._driver.run_first([self._part(batch, ids[num_fitting:])])
-            ids, sequences = ids[:num_fitting], sequences[:num_fitting]
-            is_unchanged = False
-        if len(ids) < len(batch.ids):
-            batch.ids, batch.predicted_s = ids, self._predict(sequences)
-        future = self._lanes.submit(pack(sequences))
-        future.add_done_callback(functools.partial(self._on_done, batch))
-        return is_unchanged
-
-    def _replace(self, job_id: int, leader: PendingSequence, now: float) -> None:
-        """The leader of a planned job has failed or expired: run the job for another sequence of its flight, if any."""
-        if not leader.request.is_failed:
-            self._queue.expire(leader, now - deadline_of(leader))
-        del self._planned[job_id]
-        if (following := self._queue.next_leader(leader)) is not None:
-            self._planned[job_id] = following
-
-    def _on_done(self, batch: LaneBatch, done: "asyncio.Future[BatchOutput]") -> None:
-        error = None if done.cancelled() else done.exception()
-        self._driver.finish(batch, self._clock(), failed=done.cancelled() or error is not None)
-        if done.cancelled() or self._closed:
-            return
-        if error is None:
-            self._finish(batch, done.result())
-        else:
-            self._failures.handle(batch, error)
-        self._dispatch()
-
-    def _finish(self, batch: LaneBatch, output: BatchOutput) -> None:
-        """Report the results of a batch. A request fails if its deadline had passed when a lane took up the batch.
-
-        Sequences whose results are not finite fail; they are neither reported nor cached.
-        """
-        if len(output.rows) != len(batch.ids):
-            raise RuntimeError(f"The engine answered {len(output.rows)} of {len(batch.ids)} sequences. This is a bug.")
-        bad = frozenset(output.not_finite)
-        good = [index for index in range(len(batch.ids)) if index not in bad]
-        if good:
-            self._report(batch, good, output)
-        if bad:
-            self._failures.blame_rows(batch, output)
-
-    def _report(self, batch: LaneBatch, indices: Sequence[int], output: BatchOutput) -> None:
-        """Report the results of these sequences, and the statistics of all."""
-        sums = sums_of([self._planned[job_id] for job_id in batch.ids])
-        flights = self._queue.finish([self._planned.pop(batch.ids[index]) for index in indices])
         results = [
-            (sequence, output.rows[index])
-            for flight, index in zip(flights, indices, strict=True)
-            for sequence in flight
+            (member, row)
+            for flight, row in zip(self.flights.end_all(ids), rows, strict=True)
+            for member in flight.members
+            if not member.request.is_failed
         ]
-        if batch.started is not None:
-            for sequence in [one for one, _ in results if deadline_of(one) < batch.started]:
-                late_s = batch.started - deadline_of(sequence)
-                self._queue.reject(sequence, deadline_error(Cause.QUEUED, late_s))
-        rule = batch.trigger, batch.partition, batch.dp_gain
-        stats = BatchStats(*rule, sums, batch.predicted_s, output.device_s, number=batch.number)
-        self._batch_done(stats, results)
+        if began is not None:
+            for member in [one for one, _ in results if deadline_of(one) < began]:
+                self._reject(member, deadline_error(Cause.QUEUED, began - deadline_of(member)))
+        self._callbacks.ran(stats)
+        self._callbacks.results(results, stats)
 
-    def _part(self, batch: LaneBatch, ids: tuple[int, ...]) -> LaneBatch:
-        predicted_s = self._predict([self._planned[job_id] for job_id in ids])
-        rule = batch.trigger, batch.partition
-        retries, number = batch.num_retries, batch.number
-        return LaneBatch(ids, *rule, predicted_s, batch.dp_gain, num_retries=retries, number=number)
+    def wanted(self, ids: Sequence[int], now: float) -> list[int]:
+        """See `RunnerOwner`. Sequences that are late by now are rejected."""
+        wanted = []
+        for job_id in ids:
+            is_wanted = False
+            for member in self.flights[job_id].members:
+                request = member.request
+                if request.is_failed:
+                    continue
+                if request.deadline is None or request.deadline > now:
+                    is_wanted = True
+                else:
+                    self._end(request, deadline_error(Cause.QUEUED, now - request.deadline))
+            if is_wanted:
+                wanted.append(job_id)
+            else:
+                self.flights.end(job_id)
+        return wanted
 
-    def _predict(self, sequences: Sequence[PendingSequence]) -> float:
-        sums = sums_of(sequences)
-        return float(self._cost.seconds(sums.tokens, sums.squares, sums.longest, sums.count))
-
-    def _run_again(self, batches: Sequence[LaneBatch]) -> None:
-        """Batches of planned jobs run before any other."""
-        self._driver.run_first(batches)
-        self._dispatch()
-
-    def _blame(self, job_id: int, error: BaseException) -> None:
-        """The engine fails on one sequence, and works otherwise."""
-        leader = self._planned.pop(job_id)
-        record = record_fields(leader.request.record)
-        tokens, runs = len(leader.token_ids), leader.num_failures
-        log.warning("sequence_failed", tokens=tokens, runs=runs, error=repr(error), **record)
-        failure = BackendError(f"The engine failed on this sequence. Raised: {error!r}"[:500])
-        for flight in self._queue.finish([leader]):
-            for one in flight:
-                one.request.record.note_attempts(leader.num_failures)
-                rejected = BackendError(failure.message, {one.index: failure})
-                rejected.__cause__ = error
-                self._queue.reject(one, rejected)
-        self._dispatch()
-
-    def _give_up(self, error: BaseException) -> None:
+    def give_up(self, error: BaseException) -> None:
+        """See `RunnerOwner`. The runner cannot be trusted with any job."""
         if self._closed:
             return
         log.error("engine_unhealthy", error=repr(error))
         self.close()
-        self._unhealthy(error)
+        self._callbacks.unhealthy(error)
+
+    def _run(self, sequences: Iterable[PendingSequence]) -> None:
+        """Hand a job to the runner for each flight that needs one. Where it is rejected at once, the next leader's."""
+        flights = self.flights.join(sequences)
+        while flights and not self._closed:
+            rejected = self._runner.add(flights)
+            anew = self._refuse(rejected)
+            self.flights.admit(flights)
+            flights = self.flights.join(anew)
+
+    def _advance(self) -> None:
+        """Let the runner begin what it can, then report what was rejected."""
+        events: JobEvents | None = JobEvents()
+        while events is not None and not self._closed:
+            if self._ended:
+                ended, self._ended = self._ended, []
+                if ids := self.flights.deserted(ended):
+                    self._runner.cancel(ids)
+            if (events := self._runner.advance()) is not None:
+                self._take(events)
+        if self._rejections and not self._closed:
+            rejections, self._rejections = self._rejections, []
+            self._callbacks.rejected(rejections)
+
+    def _take(self, events: JobEvents) -> None:
+        """Take what the runner has changed."""
+        now = self._clock()
+        self.flights.start(events.started, now)
+        for job_id, row in events.emitted:
+            if (streaming := self.flights.streaming(job_id, now)) is not None:
+                self._callbacks.partial(streaming.alive, row)
+        if events.stats is not None:
+            self._finish(events.finished, events.stats, now)
+        for job_id, error in events.failed.items():
+            if (flight := self.flights.end(job_id)) is not None:
+                self._blame(flight, error, events.runs.get(job_id, 1))
+        if events.expired:
+            self._run(self._refuse(events.expired))
+        for member, late_s in self.flights.late(now):
+            self._reject(member, deadline_error(Cause.QUEUED, late_s))
+
+    def _finish(self, finished: Sequence[tuple[int, Float32Array]], stats: BatchStats, now: float) -> None:
+        ended = [(flight, row) for job_id, row in finished if (flight := self.flights.end(job_id)) is not None]
+        stats = replace(stats, num_ended=len(ended))
+        self._callbacks.ran(stats)
+        for flight, row in ended:
+            began = now if flight.started is None else flight.started
+            own = replace(stats, device_s=max(0.0, now - began))
+            self._callbacks.results([(member, row) for member in flight.alive], own)
+
+    def _blame(self, flight: Flight, error: BaseException, num_runs: int) -> None:
+        """The engine fails on one sequence, and works otherwise."""
+        is_invalid = isinstance(error, InvalidOption | InvalidSource)
+        if not is_invalid:
+            record, num_tokens = record_fields(flight.leader.request.record), len(flight.leader.token_ids)
+            log.warning("sequence_failed", tokens=num_tokens, runs=num_runs, error=repr(error), **record)
+        for member in flight.alive:
+            member.request.record.note_attempts(num_runs)
+            failure = (
+                InvalidRequest(f"This model cannot do that: {error}")
+                if is_invalid
+                else BackendError(f"The engine failed on this sequence. Raised: {error!r}"[:500])
+            )
+            rejected = type(failure)(failure.message, {member.index: failure})
+            rejected.__cause__ = error
+            self._reject(member, rejected)
+
+    def _refuse(self, jobs: Iterable[RejectedJob]) -> list[PendingSequence]:
+        """Reject what is late with jobs that were rejected. Returns the others of their flights, which run anew."""
+        anew: list[PendingSequence] = []
+        for job in jobs:
+            late, rest = self.flights.refuse(job)
+            for member, by_s in late:
+                self._reject(member, deadline_error(job.cause, by_s))
+            anew += rest
+        return [member for member in anew if not member.request.is_failed]
+
+    def _reject(self, sequence: PendingSequence, error: PenstockError) -> None:
+        """End a request with an error, unless it has ended."""
+        if not sequence.request.is_failed:
+            self._end(sequence.request, error)
+
+    def _end(self, request: PendingRequest, error: PenstockError) -> None:
+        self._ended.append(request)
+        self._rejections.append(request.reject(error))
+
+
+def _sender(address: ReplyAddress) -> tuple[str, int | None, bytes | None]:
+    """By which a cancellation names its request."""
+    return address.topic, address.partition, address.correlation_id

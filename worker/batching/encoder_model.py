@@ -1,15 +1,17 @@
 """An encoder that is served: its lanes, its scheduler, and the dispatcher between them."""
 
+from dataclasses import replace
+
 from penstock.engine import EngineLanes
 from penstock.engine.types import Engine
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.batching.engine_probe import EngineProbe
+from penstock.worker.batching.lane_runner import LaneRunner
 from penstock.worker.batching.stage import BatchStage, StageCallbacks
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.requests.generation import ReadOptions
-from penstock.worker.requests.request import SequenceResults
 from penstock.worker.requests.sequence_work import ReadFields
 from penstock.worker.resolved_settings import ResolvedSettings, scheduler_settings
 
@@ -65,21 +67,15 @@ class EncoderModel:
         scheduler = Scheduler(scheduler_settings(settings), cost)
         driver = LaneDriver(scheduler, self._lanes.num_lanes)
 
-        def batch_done(stats: BatchStats, results: SequenceResults) -> None:
+        def ran(stats: BatchStats) -> None:
             sums = stats.sums
             cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s)
             callbacks.ran(stats)
-            callbacks.results(results, stats)
 
-        dispatcher = Dispatcher(
-            self._lanes,
-            driver,
-            cost,
-            batch_done=batch_done,
-            rejected=callbacks.rejected,
-            unhealthy=callbacks.unhealthy,
-        )
-        return BatchStage(dispatcher, EncoderLoad(driver, cost, dispatcher.token_budget), scheduler.replied)
+        runner = LaneRunner(self._lanes, driver, cost)
+        dispatcher = Dispatcher(runner, replace(callbacks, ran=ran))
+        runner.start(dispatcher)
+        return BatchStage(dispatcher, EncoderLoad(driver, cost, runner.token_budget), scheduler.replied)
 
     def fault(self) -> str:
         """See `ServedModel`."""

@@ -5,13 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import structlog
-
-from penstock.engine.errors import DeviceFailed, is_out_of_memory
-from penstock.worker.batching.failure_rules import Remedy, pause_s, remedy_of
+from penstock.engine.errors import DeviceFailed
+from penstock.worker.batching.failure_rules import next_attempt
 from penstock.worker.batching.token_budget import TokenBudget
-
-log = structlog.get_logger("penstock.dispatcher")
 
 
 class StepWork(NamedTuple):
@@ -81,18 +77,13 @@ class StepIsolation:
 
     def _repair(self, members: Sequence[int], work: StepWork, error: Exception, num_retries: int) -> None:
         self._num_runs.update(members)
-        match remedy_of(error, len(members), num_retries):
-            case Remedy.RETRY:
-                seconds = pause_s(num_retries)
-                log.warning("batch_retried", sequences=len(members), error=repr(error), pause_s=round(seconds, 3))
-                self._pause(seconds)
-                self._run_some(members, work, num_retries + 1)
-            case Remedy.SPLIT:
-                log.warning("batch_failed", sequences=len(members), error=repr(error))
-                if is_out_of_memory(error):
-                    self._budget.shrink(sum([work.size_of(member) for member in members]))
-                half = len(members) // 2
-                for some in (members[:half], members[half:]):
-                    self._run_some(some, work, num_retries)
-            case Remedy.ISOLATE:
-                work.judge(members[0], error)
+        attempt = next_attempt(
+            members, error, num_retries, self._budget, lambda: sum([work.size_of(member) for member in members])
+        )
+        if attempt is None:
+            work.judge(members[0], error)
+            return
+        if attempt.pause_s:
+            self._pause(attempt.pause_s)
+        for some in attempt.parts:
+            self._run_some(some, work, attempt.num_retries)

@@ -1,20 +1,24 @@
-"""Measurements of a step dispatcher: the time of a sequence, and the errors of predicted tasks."""
+"""Figures of a stage of many steps: what waits, the time of a sequence, and the errors of predicted tasks."""
 
 from penstock.scheduler.costs.errors import PredictionErrors
-from penstock.worker.stepping.contract import StepStats
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.flights import Flights
 
 _WEIGHT = 0.98  # of what was seen before, at each sequence that ends
 
 
-class StepTimes:
-    """Called on the event loop."""
+class StepLoad:
+    """Implements `StageLoad`."""
 
-    def __init__(self) -> None:
+    def __init__(self, flights: Flights, token_budget: int) -> None:
+        self._flights = flights
         self._device_s = self._num_ended = 0.0  # decayed sums
         self._errors = PredictionErrors()
+        self.token_budget = token_budget
 
-    def observe(self, stats: StepStats, num_ended: int) -> None:
-        """A task ran, with which so many sequences ended."""
+    def observe(self, stats: BatchStats) -> None:
+        """A task ran. Called on the event loop."""
+        num_ended = stats.num_ended or 0
         decay = _WEIGHT**num_ended
         self._device_s = self._device_s * decay + stats.device_s
         self._num_ended = self._num_ended * decay + num_ended
@@ -22,10 +26,19 @@ class StepTimes:
             self._errors.note(stats.predicted_s, stats.device_s)
 
     @property
-    def seconds_a_sequence(self) -> float:
-        """Device time of a sequence among those that it runs with; 0 before the first has ended."""
-        return self._device_s / self._num_ended if self._num_ended else 0.0
+    def num_queued(self) -> int:
+        """See `StageLoad`."""
+        return self._flights.num_queued
+
+    @property
+    def queued_tokens(self) -> int:
+        """See `StageLoad`."""
+        return self._flights.queued_tokens
+
+    def backlog_s(self, now: float) -> float:
+        """See `StageLoad`. By the device time of a sequence among those that it runs with."""
+        return len(self._flights) * (self._device_s / self._num_ended if self._num_ended else 0.0)
 
     def errors(self) -> tuple[float, float]:
-        """See `PredictionErrors.quantiles`."""
+        """See `StageLoad`."""
         return self._errors.quantiles()

@@ -3,8 +3,11 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from penstock.engine.types import ModelInfo
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.batching.engine_probe import IDLE_S, LOOP_S, PROBE_S
 from penstock.worker.batching.stage import BatchStage, StageCallbacks
 from penstock.worker.requests.generation import ReadOptions
@@ -12,7 +15,8 @@ from penstock.worker.requests.request import PendingSequence
 from penstock.worker.requests.sequence_work import ReadFields
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepRunner
-from penstock.worker.stepping.step_dispatcher import StepDispatcher
+from penstock.worker.stepping.step_jobs import StepJobs
+from penstock.worker.stepping.step_load import StepLoad
 from penstock.worker.stepping.step_thread import StepThread
 
 _PROBE = -1  # job id; those of the dispatcher begin at 0
@@ -43,15 +47,21 @@ class StepModel:
 
     def stage(self, settings: ResolvedSettings, callbacks: StageCallbacks) -> BatchStage:
         """See `ServedModel`."""
-        budget = settings.max_batch_tokens
-        dispatcher = StepDispatcher(self._thread, self._work_of, callbacks, token_budget=budget)
+
+        def ran(stats: BatchStats) -> None:
+            load.observe(stats)
+            callbacks.ran(stats)
+
+        jobs = StepJobs(self._thread, self._work_of)
+        dispatcher = Dispatcher(jobs, replace(callbacks, ran=ran))
+        load = StepLoad(dispatcher.flights, settings.max_batch_tokens)
 
         def on_events(events: StepEvents) -> None:
             self._end_probe(events)
-            dispatcher.on_events(events)
+            dispatcher.on_events(jobs.events(events))
 
         self._thread.start(on_events, dispatcher.give_up)
-        return BatchStage(dispatcher, dispatcher, lambda seconds: None)
+        return BatchStage(dispatcher, load, lambda seconds: None)
 
     def fault(self) -> str:
         """See `ServedModel`. An idle runner runs one small job."""

@@ -72,10 +72,14 @@ class StepThread:
         """Whether it was started and has not ended."""
         return self._thread.is_alive()
 
-    async def close(self, timeout_s: float) -> bool:
-        """End after the turn that is under way. False if it still runs after `timeout_s`. Idempotent."""
+    def stop(self) -> None:
+        """Begin no turn after the one that is under way. Idempotent."""
         self._stopped = True
         self._orders.put(None)
+
+    async def close(self, timeout_s: float) -> bool:
+        """End after the turn that is under way. False if it still runs after `timeout_s`. Idempotent."""
+        self.stop()
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, timeout_s)
         return not self._thread.is_alive()

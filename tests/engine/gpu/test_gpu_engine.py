@@ -29,6 +29,8 @@ from penstock.producer.wire.messages import Request, join_tokens
 from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.batching.lane_runner import LaneRunner
+from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.requests.request import PendingRequest, PendingSequence, SequenceResults, StageTimes
 from tests.engine.gpu.fake_cuda import FakeCuda, FakeEvent, FakeStream
 from tests.engine.helpers import pack, random_sequences
@@ -180,7 +182,7 @@ async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
     found: dict[int, Any] = {}
     over = asyncio.Event()
 
-    def on_batch_done(stats: BatchStats, results: SequenceResults) -> None:
+    def on_results(results: SequenceResults, stats: BatchStats) -> None:
         found.update({sequence.index: result for sequence, result in results})
         if len(found) == 8:
             over.set()
@@ -191,15 +193,11 @@ async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
 
     failures: list[object] = []
     cost, lanes = PackedCost(0.0, 0.0, 0.0, 0.0), EngineLanes(engine)
-    dispatcher = Dispatcher(
-        lanes,
-        LaneDriver(Scheduler(SchedulerSettings(10.0, 8, 1000, None), cost), 1),
-        cost,
-        clock=lambda: 100.0,
-        batch_done=on_batch_done,
-        rejected=on_failure,
-        unhealthy=on_failure,
-    )
+    driver = LaneDriver(Scheduler(SchedulerSettings(10.0, 8, 1000, None), cost), 1)
+    runner = LaneRunner(lanes, driver, cost, lambda: 100.0)
+    callbacks = StageCallbacks(lambda stats: None, on_results, on_failure, on_failure)
+    dispatcher = Dispatcher(runner, callbacks, clock=lambda: 100.0)
+    runner.start(dispatcher)
     sequences = random_sequences((7,) * 8)
     dispatcher.add(one_request(sequences))
     await asyncio.wait_for(over.wait(), 60)

@@ -18,6 +18,8 @@ from penstock.producer.errors import BackendError, Overloaded
 from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats, Sums, pack
 from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.batching.lane_runner import LaneRunner
+from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.requests.deadline_errors import ArrivedLate, LateInQueue
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
@@ -98,15 +100,10 @@ class Bench:
         chosen = SchedulerSettings(10.0, max_sequences, 1000, None, trigger, partition, num_lanes=lanes.num_lanes)
         self.scheduler = Scheduler(chosen, cost)
         self.driver = LaneDriver(self.scheduler, lanes.num_lanes)
-        self.dispatcher = Dispatcher(
-            lanes,
-            self.driver,
-            cost,
-            clock=self.clock,
-            batch_done=self._on_batch_done,
-            rejected=self._on_rejected,
-            unhealthy=self._on_unhealthy,
-        )
+        self.runner = LaneRunner(lanes, self.driver, cost, self.clock)
+        callbacks = StageCallbacks(self.stats.append, self._on_results, self._on_rejected, self._on_unhealthy)
+        self.dispatcher = Dispatcher(self.runner, callbacks, clock=self.clock)
+        self.runner.start(self.dispatcher)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(300):
@@ -127,8 +124,8 @@ class Bench:
         """The token ids of the sequences that have results, in the order of their results."""
         return [sequence.token_ids.tolist() for sequence, _ in self.results]
 
-    def _on_batch_done(self, stats: BatchStats, results: SequenceResults) -> None:
-        self.stats.append(stats)
+    def _on_results(self, results: SequenceResults, stats: BatchStats) -> None:
+        assert stats is self.stats[-1]
         self.results += [(sequence, result) for sequence, result in results if not sequence.request.is_failed]
         self._changed.set()
 

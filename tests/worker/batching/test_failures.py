@@ -145,7 +145,7 @@ async def test_a_lack_of_memory_halves_the_batches_and_a_quiet_time_doubles_them
             assert await run(0) == [80, 40, 40, 20, 20, 20, 20]
             assert {entry["batch"] for entry in logs if entry["event"] == "batch_failed"} == {1}
             assert [stats.number for stats in b.stats] == [1] * 4
-            assert b.dispatcher.token_budget.tokens == 20
+            assert b.runner.token_budget.tokens == 20
             assert await run(8) == [20] * 4
             engine.max_tokens = 1 << 30
             b.clock.now += token_budget.QUIET_S

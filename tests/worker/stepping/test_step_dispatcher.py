@@ -13,10 +13,12 @@ from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Options
 from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
-from penstock.worker.stepping.contract import StepEvents
-from penstock.worker.stepping.step_dispatcher import StepDispatcher
+from penstock.worker.stepping.contract import StepEvents, StepStats
+from penstock.worker.stepping.step_jobs import StepJobs
+from penstock.worker.stepping.step_load import StepLoad
 from tests.worker.stepping.manual import CountingRunner, ManualThread
 
 MakeSequences = Callable[..., list[PendingSequence]]
@@ -36,24 +38,23 @@ class Bench:
         self.unhealthy: list[BaseException] = []
         self.partials: list[tuple[Sequence[PendingSequence], Float32Array]] = []
         callbacks = StageCallbacks(
-            self.ran.append,
+            self._on_ran,
             self._on_results,
             self._on_rejected,
             self.unhealthy.append,
             lambda sequences, result: self.partials.append((sequences, result)),
         )
-        self.dispatcher = StepDispatcher(
-            self.thread,
-            lambda sequence: sequence.token_ids.tolist(),
-            callbacks,
-            token_budget=10,
-            clock=lambda: self.now,
-        )
+        self._jobs = StepJobs(self.thread, lambda sequence: sequence.token_ids.tolist())
+        self.dispatcher = Dispatcher(self._jobs, callbacks, clock=lambda: self.now)
+        self.load = StepLoad(self.dispatcher.flights, 10)
 
     def turn(self, num_turns: int = 1) -> None:
         for _ in range(num_turns):
             self.now += 1.0
-            self.dispatcher.on_events(self.thread.turn(self.now))
+            self.take(self.thread.turn(self.now))
+
+    def take(self, events: StepEvents) -> None:
+        self.dispatcher.on_events(self._jobs.events(events))
 
     def answered(self) -> list[list[int]]:
         """The ids of the sequences that have results, each of which is checked."""
@@ -63,6 +64,10 @@ class Bench:
 
     def errors(self) -> list[type[Exception]]:
         return [type(rejection.error) for rejection in self.rejections]
+
+    def _on_ran(self, stats: BatchStats) -> None:
+        self.ran.append(stats)
+        self.load.observe(stats)
 
     def _on_results(self, results: SequenceResults, stats: BatchStats) -> None:
         self.results += results
@@ -81,10 +86,10 @@ def test_a_short_sequence_leaves_before_a_long_one_and_another_joins(
     bench: Bench, make_sequences: MakeSequences
 ) -> None:
     bench.dispatcher.add(make_sequences([4, 1]) + make_sequences([1, 2]) + make_sequences([2, 3]))
-    assert (bench.dispatcher.num_queued, bench.dispatcher.queued_tokens) == (3, 6)
+    assert (bench.load.num_queued, bench.load.queued_tokens) == (3, 6)
     bench.turn()
     assert bench.answered() == [[1, 2]]
-    assert bench.dispatcher.num_queued == 1
+    assert bench.load.num_queued == 1
     bench.turn(2)
     assert bench.answered() == [[1, 2], [2, 3]]
     bench.turn()
@@ -105,8 +110,8 @@ def test_a_result_tells_how_long_its_sequence_waited_and_ran(bench: Bench, make_
     assert [(one.trigger, one.partition, one.sums.tokens, one.num_ended) for one in bench.ran] == [
         ("step", "count", 1, ended) for ended in (0, 0, 1)
     ]
-    assert bench.dispatcher.errors() == (0.5, 0.5)
-    assert bench.dispatcher.backlog_s(bench.now) == 0.0
+    assert bench.load.errors() == (0.5, 0.5)
+    assert bench.load.backlog_s(bench.now) == 0.0
 
 
 def test_equal_sequences_run_once(bench: Bench, make_sequences: MakeSequences) -> None:
@@ -129,7 +134,7 @@ def test_a_queued_flight_takes_the_class_and_the_deadline_of_a_more_urgent_seque
     assert bench.runner.cancelled == [1]
     (job,) = bench.runner.waiting.values()
     assert (job.deadline, job.bulk, job.arrival) == (150.0, False, 100.0)
-    assert bench.dispatcher.num_queued == 1
+    assert bench.load.num_queued == 1
     bench.turn(10)
     assert bench.answered() == [[9, 1], [2, 3], [2, 3]]
 
@@ -144,7 +149,7 @@ def test_an_online_sequence_does_not_wait_for_a_bulk_job_that_has_begun(
     bench.dispatcher.add(make_sequences([5, 1], bulk=True))  # joins the online one
     bench.turn(5)
     assert bench.answered() == [[5, 1]] * 3
-    assert len(bench.dispatcher._flights) == 0
+    assert len(bench.dispatcher.flights) == 0
 
 
 def test_a_sequence_whose_deadline_passes_leaves_a_flight_that_goes_on(
@@ -168,7 +173,7 @@ def test_one_that_the_runner_does_not_admit_is_overloaded_and_patient_ones_run(
     hasty, patient = make_sequences([5, 1], deadline=102.0), make_sequences([5, 1], deadline=200.0)
     bench.dispatcher.add(hasty + patient)
     bench.runner.waiting.clear()
-    bench.dispatcher.on_events(StepEvents(expired=[RejectedJob(0, Cause.OVERLOADED, 4.0)]))
+    bench.take(StepEvents(expired=[RejectedJob(0, Cause.OVERLOADED, 4.0)]))
     assert bench.errors() == [Overloaded]
     bench.turn(5)
     assert [sequence for sequence, _ in bench.results] == patient
@@ -177,7 +182,7 @@ def test_one_that_the_runner_does_not_admit_is_overloaded_and_patient_ones_run(
 def test_a_failed_sequence_tells_how_often_it_ran(bench: Bench, make_sequences: MakeSequences) -> None:
     sequences = make_sequences([2, 1])
     bench.dispatcher.add(sequences)
-    bench.dispatcher.on_events(StepEvents(failed={0: EngineError("no")}, runs={0: 5}))
+    bench.take(StepEvents(failed={0: EngineError("no")}, runs={0: 5}))
     assert bench.rejections[0].record.num_attempts == 5
 
 
@@ -199,7 +204,7 @@ def test_one_that_fails_fails_alone(bench: Bench, make_sequences: MakeSequences)
 
 def test_what_the_model_does_not_allow_is_an_invalid_request(bench: Bench, make_sequences: MakeSequences) -> None:
     bench.dispatcher.add(make_sequences([2, 1]))
-    bench.dispatcher.on_events(StepEvents(failed={0: InvalidOption("num_beams must be less")}))
+    bench.take(StepEvents(failed={0: InvalidOption("num_beams must be less")}))
     assert bench.errors() == [InvalidRequest]
     assert "num_beams must be less" in bench.rejections[0].error.message
 
@@ -246,14 +251,14 @@ def test_partial_results_reach_the_sequences_that_stream_and_not_too_often(
     bench.dispatcher.add(streaming + make_sequences([9, 1], task="generate"))
     rows = [np.array([number], np.float32) for number in range(4)]
     for row in rows[:2]:  # the second comes too soon
-        bench.dispatcher.on_events(StepEvents(emitted=[(0, row), (7, row)]))
+        bench.take(StepEvents(emitted=[(0, row), (7, row)]))
     bench.now += 1.0
-    bench.dispatcher.on_events(StepEvents(emitted=[(0, rows[2])]))
+    bench.take(StepEvents(emitted=[(0, rows[2])]))
     assert bench.partials == [(streaming, rows[0]), (streaming, rows[2])]
-    assert bench.dispatcher.num_queued == 2  # the other, which does not stream, has a job of its own
+    assert bench.load.num_queued == 2  # the other, which does not stream, has a job of its own
     bench.dispatcher.take_back({streaming[0].request.record.source}, bulk_only=False, begun=True)
     bench.now += 1.0
-    bench.dispatcher.on_events(StepEvents(emitted=[(0, rows[3])]))
+    bench.take(StepEvents(emitted=[(0, rows[3])]))
     assert len(bench.partials) == 2
 
 
@@ -302,7 +307,8 @@ def test_events_of_jobs_that_have_left_are_ignored(bench: Bench, make_sequences:
     bench.dispatcher.add(sequences)
     bench.dispatcher.take_back({sequences[0].request.record.source}, bulk_only=False, begun=True)
     row = np.zeros(1, np.float32)
-    bench.dispatcher.on_events(StepEvents(started=[0], finished=[(0, row)], failed={0: EngineError("late")}))
+    task = StepStats("count", 1, 1, 1, 0.5, 1.0)
+    bench.take(StepEvents(started=[0], finished=[(0, row)], failed={0: EngineError("late")}, stats=task))
     assert not bench.results
     assert not bench.rejections
 

@@ -1,0 +1,259 @@
+"""Runs jobs in batches on engine lanes, by the scheduler's plans. Batches that fail are isolated."""
+
+import asyncio
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from penstock.engine import EngineLanes
+from penstock.engine.errors import DeviceFailed, NotFinite, wider_than
+from penstock.engine.types import BatchOutput, PackedBatch
+from penstock.scheduler import CostFunction, Job, LaneBatch, LaneDriver, RejectedJob
+from penstock.worker.batching.batch import BatchStats, pack, sums_of
+from penstock.worker.batching.failure_rules import next_attempt
+from penstock.worker.batching.flights import Flight
+from penstock.worker.batching.job_runner import JobEvents, RunnerOwner
+from penstock.worker.batching.token_budget import TokenBudget
+from penstock.worker.batching.watchdog import WorkUnderway
+from penstock.worker.requests.request import PendingRequest, PendingSequence
+
+log = structlog.get_logger("penstock.dispatcher")
+
+
+class LaneRunner:
+    """Implements `JobRunner`.
+
+    Failed batches run again by `next_attempt`. Sequences whose results are not finite are blamed at once if another of
+    their batch has a finite one, else by a probe. They do not run again: equal input gives equal results.
+    """
+
+    by_step = False
+
+    def __init__(
+        self,
+        lanes: EngineLanes,
+        driver: LaneDriver,
+        cost: CostFunction,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`start` is called before any other method."""
+        self._lanes = lanes
+        self._driver = driver
+        self._cost = cost
+        self._clock = clock
+        self._owner: RunnerOwner
+        self._sequences: dict[int, PendingSequence] = {}  # by job id: the leaders of jobs that have not ended
+        self._num_runs: Counter[int] = Counter()  # failed ones, by job id
+        self._is_settled = True  # whether nothing can begin before an event
+        self._stopped = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.token_budget = TokenBudget(driver.scheduler.settings.max_batch_tokens, clock)
+
+    def start(self, owner: RunnerOwner) -> None:
+        """Begin. Called once."""
+        self._owner = owner
+
+    def add(self, flights: Sequence[Flight]) -> list[RejectedJob]:
+        """See `JobRunner`. The scheduler admits all jobs of one request or none: a part of them answers nothing."""
+        now = self._clock()
+        groups: dict[PendingRequest | None, list[Job]] = {}  # None: requests of one sequence
+        for flight in flights:
+            job_id, sequence = flight.job_id, flight.leader
+            request = sequence.request
+            self._sequences[job_id] = sequence
+            job = Job(job_id, len(sequence.token_ids), request.times.queued, request.deadline, request.bulk)
+            groups.setdefault(request if len(request.results) > 1 else None, []).append(job)
+        rejected = [
+            job
+            for request, group in groups.items()
+            for job in self._driver.add(group, now, together=request is not None)
+        ]
+        for refused in rejected:
+            del self._sequences[refused.id]
+        formers = [one.former.job_id for one in flights if one.former is not None and one.job_id in self._sequences]
+        if formers:
+            self.cancel(formers)
+        self._is_settled = False
+        return rejected
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        """See `JobRunner`."""
+        self._driver.scheduler.remove(ids)
+        for job_id in ids:
+            del self._sequences[job_id]
+        self._is_settled = False
+
+    def drain(self) -> None:
+        """See `JobRunner`."""
+        self._driver.is_draining = True
+        self._is_settled = False
+
+    def resume(self) -> None:
+        """See `JobRunner`. Go back to the scheduler's own triggers."""
+        self._driver.is_draining = False
+
+    def advance(self) -> JobEvents | None:
+        """See `JobRunner`. Hand the lanes what they can take."""
+        if self._is_settled:
+            return None
+        self._stop_timer()
+        dispatch = self._driver.dispatch(self._clock())
+        for job in dispatch.rejected:
+            del self._sequences[job.id]
+        are_unchanged = [self._submit(batch) for batch in dispatch.start]
+        self._is_settled = all(are_unchanged) and not dispatch.rejected
+        if dispatch.wake_at is not None:
+            delay_s = max(0.0, dispatch.wake_at - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
+        return JobEvents(started=dispatch.planned, expired=dispatch.rejected)
+
+    def running(self) -> list[WorkUnderway]:
+        """See `JobRunner`."""
+        return [
+            WorkUnderway(batch, f"A batch of {len(batch.ids)} sequences", batch.predicted_s)
+            for batch in self._driver.running
+        ]
+
+    def stop(self) -> None:
+        """See `JobRunner`."""
+        self._stopped = True
+        self._stop_timer()
+
+    def _wake(self) -> None:
+        """Something can begin that could not before."""
+        if not self._stopped:
+            self._is_settled = False
+            self._owner.on_events(JobEvents())
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _submit(self, batch: LaneBatch) -> bool:
+        """Hand a batch to the lanes, without jobs that no request waits for any longer.
+
+        Returns whether the whole batch runs as planned. If not, jobs may be queued and lanes idle.
+        """
+        now, planned = self._clock(), batch.ids
+        ids = tuple(self._owner.wanted(planned, now))
+        if len(ids) < len(planned):
+            self._forget([job_id for job_id in planned if job_id not in ids])
+        if not ids:
+            self._driver.finish(batch, now, failed=True)
+            return False
+        sequences = [self._sequences[job_id] for job_id in ids]
+        num_fitting = self.token_budget.num_fitting(sequences)
+        if num_fitting < len(ids):
+            self._driver.run_first([self._part(batch, ids[num_fitting:], batch.num_retries)])
+            ids, sequences = ids[:num_fitting], sequences[:num_fitting]
+        if len(ids) < len(planned):
+            batch.ids, batch.predicted_s = ids, self._predict(sequences)
+        future = self._lanes.submit(pack(sequences))
+        future.add_done_callback(functools.partial(self._on_done, batch))
+        return len(ids) == len(planned)
+
+    def _on_done(self, batch: LaneBatch, done: "asyncio.Future[BatchOutput]") -> None:
+        error = None if done.cancelled() else done.exception()
+        self._driver.finish(batch, self._clock(), failed=done.cancelled() or error is not None)
+        if done.cancelled() or self._stopped:
+            return
+        self._is_settled = False
+        self._owner.on_events(self._finish(batch, done.result()) if error is None else self._repair(batch, error))
+
+    def _finish(self, batch: LaneBatch, output: BatchOutput) -> JobEvents:
+        """Report the results of a batch. Those that are not finite fail; they are neither reported nor cached."""
+        ids, rows = batch.ids, output.rows
+        if len(rows) != len(ids):
+            raise RuntimeError(f"The engine answered {len(rows)} of {len(ids)} sequences. This is a bug.")
+        bad = [ids[row] for row in output.not_finite]
+        good = [index for index in range(len(ids)) if index not in output.not_finite] if bad else range(len(ids))
+        if good:
+            sums = sums_of([self._sequences[job_id] for job_id in ids])
+            rule = batch.trigger, batch.partition, batch.dp_gain
+            stats = BatchStats(*rule, sums, batch.predicted_s, output.device_s, number=batch.number)
+            finished = [ids[index] for index in good]
+            self._forget(finished)
+            self._owner.on_batch(finished, [rows[index] for index in good], stats, batch.started)
+        if not bad:
+            return JobEvents()
+        dtype = self._lanes.dtype
+        error = NotFinite(f"the result holds NaN or infinity: numbers overflow in {dtype}. {wider_than(dtype)}")
+        self._num_runs.update(bad)
+        if good:
+            return self._blamed(bad, error)
+        self._probe(bad, error)
+        return JobEvents()
+
+    def _repair(self, batch: LaneBatch, error: BaseException) -> JobEvents:
+        """A batch failed, and has left its lane: parts of it run again, or the engine is probed."""
+        self._num_runs.update(batch.ids)
+        if isinstance(error, DeviceFailed):
+            self._owner.give_up(error)
+            return JobEvents()
+        attempt = next_attempt(
+            batch.ids,
+            error,
+            batch.num_retries,
+            self.token_budget,
+            lambda: sums_of([self._sequences[job_id] for job_id in batch.ids]).tokens,
+            batch=batch.number,
+        )
+        if attempt is None:
+            self._probe(batch.ids, error)
+            return JobEvents()
+        parts = [self._part(batch, tuple(ids), attempt.num_retries) for ids in attempt.parts]
+        if attempt.pause_s:
+            asyncio.get_running_loop().call_later(attempt.pause_s, self._run_again, parts)
+        else:
+            self._driver.run_first(parts)
+        return JobEvents()
+
+    def _run_again(self, batches: Sequence[LaneBatch]) -> None:
+        self._driver.run_first(batches)
+        self._wake()
+
+    def _probe(self, ids: Sequence[int], error: BaseException) -> None:
+        """No sequence of these has a result: find out whether they or the engine are at fault."""
+        probe = LaneBatch((), "probe", "probe", 0.0)
+        self._driver.run_now(probe, self._clock())
+
+        def judge(done: "asyncio.Future[BatchOutput]") -> None:
+            self._driver.finish(probe, self._clock(), failed=True)
+            if done.cancelled() or self._stopped:
+                return
+            broken = done.exception()
+            if broken is None and done.result().not_finite:
+                broken = NotFinite("the result of one token holds NaN or infinity.")
+            if broken is not None:
+                self._owner.give_up(broken)
+                return
+            self._is_settled = False
+            self._owner.on_events(self._blamed(ids, error))
+
+        options = self._sequences[ids[0]].options
+        self._lanes.submit(PackedBatch.probe(options)).add_done_callback(judge)
+
+    def _blamed(self, ids: Sequence[int], error: BaseException) -> JobEvents:
+        events = JobEvents(failed=dict.fromkeys(ids, error), runs={job_id: self._num_runs[job_id] for job_id in ids})
+        self._forget(ids)
+        return events
+
+    def _forget(self, ids: Sequence[int]) -> None:
+        for job_id in ids:
+            del self._sequences[job_id]
+        if self._num_runs:
+            for job_id in ids:
+                del self._num_runs[job_id]
+
+    def _part(self, batch: LaneBatch, ids: tuple[int, ...], num_retries: int) -> LaneBatch:
+        predicted_s = self._predict([self._sequences[job_id] for job_id in ids])
+        rule = batch.trigger, batch.partition
+        return LaneBatch(ids, *rule, predicted_s, batch.dp_gain, num_retries=num_retries, number=batch.number)
+
+    def _predict(self, sequences: Sequence[PendingSequence]) -> float:
+        sums = sums_of(sequences)
+        return float(self._cost.seconds(sums.tokens, sums.squares, sums.longest, sums.count))
