@@ -6,8 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from penstock.engine import EngineLanes
 from penstock.engine.errors import DeviceFailed, NotFinite, wider_than
 from penstock.engine.types import BatchOutput, PackedBatch
@@ -20,11 +18,9 @@ from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.batching.watchdog import WorkUnderway
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 
-log = structlog.get_logger("penstock.dispatcher")
-
 
 class LaneRunner:
-    """Implements `JobRunner`.
+    """Implements `JobRunner`. Lanes run one batch after another, of jobs that the scheduler puts together.
 
     Failed batches run again by `next_attempt`. Sequences whose results are not finite are blamed at once if another of
     their batch has a finite one, else by a probe. They do not run again: equal input gives equal results.

@@ -58,9 +58,7 @@ class PendingRequest:
     num_tokens: int = field(default=0, init=False)  # of its sequences, once they are prepared
     is_failed: bool = field(default=False, init=False)
     spans: Sequence[Uint32Array] = field(default=(), init=False)  # token_classify of texts: [n, 2] a sequence
-    job_ids: list[int] = field(
-        default_factory=list, init=False
-    )  # every job that the scheduler got for it, or that it shares
+    job_ids: list[int] = field(default_factory=list, init=False)  # every job that it was in, alone or with others
     results: list[Float32Array | None] = field(init=False)  # by sequence, in the request's order
     num_missing: int = field(init=False)  # results still to come
 
@@ -116,17 +114,6 @@ class PendingSequence:
     key: bytes  # for the cache and single flight: equal keys mean equal results
     is_stored: bool = True  # whether the cache keeps its result; false: sampling without a seed, which has its own key
     work: SequenceWork | None = None  # of a model made of cells
-    job_id: int = field(default=-1, init=False)  # the last job that the scheduler got for it
-    num_failures: int = field(default=0, init=False)  # engine runs that failed with it or its flight
-
-    def note_job(self, job_id: int) -> None:
-        """The scheduler has a job for it."""
-        self.job_id = job_id
-        self.request.job_ids.append(job_id)
-
-    def note_failure(self) -> None:
-        """An engine run has failed with it, or with another sequence of its flight."""
-        self.num_failures += 1
 
     def settle(self, result: Float32Array) -> bool:
         """See `PendingRequest.settle`."""

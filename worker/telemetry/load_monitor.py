@@ -69,7 +69,7 @@ class LoadMonitor:
         late = [request for request in requests if request.deadline is not None and now > request.deadline]
         if not late:
             return
-        # Nothing was predicted of a request without jobs: its results came from the cache or from other requests.
+        # Nothing was predicted of a request without jobs: its results came from the cache.
         for cause, count in Counter([_PREDICTED_WRONG if one.job_ids else Cause.QUEUED for one in late]).items():
             self._missed(cause, count)
 
