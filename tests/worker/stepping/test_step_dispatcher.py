@@ -134,9 +134,11 @@ def test_a_queued_flight_takes_the_class_and_the_deadline_of_a_more_urgent_seque
     assert bench.runner.cancelled == [1]
     (job,) = bench.runner.waiting.values()
     assert (job.deadline, job.bulk, job.arrival) == (150.0, False, 100.0)
+    bench.dispatcher.add(make_sequences([2, 3], deadline=140.0))
+    assert [job.deadline for job in bench.runner.waiting.values()] == [140.0]
     assert bench.load.num_queued == 1
     bench.turn(10)
-    assert bench.answered() == [[9, 1], [2, 3], [2, 3]]
+    assert bench.answered() == [[9, 1], [2, 3], [2, 3], [2, 3]]
 
 
 def test_an_online_sequence_does_not_wait_for_a_bulk_job_that_has_begun(
