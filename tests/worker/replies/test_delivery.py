@@ -236,7 +236,9 @@ def test_a_reply_that_cannot_be_delivered_leaves_its_request_as_a_dead_letter(
 ) -> None:
     [sequence] = make_sequences([1])
     answer(desk, info, sequence)
-    desk.acknowledge(0, UnknownTopicOrPartitionError("no partition 2"))
+    with capture_logs() as logs:
+        desk.acknowledge(0, UnknownTopicOrPartitionError("no partition 2"))
+    assert [(entry["event"], entry["records"]) for entry in logs] == [("reply_undeliverable", 1)]
     desk.acknowledge(1)
     assert desk.events[1:] == ["refused 0", f"produced to {DEAD_LETTERS}", "acknowledged 1", "finished 0"]
     assert desk.outcomes == {"backend": 1}
@@ -339,6 +341,7 @@ def test_a_record_whose_smallest_letter_is_refused_for_its_size_is_finished_and_
     [lost] = [entry for entry in logs if entry["log_level"] in ("warning", "error")]
     assert lost["event"] == "dead_letter_lost"
     assert (lost["topic"], lost["partition"], lost["offset"]) == ("penstock.requests.tiny", 3, 7)
+    assert desk.delivery.dead_letters == {"kept": 0, "kept_in_part": 0, "lost": 1}
 
 
 async def test_a_letter_whose_topic_is_missing_is_tried_again(

@@ -48,13 +48,14 @@ def test_a_record_is_counted_from_the_poll_to_the_acknowledgement(books: Books, 
     assert books.offsets.take_committable() == {SOURCE: PartitionProgress(8)}
 
 
-def test_sequences_are_counted_until_the_answer(
-    books: Books, make_record: MakeRecord, make_sequences: MakeSequences
+@pytest.mark.parametrize("end", ["answer", "give_up"])
+def test_sequences_are_counted_until_their_record_ends(
+    books: Books, make_record: MakeRecord, make_sequences: MakeSequences, end: str
 ) -> None:
     [record] = books.admitted(make_record, 0)
     books.ledger.queue([make_sequences(*[[n] for n in range(8)], record=record)[0].request])
-    assert not books.held.can_admit()
-    books.ledger.answer([record])
+    assert (record.state, books.held.can_admit()) == (RecordState.QUEUED, False)
+    getattr(books.ledger, end)([record])
     assert books.held.can_admit()
 
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 
 from penstock.cache import ResponseCache
 from penstock.worker.requests import write_behind
 from penstock.worker.requests.write_behind import WriteBehindCache
+from tests.worker.conftest import MakeSequences
 
 
 async def test_the_queue_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +54,18 @@ async def test_results_are_found_before_they_are_written_and_while_they_are(tmp_
             other.execute("ROLLBACK")
         await writer.close()
         assert await writer.get_many(keys) == {b"being written": b"1", b"queued": b"2"}
+
+
+async def test_a_look_up_tells_what_is_stored_from_what_is_not(make_sequences: MakeSequences) -> None:
+    async with await ResponseCache(":memory:", max_bytes=1 << 20, ttl_s=60, look_up_s=30.0).open() as cache:
+        writer, sequences = WriteBehindCache(cache), make_sequences([1], [2], [3])
+        assert await writer.look_up(sequences) == ([], sequences)
+        sequences[1].is_stored = False  # as sampled without a seed
+        writer.store([(one, np.full(2, one.token_ids[0], np.float32)) for one in sequences[:2]])
+        hits, misses = await writer.look_up(sequences)
+        assert [(one, result.tolist()) for one, result in hits] == [(sequences[0], [1.0, 1.0])]
+        assert (misses, sequences[0].request.num_cached) == (sequences[1:], 1)
+        await writer.close()
 
 
 class SlowReader:
