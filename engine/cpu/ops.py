@@ -80,6 +80,9 @@ class RowOps:
         first, second = x.chunk(2, dim=-1)
         return activate(first, activation) * second
 
+    def project_gated(self, x: Tensor, dense: Linear, activation: str) -> Tensor:
+        return self.gate(self.project(x, dense), activation)
+
     def project_add_norm(self, x: Tensor, dense: Linear, residual: Tensor, norm: Norm) -> Tensor:
         return normalise(dense.plus(x, residual), norm)
 

@@ -18,6 +18,7 @@ from penstock.engine.gpu.products import Products
 from penstock.engine.gpu.support import require_supported
 from penstock.engine.gpu.workspace import Workspace
 from penstock.engine.kernels.library import block_shared_bytes
+from penstock.engine.model.dense import function_of
 from penstock.engine.model.pad_positions import pad_positions
 from penstock.engine.model.program import record
 from penstock.engine.model.weights import EncoderWeights
@@ -55,7 +56,8 @@ class GpuEncoder:
         self._kernel_for(1, 1)  # raises here, instead of in the first batch, if there is no kernel
         self._tables = AttentionTables.of(encoder, self.device)
         activations = {dense.activation for layer in encoder.layers for dense in (layer.qkv, layer.up)}
-        self._products = Products.on(self.device, dtype, weights.hidden_size, activations)
+        gates = {function_of(layer.gate) for layer in encoder.layers if layer.gate is not None}
+        self._products = Products.on(self.device, dtype, weights.hidden_size, activations, gates)
         self._embeddings = encoder.embeddings
         types = encoder.embeddings.token_types
         self._num_types = None if types is None else len(types)

@@ -22,7 +22,7 @@ from penstock.engine.kernels.wide_product import wide_product
 from penstock.engine.model.dense import function_of
 from penstock.engine.model.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm, RotaryAttention
 
-_OPERATIONS = ("embed", "project", "gate", "project_add_norm", "project_add_norm_sum", "attend")
+_OPERATIONS = ("embed", "project", "project_gated", "project_add_norm", "project_add_norm_sum", "attend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,12 @@ class GpuOps:
             bias_activation(out, dense.bias, dense.activation)
         return out
 
-    @staticmethod
-    def gate(out: Tensor, x: Tensor, activation: str) -> Tensor:
-        gated(out, x, function_of(activation))
+    def project_gated(self, out: Tensor, inner: Tensor, x: Tensor, dense: GpuDense, activation: str) -> Tensor:
+        rows, depth = x.shape
+        if self._products.is_wide(rows, dense.width, depth, is_plain=False):
+            wide_product(out, x, dense.weight, dense.bias, function_of(activation), is_gated=True)
+        else:
+            gated(out, self.project(inner, x, dense), function_of(activation))
         return out
 
     def project_add_norm(self, out: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm) -> Tensor:

@@ -16,12 +16,14 @@ Many rows, to 3,072 with bias and GELU:
     rows                            1,024        1,536        2,048        4,096        16,384
                                     14.9  14.3   19.3  no     23.6  20.1   46.0  36.7   184   151
 
-and to 2,304 with bias alone, which saves 1 to 5 % of a forward of 2,048 rows and more.
+and to 2,304 with bias alone, which saves 1 to 5 % of a forward of 2,048 rows and more. Gates in the epilogue save 3 to
+4 % of a ModernBERT-base (5-500 tokens: 6,576 requests/s before, 6,828 after; two runs).
 
 cuBLAS may add the parts of a float16 product in float16, torch's default. Sums in float32 (reduced precision off) left
 the error of every length unchanged to five digits, and made one request of 5-500 tokens 3 % slower.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,8 +63,15 @@ class Products:
     wide_groups: int  # tiles of `wide_product` that the device computes at a time; 0: not supported
 
     @classmethod
-    def on(cls, device: torch.device, dtype: torch.dtype, hidden_size: int, activations: set[str]) -> "Products":
-        """Allocate the scratch, and compile `wide_product` for these activations."""
+    def on(
+        cls,
+        device: torch.device,
+        dtype: torch.dtype,
+        hidden_size: int,
+        activations: set[str],
+        gates: Iterable[str] = (),
+    ) -> "Products":
+        """Allocate the scratch, and compile `wide_product` for these activations, and those of gates."""
         scratch = torch.empty(most_parts(hidden_size), dtype=torch.float32, device=device)
         if device.type != "cuda":
             return cls(scratch, wide_groups=0)
@@ -71,6 +80,8 @@ class Products:
         try:
             for kind in activations if groups else ():
                 wide_product.prepare(kind, dtype, index)
+            for kind in gates if groups else ():
+                wide_product.prepare(kind, dtype, index, is_gated=True)
         except UnsupportedDevice as error:
             log.warning("wide_product_off", error=str(error).partition("\n")[0])
             groups = 0

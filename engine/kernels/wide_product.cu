@@ -5,7 +5,8 @@
 // Layout: x [rows, depth], w [width, depth], bias [width] or null, out [rows, width]; contiguous, 16-byte aligned,
 //   width and depth multiples of 8. x, w and out come as tensor maps (tensor_map.py), in boxes
 //   of [128, 64], [64, 64], [16, 64].
-//   ACTIVATION: a type of activations.cuh.
+//   ACTIVATION: a type of activations.cuh; or Gated<A> of one: out = A(x w' + bias) * (x g' + more), where g and `more`
+//   follow w and bias in memory, as many rows again. A tile then has 64 columns of out: 64 of w and as many of g.
 //
 // Threads: warpgroups 0 and 1 multiply (wgmma) tiles of 128 x 128 of their own, in turn: while one finishes its tile
 //   (bias, activation, store) the other has the tensor cores. A thread of warpgroup 2 starts the copies of operands.
@@ -21,11 +22,16 @@
 // Versions: measured together on an H200, 16,384 x 768 to 3,072 with the GELU: 1. this, 143 us; 2. tiles of 128 x 192,
 //   five stages, 150, without a cluster 144; 3. 64 x 256, 147; 4. both groups on one tile of 128 x 256, 171. cuBLAS and
 //   the pass: 185; cuBLAS alone 129, this without the GELU 117. (On a warmer device cuBLAS alone takes 135 and this 153.)
-//   To try: fewer instructions in the GELU, which is not entirely hidden.
+//   To try: fewer instructions in the GELU, which is not entirely hidden. 5. gates, in place of activation.cu's pass.
 
 #ifndef ACTIVATION
 #define ACTIVATION Gelu
 #endif
+
+template <typename A> struct Gated : A {};
+template <typename A> constexpr bool HAS_GATE = false;
+template <typename A> constexpr bool HAS_GATE<Gated<A>> = true;
+constexpr bool IS_GATED = HAS_GATE<ACTIVATION>;
 
 struct alignas(64) TensorMap { unsigned char bytes[128]; };
 
@@ -34,7 +40,8 @@ constexpr int BLOCK_ROWS = 128, BLOCK_COLUMNS = 128, STAGE_DEPTH = 64, STAGES = 
 constexpr int ROW_BYTES = 2 * STAGE_DEPTH;
 constexpr int HALVES = BLOCK_ROWS / 64;  // products of 64 rows in a tile
 constexpr int X_BYTES = BLOCK_ROWS * ROW_BYTES, STAGE_BYTES = X_BYTES + BLOCK_COLUMNS * ROW_BYTES;
-constexpr int PART = BLOCK_COLUMNS / CLUSTER;  // rows of w that a block asks for
+constexpr int PART = BLOCK_COLUMNS / CLUSTER;  // rows of w that a block asks for; the second block's are of a gate
+constexpr int OUT_COLUMNS = IS_GATED ? PART : BLOCK_COLUMNS;
 constexpr int GROUP_WARPS = 4;
 constexpr int RELEASES = GROUP_WARPS * CLUSTER;  // of a stage, before it is filled again
 constexpr int OUT_BYTES = 16 * ROW_BYTES, OUT_BUFFERS = 2;
@@ -191,12 +198,12 @@ struct Tiles {
     __device__ unsigned step() const { return gridDim.x / CLUSTER; }
 };
 
-__device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, unsigned base, Tiles tiles) {
+__device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, unsigned base, Tiles tiles, int width) {
     unsigned stage = 0, phase = 0;
 #pragma unroll 1
     for (unsigned tile = tiles.first(); tile < tiles.count; tile += tiles.step()) {
         const int row = (tile / tiles.across * CLUSTER + cluster_rank()) * BLOCK_ROWS;
-        const int column = tile % tiles.across * BLOCK_COLUMNS + cluster_rank() * PART;
+        const int column = tile % tiles.across * OUT_COLUMNS + cluster_rank() * (IS_GATED ? width : PART);
 #pragma unroll 1
         for (unsigned block = 0; block < tiles.blocks; ++block) {
             const unsigned to = base + stage * STAGE_BYTES;
@@ -223,26 +230,34 @@ __device__ __forceinline__ void finish(const TensorMap& out, const scalar* bias,
     const int lane = threadIdx.x % WARP;
     const unsigned from = out_shared + (lane % 16) * ROW_BYTES;  // of a 16 x 16, to whose row it points
 #pragma unroll
-    for (int c = 0; c < BLOCK_COLUMNS / 64; ++c) {
+    for (int c = 0; c < OUT_COLUMNS / 64; ++c) {
         const int left = column + 64 * c;
         if (left >= width) break;
-        scalar2 shift[8];
+        scalar2 shift[8], gate_shift[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const int at = left + 8 * j;
-            shift[j] = from_float2<scalar2>(make_float2(0.f, 0.f));
-            if (bias != nullptr && at < width)
-                shift[j] = *reinterpret_cast<const scalar2*>(bias + at + 2 * (lane % 4));
+            shift[j] = gate_shift[j] = from_float2<scalar2>(make_float2(0.f, 0.f));
+            if (bias != nullptr && at < width) {
+                const scalar* own = bias + at + 2 * (lane % 4);
+                shift[j] = *reinterpret_cast<const scalar2*>(own);
+                if (IS_GATED) gate_shift[j] = *reinterpret_cast<const scalar2*>(own + width);
+            }
         }
 #pragma unroll
         for (int m = 0; m < HALVES; ++m) {
             unsigned packed[16];
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
-                const float* v = &sums.part[m][32 * c + 4 * j];
-                const float2 add = to_float2(shift[j]);
-                packed[2 * j] = pack_pair(ACTIVATION::apply(v[0] + add.x), ACTIVATION::apply(v[1] + add.y));
-                packed[2 * j + 1] = pack_pair(ACTIVATION::apply(v[2] + add.x), ACTIVATION::apply(v[3] + add.y));
+                float v[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float2 add = to_float2(shift[j]), more = to_float2(gate_shift[j]);
+                    v[i] = ACTIVATION::apply(sums.part[m][32 * c + 4 * j + i] + (i % 2 ? add.y : add.x));
+                    if (IS_GATED) v[i] *= sums.part[m][32 + 4 * j + i] + (i % 2 ? more.y : more.x);
+                }
+                packed[2 * j] = pack_pair(v[0], v[1]);
+                packed[2 * j + 1] = pack_pair(v[2], v[3]);
             }
             if (lane == 0) store_wait_read<OUT_BUFFERS - 1>();
             __syncwarp();
@@ -306,7 +321,7 @@ __device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias
         pin(sums);
         if (lane < CLUSTER) barrier_arrive(empty + 8 * before);
         const int row = (tile / tiles.across * CLUSTER + cluster_rank()) * BLOCK_ROWS + warp % GROUP_WARPS * 16;
-        finish(out, bias, sums, out_shared, row, tile % tiles.across * BLOCK_COLUMNS, rows, width, buffer);
+        finish(out, bias, sums, out_shared, row, tile % tiles.across * OUT_COLUMNS, rows, width, buffer);
     }
     if (lane == 0) store_wait_read<0>();
 }
@@ -317,7 +332,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     extern __shared__ unsigned char dynamic[];
     const unsigned base = (shared_address(dynamic) + 1023) & ~1023u;
     const unsigned group = __shfl_sync(FULL_MASK, threadIdx.x / (WARP * GROUP_WARPS), 0);
-    const unsigned across = (width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+    const unsigned across = (width + OUT_COLUMNS - 1) / OUT_COLUMNS;
     constexpr int CLUSTER_ROWS = BLOCK_ROWS * CLUSTER;
     const unsigned down = (rows + CLUSTER_ROWS - 1) / CLUSTER_ROWS;
     const Tiles tiles = {down * across, across, (depth + STAGE_DEPTH - 1u) / STAGE_DEPTH};
@@ -335,7 +350,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     wait_for_previous();
     if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 2 * WARP * GROUP_WARPS) produce(x, w, base, tiles);
+        if (threadIdx.x == 2 * WARP * GROUP_WARPS) produce(x, w, base, tiles, width);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         consume(out, bias, base, tiles, group, rows, width);

@@ -23,9 +23,9 @@ _SHARED_BYTES = (
 )
 
 
-def prepare(kind: str, dtype: torch.dtype, device: int) -> None:
+def prepare(kind: str, dtype: torch.dtype, device: int, *, is_gated: bool = False) -> None:
     """Compile and load for CUDA device `device`. Raises UnsupportedDevice where `wide_product` does not run."""
-    _kernel(kind, dtype, device)
+    _kernel(kind, dtype, device, is_gated=is_gated)
 
 
 def num_groups(device: int) -> int:
@@ -40,9 +40,12 @@ def num_tiles(rows: int, width: int) -> int:
     return -(-rows // (_BLOCK_ROWS * _CLUSTER)) * -(-width // _BLOCK_COLUMNS)
 
 
-def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> None:
+def wide_product(
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, *, is_gated: bool = False
+) -> None:
     """out = act(x weight' + bias): out [R, N], x [R, K], weight [N, K], bias [N], all float16 or all bfloat16.
 
+    is_gated: weight and bias have 2N rows, and out = act(first N columns) * last N columns, as in GeGLU.
     kind: one of activation.KINDS. N and K are multiples of 8; no aliasing. One launch, on compute capability 9.0.
     Raises ValueError for anything else, UnsupportedDevice elsewhere.
     """
@@ -51,10 +54,11 @@ def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, ki
         raise ValueError(f"{rows} rows of {depth} to {width}: widths must be positive multiples of {VECTOR}")
     pointer("out", out, out.dtype, (rows, width))
     pointer("x", x, out.dtype, (rows, depth))
-    pointer("weight", weight, out.dtype, (width, depth))
-    shift = pointer_or_null("bias", bias, out.dtype, (width,))
+    columns = 2 * width if is_gated else width
+    pointer("weight", weight, out.dtype, (columns, depth))
+    shift = pointer_or_null("bias", bias, out.dtype, (columns,))
     device = index_of(out)
-    run = _kernel(kind, out.dtype, device)
+    run = _kernel(kind, out.dtype, device, is_gated=is_gated)
     if not rows:
         return
     args = (
@@ -66,12 +70,14 @@ def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, ki
         np.int32(width),
         np.int32(depth),
     )
-    clusters = min(multiprocessors(device) // _CLUSTER, num_tiles(rows, width))
+    clusters = min(multiprocessors(device) // _CLUSTER, num_tiles(rows, columns))
     run((clusters * _CLUSTER,), (_THREADS,), args, _SHARED_BYTES)
 
 
-def _kernel(kind: str, dtype: torch.dtype, device: int) -> Kernel:
+def _kernel(kind: str, dtype: torch.dtype, device: int, *, is_gated: bool) -> Kernel:
     if kind not in KINDS:
         raise ValueError(f"activation {kind!r} is not one of {', '.join(KINDS)}")
     type_name = kind.replace("_", " ").title().replace(" ", "")  # in activations.cuh
-    return hopper_kernel("wide_product", "wide_product", dtype, type_name, device)
+    return hopper_kernel(
+        "wide_product", "wide_product", dtype, f"Gated<{type_name}>" if is_gated else type_name, device
+    )

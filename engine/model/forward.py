@@ -40,8 +40,8 @@ class Ops(Protocol[X, D_contra]):
 class PreNormOps(Ops[X, D_contra], Protocol):
     """Further operations of a pre-norm encoder and its gated MLPs."""
 
-    def gate(self, x: X, activation: str) -> X:
-        """[R, 2I] to [R, I]: activation(first I columns) * last I columns."""
+    def project_gated(self, x: X, dense: D_contra, activation: str) -> X:
+        """activation(first I columns) * last I columns of x @ weight.T + bias, [R, 2I]."""
         ...
 
     def project_add_norm_sum(self, x: X, dense: D_contra, residual: X, norm: Norm) -> tuple[X, X]:
@@ -81,9 +81,8 @@ def forward_pre_norm(encoder: Encoder[D], ops: PreNormOps[X, D]) -> X:
     for layer in encoder.layers:
         context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
         hidden, total = ops.project_add_norm_sum(context, layer.attention_output, total, layer.attention_norm)
-        inner = ops.project(hidden, layer.up)
-        if layer.gate is not None:
-            inner = ops.gate(inner, layer.gate)
+        up, gate = layer.up, layer.gate
+        inner = ops.project(hidden, up) if gate is None else ops.project_gated(hidden, up, gate)
         hidden, total = ops.project_add_norm_sum(inner, layer.down, total, layer.output_norm)
     return hidden
 

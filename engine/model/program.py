@@ -73,8 +73,10 @@ class _Recorder(Generic[D]):
     def project(self, x: BufferId, dense: D) -> BufferId:
         return self._step("project", self._width_of(dense), (x,), (dense,))
 
-    def gate(self, x: BufferId, activation: str) -> BufferId:
-        return self._step("gate", self.widths[x] // 2, (x,), (activation,))
+    def project_gated(self, x: BufferId, dense: D, activation: str) -> BufferId:
+        width = self._width_of(dense)
+        result, _ = self._steps("project_gated", (width // 2, width), (x,), (dense, activation))
+        return result  # the other buffer is for the product, where that is a step of its own
 
     def project_add_norm(self, x: BufferId, dense: D, residual: BufferId, norm: Norm) -> BufferId:
         return self._step("project_add_norm", self._width_of(dense), (x, residual), (dense, norm))

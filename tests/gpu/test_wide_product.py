@@ -49,6 +49,24 @@ def test_every_activation(has_bias: bool, kind: str, dtype: torch.dtype) -> None
     assert_as_exact_as_torch(out, act(F.linear(x, weight, bias)), exact)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("width", "depth"), [(1152, 768), (8, 8), (72, 40), (1000, 136), (2624, 1024)])
+@pytest.mark.parametrize("rows", [1, 129, 1000, 4096])
+@pytest.mark.parametrize(("kind", "has_bias"), [("gelu", False), ("silu", True)])
+def test_gates(kind: str, has_bias: bool, rows: int, width: int, depth: int, dtype: torch.dtype) -> None:
+    x, weight = randn(rows, depth, dtype=dtype, seed=1), randn(2 * width, depth, dtype=dtype, seed=2, scale=depth**-0.5)
+    bias = randn(2 * width, dtype=dtype, seed=3) if has_bias else None
+    guarded = torch.full((rows + 600, width), 7.0, dtype=dtype, device="cuda")
+    out = guarded[300 : 300 + rows]
+    wide_product(out, x, weight, bias, kind, is_gated=True)
+    act = ACTIVATIONS[kind]
+    first, last = F.linear(x, weight, bias).chunk(2, dim=1)
+    exact, gate = F.linear(x.double(), weight.double(), None if bias is None else bias.double()).chunk(2, dim=1)
+    assert_as_exact_as_torch(out, act(first) * last, act(exact) * gate)
+    assert (guarded[:300] == 7.0).all()
+    assert (guarded[300 + rows :] == 7.0).all()
+
+
 def test_nan_stays_in_its_row_and_rows_do_not_depend_on_each_other() -> None:
     x, weight = randn(3000, 768, dtype=torch.float16, seed=7), randn(768, 768, dtype=torch.float16, seed=8)
     clean, poisoned = (torch.empty(3000, 768, dtype=torch.float16, device="cuda") for _ in range(2))

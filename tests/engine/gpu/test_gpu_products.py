@@ -54,7 +54,7 @@ def test_bert_base_on_an_h200(rows: int, is_plain: bool, expected: str) -> None:
 
 
 def test_a_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(kind: str, dtype: torch.dtype, device: int) -> None:
+    def refuse(kind: str, dtype: torch.dtype, device: int, *, is_gated: bool = False) -> None:
         raise UnsupportedDevice("wide_product was not compiled: no compiler\nand more")
 
     empty = torch.empty

@@ -73,7 +73,12 @@ def split_norm(
     residual_norm(out, parts.sum(0), bias, residual, *norm, total=total)
 
 
-def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> None:
+def wide_product(
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, *, is_gated: bool = False
+) -> None:
+    if is_gated:
+        gated(out, F.linear(x, weight, bias), kind)
+        return
     out.copy_(activate(F.linear(x, weight, bias), {"gelu_tanh": "gelu_new"}.get(kind, kind)))
 
 

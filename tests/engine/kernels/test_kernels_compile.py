@@ -51,6 +51,13 @@ def test_compiles_without_spills(
     assert {entry.name: entry.spill_bytes for entry in entries if entry.spill_bytes} == {}
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_with_gates_compile_without_spills(dtype: torch.dtype, tmp_path: Path) -> None:
+    text = f"#define ACTIVATION Gated<Gelu>\n{source_text('wide_product', dtype)}"
+    (entry,) = compile_entries(text, "90a", OPTIONS, tmp_path)
+    assert (entry.name, entry.spill_bytes) == ("wide_product", 0)
+
+
 @pytest.mark.parametrize(
     ("source", "launched"),
     [
