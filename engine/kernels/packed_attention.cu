@@ -2,7 +2,7 @@
 // tiles of packed_tile.cuh, which says how, and what its arguments are.
 //
 // Registers (ptxas 12.9 and NVRTC 13.2, sm_80 and sm_90, no spills) and shared memory, for 128 queries:
-//   D = 32: 128, 32 KiB, four CTAs an SM; D = 64: 168, 64 KiB, three; D = 128: 190, 128 KiB, one of eight warps.
+//   D = 32: 126, 32 KiB, four CTAs an SM; D = 64: 168, 64 KiB, three; D = 128: 187, 128 KiB, one of eight warps.
 //
 // Versions: 1. this. To try: all registers for two CTAs an SM (204 for D = 64, or 238 with 64 keys at a time); the
 //   greatest weight instead of the greatest score as the sign that a reference must move (32 of the 250 instructions);

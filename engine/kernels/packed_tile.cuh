@@ -26,9 +26,8 @@
 //   short_attention.cu. Rows after the sequence's end are zeros in shared memory: no other sequence is read, and a row's
 //   bits depend only on its own sequence.
 //
-// A kernel is a struct, `Kind`, of what differs: whether scores begin with a bias of their distance (IS_BIASED), and
-//   whether queries and keys are turned by their positions and see each other within a window (IS_ROTARY). Each member
-//   of Plain says what it is for.
+// Kind: a struct of what a kernel does beside: Plain nothing; in Biased, scores begin with a bias of their distance; in
+//   Rotary, queries and keys are turned by the angles of their positions, and see each other within a window.
 
 constexpr int KEYS = 64;   // of a tile
 constexpr int STEP = 32;   // keys at a time
@@ -128,7 +127,8 @@ template <int D, int THREADS, bool HAS_TWO> struct Share {
 
     // Starts to copy ROWS rows, `stride` elements apart; zeros replace those after the first `count`.
     // from: this thread's chunk of its first row.
-    template <int ROWS> __device__ __forceinline__ void fetch(unsigned to, const scalar* from, int stride, int count) const {
+    template <int ROWS> __device__ __forceinline__ void fetch(
+        unsigned to, const scalar* from, int stride, int count) const {
         static_assert(ROWS % AT_ONCE == 0, "whole passes");
         to += place<D>(row, chunk);
 #pragma unroll
@@ -396,7 +396,7 @@ template <int D, int M, int WARPS, int QUERIES, typename Kind> __device__ __forc
     const scalar* from = qkv + (static_cast<size_t>(item.x) + share.row) * stride;
     from += blockIdx.x * D + share.chunk * VECTOR;
     const unsigned queries = shared_address(memory), ring = queries + ROWS * ROW_BYTES<D>;
-    const float* table = reinterpret_cast<const float*>(memory + ROWS * ROW_BYTES<D> + STAGES * STAGE_BYTES);
+    float* table = reinterpret_cast<float*>(memory + ROWS * ROW_BYTES<D> + STAGES * STAGE_BYTES);
 
     int first = 0, end = length;  // keys of the CTA
     if constexpr (Kind::IS_ROTARY) {
@@ -419,7 +419,7 @@ template <int D, int M, int WARPS, int QUERIES, typename Kind> __device__ __forc
     const int own = (threadIdx.x / WARP + blockIdx.x) % WARPS * 16 * M;  // the warp's first query in the CTA
     const bool active = first_query + own < length;
     Rows<D, M> rows;
-    if constexpr (Kind::IS_BIASED) kind.template stage<THREADS>(const_cast<float*>(table));
+    if constexpr (Kind::IS_BIASED) kind.template stage<THREADS>(table);
     wait_for_copies<STAGES - 2>();
     if constexpr (Kind::IS_ROTARY)
         share.template turn<ROWS>(memory, kind.cosines, kind.sines, first_query, length - first_query);
@@ -429,7 +429,8 @@ template <int D, int M, int WARPS, int QUERIES, typename Kind> __device__ __forc
     for (int left = end - first; left > 0; left -= KEYS) {
         wait_for_copies<STAGES - 2>();
         if constexpr (Kind::IS_ROTARY)  // what this thread has copied
-            Part(thread_again()).template turn<KEYS>(memory + ROWS * ROW_BYTES<D> + stage, kind.cosines, kind.sines, end - left, left);
+            Part(thread_again()).template turn<KEYS>(
+                memory + ROWS * ROW_BYTES<D> + stage, kind.cosines, kind.sines, end - left, left);
         __syncthreads();  // this tile has landed, and the buffer of the one before it is free
         fetch_tile(ring + (stage == 0 ? LAST_STAGE : stage - STAGE_BYTES), left - (STAGES - 1) * KEYS);
         const int lane = thread_again() % WARP;

@@ -4,13 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
 
+from penstock.engine.families.t5 import distance_buckets
 from penstock.engine.kernels.packed_attention import (
     QUERIES,
     distance_table,
@@ -264,3 +268,24 @@ def test_wrong_types_and_shapes_are_refused() -> None:
         rotary_attention(out, qkv, plan, 4, 0.125, 64, RotaryAttention(half, half, None))
     with pytest.raises(ValueError, match="plan must be"):
         packed_attention(out, qkv, plan.long(), 4, 0.125)
+
+
+@pytest.mark.parametrize("queries", QUERIES)
+def test_a_layer_of_t5_attends_as_in_transformers(queries: int) -> None:
+    """Its own buckets, up to 600 tokens; queries times sqrt(d), as T5 does not scale its scores."""
+    heads, head_dim, lengths = 4, 64, (600, 1, 128, 129, 500)
+    torch.manual_seed(0)
+    layer: Any = T5Attention(T5Config(d_model=256, num_heads=heads, d_kv=head_dim), True, 0).cuda().eval()
+    torch.nn.init.normal_(layer.relative_attention_bias.weight)
+    buckets = distance_buckets(torch.arange(-128, 129, device="cuda"), 32, 128)
+    bias = layer.relative_attention_bias.weight[buckets].T.detach().half()
+    qkv, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed=3)
+    out = torch.empty(len(qkv), heads * head_dim, dtype=torch.float16, device="cuda")
+    plan = torch.from_numpy(plan_items(cu_seqlens, 32, queries)).cuda()
+    packed_attention(out, qkv, plan, heads, 0.125, queries, distance_table(bias, 0.125))
+    for start, end in pairwise(cu_seqlens):
+        query, key, value = qkv[start:end].double().view(end - start, 3, heads, head_dim).permute(1, 2, 0, 3)
+        own = layer.compute_bias(int(end - start), int(end - start), device="cuda")[0].half().double()
+        exact = torch.softmax(query @ key.mT / 8 + own, -1) @ value
+        got = out[start:end].view(-1, heads, head_dim).transpose(0, 1).double()
+        assert (got - exact).norm() <= 1e-3 * exact.norm()
