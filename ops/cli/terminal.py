@@ -1,6 +1,7 @@
 """Output for the terminal: messages on stderr, exit codes, and sentences in place of tracebacks."""
 
 import errno
+import functools
 import logging
 import os
 import signal
@@ -10,10 +11,13 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec
 
+import typer
 from rich.console import Console
 from rich.text import Text
+
+Arguments = ParamSpec("Arguments")
 
 EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_BUG = 0, 1, 2, 70
 EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED = 129, 130, 143
@@ -70,23 +74,41 @@ def _print(text: Text) -> None:
         _write_to_nowhere(2)
 
 
-def exit_code_of(body: Callable[[], int], failed: int = EXIT_PROBLEM) -> int:
+def ends_with_code(
+    *bad_usage: type[Exception],
+) -> Callable[[Callable[Arguments, int]], Callable[Arguments, None]]:
+    """A command of typer is a function that returns its exit code. `bad_usage`: errors that are the caller's."""
+
+    def decorate(body: Callable[Arguments, int]) -> Callable[Arguments, None]:
+        @functools.wraps(body)
+        def command(*given: Arguments.args, **named: Arguments.kwargs) -> None:
+            raise typer.Exit(exit_code_of(lambda: body(*given, **named), bad_usage=bad_usage))
+
+        return command
+
+    return decorate
+
+
+def exit_code_of(
+    body: Callable[[], int], failed: int = EXIT_PROBLEM, bad_usage: tuple[type[Exception], ...] = ()
+) -> int:
     """Run the body of a command. Penstock's errors become a sentence; any other exception keeps its traceback.
 
-    `failed`: the code after a sentence.
+    `failed`: the code after a sentence. `bad_usage`: errors that are treated as BadUsage.
 
     Ctrl-C becomes 130. SIGTERM, and SIGHUP of a terminal that is closed, interrupt the body as Ctrl-C does, so that
     clean-up runs, and become 143 and 129. A body with its own handlers (worker, demo) keeps them, and nohup's choice is
     kept. All also work in the background of a script, where a shell ignores SIGINT.
     """
     terminated, hung_up = threading.Event(), threading.Event()
+    usage_errors: tuple[type[Exception], ...] = (BadUsage, *bad_usage)
     try:
         with _like_ctrl_c(signal.SIGTERM, terminated), _like_ctrl_c(signal.SIGHUP, hung_up):
             return body()
     except KeyboardInterrupt:
         say("Stopped.")
         return EXIT_TERMINATED if terminated.is_set() else EXIT_HUNG_UP if hung_up.is_set() else EXIT_INTERRUPTED
-    except BadUsage as error:
+    except usage_errors as error:
         fail(str(error))
         return EXIT_USAGE
     except Exception as error:

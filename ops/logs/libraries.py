@@ -1,37 +1,31 @@
-"""The optional packages of `penstock logs`, imported when a command needs them."""
+"""The optional packages of `penstock logs`, imported when a command needs them. Without one: MissingLibrary."""
 
+import importlib
 from types import ModuleType
 
 from penstock.ops.logs.errors import MissingLibrary
 
-_INSTALL = "pip install 'penstock[logs]'"
-
 
 def polars() -> ModuleType:
-    """Polars. Raises MissingLibrary."""
-    try:
-        import polars
-    except ImportError as error:
-        raise MissingLibrary(f"Reading logs needs polars, which is not installed: {_INSTALL}") from error
-    return polars
+    """Polars."""
+    return _library("polars", "Reading logs")
 
 
 def pyarrow() -> ModuleType:
-    """PyArrow, which unpacks logs. Raises MissingLibrary."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise MissingLibrary(f"A compressed log needs pyarrow, which is not installed: {_INSTALL}") from error
-    return pyarrow  # type: ignore[no-any-return]  # pyarrow has no types
+    """PyArrow, which unpacks logs."""
+    return _library("pyarrow", "A compressed log")
 
 
 def pyplot() -> ModuleType:
-    """Matplotlib, drawing without a display. Raises MissingLibrary."""
-    try:
-        import matplotlib
+    """Matplotlib, drawing without a display."""
+    _library("matplotlib", "A report").use("agg")
+    return _library("matplotlib.pyplot", "A report")
 
-        matplotlib.use("agg")
-        from matplotlib import pyplot
+
+def _library(name: str, needs_it: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
     except ImportError as error:
-        raise MissingLibrary(f"A report needs matplotlib, which is not installed: {_INSTALL}") from error
-    return pyplot
+        package = name.partition(".")[0]
+        sentence = f"{needs_it} needs {package}, which is not installed: pip install 'penstock[logs]'"
+        raise MissingLibrary(sentence) from error

@@ -5,13 +5,14 @@ from typing import Annotated
 
 import typer
 
-from penstock.ops.cli.terminal import EXIT_OK, exit_code_of, say
+from penstock.ops.cli.terminal import EXIT_OK, ends_with_code, say
 
 
+@ends_with_code()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a model.", show_default=False)],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="New directory.", show_default=False)],
-) -> None:
+) -> int:
     """Copy a checkpoint whose weights are pickles (*.bin) with safetensors in their place.
 
     $ penstock convert ./checkpoint ./converted
@@ -23,12 +24,9 @@ def convert(
     Exit code 0: OUT can be served. 1: it cannot be made, or not be served.
     """
 
-    def run() -> int:
-        from penstock.engine.loading.conversion import convert  # imports torch
+    from penstock.engine.loading.conversion import convert  # imports torch
 
-        for path in convert(source, target):
-            say(f"Wrote {path}.")
-        say(f"{target} can be served: penstock worker --model {target}", "green")
-        return EXIT_OK
-
-    raise typer.Exit(exit_code_of(run))
+    for path in convert(source, target):
+        say(f"Wrote {path}.")
+    say(f"{target} can be served: penstock worker --model {target}", "green")
+    return EXIT_OK

@@ -11,13 +11,14 @@ from typing import Annotated
 
 import typer
 
-from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, exit_code_of, say
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, ends_with_code, say
 from penstock.ops.cli.workers.reading_bar import reading_bar
 from penstock.ops.logs.errors import BadFilter
 from penstock.ops.logs.lines.filters import Filters, parse_filters, split_arguments
 from penstock.ops.logs.lines.reader import LogReader
 from penstock.ops.logs.lines.source import STDIN, find_sources
 from penstock.ops.logs.screens.event_line import event_line
+from penstock.ops.logs.screens.request import RequestStory
 from penstock.ops.logs.screens.screens import SCREENS, Screen
 from penstock.ops.logs.screens.summary import show_notes, show_summary
 from penstock.ops.logs.screens.tables import make_console, show
@@ -40,62 +41,57 @@ Count = Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")]
 
 
 @logs.command()
+@ends_with_code(BadFilter)
 def summary(
     given: Input = None, as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON.")] = False
-) -> None:
+) -> int:
     """Show everything on one screen: throughput, latency, stages, batches, errors, slow periods, workers.
 
     $ penstock logs summary /var/log/penstock since=1h
     """
 
-    def body() -> int:
-        digest = _digest(given)
-        if as_json:
-            print(json.dumps(_as_json(digest), indent=2))
-        else:
-            show_summary(make_console(), digest)
-        return EXIT_OK
-
-    _run(body)
+    digest = _digest(given)
+    if as_json:
+        print(json.dumps(_as_json(digest), indent=2))
+    else:
+        show_summary(make_console(), digest)
+    return EXIT_OK
 
 
 @logs.command()
+@ends_with_code(BadFilter)
 def request(
     request_id: Annotated[
         str, typer.Argument(metavar="ID", help="Correlation id, TOPIC-PARTITION-OFFSET or P:OFFSET.")
     ],
     given: Input = None,
-) -> None:
+) -> int:
     """Show what the logs know of one request, from its producer to the reply.
 
     $ penstock logs request penstock.requests.intents-3-1234 worker.log
 
     Exit code 1: no line names it.
     """
-    from penstock.ops.logs.screens.request_screen import show_request
-    from penstock.ops.logs.totals.request_story import RequestStory
 
-    def body() -> int:
-        files, filters = _arguments(given)
-        story, reader = RequestStory.of(request_id), _reader(files, filters)
-        for part in reader.parts():
-            story.add(part.of_requests())
-        show_request(make_console(), story, reader.sources)
-        return EXIT_OK if story.found else EXIT_PROBLEM
-
-    _run(body)
+    files, filters = _arguments(given)
+    story, reader = RequestStory(request_id), _reader(files, filters)
+    for part in reader.parts():
+        story.add(part.of_requests())
+    story.show(make_console(), reader.sources)
+    return EXIT_OK if story.found else EXIT_PROBLEM
 
 
 def _add_screen(name: str, screen: Screen) -> None:
     """A command that shows a screen, with an option for its number of rows if it has one."""
 
-    def show_rows(given: Input = None, count: Count = screen.num_rows) -> None:
-        _run(lambda: _show(given, screen, count))
+    def show_rows(given: Input = None, count: Count = screen.num_rows) -> int:
+        return _show(given, screen, count)
 
-    def show_all(given: Input = None) -> None:
-        _run(lambda: _show(given, screen, 0))
+    def show_all(given: Input = None) -> int:
+        return _show(given, screen, 0)
 
-    logs.command(name, help=screen.help)(show_rows if screen.num_rows else show_all)
+    command = ends_with_code(BadFilter)(show_rows) if screen.num_rows else ends_with_code(BadFilter)(show_all)
+    logs.command(name, help=screen.help)(command)
 
 
 for _name, _screen in SCREENS.items():
@@ -103,84 +99,68 @@ for _name, _screen in SCREENS.items():
 
 
 @logs.command()
+@ends_with_code(BadFilter)
 def tail(
     given: Input = None,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="How many of the last lines.")] = 20,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with new lines, until Ctrl-C.")] = True,
-) -> None:
+) -> int:
     """Show the last lines that pass the filters, merged by time, and follow: through rotation and truncation too.
 
     $ penstock logs tail /var/log/penstock level=warning
     """
     from penstock.ops.logs.lines.tail import Tail
 
-    def body() -> int:
-        files, filters = _arguments(given)
-        console = make_console()
-        with closing(Tail(files, filters)) as end:
-            last = end.last(count, of_stdin=not follow)
-            end.check_filters()
-            for event in last:
+    files, filters = _arguments(given)
+    console = make_console()
+    with closing(Tail(files, filters)) as end:
+        last = end.last(count, of_stdin=not follow)
+        end.check_filters()
+        for event in last:
+            console.print(event_line(event, end.sources), soft_wrap=True)
+        for events in end.follow(lambda: time.sleep(_POLL_S)) if follow else ():
+            for event in events:
                 console.print(event_line(event, end.sources), soft_wrap=True)
-            for events in end.follow(lambda: time.sleep(_POLL_S)) if follow else ():
-                for event in events:
-                    console.print(event_line(event, end.sources), soft_wrap=True)
-        return EXIT_OK
-
-    _run(body)
+    return EXIT_OK
 
 
 @logs.command()
+@ends_with_code(BadFilter)
 def diff(
     first: Annotated[str, typer.Argument(metavar="A", help="Log or directory of one run.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Of the other.")],
     given: Annotated[list[str] | None, typer.Argument(metavar="[FILTER...]", show_default=False)] = None,
-) -> None:
+) -> int:
     """Compare the figures of two runs, or of two versions.
 
     $ penstock logs diff before.log after.log
     """
     from penstock.ops.logs.screens.diff_screen import show_diff, told_apart
 
-    def body() -> int:
-        files, texts = split_arguments(given or [])
-        if files:
-            raise BadUsage(f"diff compares two logs or directories. Given too: {', '.join(files)}")
-        filters = _filters(texts)
-        both = [Digest(_reader([name], filters)) for name in (first, second)]
-        show_diff(make_console(), both[0], both[1], told_apart(Path(first), Path(second)))
-        return EXIT_OK
-
-    _run(body)
+    files, texts = split_arguments(given or [])
+    if files:
+        raise BadUsage(f"diff compares two logs or directories. Given too: {', '.join(files)}")
+    filters = _filters(texts)
+    both = [Digest(_reader([name], filters)) for name in (first, second)]
+    show_diff(make_console(), both[0], both[1], told_apart(Path(first), Path(second)))
+    return EXIT_OK
 
 
 @logs.command()
+@ends_with_code(BadFilter)
 def report(
     out: Annotated[Path, typer.Argument(metavar="OUT.html|OUT.png", help="The page, or one picture of its plots.")],
     given: Input = None,
-) -> None:
+) -> int:
     """Write one self-contained page with plots: throughput, latency, triggers, padding, cache, lag, errors.
 
     $ penstock logs report last-night.html /var/log/penstock since=22:00
     """
     from penstock.ops.logs.report.report import write_report
 
-    def body() -> int:
-        write_report(out, lambda: _digest(given))
-        say(f"Written: {out}")
-        return EXIT_OK
-
-    _run(body)
-
-
-def _run(body: Callable[[], int]) -> None:
-    def with_filters() -> int:
-        try:
-            return body()
-        except BadFilter as error:
-            raise BadUsage(str(error)) from error
-
-    raise typer.Exit(exit_code_of(with_filters))
+    write_report(out, lambda: _digest(given))
+    say(f"Written: {out}")
+    return EXIT_OK
 
 
 def _show(given: list[str] | None, screen: Screen, num_rows: int) -> int:
