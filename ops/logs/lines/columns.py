@@ -30,7 +30,7 @@ def read_rows(lines: Sequence[bytes], more: Iterable[str] = ()) -> Any:
     schema, places = {"timestamp": pl.String, **types}, list(range(len(lines)))
     rows = _read(lines, schema)
     if rows is None:
-        places = [place for place, line in enumerate(lines) if line.startswith(b"{")]
+        places = [place for place, line in enumerate(lines) if _looks_whole(line)]
         rows = _read_parts([lines[place] for place in places], schema)
     times = rows["timestamp"].str.to_datetime(_TIME, time_unit="us", strict=False)
     time_s = times.dt.timestamp("us").fill_null(-1).to_numpy() / 1e6  # polars does not divide exactly
@@ -59,6 +59,11 @@ def array(rows: Any, key: str) -> npt.NDArray[np.float64]:
     """A column of numbers, with NaN for null."""
     numbers: npt.NDArray[np.float64] = rows[key].cast(polars().Float64).fill_null(float("nan")).to_numpy()
     return numbers
+
+
+def _looks_whole(line: bytes) -> bool:
+    """Whether a line can be one object without others in it: not that of another program, cut, or two in one."""
+    return line.startswith(b"{") and line.endswith((b"}", b"}\r")) and line.count(b"{") == 1
 
 
 def _read(lines: Sequence[bytes], schema: dict[str, Any]) -> Any:

@@ -113,12 +113,14 @@ def test_the_digest_of_mutated_lines_is_the_same_by_json(
     assert figures(digest(path)) == by_rows
 
 
-def test_a_broken_line_costs_no_row_of_the_others() -> None:
-    lines = [batch(second % 60).encode() for second in range(1000)]
-    lines[500] = lines[500][:60]
+@pytest.mark.parametrize("broken", [batch(0)[:60], "another program", batch(0)[:60] + batch(1), '{"event": 7.}'])
+def test_a_broken_line_costs_few_rows_of_the_others(broken: str) -> None:
+    """polars refuses all lines for the sake of one."""
+    lines = [batch(second % 60).rstrip().encode() for second in range(1000)]
+    lines[500] = broken.rstrip().encode()
     taken = read_rows(lines)["place"].to_list()
     assert 500 not in taken
-    assert len(taken) > 900
+    assert len(taken) == 999 or (broken.startswith('{"event": 7') and len(taken) > 900)
 
 
 def test_numbers_of_any_form() -> None:
