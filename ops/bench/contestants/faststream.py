@@ -26,7 +26,7 @@ from aiokafka.errors import KafkaError
 
 from penstock.ops.bench.common.processes import ProcessFailed, module_command, start, stop, tail
 from penstock.ops.bench.contestants.stand_in import Encode, poisonable, sleeping_encode
-from penstock.ops.bench.load.client_process import Call, ClientSpec
+from penstock.ops.bench.load.client_process import UP_TIMEOUT_S, Call, ClientSpec
 from penstock.ops.bench.load.loads import Load
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import ensure_topics
@@ -158,11 +158,22 @@ async def connect(spec: ClientSpec, load: Load) -> AsyncIterator[Call]:
 
         reader = asyncio.create_task(read())
         try:
+            async with asyncio.timeout(UP_TIMEOUT_S):
+                while not await _is_answered(call):
+                    pass
             yield call
         finally:
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
+
+
+async def _is_answered(call: Call) -> bool:
+    try:
+        await call(["a text"])
+    except TimeoutError:
+        return False
+    return True
 
 
 def encoder(directory: str, dtype: str, cores: int) -> Encode:

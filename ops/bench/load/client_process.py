@@ -31,7 +31,7 @@ from penstock.producer.keywords import IsolationLevel
 from penstock.worker.garbage_collection import calm_garbage_collection
 
 PENSTOCK = "load.client_process:connect"
-_UP_TIMEOUT_S = 120.0
+UP_TIMEOUT_S = 120.0  # from its start until the other side answers
 
 # One call with its sequences; returns the name of the error of each sequence that has no answer. May raise instead.
 Call = Callable[[list[Any]], Awaitable[list[str]]]
@@ -53,7 +53,7 @@ class ClientSpec:
 
 @asynccontextmanager
 async def connect(spec: ClientSpec, load: Load) -> AsyncIterator[Call]:
-    """The product's client."""
+    """The product's client, once a worker answers."""
     async with Client(
         bootstrap_servers=spec.bootstrap_servers,
         model=spec.served_name,
@@ -68,6 +68,7 @@ async def connect(spec: ClientSpec, load: Load) -> AsyncIterator[Call]:
             results = await client.map("embed", texts, ids=ids)
             return [type(result).__name__ for result in results if isinstance(result, PenstockError)]
 
+        await client.map("embed", ids=[[1, 2, 3]], timeout_s=UP_TIMEOUT_S)
         yield call
 
 
@@ -131,7 +132,6 @@ async def serve(spec: ClientSpec) -> None:
         load = Load(**json.loads(line))
         pool = pool_of(load, None if spec.model is None else Path(spec.model), spec.number, spec.num_clients)
         async with connected(spec, load) as call:
-            await _answered(call, pool[0])
             calm_garbage_collection()
             _note(folder / f"ready-{spec.number}", {})
             start = float(await loop.run_in_executor(None, sys.stdin.readline))
@@ -151,21 +151,6 @@ def due_times(load: Load, start: float, number: int, num_clients: int) -> list[f
     gaps = random.exponential(1 / rate_per_s, int(rate_per_s * load.span_s * 1.5) + 50)
     due = start + np.cumsum(gaps)
     return list(due[due < start + load.span_s].tolist())
-
-
-async def _answered(call: Call, sequences: list[Any]) -> None:
-    """Wait until the other side is up."""
-    async with asyncio.timeout(_UP_TIMEOUT_S):
-        while not await _is_answered(call, sequences):
-            pass
-
-
-async def _is_answered(call: Call, sequences: list[Any]) -> bool:
-    try:
-        return not await call(sequences)
-    except (TimeoutError, PenstockError):
-        await asyncio.sleep(0)
-        return False
 
 
 def _note(path: Path, content: dict[str, Any]) -> None:
