@@ -122,7 +122,7 @@ def bench_pipeline(settings: PipelineSettings) -> int:
     Client processes saturate the workers, offer open loops, twice the load
     that saturates, and kill a member. The same run measures the engine alone,
     SentenceTransformer.encode, a null engine and an aiokafka echo. Needs Java
-    and Maven. Takes about four minutes.
+    and Maven. Takes about five minutes.
     """
     from penstock.ops.bench.pipeline.pipeline_run import run_pipeline_benchmark
 
