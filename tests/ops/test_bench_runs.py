@@ -184,6 +184,7 @@ def test_a_declared_row_is_repeated_left_out_or_has_a_text_by_what_was_measured(
         ["work", "req/s", "p99, ms"],
         [
             ["* sequences", "{* a record, req/s}", "{* a record, p99, ms|never answered}"],
+            ["* beside the echo", "{* a record, req/s}", "{echo, req/s}"],
             *each(["pool", "norm", "sum"], "*", "{*, 64 tokens, µs}", "at {echo, req/s}"),
             ["missing", "{missing, a, req/s}", "{missing, b, req/s|not measured}"],
         ],
@@ -192,6 +193,8 @@ def test_a_declared_row_is_repeated_left_out_or_has_a_text_by_what_was_measured(
     assert table.of_runs([Run(Path(), RECORD), Run(Path(), RECORD)]).splitlines()[2:] == [
         "| 64 sequences | 200.0 (200.0 to 200.0) | 3.000 (3.000 to 3.000) |",
         "| 1 sequences | 50.00 (50.00 to 50.00) | never answered |",
+        "| 64 beside the echo | 200.0 (200.0 to 200.0) | 400.0 (400.0 to 400.0) |",
+        "| 1 beside the echo | 50.00 (50.00 to 50.00) | 400.0 (400.0 to 400.0) |",
         "| pool |  | at 400.0 (400.0 to 400.0) |",
         "| norm | 5.0 (5.0 to 5.0) | at 400.0 (400.0 to 400.0) |",
         "| sum |  | at 400.0 (400.0 to 400.0) |",

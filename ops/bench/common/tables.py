@@ -89,8 +89,8 @@ def each(keys: Iterable[str], *cells: str) -> list[list[str]]:
 
 def _repeated(row: Sequence[str], figures: Figures) -> Iterator[list[str]]:
     """The row itself, or one for each text that its `*` stand for."""
-    names = [found[1] for cell in row for found in _FIGURE.finditer(cell)]
-    if not any("*" in name for name in names):
+    names = [found[1] for cell in row for found in _FIGURE.finditer(cell) if "*" in found[1]]
+    if not names:
         yield list(row)
         return
     for texts in dict.fromkeys(tuple(texts) for name in names for texts in matches(name, list(figures))):
