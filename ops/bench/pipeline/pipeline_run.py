@@ -36,6 +36,7 @@ from penstock.ops.kafka import FULL_SPEED, KafkaBroker
 _ALONE_S, _FLEET_S = 20.0, 15.0  # least time to begin the engine alone, and a fleet
 _ALONE_MOST_S = 180.0
 _MAX_CLIENTS = 32
+_SCALED = ("ids 2-100", "ids 5-500", "a record each", "texts 2-100")  # loads of part `scale`
 _ECHOES = {"cuda": 100_000, "cpu": 20_000}
 
 
@@ -70,7 +71,7 @@ class PipelineRun:
         self._device = "cuda" if found["gpus"] else "cpu"
         self._header = with_gpu(header, found["machine"], found["gpus"])
         self._model = checkpoint(found["model"])
-        self._scale: Scale = SCALES[NULL if self._model is None else self._device]
+        self._sizes: Scale = SCALES[NULL if self._model is None else self._device]
         cores = len(os.sched_getaffinity(0))
         num_clients = plan.clients or min(_MAX_CLIENTS, max(1, cores // 2))
         self._bench = Bench(clock, folder, int(plan.brokers), num_clients, plan.warm_s, plan.seconds)
@@ -90,7 +91,7 @@ class PipelineRun:
         is_fleet = set(step.split(",")) <= set(FLEET_PARTS)
         self._running = "" if is_fleet else step
         try:
-            self._functions()["fleet" if is_fleet else step](step)
+            getattr(self, f"_{'fleet' if is_fleet else step}")(step)
         except TimeUp as error:
             self._clock.say(str(error))
             self._note_error(step, str(error))
@@ -100,19 +101,10 @@ class PipelineRun:
         self._clock.say(f"{step} took {self._clock.elapsed_s - begun:.1f} s")
         self._keep()
 
-    def _functions(self) -> dict[str, Callable[[str], None]]:
-        return {
-            "alone": self._alone,
-            "fleet": self._fleet,
-            "null": self._null,
-            "echo": self._echo,
-            "scale": self._scale_out,
-        }
-
     def _alone(self, _step: str) -> None:
         """The engine alone, and SentenceTransformer.encode."""
         self._clock.require(_ALONE_S, "alone")
-        requests = {SHORT: self._scale.alone_short, LONG: self._scale.alone_long}
+        requests = {SHORT: self._sizes.alone_short, LONG: self._sizes.alone_long}
         workloads = [
             (load.name, load.payload, load.low, load.high, requests[load.low, load.high])
             for load in self._closed_loads()
@@ -122,7 +114,7 @@ class PipelineRun:
             "model": str(self._model),
             "device": "auto",
             "workloads": workloads,
-            "batches": list(self._scale.st_batches),
+            "batches": list(self._sizes.st_batches),
         }
         log = self._folder / "alone.log"
         self.found["alone"] = run_once("contestants.engine_alone", spec, log, min(_ALONE_MOST_S, self._clock.left_s))
@@ -157,28 +149,29 @@ class PipelineRun:
     def _closed_loads(self) -> list[Load]:
         plan, model = self._plan, self._model
         longest = max_tokens(model)
-        return closed_loads(self._scale, plan.warm_s, plan.seconds, max_tokens=longest, texts=model is not None)
+        return closed_loads(self._sizes, plan.warm_s, plan.seconds, max_tokens=longest, texts=model is not None)
 
     def _idle(self, fleet: FleetBench, _closed: Sequence[Load]) -> None:
         self.found["idle"] = fleet.idle()
 
     def _closed(self, fleet: FleetBench, closed: Sequence[Load]) -> None:
-        self._offer_all("closed", fleet, closed)
+        self._offer(fleet, closed, self.found.setdefault("closed", {}))
 
     def _job(self, fleet: FleetBench, _closed: Sequence[Load]) -> None:
         if self._model is None:
             self.found["job"] = {"not_applicable": "the null engine takes no texts"}
             return
-        self.found["job"] = fleet.job(self._model, self._scale.job_rows)
+        self.found["job"] = fleet.job(self._model, self._sizes.job_rows)
 
     def _open(self, fleet: FleetBench, _closed: Sequence[Load]) -> None:
         plan = self._plan
-        rates = numbers(plan.rates) or self._scale.rates_per_s
-        self._offer_all("open", fleet, [open_load(rate, plan.warm_s, plan.seconds) for rate in rates])
+        rates = numbers(plan.rates) or self._sizes.rates_per_s
+        loads = [open_load(rate, plan.warm_s, plan.seconds) for rate in rates]
+        self._offer(fleet, loads, self.found.setdefault("open", {}))
 
     def _overload(self, fleet: FleetBench, closed: Sequence[Load]) -> None:
         peak = self._saturation("ids 2-100", fleet, closed)
-        self.found["overload"] = fleet.overload(peak, self._scale.deadline_s)
+        self.found["overload"] = fleet.overload(peak, self._sizes.deadline_s)
         record = self.found["overload"]
         self._clock.say(f"in time: {record['in_time_per_s']:,.0f}/s, {record['in_time_share_of_peak']:.1%} of the peak")
 
@@ -210,9 +203,8 @@ class PipelineRun:
                 every = closed_loads(scale, 1.0, plan.seconds, max_tokens=max_tokens(None), texts=False)
                 loads = [load for load in every if load.high == SHORT[1]]
                 loads += [open_load(rate, 1.0, plan.seconds) for rate in NULL_RATES_PER_S]
-                self.found["null"][name] = {**described, "loads": {}}
-                for load in loads:
-                    self.found["null"][name]["loads"][load.name] = fleet.offer(load)
+                self.found["null"][name] = described
+                self._offer(fleet, loads, described)
 
     def _echo(self, _step: str) -> None:
         """A bare aiokafka echo."""
@@ -224,7 +216,7 @@ class PipelineRun:
                     found = self.found["echo"][way] = measure(_ECHOES[self._device])
                 self._clock.say(f"bare aiokafka echo, {way}: {found['requests_per_s']:,.0f}/s")
 
-    def _scale_out(self, _step: str) -> None:
+    def _scale(self, _step: str) -> None:
         """The same command on more and more GPUs."""
         plan = self._plan
         self.found["scale"] = {}
@@ -234,23 +226,21 @@ class PipelineRun:
             spec = FleetSpec(str(self._model), arguments)
             with open_fleet(self._bench, f"gpus-{count}", spec, self._model) as (fleet, described):
                 loads = self._closed_loads()
-                record = self.found["scale"][str(count)] = {**described, "loads": {}}
+                record = self.found["scale"][str(count)] = described
                 fleet.warm_up(loads[0])
-                chosen = [
-                    load for load in loads if load.name in ("ids 2-100", "ids 5-500", "a record each", "texts 2-100")
-                ]
+                chosen = [load for load in loads if load.name in _SCALED]
                 if count == max(sizes):
                     chosen.append(open_load(SCALE_RATE_PER_S, plan.warm_s, plan.seconds))
-                for load in chosen:
-                    record["loads"][load.name] = fleet.offer(load)
-                    self._keep()
+                self._offer(fleet, chosen, record)
                 if count == max(sizes) > 1:
                     record["kill"] = fleet.kill(record["loads"]["a record each"]["requests_per_s"], whole_gpu=True)
 
-    def _offer_all(self, part: str, fleet: FleetBench, loads: Sequence[Load]) -> None:
-        self.found[part] = {"loads": {}}
+    def _offer(self, fleet: FleetBench, loads: Sequence[Load], record: Record) -> None:
+        """To the record, which is kept after each load."""
+        record["loads"] = {}
         for load in loads:
-            self.found[part]["loads"][load.name] = fleet.offer(load)
+            record["loads"][load.name] = fleet.offer(load)
+            self._keep()
 
     def _applies(self, step: str) -> bool:
         """Part `alone` needs a model, and part `scale` several sizes."""
