@@ -6,7 +6,6 @@ The first token of a request is its number in the pool of requests, by which a r
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +52,6 @@ class Workload:
     engine: StepEngine
     entry: str  # the cell of a request's first nodes
     works: Sequence[SequenceWork]
-    described: dict[str, Any]
     lstm: LstmModel | None = None  # the model of a chain as torch has it
 
     def specs(self, max_rows: int, max_steps: int) -> list[CellSpec]:
@@ -90,8 +88,7 @@ def lstm_workload(shape: Shape, seed: int) -> Workload:
     works = [work_of(model.unfold({"tokens": one})) for one in tokens]
     on_device = LstmModel(module.to(shape.device, shape.dtype), words.to(shape.device, shape.dtype))
     engine = _engine(shape, [_on_device(cell, shape, module, words)])
-    described = {"distribution": _first_line(wmt_like_lengths), **_spread(lengths)}
-    return Workload("lstm", model, engine, "read", works, described, on_device)
+    return Workload("lstm", model, engine, "read", works, on_device)
 
 
 def tree_workload(shape: Shape, seed: int) -> Workload:
@@ -107,12 +104,8 @@ def tree_workload(shape: Shape, seed: int) -> Workload:
     trees = parse_trees(shape.requests, seed)
     requests = [{"tokens": [number] * (len(tree) + 1), "merges": tree} for number, tree in enumerate(trees)]
     works = [work_of(model.unfold(request)) for request in requests]
-    described = {
-        "distribution": _first_line(parse_trees),
-        **_spread(np.array([len(tree) + 1 for tree in trees])),
-    }
     engine = _engine(shape, [_on_device(cell, shape) for cell in model.cells])
-    return Workload("tree", model, engine, "leaf", works, described)
+    return Workload("tree", model, engine, "leaf", works)
 
 
 WORKLOADS: dict[str, Callable[[Shape, int], Workload]] = {
@@ -150,16 +143,3 @@ def _sentences(lengths: Lengths, vocabulary: int, seed: int) -> list[Int32Array]
     for number, tokens in enumerate(sentences):
         tokens[0] = number
     return sentences
-
-
-def _spread(sizes: Lengths) -> dict[str, float]:
-    return {
-        "count": len(sizes),
-        "mean": float(sizes.mean()),
-        "p50": float(np.median(sizes)),
-        "max": float(sizes.max()),
-    }
-
-
-def _first_line(function: Callable[..., object]) -> str:
-    return (function.__doc__ or "").partition("\n")[0]
