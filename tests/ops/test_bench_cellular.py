@@ -15,9 +15,10 @@ import torch
 from penstock.engine.cells.contract import CellBatch
 from penstock.engine.cells.steps.cpu import FinishedCells
 from penstock.engine.gpu.cells import lstm as fused
+from penstock.ops.bench.cellular import evaluation as evaluation_module
 from penstock.ops.bench.cellular import workloads
 from penstock.ops.bench.cellular.__main__ import SUITE
-from penstock.ops.bench.cellular.cellular_bench import Sizes
+from penstock.ops.bench.cellular.cellular_bench import CellularBench, Sizes
 from penstock.ops.bench.cellular.cellular_tables import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING
 from penstock.ops.bench.cellular.contestants import Contestant, Tried, contestants
 from penstock.ops.bench.cellular.evaluation import SHARES, Evaluation
@@ -31,6 +32,7 @@ from penstock.ops.bench.cellular.tape import RecordedBatch, RecordingEngine, Tap
 from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.verdicts import targets
+from penstock.ops.bench.gpu.timing import DeadlinePassed
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellTask
 from penstock.worker.stepping.contract import StepEvents, StepJob
 from tests.engine.gpu import lstm_reference
@@ -360,6 +362,19 @@ def test_sentences_that_are_known_before_are_run_by_nn_lstm() -> None:
     model = made("lstm").lstm
     assert model is not None
     assert offline_requests_per_s(model, [np.array(tokens, np.int32) for tokens in ([1, 2, 3], [4], [5, 6])], 2) > 0
+
+
+def test_what_was_measured_before_the_deadline_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def passed(*_: object) -> None:
+        raise DeadlinePassed("not finished after 120 s")
+
+    monkeypatch.setattr(evaluation_module, "measure_rate", passed)
+    bench = CellularBench(CPU, 1)
+    bench.sizes = Sizes(SHAPE, {"tree": TRIED}, 0.02, 32, 0, 0)
+    part = evaluation_module.run(bench, "tree")
+    assert len(part["peaks"]) == 3
+    assert part["at_half"] == []
+    assert bench.failures["the load underway"]["error"] == "not finished after 120 s"
 
 
 @pytest.mark.slow
