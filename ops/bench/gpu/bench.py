@@ -14,7 +14,7 @@ from penstock.engine.model.weights import Encoder
 from penstock.ops.bench.gpu.device_bench import DeviceBench
 from penstock.ops.bench.gpu.floor import GemmFloor
 from penstock.ops.bench.gpu.models import Model, bert_base
-from penstock.ops.bench.gpu.timing import REPEATS, WARM_UPS, Recorder, Work, interleaved_ms
+from penstock.ops.bench.gpu.timing import WARM_UPS, Recorder, Work, interleaved_ms
 
 MAX_FLOOR_TOKENS = 32_768
 
@@ -63,9 +63,7 @@ class Bench(DeviceBench):
         sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
         return GemmFloor(*sizes, max_tokens=MAX_FLOOR_TOKENS, recorder=self.recorder)
 
-    def compare(
-        self, where: str, contestants: Mapping[str, Callable[[], Work]], repeats: int = REPEATS
-    ) -> dict[str, float]:
+    def compare(self, where: str, contestants: Mapping[str, Callable[[], Work]]) -> dict[str, float]:
         """Median milliseconds of each contestant, in turn. The values of `contestants` make the work that is timed."""
         ready: dict[str, Work] = {}
         for name, make in contestants.items():
@@ -75,4 +73,4 @@ class Bench(DeviceBench):
                     work()
                 torch.cuda.synchronize()
                 ready[name] = work
-        return interleaved_ms(ready, repeats)
+        return interleaved_ms(ready)
