@@ -9,7 +9,7 @@ from penstock.engine.gpu.cells.lstm import LstmCell
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.engine.kernels import chain_lstm, lstm
 from tests.engine.gpu import lstm_reference
-from tests.engine.gpu.cell_checks import Sentences, check_decoder, check_lstm, decoder
+from tests.engine.gpu.cell_checks import Sentences, assert_chains_end_as_nn_lstm, assert_decodes, decoder
 from tests.engine.gpu.lstm_models import LstmModel
 from tests.gpu.references import HALVES, randn
 
@@ -45,8 +45,7 @@ def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(
         engine.prepare(budget_s=20)
         assert engine.num_graphs == 3 * 4 + 4  # row buckets 8 to 64, for quanta 1, 2 and 4, and of the reader
     lengths = np.random.default_rng(3).integers(1, 30, 100)
-    found = check_lstm(engine, "lstm", model, Sentences.random(lengths, 500, 3), 40, 4, seed=2)
-    assert found["passed"], found
+    assert_chains_end_as_nn_lstm(engine, "lstm", model, Sentences.random(lengths, 500, 3), 40, 4, seed=2)
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
@@ -54,8 +53,7 @@ def test_a_decoder_feeds_back_its_tokens_and_does_nothing_once_it_has_stopped(is
     engine = GpuStepEngine([decoder()], 65)
     if is_prepared:
         engine.prepare(budget_s=20)
-    found = check_decoder(engine, num_chains=64, batches=40, seed=4)
-    assert found["passed"], found
+    assert_decodes(engine, num_chains=64, batches=40, seed=4)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -17,7 +17,7 @@ from penstock.engine.gpu.row_buckets import quanta, row_bucket, row_buckets
 from penstock.scheduler.cellular import CellRule
 from penstock.scheduler.cellular.choice import choose_quantum
 from tests.engine.gpu import lstm_reference
-from tests.engine.gpu.cell_checks import Sentences, check_decoder, check_lstm, decoder
+from tests.engine.gpu.cell_checks import Sentences, assert_chains_end_as_nn_lstm, assert_decodes, decoder
 from tests.engine.gpu.host_engine import HostEngine
 from tests.engine.gpu.lstm_models import LstmModel
 
@@ -66,8 +66,7 @@ def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(
         else model.fused_cell("lstm", 9, 4, folded=kind == "folded", **most)
     )
     engine = HostEngine([cell, model.reader(9)], num_slots=64)
-    found = check_lstm(engine, "lstm", model, sentences(20, 40), max_rows=9, max_quantum=4, seed=2)
-    assert found["passed"], found
+    assert_chains_end_as_nn_lstm(engine, "lstm", model, sentences(20, 40), max_rows=9, max_quantum=4, seed=2)
 
 
 def test_where_the_driver_refuses_chains_steps_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,14 +81,12 @@ def test_where_the_driver_refuses_chains_steps_run_one_by_one(monkeypatch: pytes
     with capture_logs() as logs:
         engine = HostEngine([model.fused_cell("lstm", 9, 4, folded=True, max_chain_rows=64), model.reader(9)], 64)
     assert [event["event"] for event in logs] == ["chain_lstm_off"]
-    assert check_lstm(engine, "lstm", model, sentences(20, 40), max_rows=9, max_quantum=4, seed=2)["passed"]
+    assert_chains_end_as_nn_lstm(engine, "lstm", model, sentences(20, 40), max_rows=9, max_quantum=4, seed=2)
     assert len(calls) == 1
 
 
 def test_a_decoder_feeds_back_its_tokens_and_does_nothing_once_it_has_stopped() -> None:
-    found = check_decoder(HostEngine([decoder()], 33), num_chains=32, batches=30, seed=4)
-    assert found["passed"], found
-    assert 0 < found["chains_stopped"] <= 32
+    assert_decodes(HostEngine([decoder()], 33), num_chains=32, batches=30, seed=4)
 
 
 def test_a_tree_cell_reads_two_slots() -> None:

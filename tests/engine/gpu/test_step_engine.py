@@ -13,7 +13,7 @@ from penstock.engine.gpu.cells import lstm as fused
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.engine.gpu.graphs import Graphs
 from tests.engine.gpu import lstm_reference
-from tests.engine.gpu.cell_checks import Sentences, check_decoder, check_lstm, decoder
+from tests.engine.gpu.cell_checks import Sentences, assert_chains_end_as_nn_lstm, assert_decodes, decoder
 from tests.engine.gpu.fake_cuda import FakeCuda
 from tests.engine.gpu.lstm_models import LstmModel
 
@@ -47,8 +47,7 @@ def test_chains_end_as_those_of_nn_lstm(is_prepared: bool) -> None:
         engine.prepare(budget_s=20)
         assert engine.num_graphs == 4 * (3 + 1)  # row buckets 8 to 64: quanta 1, 2 and 4, and the reader's 1
     lengths = np.random.default_rng(3).integers(1, 30, 40)
-    found = check_lstm(engine, "lstm", model, Sentences.random(lengths, 40, 3), 40, 4, seed=2)
-    assert found["passed"], found
+    assert_chains_end_as_nn_lstm(engine, "lstm", model, Sentences.random(lengths, 40, 3), 40, 4, seed=2)
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
@@ -56,8 +55,7 @@ def test_results_of_two_batches_underway_are_kept_apart(is_prepared: bool) -> No
     engine = GpuStepEngine([decoder()], 33, device="cpu")
     if is_prepared:
         engine.prepare(budget_s=20)
-    found = check_decoder(engine, num_chains=32, batches=30, seed=4)
-    assert found["passed"], found
+    assert_decodes(engine, num_chains=32, batches=30, seed=4)
 
 
 def test_a_shape_that_comes_again_is_captured_when_the_device_is_idle() -> None:
