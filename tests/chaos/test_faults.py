@@ -42,10 +42,12 @@ class Worker:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here takes as long as it may beside brokers."""
+    """Nothing takes as long as it may beside brokers, and no machine is too busy for a signal to have its effect."""
     monkeypatch.setattr(member_faults, "_CLOCK_S", 0.01)
     monkeypatch.setattr(member_faults, "_ROLL_S", 0.0)
-    monkeypatch.setattr(broker_faults, "_AWAY_S", 0.5)
+    monkeypatch.setattr(member_faults, "_SIGNALLED_S", 300.0)
+    monkeypatch.setattr(broker_faults, "_AWAY_S", 300.0)
+    monkeypatch.setattr(broker_faults, "_ANSWER_S", 300.0)
 
 
 @pytest.fixture
@@ -161,10 +163,8 @@ async def test_a_suspended_broker_is_silent(process: subprocess.Popen[bytes], tm
 
 
 async def test_a_suspended_broker_that_answers_was_not_suspended(
-    process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    process: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(broker_faults, "_ANSWER_S", 300.0)
-
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read(1))
         writer.close()
@@ -182,7 +182,10 @@ async def test_brokers_that_took_records_were_not_leaderless(process: subprocess
     assert "Brokers took 1 records" in fault.error
 
 
-async def test_a_broker_that_lives_on_was_not_killed(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+async def test_a_broker_that_lives_on_was_not_killed(
+    process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_faults, "_AWAY_S", 0.0)
     assert "does not end" in (await injected("broker_killed", None, tmp_path, Nodes(Node(process.pid)))).error
 
 
