@@ -40,6 +40,10 @@ class Flight:
         """Those whose requests wait for the result."""
         return [one for one in self.members if not one.request.is_failed]
 
+    def is_behind(self, sequence: PendingSequence) -> bool:
+        """Whether a sequence is to lead it: more urgent than the leader, whose job is queued."""
+        return self.started is None and urgency(sequence) < urgency(self.leader)
+
 
 class Flights:
     """Bookkeeping of flights by job and by key. Used on the event loop; the counts are read from other threads.
@@ -90,10 +94,10 @@ class Flights:
                 self._by_key[key] = self._by_job[flight.job_id] = new[flight.job_id] = flight
             else:
                 flight.members.append(sequence)
-                if flight.started is None and urgency(sequence) < urgency(flight.leader):
-                    if flight.former is None and flight.job_id not in new:
-                        flight.former = Former(flight.job_id, flight.leader)
-                        promoted.append(flight)
+                if flight.is_behind(sequence) and flight.former is None and flight.job_id not in new:
+                    flight.former = Former(flight.job_id, flight.leader)
+                    promoted.append(flight)
+                if flight.is_behind(sequence):
                     flight.leader = sequence
             request.job_ids.append(flight.job_id)
             num_members += 1

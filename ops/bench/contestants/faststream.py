@@ -158,14 +158,18 @@ async def connect(spec: ClientSpec, load: Load) -> AsyncIterator[Call]:
 
         reader = asyncio.create_task(read())
         try:
-            async with asyncio.timeout(UP_TIMEOUT_S):
-                while not await _is_answered(call):
-                    pass
+            await _until_answered(call)
             yield call
         finally:
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
+
+
+async def _until_answered(call: Call) -> None:
+    async with asyncio.timeout(UP_TIMEOUT_S):
+        while not await _is_answered(call):
+            pass
 
 
 async def _is_answered(call: Call) -> bool:
