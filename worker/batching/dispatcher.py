@@ -96,11 +96,13 @@ class Dispatcher:
         self._closed = True
         self._runner.stop()
 
-    def on_events(self, events: JobEvents) -> None:
+    def on_events(self, events: JobEvents | None) -> None:
         """See `RunnerOwner`. Events of jobs that have left are ignored."""
-        if not self._closed:
+        if self._closed:
+            return
+        if events is not None:
             self._take(events)
-            self._advance()
+        self._advance()
 
     def on_batch(
         self, ids: Sequence[int], rows: Sequence[Float32Array], stats: BatchStats, began: float | None
@@ -158,14 +160,14 @@ class Dispatcher:
 
     def _advance(self) -> None:
         """Let the runner begin what it can, then report what was rejected."""
-        events: JobEvents | None = JobEvents()
-        while events is not None and not self._closed:
+        while not self._closed:
             if self._ended:
                 ended, self._ended = self._ended, []
                 if ids := self.flights.deserted(ended):
                     self._runner.cancel(ids)
-            if (events := self._runner.advance()) is not None:
-                self._take(events)
+            if (events := self._runner.advance()) is None:
+                break
+            self._take(events)
         if self._rejections and not self._closed:
             rejections, self._rejections = self._rejections, []
             self._callbacks.rejected(rejections)

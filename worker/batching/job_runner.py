@@ -69,8 +69,8 @@ class JobRunner(Protocol):
 class RunnerOwner(Protocol):
     """The dispatcher as a runner sees it. Called on the event loop."""
 
-    def on_events(self, events: JobEvents) -> None:
-        """Something has changed: jobs have ended, or the runner can begin something."""
+    def on_events(self, events: JobEvents | None) -> None:
+        """Something has changed. None: only that the runner can begin something."""
         ...
 
     def on_batch(

@@ -104,6 +104,8 @@ class LaneRunner:
         if dispatch.wake_at is not None:
             delay_s = max(0.0, dispatch.wake_at - self._clock())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
+        if self._is_settled and not dispatch.planned:
+            return None
         return JobEvents(started=dispatch.planned, expired=dispatch.rejected)
 
     def running(self) -> list[WorkUnderway]:
@@ -122,7 +124,7 @@ class LaneRunner:
         """Something can begin that could not before."""
         if not self._stopped:
             self._is_settled = False
-            self._owner.on_events(JobEvents())
+            self._owner.on_events(None)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -157,16 +159,22 @@ class LaneRunner:
         self._driver.finish(batch, self._clock(), failed=done.cancelled() or error is not None)
         if done.cancelled() or self._stopped:
             return
+        events = None
+        if error is None:
+            events = self._finish(batch, done.result())
+        else:
+            self._repair(batch, error)
         self._is_settled = False
-        self._owner.on_events(self._finish(batch, done.result()) if error is None else self._repair(batch, error))
+        self._owner.on_events(events)
 
-    def _finish(self, batch: LaneBatch, output: BatchOutput) -> JobEvents:
+    def _finish(self, batch: LaneBatch, output: BatchOutput) -> JobEvents | None:
         """Report the results of a batch. Those that are not finite fail; they are neither reported nor cached."""
         ids, rows = batch.ids, output.rows
         if len(rows) != len(ids):
             raise RuntimeError(f"The engine answered {len(rows)} of {len(ids)} sequences. This is a bug.")
-        bad = [ids[row] for row in output.not_finite]
-        good = [index for index in range(len(ids)) if index not in output.not_finite] if bad else range(len(ids))
+        bad_rows = frozenset(output.not_finite)
+        bad = [ids[index] for index in output.not_finite]
+        good = [index for index in range(len(ids)) if index not in bad_rows]
         if good:
             sums = sums_of([self._sequences[job_id] for job_id in ids])
             rule = batch.trigger, batch.partition, batch.dp_gain
@@ -175,21 +183,21 @@ class LaneRunner:
             self._forget(finished)
             self._owner.on_batch(finished, [rows[index] for index in good], stats, batch.started)
         if not bad:
-            return JobEvents()
+            return None
         dtype = self._lanes.dtype
         error = NotFinite(f"the result holds NaN or infinity: numbers overflow in {dtype}. {wider_than(dtype)}")
         self._num_runs.update(bad)
         if good:
             return self._blamed(bad, error)
         self._probe(bad, error)
-        return JobEvents()
+        return None
 
-    def _repair(self, batch: LaneBatch, error: BaseException) -> JobEvents:
+    def _repair(self, batch: LaneBatch, error: BaseException) -> None:
         """A batch failed, and has left its lane: parts of it run again, or the engine is probed."""
         self._num_runs.update(batch.ids)
         if isinstance(error, DeviceFailed):
             self._owner.give_up(error)
-            return JobEvents()
+            return
         attempt = next_attempt(
             batch.ids,
             error,
@@ -200,13 +208,12 @@ class LaneRunner:
         )
         if attempt is None:
             self._probe(batch.ids, error)
-            return JobEvents()
+            return
         parts = [self._part(batch, tuple(ids), attempt.num_retries) for ids in attempt.parts]
         if attempt.pause_s:
             asyncio.get_running_loop().call_later(attempt.pause_s, self._run_again, parts)
         else:
             self._driver.run_first(parts)
-        return JobEvents()
 
     def _run_again(self, batches: Sequence[LaneBatch]) -> None:
         self._driver.run_first(batches)
