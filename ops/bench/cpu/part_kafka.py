@@ -11,7 +11,7 @@ from penstock.ops.bench.contestants.engine_alone import EngineAlone
 from penstock.ops.bench.contestants.faststream import CLIENT, FastStreamMembers
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers
 from penstock.ops.bench.cpu.part_engine import dtypes
-from penstock.ops.bench.load.load_bench import LoadBench, open_clients, with_costs
+from penstock.ops.bench.load.load_bench import LoadBench, open_clients
 from penstock.ops.bench.load.loads import ROWS, Load
 from penstock.ops.kafka import KafkaBroker
 
@@ -65,7 +65,7 @@ def _saturated(setup: Setup, dtype: str) -> Details:
         for _ in range(ROUNDS):
             for name, load in loads.items():
                 side = theirs if name == "baseline" else ours
-                found[name].append(with_costs(load, side.offer(load)))
+                found[name].append(side.offer(load))
             alone_rates.append(len(texts) / alone.embed(texts)[1])
     alone.close()
     return {
