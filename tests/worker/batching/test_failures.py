@@ -118,6 +118,22 @@ async def test_a_batch_that_is_retried_when_the_dispatcher_closes_does_not_run(
         assert engine.batches == [[[1]]]
 
 
+async def test_a_lane_whose_batch_is_not_wanted_any_more_takes_what_is_queued(
+    info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
+) -> None:
+    engine.max_tokens = 2
+    engine.may_run.clear()
+    async with bench(info, trigger="lazy", engine=engine) as b:
+        b.dispatcher.add(make_sequences([1], [2], [3], [4], deadline=105.0))
+        b.dispatcher.add(make_sequences([9]))
+        b.clock.now = 120.0  # the halves are late, and the other has waited long enough
+        engine.may_run.set()
+        await b.until(lambda: bool(b.rejections))
+        assert b.lanes.num_submitted == 2  # in the turn in which the four are rejected, and not run again
+        await b.finish(2)
+        assert engine.batches == [[[1], [2], [3], [4]], [[9]]]
+
+
 async def test_a_failed_device_ends_the_work_at_once(
     info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
 ) -> None:
