@@ -22,7 +22,6 @@ from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.requests.validation import RequestValidator
-from penstock.worker.requests.write_behind import WriteBehindCache
 from penstock.worker.stepping.generation_row import generation_row
 from tests.worker.conftest import FakeRecord
 
@@ -104,17 +103,6 @@ async def test_sampling_without_a_seed_is_neither_shared_nor_stored(bench: Bench
     assert len({one.key for one in sequences}) == len({one.options.seed for one in sequences}) == 2
     assert not any(one.is_stored for one in sequences)
     assert all(0 <= one.options.seed < 2**63 for one in sequences)
-
-    class Cache:
-        asked: tuple[bytes, ...] = ()
-
-        async def get_many(self, keys: list[bytes]) -> dict[bytes, bytes]:
-            self.asked = tuple(keys)
-            return {}
-
-    cache = Cache()
-    assert await WriteBehindCache(cache).look_up(sequences) == ([], sequences)  # type: ignore[arg-type]  # the part that is used
-    assert cache.asked == ()
 
 
 @pytest.mark.parametrize(

@@ -109,14 +109,15 @@ async def test_the_wait_is_predicted_from_the_bytes_ahead_and_the_speed_so_far(m
     assert records.wait_s(admitted(make_record, 5, LONG_BYTES + 1)) == pytest.approx(LONG * SECONDS_A_BYTE)  # overtakes
 
 
-async def test_records_that_wait_are_given_back_and_the_one_underway_if_it_must(make_record: Any) -> None:
+async def test_unanswered_records_that_wait_are_given_back_and_the_one_underway_if_it_must(make_record: Any) -> None:
     processing = Processing()
     records = long_records(processing)
     given = [admitted(make_record, offset) for offset in range(3)]
     for one in given:
         records.add(one)
     await turns()
-    assert records.take_back(begun=False) == given[1:]
+    given[2].state = RecordState.ANSWERED
+    assert records.take_back(begun=False) == given[1:2]
     assert records.take_back(begun=True) == given[:1]
     processing.may_end.set()
     await turns()
@@ -124,15 +125,6 @@ async def test_records_that_wait_are_given_back_and_the_one_underway_if_it_must(
     records.add(admitted(make_record, 3))
     await turns()
     assert processing.ended == [3]
-
-
-async def test_records_that_have_answers_are_not_given_back(make_record: Any) -> None:
-    records = long_records(Processing())
-    record = admitted(make_record, 0)
-    records.add(record)
-    await turns()
-    record.state = RecordState.ANSWERED
-    assert records.take_back(begun=True) == []
 
 
 async def test_a_failure_beside_reaches_the_event_loop(make_record: Any) -> None:
