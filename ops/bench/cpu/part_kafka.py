@@ -19,7 +19,7 @@ _NUM_ALONE = {"float32": 640, "bfloat16": 1280}  # texts of a pass of the engine
 _WARM_UP = 128
 _LIST_CALLERS, _CALLERS = 8, 256
 _WARM_S, _SECONDS = 1.0, 3.0
-_FASTSTREAM_SECONDS = 6.0  # its answers come in lots of 64, half a second apart
+_LOT_SECONDS = 6.0  # where answers come in lots of 64: of lists, and of FastStream
 _RATE_PER_S, _RATE_SECONDS = 200.0, 6.0
 _LOW_RATE_PER_S, _LOW_RATE_SECONDS = 20.0, 20.0  # where no request waits for another
 _TIMEOUT_S = 120.0  # of a call; later, the request is unanswered
@@ -45,12 +45,12 @@ def run_latency(setup: Setup) -> Details:
 
 
 def _saturated(setup: Setup, dtype: str) -> Details:
-    seconds = setup.seconds(_SECONDS)
+    seconds, lot_seconds = setup.seconds(_SECONDS), setup.seconds(_LOT_SECONDS)
     closed = Load("one text a call", "banking77", callers=_CALLERS, timeout_s=_TIMEOUT_S, warm_s=_WARM_S)
     loads = {
-        "bulk": dataclasses.replace(closed, name="lists", rows=ROWS, callers=_LIST_CALLERS, seconds=seconds),
+        "bulk": dataclasses.replace(closed, name="lists", rows=ROWS, callers=_LIST_CALLERS, seconds=lot_seconds),
         "single": dataclasses.replace(closed, seconds=seconds),
-        "baseline": dataclasses.replace(closed, seconds=setup.seconds(_FASTSTREAM_SECONDS)),
+        "baseline": dataclasses.replace(closed, seconds=lot_seconds),
     }
     texts = shuffled_texts(setup.count(_NUM_ALONE[dtype]))
     alone = EngineAlone(setup.model, dtype)
