@@ -62,13 +62,8 @@ def spreads(runs: Sequence[Run], measures: Callable[[Record], Measures]) -> dict
     return {name: values for name, values in every.items() if values is not None}
 
 
-def target_table(suite: str, runs: Sequence[Run], measures: Callable[[Record], Measures]) -> str:
-    """Measured beside the targets, with a verdict where there are runs enough."""
-    return beside_targets(suite, spreads(runs, measures))
-
-
 def beside_targets(suite: str, figures: Mapping[str, Spread]) -> str:
-    """The same of figures by name; empty if none has a target."""
+    """Measured figures beside the targets, with a verdict where there are runs enough; empty if none has a target."""
     rows = []
     for target in targets(suite):
         sign = "≤" if target.lower_is_better else "≥"

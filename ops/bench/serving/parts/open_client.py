@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from penstock.ops.bench.load.client_process import Call, ClientSpec
+from penstock.ops.bench.load.client_process import UP_TIMEOUT_S, Call, ClientSpec
 from penstock.ops.bench.load.loads import Load
 from penstock.producer import Client
 
@@ -21,4 +21,5 @@ async def connect(spec: ClientSpec, load: Load) -> AsyncIterator[Call]:
             await client.embed(ids=sequences)
             return []
 
+        await client.embed(ids=[[1, 2, 3]], timeout_s=UP_TIMEOUT_S)
         yield call
