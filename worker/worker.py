@@ -51,6 +51,7 @@ class Worker:
             traces=traces,
             number=number,
         )
+        self._is_at_end = False  # with `once`: both topics were read to their ends, and all was answered
         self.consumer, self.metrics = self.pipeline.consumer, self.pipeline.metrics
 
     def stop(self) -> None:
@@ -58,12 +59,15 @@ class Worker:
         self._stop.ask()
 
     async def run(self, may_join: Awaitable[None] | None = None) -> int:
-        """Join the group when `may_join` ends, and serve until `stop`. Returns the process's exit code."""
+        """Join the group when `may_join` ends, and serve until `stop`. Returns the process's exit code.
+
+        With `once` it is 0 only where both topics were read to their ends, and all is answered and committed.
+        """
         path = self.pipeline
         if not await self._stop.unless_stopped(self._start(may_join)):
             log.info("stopped", answered=0)
             await path.outbox.stop(0.0)
-            return 0
+            return int(self._settings.once)
         background = [watched(path.committer.run()), watched(path.monitor.run()), watched(path.dispatcher.watch())]
         try:
             await self._serve()
@@ -74,7 +78,7 @@ class Worker:
             for task in background:
                 task.cancel()
             is_committed = await self._shut_down()
-        is_left = self._settings.once and (path.ledger.num_unfinished > 0 or not is_committed)
+        is_left = self._settings.once and not (self._is_at_end and is_committed)
         return int(self._stop.failure is not None or is_left)
 
     async def _start(self, may_join: Awaitable[None] | None) -> bool:
@@ -95,6 +99,7 @@ class Worker:
         while not self._stop.is_set():
             await path.turn()
             if end is not None and await self._stop.unless_stopped(end.is_reached()):
+                self._is_at_end = True
                 break
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:

@@ -25,6 +25,7 @@ from penstock.worker import WorkerSettings, pipeline, process
 from penstock.worker import worker as worker_module
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.encoder_model import EncoderModel
+from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.fetching import consumer
 from penstock.worker.requests.long_records import LongRecords
 from penstock.worker.requests.preparation import RequestPreparer
@@ -276,6 +277,27 @@ async def test_records_are_answered_and_committed(
     ]
     assert kafka.commits[-1] == {A: (3, "")}
     assert held(worker) == 0
+
+
+@pytest.mark.parametrize(("at_end", "code"), [(True, 0), (False, 1)])
+async def test_with_once_a_worker_succeeds_only_at_the_end_of_its_topics(
+    kafka: FakeConsumer,
+    outbox: FakeOutbox,
+    make_record: MakeRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    at_end: bool,
+    code: int,
+) -> None:
+    """Stopped before, it has read and answered what it has, and does not know what else there is."""
+
+    async def is_reached(_: EndOfTopics) -> bool:
+        return at_end and bool(outbox.sent)
+
+    monkeypatch.setattr(EndOfTopics, "is_reached", is_reached)
+    async with make_worker(kafka, once=True) as worker:
+        kafka.script = [polled(request(make_record, A, 0)), once_answered(outbox, 1)]
+        assert await worker.run() == code
+    assert outbox.sent == [("penstock.replies", b"0-0")]
 
 
 class ToldTraces(NoTraces):
