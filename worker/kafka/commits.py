@@ -31,7 +31,7 @@ class Committer(PartitionMarks):
         self._committing = asyncio.Lock()
 
     async def run(self) -> None:
-        """Commit twice a second, until cancelled."""
+        """Commit twice a second, until cancelled. Changes of markers are committed at once, beside it."""
         while True:
             await asyncio.sleep(_COMMIT_S)
             await asyncio.shield(self._commit())  # cancelled in mid-commit, its offsets would be offered to no other
