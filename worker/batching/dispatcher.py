@@ -161,10 +161,13 @@ class Dispatcher:
     def _advance(self) -> None:
         """Let the runner begin what it can, then report what was rejected."""
         while not self._closed:
-            if self._ended:
+            while self._ended:
                 ended, self._ended = self._ended, []
-                if ids := self.flights.deserted(ended):
+                ids, rest = self.flights.leave(ended)
+                if ids:
                     self._runner.cancel(ids)
+                if rest:
+                    self._run(rest)
             if (events := self._runner.advance()) is None:
                 break
             self._take(events)

@@ -4,7 +4,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.scheduler.types import RejectedJob
@@ -34,6 +34,10 @@ class Flight:
     started: float | None = None  # when the job left the queue; None: it is queued
     streamed: float = -math.inf  # when the last partial result was reported
     former: Former | None = None  # until the runner has admitted the job
+    number: int = field(init=False)  # its own, whichever job it has: that of the first
+
+    def __post_init__(self) -> None:
+        self.number = self.job_id
 
     @property
     def alive(self) -> list[PendingSequence]:
@@ -63,6 +67,7 @@ class Flights:
         self._ids = itertools.count()
         self._by_key: dict[bytes, Flight] = {}
         self._by_job: dict[int, Flight] = {}
+        self._by_number: dict[int, Flight] = {}  # which its requests know, so that a new job is no news to them
         # Of jobs of many steps. A heap, also of members whose flights have ended, until they are half of all.
         self._deadlines: list[tuple[float, int, PendingSequence, Flight]] = []
         self._num_members = 0  # of flights that have not ended
@@ -84,6 +89,7 @@ class Flights:
         """
         new: dict[int, Flight] = {}
         promoted: list[Flight] = []
+        needing: list[Flight] = []  # both kinds, in the order in which they are offered
         num_members = 0
         for sequence in sequences:
             request = sequence.request
@@ -92,14 +98,17 @@ class Flights:
             if flight is None or (self._by_step and self._is_overtaken(flight, sequence)):
                 flight = Flight(key, next(self._ids), sequence, [sequence], request.times.queued)
                 self._by_key[key] = self._by_job[flight.job_id] = new[flight.job_id] = flight
+                self._by_number[flight.number] = flight
+                needing.append(flight)
             else:
                 flight.members.append(sequence)
                 if flight.is_behind(sequence) and flight.former is None and flight.job_id not in new:
                     flight.former = Former(flight.job_id, flight.leader)
                     promoted.append(flight)
+                    needing.append(flight)
                 if flight.is_behind(sequence):
                     flight.leader = sequence
-            request.job_ids.append(flight.job_id)
+            request.job_ids.append(flight.number)
             num_members += 1
             if self._by_step and request.deadline is not None:
                 heapq.heappush(self._deadlines, (request.deadline, next(self._num_joined), sequence, flight))
@@ -108,9 +117,7 @@ class Flights:
         for flight in promoted:
             del self._by_job[flight.job_id]
             self._renumber(flight, next(self._ids))
-            for member in flight.members:
-                member.request.job_ids.append(flight.job_id)
-        return [*new.values(), *promoted]
+        return needing
 
     def admit(self, flights: Iterable[Flight]) -> None:
         """The runner has the jobs of these flights, those that were not refused, in place of former ones."""
@@ -184,6 +191,7 @@ class Flights:
         """The flights of jobs that have ended, without those that were left before."""
         flights = [flight for job_id in job_ids if (flight := self._by_job.pop(job_id, None)) is not None]
         for flight in flights:
+            del self._by_number[flight.number]
             if self._by_key.get(flight.key) is flight:
                 del self._by_key[flight.key]
             if flight.started is None:
@@ -196,17 +204,23 @@ class Flights:
         flights = [one for one in self._by_job.values() if one.started is None or not queued]
         return {member.request for flight in flights for member in flight.alive}
 
-    def deserted(self, requests: Iterable[PendingRequest]) -> list[int]:
-        """End the flights of failed requests that no other request waits for. Returns their jobs.
+    def leave(self, requests: Iterable[PendingRequest]) -> tuple[list[int], list[PendingSequence]]:
+        """End the flights of failed requests that no other request waits for, or that wait in batches behind them.
 
-        A job that has begun is among them only if it may be left between two steps.
+        Returns their jobs, and the sequences that are left without a leader: these join anew. A job that has begun is
+        among them only if it may be left between two steps.
         """
-        candidates = {job_id for request in requests for job_id in request.job_ids if job_id in self._by_job}
-        flights = [self._by_job[job_id] for job_id in candidates]
-        ids = [one.job_id for one in flights if (self._by_step or one.started is None) and not one.alive]
+        candidates = {number for request in requests for number in request.job_ids if number in self._by_number}
+        ids: list[int] = []
+        rest: list[PendingSequence] = []
+        for flight in [self._by_number[number] for number in sorted(candidates)]:
+            is_leaderless = not self._by_step and flight.leader.request.is_failed
+            if (self._by_step or flight.started is None) and (is_leaderless or not flight.alive):
+                ids.append(flight.job_id)
+                rest += flight.alive
         for job_id in ids:
             self.end(job_id)
-        return ids
+        return ids, rest
 
     def _is_overtaken(self, flight: Flight, sequence: PendingSequence) -> bool:
         return flight.started is not None and flight.leader.request.bulk and not sequence.request.bulk

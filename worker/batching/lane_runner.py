@@ -10,6 +10,7 @@ from penstock.engine import EngineLanes
 from penstock.engine.errors import DeviceFailed, NotFinite, wider_than
 from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.scheduler import CostFunction, Job, LaneBatch, LaneDriver, RejectedJob
+from penstock.scheduler.lane_driver import Dispatch
 from penstock.worker.batching.batch import BatchStats, pack, sums_of
 from penstock.worker.batching.failure_rules import next_attempt
 from penstock.worker.batching.flights import Flight
@@ -44,6 +45,7 @@ class LaneRunner:
         self._sequences: dict[int, PendingSequence] = {}  # by job id: the leaders of jobs that have not ended
         self._num_runs: Counter[int] = Counter()  # failed ones, by job id
         self._is_settled = True  # whether nothing can begin before an event
+        self._held: Dispatch | None = None  # what is to start, once the owner has taken the rejections with it
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self.token_budget = TokenBudget(driver.scheduler.settings.max_batch_tokens, clock)
@@ -96,17 +98,21 @@ class LaneRunner:
         if self._is_settled:
             return None
         self._stop_timer()
-        dispatch = self._driver.dispatch(self._clock())
-        for job in dispatch.rejected:
-            del self._sequences[job.id]
+        held, self._held = self._held, None
+        dispatch = held or self._driver.dispatch(self._clock())
+        if dispatch.rejected:  # first of all: other jobs of their requests may be among those that are to start
+            for job in dispatch.rejected:
+                del self._sequences[job.id]
+            self._held = dispatch._replace(planned=[], rejected=[])
+            return JobEvents(started=dispatch.planned, expired=dispatch.rejected)
         are_unchanged = [self._submit(batch) for batch in dispatch.start]
-        self._is_settled = all(are_unchanged) and not dispatch.rejected
+        self._is_settled = all(are_unchanged) and held is None
         if dispatch.wake_at is not None:
             delay_s = max(0.0, dispatch.wake_at - self._clock())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
         if self._is_settled and not dispatch.planned:
             return None
-        return JobEvents(started=dispatch.planned, expired=dispatch.rejected)
+        return JobEvents(started=dispatch.planned)
 
     def running(self) -> list[WorkUnderway]:
         """See `JobRunner`."""

@@ -25,6 +25,7 @@ from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
 from tests.examples import examples
 from tests.scheduler.integrity import check_scheduler
+from tests.worker.conftest import FakeRecord
 
 MakeSequences = Callable[..., list[PendingSequence]]
 Trigger = Literal["lazy", "hungry"]
@@ -232,6 +233,58 @@ async def test_equal_sequences_are_computed_once_and_all_answered(
         b.dispatcher.add(make_sequences([1, 2]))  # the flight has ended: this is a new one
         await b.finish(5)
         assert b.engine.sequences_run.count([1, 2]) == 2
+
+
+@asynccontextmanager
+async def busy_bench(info: ModelInfo, make_sequences: MakeSequences) -> AsyncIterator[Bench]:
+    """Of its lane a token takes a second. A batch of one token runs and another is prepared, until `may_run` is set."""
+    async with bench(info, cost=SECOND_A_TOKEN, max_sequences=1) as b:
+        b.engine.may_run.clear()
+        for ids in ([9], [8]):
+            b.dispatcher.add(make_sequences(ids))
+        yield b
+
+
+async def test_a_job_whose_online_leader_has_left_keeps_no_other_request_out(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    async with busy_bench(info, make_sequences) as b:
+        bulk = make_sequences([5] * 6, bulk=True)
+        b.dispatcher.add(bulk)
+        record = PendingRecord(FakeRecord(offset=77), ("elsewhere", 0), from_bulk_topic=False)
+        b.dispatcher.add(make_sequences([5] * 6, deadline=b.clock.now + 9.0, record=record))
+        b.dispatcher.take_back([record.source], bulk_only=False, begun=False)
+        online = make_sequences([7] * 2, deadline=b.clock.now + 8.0)  # in time: 2 s of 8 are taken
+        b.dispatcher.add(online)
+        b.engine.may_run.set()
+        await b.finish(4)
+        assert b.rejections == []
+        assert b.ids[2:] == [[7] * 2, [5] * 6]
+
+
+async def test_of_requests_that_come_together_the_first_is_admitted_also_where_it_shares_a_job(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    async with busy_bench(info, make_sequences) as b:
+        b.dispatcher.add(make_sequences([5] * 6, bulk=True))
+        first, second = (make_sequences([number] * 6, deadline=b.clock.now + 10.0) for number in (5, 4))
+        b.dispatcher.add([*first, *second])
+        assert [one.record for one in b.rejections] == records(second)
+
+
+async def test_a_sequence_of_a_request_that_was_rejected_in_its_turn_is_not_run(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    async with busy_bench(info, make_sequences) as b:
+        b.dispatcher.add(make_sequences([1] * 5, [2], deadline=b.clock.now + 10.0))
+        assert b.rejections == []
+        b.clock.now += 4.0  # too late for the first of them
+        b.engine.may_run.set()
+        await b.finish(3)
+        b.dispatcher.add(make_sequences([3]))
+        await b.finish(4)
+        assert [type(one.error) for one in b.rejections] == [LateInQueue]
+        assert b.engine.sequences_run == [[9], [8], [3]]
 
 
 async def test_a_failed_batch_is_halved_until_the_culprit_is_alone(

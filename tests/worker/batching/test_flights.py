@@ -138,10 +138,24 @@ def test_a_job_that_no_request_waits_for_ends(one: One, by_step: bool) -> None:
     for sequence in (queued, begun, shared):
         fail(sequence)
     requests = [sequence.request for sequence in (queued, begun, shared)]
-    assert sorted(flights.deserted(requests)) == (jobs[:2] if by_step else jobs[:1])
-    assert len(flights) == (1 if by_step else 2)  # a batch that has begun runs to its end
-    assert flights.join([one(1)])
+    ended, left = flights.leave(requests)
+    assert (sorted(ended), left) == ((jobs[:2], []) if by_step else (jobs[::2], [equal]))
+    assert len(flights) == 1  # for a batch, the one that has begun: it runs to its end
+    join(flights, one(1), *left)
     assert flights.requests(queued=False) >= {equal.request}
+
+
+@both_kinds
+def test_what_is_kept_of_a_request_does_not_grow_with_those_that_join_it(one: One, by_step: bool) -> None:
+    flights = Flights(by_step=by_step)
+    sequences = [one(deadline=100.0 - number) for number in range(50)]  # each more urgent than all before
+    for sequence in sequences:
+        join(flights, sequence)
+    assert {len(sequence.request.job_ids) for sequence in sequences} == {1}
+    for sequence in sequences:
+        fail(sequence)
+    ended, left = flights.leave(sequence.request for sequence in sequences)
+    assert (len(ended), left, len(flights)) == (1, [], 0)
 
 
 def test_members_are_late_where_jobs_take_long(one: One) -> None:
