@@ -97,6 +97,8 @@ def _layer_kinds(config: Config, num_layers: int) -> list[str]:
 def _attention(checkpoint: Checkpoint, kind: str) -> RotaryAttention:
     config = checkpoint.config
     head_dim = require_int(config, "hidden_size") // require_int(config, "num_attention_heads")
+    if head_dim % 2:
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: heads of {head_dim} cannot be rotated: the size is odd.")
     frequencies = 1.0 / (_theta(checkpoint, kind) ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
     angles = torch.arange(require_int(config, "max_position_embeddings", _MAX_TOKENS)).float()[:, None] * frequencies
     half = require_int(config, "local_attention", 128) // 2

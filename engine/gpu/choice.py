@@ -71,7 +71,9 @@ def choose_kernel(
             return AttentionKernel.DISENTANGLED
         case DistanceAttention() | RotaryAttention() | DisentangledAttention():
             name = type(attention).__name__
-            raise UnsupportedDevice(f"{name} does not support heads of {head_dim} on a GPU; use device='cpu'.")
+            if max_seqlen > packed_attention.MAX_SEQLEN:
+                raise UnsupportedDevice(f"{name} does not support {max_seqlen:,} tokens on this GPU; use device='cpu'.")
+            raise UnsupportedDevice(f"{name} does not support heads of {head_dim} on this GPU; use device='cpu'.")
         case _:
             raise RuntimeError(f"no kernel for {type(attention).__name__}. This is a bug.")
 

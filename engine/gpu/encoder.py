@@ -53,7 +53,9 @@ class GpuEncoder:
         self._kernel_for = partial(
             choose_kernel, encoder.layers[0].attention, encoder.head_dim, shared_bytes=shared_bytes
         )
-        self._kernel_for(1, 1)  # raises here, instead of in the first batch, if there is no kernel
+        self._kernel_for(
+            encoder.max_tokens or 1, 1
+        )  # raises here, instead of in the first batch, if there is no kernel
         self._tables = AttentionTables.of(encoder, self.device)
         activations = {dense.activation for layer in encoder.layers for dense in (layer.qkv, layer.up)}
         gates = {function_of(layer.gate) for layer in encoder.layers if layer.gate is not None}

@@ -117,15 +117,18 @@ def distance_table(bias: Tensor, scale: float) -> Tensor:
     bias [num_heads, 2D + 1]: of `DistanceAttention`. Column reach + d is of a key d tokens after its query. The table
     reaches further than D, so that the kernels need not look at the distances of single scores.
     """
-    last = bias.shape[1] // 2
-    reach = max(last + _CONSTANT, SHORT_SEQLEN)
+    last, reach = bias.shape[1] // 2, _reach(bias)
     distances = torch.arange(-reach, reach + 1, device=bias.device).clamp(-last, last)
     return (bias.float()[:, distances + last] / scale).contiguous()
 
 
 def table_bytes(bias: Tensor) -> int:
     """Shared memory that the biases of a `DistanceAttention` take of a CTA."""
-    return _BYTES_OF_BIAS * distance_table(bias[:1], 1.0).shape[1]
+    return _BYTES_OF_BIAS * (2 * _reach(bias) + 1)
+
+
+def _reach(bias: Tensor) -> int:
+    return max(bias.shape[1] // 2 + _CONSTANT, SHORT_SEQLEN)
 
 
 def plan_capacity(tokens: int, sequences: int, queries: int = 128) -> int:

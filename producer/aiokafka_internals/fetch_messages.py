@@ -125,8 +125,11 @@ class _AnswerById:
         """The partitions of one topic that have records or an error, and where the next topic begins."""
         count, at = varint(raw, at)
         found: list[tuple[Any, ...]] = []
+        asked = {number for number, *_ in dict(self._asked.topics)[topic]}
         for _ in range(count - 1):
             number, error, watermark, stable, start = _ANSWERED.unpack_from(raw, at)
+            if number not in asked:
+                raise struct.error("A partition that was not asked for.")
             num_aborted, at = varint(raw, at + _ANSWERED.size)
             aborted = []
             for _ in range(num_aborted - 1):  # 0 for none

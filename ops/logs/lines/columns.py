@@ -17,6 +17,8 @@ INTEGERS = ("worker", "pid", "sequences", "tokens", "max_seqlen", "records", "su
 FLOATS = ("dp_gain", "predicted_s", "device_s", *[f"{stage}_ms" for stage in STAGES])
 _TIME = "%Y-%m-%dT%H:%M:%S%.fZ"  # as workers write it
 _FEW = 64  # lines that are not worth another attempt
+MOST = 1 << 28  # no number of ours is greater, and the sums and products of such numbers fit in 64 bits
+OWN = ("place", "time_s")  # columns that are no fields
 
 
 def read_rows(lines: Sequence[bytes], more: Iterable[str] = ()) -> Any:
@@ -26,7 +28,7 @@ def read_rows(lines: Sequence[bytes], more: Iterable[str] = ()) -> Any:
     another form of time, have no row: they are left to a JSON parser. `more`: other fields, as texts.
     """
     pl = polars()
-    types = {**_types(), **dict.fromkeys({*more} - _types().keys(), pl.String)}
+    types = {**_types(), **dict.fromkeys({*more} - _types().keys() - {*OWN}, pl.String)}
     schema, places = {"timestamp": pl.String, **types}, list(range(len(lines)))
     rows = _read(lines, schema)
     if rows is None:
@@ -34,7 +36,8 @@ def read_rows(lines: Sequence[bytes], more: Iterable[str] = ()) -> Any:
         rows = _read_parts([lines[place] for place in places], schema)
     times = rows["timestamp"].str.to_datetime(_TIME, time_unit="us", strict=False)
     time_s = times.dt.timestamp("us").fill_null(-1).to_numpy() / 1e6  # polars does not divide exactly
-    rows = rows.with_columns(pl.Series("time_s", time_s), pl.Series("place", places, pl.Int64))
+    small = [pl.when(pl.col(key).is_between(-MOST, MOST)).then(pl.col(key)).alias(key) for key in INTEGERS]
+    rows = rows.with_columns(pl.Series("time_s", time_s), pl.Series("place", places, pl.Int64), *small)
     is_known = pl.col("event").is_in(KINDS) & (pl.col("time_s") >= 0)
     return rows.filter(is_known).select("place", "time_s", *types)
 
@@ -46,8 +49,8 @@ def rows_of(events: Mapping[int, Event]) -> Any:
         {
             "place": place,
             "time_s": event.time_s,
-            **{key: _text(event.text(key)) for key in TEXTS},
-            **{key: _integer(event.fields.get(key)) for key in INTEGERS},
+            **{key: text(event.text(key)) for key in TEXTS},
+            **{key: integer(event.fields.get(key)) for key in INTEGERS},
             **{key: event.number(key) for key in FLOATS},
         }
         for place, event in events.items()
@@ -93,9 +96,11 @@ def _types() -> dict[str, Any]:
     return {**dict.fromkeys(TEXTS, pl.String), **numbers}
 
 
-def _text(value: str | None) -> str | None:
+def text(value: str | None) -> str | None:
+    """A text that a row can have."""
     return None if value is None else value.encode("utf-8", "replace").decode()  # JSON may name half of a character
 
 
-def _integer(value: object) -> int | None:
-    return value if type(value) is int and abs(value) < 1 << 62 else None
+def integer(value: object) -> int | None:
+    """An integer that a row can have, or None."""
+    return value if type(value) is int and abs(value) <= MOST else None

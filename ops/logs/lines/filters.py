@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.ops.logs.errors import BadFilter
 from penstock.ops.logs.libraries import polars
-from penstock.ops.logs.lines.columns import BATCH, DONE
+from penstock.ops.logs.lines.columns import BATCH, DONE, OWN
 from penstock.ops.logs.lines.event import LEVELS, Event, parse_time
 from penstock.ops.logs.lines.known_fields import known_fields, near_names
 
@@ -41,7 +41,8 @@ class Term:
         if self.order in _ORDERS:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             return is_number and bool(_ORDERS[self.order](value, self.limit))
-        is_equal = value is not None and _pattern(self.values).fullmatch(str(value)) is not None
+        text = str(value).lower() if isinstance(value, bool) else str(value)  # `true`, as in the line
+        is_equal = value is not None and _pattern(self.values).fullmatch(text) is not None
         return is_equal == (self.order == "=")
 
     def expression(self, column: Any) -> Any:
@@ -106,6 +107,7 @@ class Filters:
         named = {-1 if worker is None else worker: model for worker, model in models.items()}
         of_worker = pl.col("worker").fill_null(-1).replace_strict(named, default=None, return_dtype=pl.String)
         taken = {
+            **dict.fromkeys(OWN, pl.lit(None, pl.String)),
             "p": pl.coalesce(pl.col("total_ms") * _P[DONE][1], "device_s"),
             "model": pl.coalesce("model", of_worker) if named else pl.col("model"),
         }

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.ops.logs.errors import NoEvents
 from penstock.ops.logs.libraries import polars
-from penstock.ops.logs.lines.columns import BATCH, KINDS, rows_of
+from penstock.ops.logs.lines.columns import BATCH, KINDS, OWN, integer, rows_of, text
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.filters import Filters, check_fields
 from penstock.ops.logs.lines.parser import BlockParser, LineCounts, Parsed, event_of
@@ -91,12 +91,12 @@ class LogReader:
         models = self._models.setdefault(self.origin(source), {})
         for place, event in found.items():
             self.absent_fields -= event.fields.keys()
-            worker = event.fields.get("worker") if isinstance(event.fields.get("worker"), int) else None
-            if (model := model_named_by(event)) is not None:
+            worker = integer(event.fields.get("worker"))
+            if (model := text(model_named_by(event))) is not None:
                 models[worker] = model
             if (passed := self._filters.passed(event, models.get(worker))) is not None:
                 kept[place] = passed
-        self.absent_fields -= {key for key in self.absent_fields & set(rows.columns) if rows[key].count()}
+        self.absent_fields -= {key for key in self.absent_fields & set(rows.columns) - {*OWN} if rows[key].count()}
         rows = self._filters.rows(rows, models)
         self.num_kept += len(kept) + len(rows)
         slow = {place: event for place, event in kept.items() if event.name in KINDS}

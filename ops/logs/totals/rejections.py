@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.ops.logs.libraries import polars
-from penstock.ops.logs.lines.columns import rows_of
+from penstock.ops.logs.lines.columns import MOST, rows_of
 from penstock.ops.logs.lines.event import Event, number
 from penstock.ops.logs.lines.reader import Part
 from penstock.ops.logs.totals.series import CAUSE_UNKNOWN
@@ -107,7 +107,7 @@ def rejected_of(load: Event) -> dict[str, int] | None:
     rejected = load.fields.get("rejected")
     if not isinstance(rejected, Mapping):
         return None
-    return {str(code): int(one) for code, count in rejected.items() if (one := number(count)) and one > 0}
+    return {str(code): int(min(one, MOST)) for code, count in rejected.items() if (one := number(count)) and one > 0}
 
 
 def _is_end(event: Event) -> bool:

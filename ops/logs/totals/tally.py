@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from penstock.ops.logs.lines.columns import MOST
 from penstock.ops.logs.lines.event import Event
 
 _MAX_NAMES = 200
@@ -43,7 +44,7 @@ def tally_of(table: dict[str, Tally], name: str) -> Tally:
 
 def left_out_before(event: Event) -> int:
     """The number of lines of an event that were over the limit, before this one."""
-    return max(0, int(event.number("suppressed") or 0))
+    return max(0, int(min(event.number("suppressed") or 0, MOST)))
 
 
 def _widened(span_s: tuple[float, float] | None, time_s: float | None) -> tuple[float, float] | None:

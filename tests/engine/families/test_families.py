@@ -254,6 +254,7 @@ def test_modernberts_prediction_head(tmp_path: Path, pooling: str, bias: bool) -
     [
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types must name 4 layers"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rotary positions that are scaled"),
+        ({"num_attention_heads": 16}, "heads of 3 cannot be rotated"),
     ],
 )
 def test_modernbert_variants_that_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -36,9 +36,9 @@ def load(weights: EncoderWeights) -> GpuEncoder:
 @pytest.mark.parametrize(
     ("family", "config", "error", "message"),
     [
-        ("bert", {}, UnsupportedDevice, "heads of 12 on a GPU"),
-        ("modernbert", {}, UnsupportedDevice, "heads of 12 on a GPU"),
-        ("deberta-v2", {}, UnsupportedDevice, "heads of 12 on a GPU"),
+        ("bert", {}, UnsupportedDevice, "heads of 12 on"),
+        ("modernbert", {}, UnsupportedDevice, "heads of 12 on"),
+        ("deberta-v2", {}, UnsupportedDevice, "heads of 12 on"),
         ("bert", {"hidden_size": 264, "num_attention_heads": 1}, UnsupportedDevice, "heads of 264 on a GPU"),
         ("bert", {"hidden_size": 60}, UnsupportedDevice, "hidden size 60 is no multiple of 8"),
         ("bert", {"hidden_size": 128, "intermediate_size": 100}, UnsupportedDevice, "intermediate size 100 is no"),

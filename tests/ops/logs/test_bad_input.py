@@ -111,6 +111,21 @@ def test_a_newer_versions_events_fields_and_types(tmp_path: Path) -> None:
     assert found.batches.all.batches == 2  # the tokens of the third are unknown
 
 
+def test_numbers_and_names_beyond_all_sense_end_no_pass(tmp_path: Path) -> None:
+    text = (
+        line("foo", level="warning", suppressed=1e300)
+        + line("worker_load", rejected={"overloaded": 1e300, "expired": 1e308})
+        + line("worker_ready", worker=True, model="x\ud800")
+        + line("worker_ready", worker=3, model="m")
+        + line("worker_ready", worker=2**200, model="m")
+        + batch(0, tokens=9_000_000_000_000_000_000, sequences=9_000_000_000_000_000_000)
+        + batch(1)
+    )
+    found = read(tmp_path, text)
+    assert counts(found) == (7, 0, 0)
+    assert found.batches.all.batches == 1  # the tokens of the first are unknown
+
+
 def test_events_without_a_time_are_counted(tmp_path: Path) -> None:
     found = read(tmp_path, line("stopped", None) + line("stopped", "yesterday") + batch(0).replace("2026-", "x"))
     assert (found.lines.events, found.lines.timeless) == (3, 3)

@@ -109,6 +109,17 @@ def test_a_malformed_filter_says_what_is_expected(text: str, expected: str) -> N
     assert text.partition("=")[2] in str(raised.value) or text in str(raised.value)
 
 
+@pytest.mark.parametrize("text", ["place=1", "time_s>5"])
+def test_a_field_that_no_event_has_is_told(text: str) -> None:
+    with pytest.raises(BadFilter, match="has a field"):
+        digest(FLEET, filters=(text,))
+
+
+def test_a_truth_is_written_as_in_the_line() -> None:
+    assert accepts("answered=true", answered=True)
+    assert not accepts("answered=True", answered=True)
+
+
 def test_files_and_filters_come_in_any_order() -> None:
     assert split_arguments(["a.log", "worker=2", "-", "p>5ms"]) == (["a.log", "-"], ["worker=2", "p>5ms"])
     assert split_arguments(["./a=b.log"]) == (["./a=b.log"], [])

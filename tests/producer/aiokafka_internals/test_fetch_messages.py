@@ -148,6 +148,13 @@ def test_an_answer_by_ids_has_the_names_that_were_asked_for(size: int) -> None:
     assert asked.faults == [(topic, 3, 21, 1), (topic, 4, 28, 100), (topic, 5, 35, 103)]
 
 
+def test_a_partition_that_was_not_asked_for_is_an_error_of_the_answer() -> None:
+    """aiokafka looks it up among its own, and the task that fetches would end."""
+    raw = answer_by_id([(99, 0, 1, 1, 0, None, -1, b"records", {})])
+    with pytest.raises(struct.error):
+        message(ids=IDS).prepare({1: (4, 18)}).RESPONSE_TYPE.decode(BytesIO(raw))
+
+
 def test_an_answer_that_ends_early_is_an_error() -> None:
     raw = answer_by_id([(1, 0, 1, 1, 0, None, -1, b"records", {})])
     for size in range(len(raw) - 1):  # the last byte has the tags of the whole, which are not read
