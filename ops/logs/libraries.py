@@ -1,14 +1,17 @@
 """The optional packages of `penstock logs`, imported when a command needs them. Without one: MissingLibrary."""
 
 import importlib
+import signal
 from types import ModuleType
 
 from penstock.ops.logs.errors import MissingLibrary
 
 
 def polars() -> ModuleType:
-    """Polars."""
-    return _library("polars", "Reading logs")
+    """Polars. Its handler of SIGINT would let a read of standard input go on, and Ctrl-C wait for the next line."""
+    library = _library("polars", "Reading logs")
+    signal.siginterrupt(signal.SIGINT, True)
+    return library
 
 
 def pyarrow() -> ModuleType:
