@@ -106,6 +106,7 @@ class _AnswerById:
     def __init__(self, asked: FetchMessage) -> None:
         self._asked = asked
         self._names = {topic_id: topic for topic, topic_id in asked.ids.items()}
+        self._numbers = {topic: {number for number, *_ in partitions} for topic, partitions in asked.topics}
 
     def decode(self, data: BytesIO) -> FetchResponse_v11:
         raw = data.read()
@@ -125,7 +126,7 @@ class _AnswerById:
         """The partitions of one topic that have records or an error, and where the next topic begins."""
         count, at = varint(raw, at)
         found: list[tuple[Any, ...]] = []
-        asked = {number for number, *_ in dict(self._asked.topics)[topic]}
+        asked = self._numbers.get(topic, ())
         for _ in range(count - 1):
             number, error, watermark, stable, start = _ANSWERED.unpack_from(raw, at)
             if number not in asked:
