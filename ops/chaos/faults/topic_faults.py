@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 from collections import deque
@@ -95,7 +96,9 @@ async def replies_copied(scene: Scene, rng: random.Random) -> Effect:
 
 
 def _copy_latest(servers: str, rng: random.Random) -> Effect:
-    latest = list(deque(read_topics(servers, [REPLIES]), _NUM_COPIES))
+    until = time.monotonic() + _COPY_S  # a topic that is written to all the time has no end that a reader reaches
+    with contextlib.closing(read_topics(servers, [REPLIES])) as replies:
+        latest = list(deque(itertools.takewhile(lambda _: time.monotonic() < until, replies), _NUM_COPIES))
     if not latest:
         raise NotInjectedError("There was no reply to copy.")
     rng.shuffle(latest)

@@ -1,7 +1,7 @@
 """Whole topics of records by librdkafka: it shares no code with the worker and reads a million in seconds."""
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -40,8 +40,11 @@ class Record(NamedTuple):
         return (self.topic, self.partition), self.offset
 
 
-def read_topics(servers: str, topics: Sequence[str], isolation: str = "read_uncommitted") -> Iterator[Record]:
-    """Every record of these topics, each partition in its order. For when nothing is written any more. Blocks."""
+def read_topics(servers: str, topics: Sequence[str], isolation: str = "read_uncommitted") -> Generator[Record]:
+    """Every record of these topics, each partition in its order. Blocks.
+
+    It ends when nothing is written any more: while a partition is written to twice a second, its end is never reached.
+    """
     consumer = Consumer({"bootstrap.servers": servers, "isolation.level": isolation, **_OPTIONS})
     try:
         known = consumer.list_topics(timeout=_PATIENCE_S).topics
