@@ -15,7 +15,7 @@ class PipelineSettings(Settings):
     model: str | None = Field(
         None,
         description="Checkpoint. Default: the demo's all-MiniLM-L6-v2; on a GPU 'bert-base', that shape with random "
-        "weights. 'bert-tiny' is a small one; 'null' measures the null engine in place of a model.",
+        "weights. 'minilm' and 'bert-tiny' are smaller ones; 'null' measures the null engine in place of a model.",
     )
     parts: str = Field(",".join(PARTS), description="What to measure.")
     worker_args: str = Field("", description="Further arguments of the model's `penstock worker`, in one string.")

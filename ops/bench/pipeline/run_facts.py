@@ -14,6 +14,7 @@ from penstock.ops.bench.pipeline.pipeline_loads import NULL
 
 SHAPES: Mapping[str, Mapping[str, int]] = {  # of models with random weights, where they differ from BERT-base
     "bert-base": {},
+    "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536},
     "bert-tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
 }
 GPU_MODEL = "bert-base"  # by default; on a CPU the demo's model is
