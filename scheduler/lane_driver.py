@@ -14,7 +14,7 @@ from penstock.scheduler.types import Cause, Job, RejectedJob, Wait
 
 @dataclass(slots=True, eq=False)
 class LaneBatch:
-    """One batch on its way through the lanes. Its jobs may become fewer, with a new prediction, until it runs."""
+    """One batch on its way through the lanes. Its sequences may become fewer, with a new prediction, until it runs."""
 
     ids: tuple[int, ...]
     trigger: str
@@ -34,8 +34,8 @@ class Dispatch(NamedTuple):
     """Batches to start now, in the order to hand them to the lanes, and rejections."""
 
     start: list[LaneBatch]
-    rejected: list[RejectedJob]  # jobs that will not run; they have left the queue
-    planned: list[int]  # jobs that have left the queue for a batch: it is in `start`, now or in a later dispatch
+    rejected: list[RejectedJob]  # they have left the queue
+    planned: list[int]  # sequences that have left the queue for a batch: it is in `start`, now or in a later dispatch
     wake_at: float | None  # ask again at this time if nothing happens before; None: only an event can change it
 
 
@@ -77,15 +77,14 @@ class LaneDriver:
         batches = (*self._submitted, *self._prepared)
         return sum([batch.left_s(now) for batch in batches]) / self.num_lanes
 
-    def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[RejectedJob]:
-        """Queue jobs; returns those rejected at once. `together`: see `Scheduler.add`.
+    def add(self, jobs: Sequence[Job], now: float) -> list[RejectedJob]:
+        """Queue jobs; returns the sequences of those rejected at once.
 
-        When nothing else is queued or running, one job that would be late (all jobs, with `together`) is admitted as
-        a trial, without a deadline.
+        When nothing else is queued or running, one job that would be late is admitted as a trial, without a deadline.
         """
-        rejected = self.scheduler.add(jobs, now, busy_s=self.busy_s(now), together=together)
+        rejected = self.scheduler.add(jobs, now, busy_s=self.busy_s(now))
         if rejected and not self.scheduler.num_queued and not self.num_unfinished:
-            return self._try_one(jobs, rejected, now, together=together)
+            return self._try_one(jobs, rejected, now)
         return rejected
 
     def dispatch(self, now: float) -> Dispatch:
@@ -145,14 +144,11 @@ class LaneDriver:
         excess = len(self._submitted) - self.num_lanes
         return excess < 0 or (excess == 0 and (bool(self._prepared) or self.scheduler.is_full))
 
-    def _try_one(
-        self, jobs: Sequence[Job], rejected: list[RejectedJob], now: float, *, together: bool
-    ) -> list[RejectedJob]:
+    def _try_one(self, jobs: Sequence[Job], rejected: list[RejectedJob], now: float) -> list[RejectedJob]:
         overloaded = {one.id for one in rejected if one.cause is Cause.OVERLOADED}
         if not overloaded or not self._trials.are_due(now):
             return rejected
         self._trials.begin(now)
-        tried = jobs if together else [next(job for job in jobs if job.id in overloaded)]
-        self.scheduler.add([job._replace(deadline=math.inf) for job in tried], now)
-        ids = {job.id for job in tried}
-        return [one for one in rejected if one.id not in ids]
+        tried = next(job for job in jobs if not overloaded.isdisjoint(job.ids))
+        self.scheduler.add([tried._replace(deadline=math.inf)], now)
+        return [one for one in rejected if one.id not in tried.ids]

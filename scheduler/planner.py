@@ -1,10 +1,11 @@
-"""Makes batches of the jobs due first: partition, order, and rejection of those that would be late."""
+"""Makes batches of the sequences due first: partition, order, and rejection of those that would be late."""
 
 import heapq
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
+from typing import NamedTuple
 
 from penstock.scheduler.costs.cost import CostFunction, predicted_s
 from penstock.scheduler.policies.bulk_share import BulkShare
@@ -17,8 +18,42 @@ from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.types import Batch, Caps, Cause, Plan, RejectedJob, Trigger
 
 
+class _Front(NamedTuple):
+    """Sequences at the front of a queue, in due order, by columns."""
+
+    ids: list[int]
+    lengths: list[int]
+    deadlines: list[float]
+    work_s: list[float]  # seconds for which each keeps the lanes busy
+
+    @classmethod
+    def of(cls, jobs: Sequence[QueuedJob]) -> "_Front":
+        return cls(
+            [one for job in jobs for one in job.ids],
+            [length for job in jobs for length in job.lengths],
+            [job.deadline for job in jobs for _ in job.ids],
+            [length * job.work_s / job.tokens for job in jobs for length in job.lengths],
+        )
+
+    def first(self, count: int) -> "_Front":
+        ids, lengths, deadlines, work_s = self
+        return _Front(ids[:count], lengths[:count], deadlines[:count], work_s[:count])
+
+    def draft(self, places: Sequence[int], seconds: float) -> Draft:
+        ids, lengths = self.ids, self.lengths
+        deadlines, work_s = self.deadlines, self.work_s
+        return Draft(
+            min(places),
+            [ids[place] for place in places],
+            [lengths[place] for place in places],
+            [deadlines[place] for place in places],
+            sum([work_s[place] for place in places]),
+            seconds,
+        )
+
+
 class Planner:
-    """Makes plans of the jobs at the front of the queues, and leaves the queues as they are."""
+    """Makes plans of the sequences at the front of the queues, and leaves the queues as they are."""
 
     def __init__(self, settings: SchedulerSettings, cost: CostFunction) -> None:
         self._cost = cost
@@ -42,68 +77,70 @@ class Planner:
         return Outlook(is_full, bounds.oldest_arrival, bounds.half_slo_at, run_s)
 
     def plan(self, online: JobQueue, bulk: JobQueue, trigger: Trigger, now: float, lanes: int) -> Plan:
-        """Batches that run from `now` on, `lanes` at a time, or rejections only: ask again without those jobs.
+        """Batches that run from `now` on, `lanes` at a time, or rejections only: ask again without those sequences.
 
         Not both queues are empty. Online jobs come first: bulk jobs fill their batches, or run if there are none.
         """
         queue, policy, max_seconds = online or bulk, self._partition, math.inf
         if not online and trigger is not Trigger.DRAIN and not self.bulk_share.is_quiet(now):
-            # In order of arrival: a job that does not fit one slice is the first of the next.
+            # In order of arrival: a sequence that does not fit one slice is the first of the next.
             policy, max_seconds = self._in_order, max(self.bulk_share.alone_s, self.estimator.small_s)
-        jobs, caps = self._due(queue, policy, lanes, max_seconds)
-        lengths = [job.num_tokens for job in jobs]
-        parts = share_out(policy.partition(lengths, self._cost, caps, most=lanes), lengths, self._cost, lanes)
+        front, caps = self._due(queue, policy, lanes, max_seconds)
+        parts = policy.partition(front.lengths, self._cost, caps, most=lanes)
+        parts = share_out(parts, front.lengths, self._cost, lanes)
         made = zip(parts.batches, parts.seconds, strict=True)
-        drafts = [Draft([jobs[index] for index in batch], seconds) for batch, seconds in made]
+        drafts = [front.draft(batch, seconds) for batch, seconds in made]
         if len(drafts) > 1:
             drafts.sort(key=self._rank)
         drafts, late = self._in_time(drafts, now, lanes)
         if online and drafts:
             drafts = self._with_bulk(drafts, online, bulk, trigger, now, lanes)
-        batches = tuple([Batch(tuple([job.id for job in draft.jobs]), draft.seconds) for draft in drafts])
+        batches = tuple([Batch(tuple(draft.ids), draft.seconds) for draft in drafts])
         return Plan(batches, trigger, policy.name_of(parts), late, parts.dp_gain)
 
-    def _due(self, queue: JobQueue, policy: PartitionPolicy, lanes: int, max_s: float) -> tuple[list[QueuedJob], Caps]:
-        """The jobs to make batches of, and the caps for those. The window bounds the time that a plan takes.
+    def _due(self, queue: JobQueue, policy: PartitionPolicy, lanes: int, max_s: float) -> tuple[_Front, Caps]:
+        """The sequences to make batches of, and the caps for those. The window bounds the time that a plan takes.
 
-        If the partition reorders, no more than run in the time of one batch: no job runs later than admission assumed.
+        If the partition reorders, no more than run in the time of one batch: none runs later than admission assumed.
         """
         most = self._window if policy.reorders else min(self._window, lanes * self._caps.max_sequences)
-        jobs = list(islice(queue, most))
+        jobs = queue.front(most)
         tightest_slo_s = min([job.deadline - job.arrival for job in jobs])
         max_s = min(max_s, self.estimator.longest_batch_s(tightest_slo_s))
+        front = _Front.of(jobs)
         if policy.reorders:
-            jobs = jobs[: max(1, bisect_right(list(accumulate([job.work_s for job in jobs])), max_s))]
+            front = front.first(max(1, bisect_right(list(accumulate(front.work_s)), max_s)))
         elif policy.caps_tokens:
-            tokens = list(accumulate([job.num_tokens for job in jobs]))
-            jobs = jobs[: bisect_right(tokens, lanes * self._caps.max_tokens) + 1]
-        return jobs, self._caps._replace(max_seconds=max_s)
+            front = front.first(bisect_right(list(accumulate(front.lengths)), lanes * self._caps.max_tokens) + 1)
+        return front, self._caps._replace(max_seconds=max_s)
 
     def _in_time(self, drafts: list[Draft], now: float, lanes: int) -> tuple[list[Draft], tuple[RejectedJob, ...]]:
-        """The batches before the first that would make a job late; where that is the first of all, its late jobs."""
+        """The batches before the first with a late sequence; where that is the first of all, its late sequences."""
         ends = self._ends(drafts, now, lanes) if self._keeps_deadlines else [now] * len(drafts)
         for place, (draft, end) in enumerate(zip(drafts, ends, strict=True)):
-            earliest = min([job.deadline for job in draft.jobs])
+            earliest = min(draft.deadlines)
             if now < earliest and end <= earliest:
                 continue
             if place:
                 return drafts[:place], ()
-            late = [job for job in draft.jobs if job.deadline <= now or job.deadline < end]
-            return [], tuple([RejectedJob(job.id, Cause.QUEUED, end - job.deadline) for job in late])
+            by_s = [(one, end - due) for one, due in zip(draft.ids, draft.deadlines, strict=True)]
+            late = [(one, late_s) for one, late_s in by_s if late_s > 0 or end - late_s <= now]
+            return [], tuple([RejectedJob(one, Cause.QUEUED, late_s) for one, late_s in late])
         return drafts, ()
 
     def _with_bulk(
         self, drafts: list[Draft], online: JobQueue, bulk: JobQueue, trigger: Trigger, now: float, lanes: int
     ) -> list[Draft]:
         """Learn from a plan of online jobs. If none is left to wait for them, fill up the last batch of each lane."""
-        jobs, batch_s = [job for draft in drafts for job in draft.jobs], [draft.seconds for draft in drafts]
-        are_all = len(jobs) == len(online)
-        self.bulk_share.online_planned(sum([job.work_s for job in jobs]), now)
-        tokens = sum([job.num_tokens for job in jobs])
+        batch_s = [draft.seconds for draft in drafts]
+        are_all = sum([len(draft.ids) for draft in drafts]) == len(online)
+        self.bulk_share.online_planned(sum([draft.work_s for draft in drafts]), now)
+        tokens = sum([sum(draft.lengths) for draft in drafts])
         self.estimator.planned(tokens, batch_s, are_full=not are_all or trigger is Trigger.MAX_BATCH)
         if not bulk or not are_all:
             return drafts
-        growth_s, queued = self.bulk_share.growth_s(now), iter(bulk)
+        growth_s = self.bulk_share.growth_s(now)
+        queued = chain.from_iterable(job.one_by_one() for job in bulk)
         ends, first = self._ends(drafts, now, lanes), max(0, len(drafts) - lanes)
         last = zip(drafts[first:], ends[first:], strict=True)
         filled = [*drafts[:first], *[self._fill(draft, end, queued, growth_s) for draft, end in last]]
@@ -111,20 +148,22 @@ class Planner:
         return filled
 
     def _fill(self, draft: Draft, end: float, queued: Iterator[QueuedJob], growth_s: float) -> Draft:
-        """The batch with as many of the first bulk jobs as make it at most `growth_s` longer, and no job late."""
-        max_seconds = draft.seconds + min(growth_s, min([job.deadline for job in draft.jobs]) - end)
+        """The batch with as many of the first bulk sequences as make it at most `growth_s` longer, and none late."""
+        max_seconds = draft.seconds + min(growth_s, min(draft.deadlines) - end)
         # Enough candidates even if the batch itself took no time: a short batch has room that costs nothing.
-        room_s, jobs = max_seconds, list(draft.jobs)
-        for job in islice(queued, self._caps.max_sequences):
-            room_s -= job.work_s
-            if job.deadline >= end + growth_s:
-                jobs.append(job)
+        room_s, ids, lengths = max_seconds, list(draft.ids), list(draft.lengths)
+        for one in islice(queued, self._caps.max_sequences):
+            room_s -= one.work_s
+            if one.deadline >= end + growth_s:
+                ids += one.ids
+                lengths += one.lengths
             if room_s < 0:
                 break
-        caps = self._caps._replace(max_seconds=max_seconds)
-        filled = fifo([job.num_tokens for job in jobs], self._cost, caps, 1)
+        filled = fifo(lengths, self._cost, self._caps._replace(max_seconds=max_seconds), 1)
         num = len(filled.batches[0])
-        return Draft(jobs[:num], filled.seconds[0]) if num > len(draft.jobs) else draft
+        if num <= len(draft.ids):
+            return draft
+        return draft._replace(ids=ids[:num], lengths=lengths[:num], seconds=filled.seconds[0])
 
     def _ends(self, drafts: Sequence[Draft], now: float, lanes: int) -> list[float]:
         """End of each batch if it goes to the first free lane, and all lanes are free now."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import chain, takewhile
+from itertools import accumulate, chain, takewhile
 
 from penstock.scheduler.costs.cost import CostFunction
 from penstock.scheduler.planner import Planner
@@ -19,7 +19,8 @@ _HOLD_S = 0.03  # longest wait for a busy lane beside an idle one: a few small b
 class Scheduler:
     """Queues jobs until a trigger fires, then plans batches of those due first. Not thread-safe.
 
-    Every job given to `add` leaves exactly once: rejected, in a plan, or by `remove`. This is checked after each step.
+    Every sequence given to `add` leaves exactly once: rejected, in a plan, or by `remove`. This is checked after each
+    step.
     """
 
     def __init__(self, settings: SchedulerSettings, cost: CostFunction) -> None:
@@ -31,11 +32,12 @@ class Scheduler:
         self._latest = -math.inf  # moment of the last call, in steady time: see `_steady`
         self._ahead_s = 0.0  # of the caller's clock: the sum of all its steps back
         self._online, self._bulk = JobQueue(), JobQueue()
-        self._num_received = self._num_gone = 0
+        self._num_added = 0  # jobs
+        self._num_received = self._num_gone = 0  # sequences
 
     @property
     def num_queued(self) -> int:
-        """Queued jobs of both classes."""
+        """Queued sequences of both classes."""
         return len(self._online) + len(self._bulk)
 
     @property
@@ -71,15 +73,13 @@ class Scheduler:
         latest = min(outlook.half_slo_at - outlook.run_s, outlook.oldest_arrival + _HOLD_S) - self._ahead_s
         return latest if begin < latest else None
 
-    def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0, together: bool = False) -> list[RejectedJob]:
-        """Queue jobs. Returns those rejected. ValueError, and nothing queued, for a used id, no token or a time of NaN.
+    def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[RejectedJob]:
+        """Queue jobs, each with all of its sequences or none. Returns the sequences of those rejected.
 
-        `busy_s`: predicted seconds of the batches planned before, mean over lanes. `together`: all or none are queued;
-        they have one arrival, deadline and class (else ValueError), so admission looks once, however many they are.
+        ValueError, and nothing queued, for a used id, a sequence without a token or a time of NaN. `busy_s`: predicted
+        seconds of the batches planned before, mean over lanes.
         """
-        self._check(jobs)
-        if together and len({job[2:] for job in jobs}) > 1:
-            raise ValueError("Jobs that go together have one arrival, one deadline and one class.")
+        num_sequences = self._check(jobs)
         now = self._steady(now, busy_s)
         if not jobs:
             return []
@@ -92,15 +92,16 @@ class Scheduler:
         if online:
             work_s = self._online.work_s
             begin = now + busy_s * (1 + self._estimator.late_share)
-            rejected += self._admit(online, begin, together)
+            rejected += self._admit(online, begin)
             self._bulk_share.online_came(self._online.work_s - work_s, now)
-        self._num_received += len(jobs)
+        self._num_added += len(jobs)
+        self._num_received += num_sequences
         self._num_gone += len(rejected)
         self._check_conservation()
         return rejected
 
     def remove(self, ids: Iterable[int]) -> int:
-        """Remove cancelled jobs; returns how many were still queued. Other ids are skipped."""
+        """Remove cancelled sequences; returns how many were still queued. Other ids are skipped."""
         gone = list(ids)
         num_left = self._online.remove(gone) + (self._bulk.remove(gone) if self._bulk else 0)
         self._num_gone += num_left
@@ -110,9 +111,9 @@ class Scheduler:
     def poll(self, now: float, *, idle_lanes: int, busy_s: float = 0.0, draining: bool = False) -> Plan | Wait:
         """Plan batches, or say when to ask again. Ask after arrivals, at `Wait.wake_at`, and when a lane falls idle.
 
-        A plan's jobs leave the queue. Nothing is planned while no lane is idle, so that batches grow. `busy_s`: seconds
-        that the plan's first batch will wait for a lane; above 0 only if it is prepared ahead. `draining`: run the
-        queued jobs without asking the trigger. A clock that steps back counts as no time elapsed.
+        What is planned leaves the queue. Nothing is planned while no lane is idle, so that batches grow. `busy_s`:
+        seconds that the plan's first batch will wait for a lane; above 0 only if it is prepared ahead. `draining`: run
+        the queued jobs without asking the trigger. A clock that steps back counts as no time elapsed.
         """
         now = self._steady(now, busy_s)
         rejected = self._expired(now)
@@ -150,16 +151,21 @@ class Scheduler:
         given = moment - self._ahead_s
         return given if given + self._ahead_s >= moment else given + math.ulp(given) + math.ulp(moment)
 
-    def _check(self, jobs: Sequence[Job]) -> None:
-        incoming: set[int] = set()
-        for job_id, num_tokens, arrival, deadline, _ in jobs:
-            if job_id in incoming or job_id in self._online or job_id in self._bulk:
-                raise ValueError(f"Job ids must be unique among queued jobs. Already queued: {job_id}")
-            incoming.add(job_id)
-            if num_tokens < 1:
-                raise ValueError(f"A job must have at least 1 token. Job {job_id} has: {num_tokens}")
+    def _check(self, jobs: Sequence[Job]) -> int:
+        """The number of sequences."""
+        num_sequences, incoming = 0, set[int]()
+        for ids, lengths, arrival, deadline, _ in jobs:
+            num_sequences += len(ids)
+            incoming.update(ids)
+            if len(incoming) != num_sequences:
+                raise ValueError(f"Ids must be unique among queued sequences. Some of these came twice: {ids}")
+            if not lengths or len(lengths) != len(ids) or min(lengths) < 1:
+                raise ValueError(f"A job must have sequences of at least 1 token. Job {ids} has: {lengths}")
             if not -math.inf < arrival < math.inf or deadline != deadline:
-                raise ValueError(f"A job's times must be numbers. Job {job_id}: {arrival}, {deadline}")
+                raise ValueError(f"A job's times must be numbers. Job {ids}: {arrival}, {deadline}")
+        if self._online.has_any(incoming) or self._bulk.has_any(incoming):
+            raise ValueError(f"Ids must be unique among queued sequences. Some of these are queued: {incoming}")
+        return num_sequences
 
     def _in_time(self, jobs: Sequence[Job], now: float, rejected: list[RejectedJob]) -> list[QueuedJob]:
         """The jobs of one class in steady time. Those whose deadline has passed are added to `rejected` instead.
@@ -169,31 +175,31 @@ class Scheduler:
         meet. A job from the future (the clock stepped back) came now, and keeps its SLO.
         """
         by_deadline, ahead_s, estimator = self._by_deadline, self._ahead_s, self._estimator
-        token_s, small_s = estimator.token_s, estimator.small_s
         late_s, reply_s = estimator.high_late_s, estimator.reply_s
-        work_share = (1 + estimator.late_share) / self.settings.num_lanes
+        token_s = estimator.token_s * (1 + estimator.late_share) / self.settings.num_lanes
         queued = []
-        for number, (job_id, num_tokens, came_at, due_at, is_bulk) in enumerate(jobs, self._num_received):
+        for number, (ids, lengths, came_at, due_at, is_bulk) in enumerate(jobs, self._num_added):
             slo_s = (math.inf if is_bulk else estimator.slo_s) if due_at is None else due_at - came_at
             arrival = came_at + ahead_s if came_at + ahead_s < now else now
             deadline = arrival + slo_s
             if deadline <= now:
-                rejected.append(RejectedJob(job_id, Cause.ARRIVED_LATE, now - deadline))
+                rejected += [RejectedJob(one, Cause.ARRIVED_LATE, now - deadline) for one in ids]
                 continue
-            lane_s = num_tokens * token_s
             latest_begin = math.inf
             if slo_s < math.inf:
-                # Its own batch may be the longest that its SLO allows, or the job alone where that is longer.
+                # Its batch may be the longest that the SLO allows, or one sequence alone where that is longer.
                 share_s = slo_s * BATCH_SHARE
                 reply_share_s = reply_s if reply_s < share_s else share_s
                 deadline -= reply_share_s
                 margin_s = (late_s if late_s < share_s else share_s) - reply_share_s
-                latest_begin = deadline - max(0.0, margin_s) - max(share_s, lane_s, small_s)
-            due, work_s = deadline if by_deadline else arrival, lane_s * work_share
-            queued.append(QueuedJob(due, number, job_id, num_tokens, arrival, deadline, work_s, latest_begin))
+                latest_begin = deadline - max(0.0, margin_s)
+                latest_begin -= _longest_s(lengths, estimator.token_s, token_s, max(share_s, estimator.small_s))
+            due, tokens = deadline if by_deadline else arrival, sum(lengths)
+            work_s = tokens * token_s
+            queued.append(QueuedJob(due, number, ids, lengths, tokens, arrival, deadline, work_s, latest_begin))
         return queued
 
-    def _admit(self, jobs: list[QueuedJob], begin: float, together: bool) -> list[RejectedJob]:
+    def _admit(self, jobs: list[QueuedJob], begin: float) -> list[RejectedJob]:
         """Queue online jobs. Returns the rejections of those that would be late, or would make others late.
 
         Admission is the schedulability test of earliest deadline first: a job is admitted only if it and all admitted
@@ -202,11 +208,11 @@ class Scheduler:
         if self.settings.admission == "accept" or self._online.surely_in_time(jobs, begin):
             self._online.add(jobs)
             return []
-        groups = [jobs] if together else [[job] for job in sorted(jobs)]
-        found = list(zip(groups, self._online.lateness(groups, begin), strict=True))
-        if in_time := [job for group, late_s in found if late_s <= 0 for job in group]:
+        jobs.sort()
+        found = list(zip(jobs, self._online.lateness(jobs, begin), strict=True))
+        if in_time := [job for job, late_s in found if late_s <= 0]:
             self._online.add(in_time)
-        return [RejectedJob(job.id, Cause.OVERLOADED, by_s) for group, by_s in found if by_s > 0 for job in group]
+        return [RejectedJob(one, Cause.OVERLOADED, by_s) for job, by_s in found if by_s > 0 for one in job.ids]
 
     def _decide(self, now: float, draining: bool) -> Trigger | float | None:
         """The rule that fires now, or when one will; None: not before an arrival."""
@@ -223,16 +229,31 @@ class Scheduler:
         leaving = [*chain(*[batch.ids for batch in plan.batches]), *[job.id for job in plan.rejected]]
         num_left = self.remove(leaving)
         if not num_left == len(leaving) > 0:
-            raise RuntimeError(f"A plan for {len(leaving)} jobs removed {num_left}: {plan}. This is a bug.")
+            raise RuntimeError(f"A plan for {len(leaving)} sequences removed {num_left}: {plan}. This is a bug.")
 
     def _expired(self, now: float) -> list[RejectedJob]:
         """Remove the jobs at the front of the queues whose deadline has passed."""
-        late = [*chain(*[takewhile(lambda job: job.deadline <= now, queue) for queue in (self._online, self._bulk)])]
+        expired = chain(*[takewhile(lambda job: job.deadline <= now, queue) for queue in (self._online, self._bulk)])
+        late = [RejectedJob(one, Cause.QUEUED, now - job.deadline) for job in expired for one in job.ids]
         if late:
             self.remove([job.id for job in late])
-        return [RejectedJob(job.id, Cause.QUEUED, now - job.deadline) for job in late]
+        return late
 
     def _check_conservation(self) -> None:
         received, gone, queued = self._num_received, self._num_gone, self.num_queued
         if received != gone + queued:
-            raise RuntimeError(f"{received} jobs received, but {gone} gone and {queued} queued. This is a bug.")
+            raise RuntimeError(f"{received} sequences received, but {gone} gone and {queued} queued. This is a bug.")
+
+
+def _longest_s(lengths: Sequence[int], alone_s: float, token_s: float, least_s: float) -> float:
+    """How long before its deadline a job must begin, so that each of its sequences is in time.
+
+    The work before a sequence takes `token_s` a token. Its own batch takes `alone_s` a token, and at least `least_s`.
+    """
+    ahead_s = token_s * (sum(lengths) - lengths[-1])
+    if max(lengths) * alone_s <= least_s:
+        return ahead_s + least_s
+    longest_s = 0.0
+    for length, before in zip(lengths, accumulate(lengths, initial=0), strict=False):
+        longest_s = max(longest_s, before * token_s + max(length * alone_s, least_s))
+    return longest_s

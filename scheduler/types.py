@@ -1,5 +1,6 @@
 """The scheduler's inputs and outputs. Nothing here knows of Kafka, tensors or a clock."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from math import inf
 from typing import NamedTuple
@@ -25,21 +26,24 @@ class Cause(StrEnum):
 
 
 class Job(NamedTuple):
-    """One sequence waiting for the engine."""
+    """Sequences with one deadline. They are admitted together, or none is, and may run in several batches.
 
-    id: int  # unique among queued jobs; the caller's handle
-    num_tokens: int  # >= 1
+    A request with 64 texts is one job, so that to queue, admit and plan it costs little more than one text.
+    """
+
+    ids: Sequence[int]  # one a sequence, at least one, unique among queued ones; the caller's handles
+    lengths: Sequence[int]  # tokens of each, >= 1
     arrival: float  # seconds, on the caller's clock (the same clock as `now`)
     deadline: float | None = None  # on that clock. None: arrival + slo_s if that is set and the job is online
     bulk: bool = False  # bulk jobs run where online ones leave room
 
 
 class RejectedJob(NamedTuple):
-    """A job that will not run. It has left the queue, or never entered it."""
+    """A sequence that will not run. It has left the queue, or never entered it."""
 
     id: int
     cause: Cause
-    late_s: float  # seconds by which it is, or would be, late; OVERLOADED: it, or a job behind it
+    late_s: float  # seconds by which it is, or would be, late; OVERLOADED: its job, or one behind it
 
 
 class Caps(NamedTuple):
@@ -51,7 +55,7 @@ class Caps(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Jobs that run together."""
+    """Sequences that run together."""
 
     ids: tuple[int, ...]
     predicted_s: float

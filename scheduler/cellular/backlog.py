@@ -123,7 +123,7 @@ class Backlog:
         if self._begins_at_once(entry):
             return now - job.latest_begin
         left_s = sum([float(left[np.searchsorted(due, entry.due, side="right")]) for due, left in self._joined_s])
-        return self._waiting.lateness([[job]], now + left_s)[0]
+        return self._waiting.lateness([job], now + left_s)[0]
 
     def too_late_s(self, jobs: JobRows, now: float) -> Float64Array:
         """[J] seconds by which jobs that wait would be late if they began now; 0 or less: none."""
@@ -177,4 +177,5 @@ def _queued(entry: QueuedCellJob) -> QueuedJob:
     job, estimate = entry.job, entry.estimate
     deadline = math.inf if job.deadline is None else job.deadline
     latest_begin = deadline - estimate.path_s
-    return QueuedJob(entry.due, entry.number, job.id, 1, job.arrival, deadline, estimate.work_s, latest_begin)
+    one = (job.id,), (1,), 1
+    return QueuedJob(entry.due, entry.number, *one, job.arrival, deadline, estimate.work_s, latest_begin)

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.scheduler.queueing.job_queue import QueuedJob
-
 
 class Draft(NamedTuple):
-    """A batch that is being planned."""
+    """A batch that is being planned: its sequences by columns, at least one."""
 
-    jobs: Sequence[QueuedJob]  # at least one
+    first: int  # place in the queue of the one that is due first
+    ids: Sequence[int]
+    lengths: Sequence[int]
+    deadlines: Sequence[float]
+    work_s: float
     seconds: float  # predicted
 
 
@@ -22,8 +24,8 @@ class Order(NamedTuple):
 
 ORDERS: Mapping[str, Order] = {
     # Earliest deadline first meets every deadline that can be met, with one lane and jobs of equal cost.
-    "edf": Order(True, lambda draft: min(draft.jobs)),
-    "arrival": Order(False, lambda draft: min(draft.jobs)),
-    # Smith's rule: the least mean completion time of a plan's jobs.
-    "cost-first": Order(False, lambda draft: (draft.seconds / len(draft.jobs), min(draft.jobs))),
+    "edf": Order(True, lambda draft: draft.first),
+    "arrival": Order(False, lambda draft: draft.first),
+    # Smith's rule: the least mean completion time of a plan's sequences.
+    "cost-first": Order(False, lambda draft: (draft.seconds / len(draft.ids), draft.first)),
 }

@@ -1,8 +1,9 @@
-"""The queue of jobs in due order, with sums over its jobs, and how late it would make one more."""
+"""The queue of jobs in due order, with sums over its sequences, and how late it would make one more job."""
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,16 +12,40 @@ from penstock.scheduler.costs.cost import FloatArray
 
 
 class QueuedJob(NamedTuple):
-    """A queued job. It compares by its place in the queue. Its times are the scheduler's steady time."""
+    """The sequences of a job that are queued. It compares by its place. Its times are the scheduler's steady time."""
 
     due: float
     number: int  # unique: of two jobs due at once, the one that came first is first
-    id: int
-    num_tokens: int
+    ids: Sequence[int]
+    lengths: Sequence[int]
+    tokens: int  # sum of the lengths
     arrival: float
     deadline: float  # inf: none
     work_s: float  # estimated seconds for which it keeps the lanes busy, all of them together
     latest_begin: float  # the moment by which the work ahead of it must be done; inf: no deadline
+
+    def first(self, count: int) -> "QueuedJob":
+        """The first of its sequences."""
+        return self._with(self.ids[:count], self.lengths[:count])
+
+    def without(self, ids: Container[int]) -> "QueuedJob":
+        """Its other sequences, of which there is one at least."""
+        left = [(one, length) for one, length in zip(self.ids, self.lengths, strict=True) if one not in ids]
+        return self._with([one for one, _ in left], [length for _, length in left])
+
+    def one_by_one(self) -> "Iterator[QueuedJob]":
+        """Each of its sequences as a job of its own."""
+        for place in range(len(self.ids)):
+            yield self._with(self.ids[place : place + 1], self.lengths[place : place + 1])
+
+    def _with(self, ids: Sequence[int], lengths: Sequence[int]) -> "QueuedJob":
+        """Some of its sequences. The last of them must begin by the moment at which the job's last one must."""
+        tokens, token_s = sum(lengths), self.work_s / self.tokens
+        last_begin = self.latest_begin + (self.tokens - self.lengths[-1]) * token_s
+        latest_begin = last_begin - (tokens - lengths[-1]) * token_s
+        return self._replace(
+            ids=ids, lengths=lengths, tokens=tokens, work_s=tokens * token_s, latest_begin=latest_begin
+        )
 
 
 class Bounds(NamedTuple):
@@ -34,7 +59,7 @@ class Bounds(NamedTuple):
     def with_jobs(self, jobs: Sequence[QueuedJob]) -> "Bounds":
         """The bounds over these jobs too, at least one."""
         return Bounds(
-            max(self.longest, max([job.num_tokens for job in jobs])),
+            max(self.longest, max([max(job.lengths) for job in jobs])),
             min(self.oldest_arrival, min([job.arrival for job in jobs])),
             min(self.half_slo_at, min([job.arrival + job.deadline for job in jobs]) / 2),
             min(self.tightest_slo_s, min([job.deadline - job.arrival for job in jobs])),
@@ -42,27 +67,45 @@ class Bounds(NamedTuple):
 
 
 class JobQueue:
-    """Jobs by id and in due order. Adding at the end and taking from the front cost little however many jobs wait."""
+    """Jobs in due order. Adding at the end and taking from the front cost little however many jobs wait.
+
+    What is done once a job costs the same for one sequence or many. Each sequence costs an entry of a dictionary.
+    """
 
     def __init__(self) -> None:
         self.tokens = self.squares = 0  # sums of lengths, and of squared lengths; the caller only reads them
         self.work_s = 0.0
         # If the lanes begin with this queue by this moment, every job is in time. It may err on the early side.
         self._safe_begin = math.inf
-        self._by_id: dict[int, QueuedJob] = {}
+        self._job_of: dict[int, int] = {}  # the number of each sequence's job
+        self._by_number: dict[int, QueuedJob] = {}
         self._jobs: list[QueuedJob] = []
         self._bounds: Bounds | None = None  # None: not known since jobs have left
         # [2, n]: work before each job, and the latest moment to begin with the first so that this one is in time.
         self._timeline: FloatArray | None = None
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        """Queued sequences."""
+        return len(self._job_of)
 
     def __iter__(self) -> Iterator[QueuedJob]:
         return iter(self._jobs)
 
-    def __contains__(self, job_id: int) -> bool:
-        return job_id in self._by_id
+    def has_any(self, ids: Iterable[int]) -> bool:
+        """Whether one of these sequences is queued."""
+        return not self._job_of.keys().isdisjoint(ids)
+
+    def front(self, most: int) -> list[QueuedJob]:
+        """The jobs with the first sequences, so many at most; of the last job there may be a part."""
+        if len(self) <= most:
+            return list(self._jobs)
+        found: list[QueuedJob] = []
+        for job in self._jobs:
+            found.append(job if len(job.ids) <= most else job.first(most))
+            most -= len(job.ids)
+            if most <= 0:
+                break
+        return found
 
     def add(self, jobs: Sequence[QueuedJob]) -> None:
         """Queue jobs, at least one, whose ids and numbers are not queued."""
@@ -81,29 +124,32 @@ class JobQueue:
         else:
             for job in jobs:
                 insort(self._jobs, job)
-        self._by_id.update(zip([job.id for job in jobs], jobs, strict=True))
-        self.tokens += sum([job.num_tokens for job in jobs])
-        self.squares += sum([job.num_tokens * job.num_tokens for job in jobs])
+        self._job_of.update([(one, job.number) for job in jobs for one in job.ids])
+        self._by_number.update([(job.number, job) for job in jobs])
+        self.tokens += sum([job.tokens for job in jobs])
+        self.squares += _squares(jobs)
         self.work_s += work_s
 
     def remove(self, ids: Iterable[int]) -> int:
-        """Forget these jobs; ids that are not queued are skipped. Returns how many left."""
-        gone = [job for job in [self._by_id.pop(job_id, None) for job_id in ids] if job is not None]
+        """Forget these sequences; ids that are not queued are skipped. Returns how many left."""
+        gone = {one: number for one in ids if (number := self._job_of.pop(one, None)) is not None}
         if not gone:
             return 0
-        if gone == self._jobs[: len(gone)]:
-            del self._jobs[: len(gone)]
-            if self._timeline is not None:
-                gone_s = sum([job.work_s for job in gone])
-                self._timeline = self._timeline[:, len(gone) :] + [[-gone_s], [gone_s]]
-        else:
-            begin, end = bisect_left(self._jobs, min(gone)), bisect_left(self._jobs, max(gone)) + 1
-            self._jobs[begin:end] = [job for job in self._jobs[begin:end] if job.id in self._by_id]
-            self._timeline = None
+        counts = Counter(gone.values())
+        before = sorted([self._by_number.pop(number) for number in counts])
+        left = [job.without(gone) for job in before if counts[job.number] < len(job.ids)]
+        begin, end = bisect_left(self._jobs, before[0]), bisect_left(self._jobs, before[-1]) + 1
+        between = [job for job in self._jobs[begin:end] if job.number in self._by_number]
+        self._by_number.update([(job.number, job) for job in left])
+        self._jobs[begin:end] = sorted([*between, *left])
+        self.tokens -= sum([job.tokens for job in before]) - sum([job.tokens for job in left])
+        self.squares -= _squares(before) - _squares(left)
+        gone_s = sum([job.work_s for job in before]) - sum([job.work_s for job in left])
+        self.work_s -= gone_s
         self._bounds = None
-        self.tokens -= sum([job.num_tokens for job in gone])
-        self.squares -= sum([job.num_tokens * job.num_tokens for job in gone])
-        self.work_s -= sum([job.work_s for job in gone])
+        are_first = begin == 0 and not between and len(left) <= 1
+        if self._timeline is not None:
+            self._timeline = self._timeline_behind(len(before), left, gone_s, self._timeline) if are_first else None
         if not self._jobs:
             # Rounding leaves no work behind in an empty queue.
             self.work_s, self._safe_begin, self._timeline = 0.0, math.inf, None
@@ -124,23 +170,22 @@ class JobQueue:
             return False
         return begin + work_s <= self._safe_begin or not self._jobs or self._jobs[-1] < min(jobs)
 
-    def lateness(self, groups: Sequence[Sequence[QueuedJob]], begin: float) -> list[float]:
-        """Seconds by which each of these groups would make a job late, of itself or queued behind it; 0 or less: none.
+    def lateness(self, jobs: Sequence[QueuedJob], begin: float) -> list[float]:
+        """Seconds by which each of these would make a job late, itself or one queued behind it; 0 or less: none.
 
-        Each counts as queued for those after it, unless it is late. Their jobs are not queued yet, and in due order; no
-        other job is due between those of one group.
+        Each counts as queued for those after it, unless it is late. They are not queued yet, and in due order.
         """
         found: list[float] = []
-        came_s = 0.0  # work of the groups before that are in time
+        came_s = 0.0  # work of the jobs before that are in time
         least: FloatArray | None = None  # [n] the least of the timeline's moments from each job on
-        for jobs in groups:
-            work_s, latest_begin = _as_one(jobs)
+        for job in jobs:
+            work_s, latest_begin = job.work_s, job.latest_begin
             late_s = begin + self.work_s + came_s - latest_begin  # as the last of the queue
             is_safe = late_s <= 0 and begin + came_s + work_s <= self._safe_begin
-            if not (is_safe or not self._jobs or self._jobs[-1] < jobs[0]):
+            if not (is_safe or not self._jobs or self._jobs[-1] < job):
                 timeline = self._known_timeline()
                 least = np.minimum.accumulate(timeline[1, ::-1])[::-1] if least is None else least
-                place = bisect_left(self._jobs, jobs[0])
+                place = bisect_left(self._jobs, job)
                 own = latest_begin - float(timeline[0, place])
                 late_s = begin + came_s - min(own, float(least[place]) - work_s)
             found.append(late_s)
@@ -165,11 +210,12 @@ class JobQueue:
         later_s = came_s[np.searchsorted(places, np.arange(len(self._jobs)), side="right")]
         return np.insert(timeline + np.array([later_s, -later_s]), places, own, axis=1)
 
+    @staticmethod
+    def _timeline_behind(num_before: int, left: Sequence[QueuedJob], gone_s: float, timeline: FloatArray) -> FloatArray:
+        """Without the work of the first jobs, of which the sequences of one at most are left, at the front now."""
+        behind = timeline[:, num_before:] + [[-gone_s], [gone_s]]
+        return np.insert(behind, 0, [0.0, left[0].latest_begin], axis=1) if left else behind
 
-def _as_one(jobs: Sequence[QueuedJob]) -> tuple[float, float]:
-    """Work of jobs that are due one after another, and the latest moment to begin with it so that all are in time."""
-    work_s, latest_begin = 0.0, math.inf
-    for job in jobs:
-        latest_begin = min(latest_begin, job.latest_begin - work_s)
-        work_s += job.work_s
-    return work_s, latest_begin
+
+def _squares(jobs: Iterable[QueuedJob]) -> int:
+    return sum([length * length for job in jobs for length in job.lengths])

@@ -53,8 +53,8 @@ class WorkEstimator:
         """Estimate from at least one arriving job, until a full plan was made."""
         if self.token_s > 0:
             return
-        count, tokens = len(jobs), sum([job.num_tokens for job in jobs])
-        squares = sum([job.num_tokens * job.num_tokens for job in jobs])
+        lengths = [length for job in jobs for length in job.lengths]
+        count, tokens, squares = len(lengths), sum(lengths), sum([length * length for length in lengths])
         times = max(1 / count, min(self._caps.max_sequences / count, self._caps.max_tokens / tokens))
         # The length of an average token's sequence, for the longest.
         full_s = predicted_s(self._cost, tokens * times, squares * times, squares / tokens, count * times)

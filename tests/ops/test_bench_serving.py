@@ -142,10 +142,10 @@ def test_bulk_is_handed_over_as_it_is_worked_off_and_never_much_at_once() -> Non
     while True:
         jobs = supply.take(now, len(waiting))
         assert len(jobs) <= TOGETHER
-        assert all(job.bulk == (job.id < 20_000) for job in jobs)
+        assert all(job.bulk == (job.ids[0] < 20_000) for job in jobs)
         assert all(job.arrival <= now for job in jobs)
-        waiting += [job.id for job in jobs]
-        seen += [job.id for job in jobs]
+        waiting += [job.ids[0] for job in jobs]
+        seen += [job.ids[0] for job in jobs]
         assert len(waiting) <= BULK_WAITING + 50
         if not waiting and supply.next_at == np.inf:
             break

@@ -53,8 +53,8 @@ class Watched(Scheduler):
 
     most_added = most_queued = 0
 
-    def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0, together: bool = False) -> list[RejectedJob]:
-        refused = super().add(jobs, now, busy_s=busy_s, together=together)
+    def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[RejectedJob]:
+        refused = super().add(jobs, now, busy_s=busy_s)
         self.most_added = max(self.most_added, len(jobs))
         self.most_queued = max(self.most_queued, self.num_queued)
         return refused

@@ -1,4 +1,4 @@
-"""Recounts of what the scheduler and its queues keep as sums. They assert, and take time for each queued job."""
+"""Recounts of what the scheduler and its queues keep as sums. They assert, and take time for each queued sequence."""
 
 from itertools import accumulate
 
@@ -17,9 +17,11 @@ def check_queue(queue: JobQueue) -> None:
     """Order, sums, bounds, and the moment by which the lanes must begin."""
     jobs = list(queue)
     assert jobs == sorted(jobs)
-    assert queue._by_id == {job.id: job for job in jobs}
-    assert queue.tokens == sum(job.num_tokens for job in jobs)
-    assert queue.squares == sum(job.num_tokens**2 for job in jobs)
+    assert queue._by_number == {job.number: job for job in jobs}
+    assert queue._job_of == {one: job.number for job in jobs for one in job.ids}
+    assert all(len(job.ids) == len(job.lengths) > 0 and job.tokens == sum(job.lengths) for job in jobs)
+    assert queue.tokens == sum(length for job in jobs for length in job.lengths)
+    assert queue.squares == sum(length**2 for job in jobs for length in job.lengths)
     if jobs and queue._bounds is not None:
         assert queue._bounds == Bounds().with_jobs(jobs)
     ahead_s = list(accumulate([job.work_s for job in jobs], initial=0.0))

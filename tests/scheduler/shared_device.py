@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.scheduler import CostTable, Job, LaneBatch, LaneDriver, LearnedCost, Scheduler, SchedulerSettings
+from tests.scheduler.jobs import one_job
 
 
 @dataclass(eq=False)
@@ -89,8 +90,8 @@ class SharedDevice:
                 self._end(member, now)
             coming: dict[Member, list[Job]] = {}
             while upcoming is not None and upcoming[0] <= now:
-                job = Job(next(ids), upcoming[1], now, now + (self._settings.slo_s or math.inf))
-                self._jobs[job.id] = job
+                job = one_job(next(ids), upcoming[1], now, now + (self._settings.slo_s or math.inf))
+                self._jobs[job.ids[0]] = job
                 coming.setdefault(self._chance.choice(self._members), []).append(job)
                 upcoming = next(arrivals, None)
             for member, jobs in coming.items():
@@ -146,7 +147,7 @@ class SharedDevice:
                 self._begin(member, batch)
 
     def _sums(self, batch: LaneBatch) -> tuple[int, int, int, int]:
-        lengths = [self._jobs[job_id].num_tokens for job_id in batch.ids]
+        lengths = [self._jobs[job_id].lengths[0] for job_id in batch.ids]
         return sum(lengths), sum(length * length for length in lengths), max(lengths), len(lengths)
 
     def _begin(self, member: Member, batch: LaneBatch) -> None:

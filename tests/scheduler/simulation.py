@@ -18,6 +18,7 @@ from penstock.scheduler import (
     Scheduler,
     SchedulerSettings,
 )
+from tests.scheduler.jobs import one_job
 
 # BERT-base in float16 on one H200, roughly: 0.35 ms at least, 50,000 sequences of 51 tokens a second.
 GPU = PackedCost(floor_s=3.5e-4, alpha_s=1e-4, beta_s=3.7e-7, gamma_s=0.0)
@@ -112,15 +113,15 @@ class Simulation:
         for arrival in arrivals:
             slo_s = arrival.slo_s if arrival.slo_s is not None else self._settings.slo_s
             deadline = None if slo_s is None else arrival.at + slo_s
-            jobs.append(Job(next(self._ids), arrival.num_tokens, arrival.at, deadline))
-        self._jobs.update((job.id, job) for job in jobs)
+            jobs.append(one_job(next(self._ids), arrival.num_tokens, arrival.at, deadline))
+        self._jobs.update((job.ids[0], job) for job in jobs)
         self._reject(self.scheduler.add(jobs, now, busy_s=self._driver.busy_s(now)))
 
     def _refill_bulk(self, now: float) -> None:
         if self._endless_bulk is None or self._is_over or self.scheduler.num_queued > 2000:
             return
-        jobs = [Job(next(self._ids), self._endless_bulk(), now, bulk=True) for _ in range(1000)]
-        self._jobs.update((job.id, job) for job in jobs)
+        jobs = [one_job(next(self._ids), self._endless_bulk(), now, bulk=True) for _ in range(1000)]
+        self._jobs.update((job.ids[0], job) for job in jobs)
         assert not self.scheduler.add(jobs, now)
 
     def _begin(self, batch: LaneBatch) -> None:
@@ -137,7 +138,7 @@ class Simulation:
         for job_id in batch.ids:
             job = self._jobs.pop(job_id)
             if job.bulk:
-                self._outcome.bulk_tokens += 0 if self._is_over else job.num_tokens
+                self._outcome.bulk_tokens += 0 if self._is_over else job.lengths[0]
             else:
                 deadline = float("inf") if job.deadline is None else job.deadline
                 self._outcome.answered.append((job.arrival, now + reply_s, deadline))

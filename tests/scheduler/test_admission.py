@@ -23,6 +23,7 @@ from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 from penstock.scheduler.settings import PartitionName, TriggerName
 from tests.examples import examples
 from tests.scheduler.integrity import check_scheduler
+from tests.scheduler.jobs import one_job
 from tests.scheduler.simulation import Arrival, Outcome, Simulation, poisson, saturation
 
 # Slow enough that a second is quickly simulated: 1 ms at least, 5,000 sequences of 51 tokens a second.
@@ -160,24 +161,26 @@ def test_the_work_before_a_job_decides() -> None:
     """64 tokens take 1/16 s; the SLO of 1/2 s leaves 3/8 s of waiting, since its own batch may take 1/8 s."""
     chosen = SchedulerSettings(0.0, 64, 10_000, 0.5, "hungry")
     busy = Scheduler(chosen, LINEAR)
-    assert busy.add([Job(0, 64, 10.0)], 10.0, busy_s=0.375) == []
+    assert busy.add([one_job(0, 64, 10.0)], 10.0, busy_s=0.375) == []
     assert busy.backlog_s == pytest.approx(1 / 16)
-    (rejection,) = busy.add([Job(1, 64, 10.0)], 10.0, busy_s=0.375)
+    (rejection,) = busy.add([one_job(1, 64, 10.0)], 10.0, busy_s=0.375)
     assert (rejection.id, rejection.cause) == (1, Cause.OVERLOADED)
     assert rejection.late_s == pytest.approx(1 / 16)
-    assert busy.add([Job(1, 64, 10.0, deadline=11.0)], 10.0, busy_s=0.375) == []  # a job with more time may wait
-    assert busy.add([Job(2, 64, 10.0, bulk=True)], 10.0, busy_s=9.0) == []  # nor do bulk jobs mind
+    assert busy.add([one_job(1, 64, 10.0, deadline=11.0)], 10.0, busy_s=0.375) == []  # a job with more time may wait
+    assert busy.add([one_job(2, 64, 10.0, bulk=True)], 10.0, busy_s=9.0) == []  # nor do bulk jobs mind
     pair = Scheduler(SchedulerSettings(0.0, 64, 10_000, 0.5, "hungry", num_lanes=2), LINEAR)
-    assert pair.add([Job(0, 64, 10.0), Job(1, 64, 10.0)], 10.0, busy_s=0.34375) == []  # two lanes, half the wait
+    assert (
+        pair.add([one_job(0, 64, 10.0), one_job(1, 64, 10.0)], 10.0, busy_s=0.34375) == []
+    )  # two lanes, half the wait
 
 
 def test_no_job_may_be_put_before_one_whose_long_batch_must_begin_first() -> None:
     """The queued job has the later deadline, but its batch is long, so it must begin before the new job."""
     queue = JobQueue()
-    queue.add([QueuedJob(10.0, 0, 0, 1, 0.0, 10.0, 1.0, 5.0)])
-    newcomer = QueuedJob(9.9, 1, 1, 1, 0.0, 9.9, 0.25, 9.8)
-    assert queue.lateness([[newcomer]], 4.875) == pytest.approx([0.125])
-    assert queue.lateness([[newcomer]], 4.75)[0] <= 0.0
+    queue.add([QueuedJob(10.0, 0, (0,), (1,), 1, 0.0, 10.0, 1.0, 5.0)])
+    newcomer = QueuedJob(9.9, 1, (1,), (1,), 1, 0.0, 9.9, 0.25, 9.8)
+    assert queue.lateness([newcomer], 4.875) == pytest.approx([0.125])
+    assert queue.lateness([newcomer], 4.75)[0] <= 0.0
 
 
 @given(
@@ -186,38 +189,37 @@ def test_no_job_may_be_put_before_one_whose_long_batch_must_begin_first() -> Non
     sixteenths=st.integers(1, 16),
 )
 @settings(max_examples=examples(200))
-def test_jobs_go_together_where_one_after_another_all_of_them_would(
+def test_a_job_is_admitted_where_its_sequences_one_after_another_all_would_be(
     queued: list[tuple[int, int]], tokens: list[int], sixteenths: int
 ) -> None:
-    """Jobs have 64 tokens in 1/16 s. Of a group either all are queued or none."""
+    """Sequences have 64 tokens in 1/16 s. Of a job either all are queued or none."""
     chosen = SchedulerSettings(0.0, 64, 10_000, 0.5, "hungry")
     together, alone = Scheduler(chosen, LINEAR), Scheduler(chosen, LINEAR)
     for scheduler in (together, alone):
         for number, (size, due) in enumerate(queued):
-            scheduler.add([Job(number, size, 10.0, 10.0 + due / 16)], 10.0)
+            scheduler.add([one_job(number, size, 10.0, 10.0 + due / 16)], 10.0)
     before = together.num_queued
-    jobs = [Job(100 + number, size, 10.0, 10.0 + sixteenths / 16) for number, size in enumerate(tokens)]
-    rejected = together.add(jobs, 10.0, together=True)
+    jobs = [one_job(100 + number, size, 10.0, 10.0 + sixteenths / 16) for number, size in enumerate(tokens)]
+    whole = Job(range(100, 100 + len(jobs)), tokens, *jobs[0][2:])
+    rejected = together.add([whole], 10.0)
     for job in jobs:
         alone.add([job], 10.0)
     are_all_in_time = alone.num_queued == before + len(jobs)
-    assert [job.id for job in rejected] == ([] if are_all_in_time else [job.id for job in jobs])
+    assert [one.id for one in rejected] == ([] if are_all_in_time else list(whole.ids))
     assert together.num_queued == before + (len(jobs) if are_all_in_time else 0)
     check_scheduler(together)
-
-
-def test_jobs_that_go_together_are_due_at_once() -> None:
-    scheduler = Scheduler(limits(), LINEAR)
-    with pytest.raises(ValueError, match="one deadline"):
-        scheduler.add([Job(0, 1, 10.0, 10.5), Job(1, 1, 10.0, 10.75)], 10.0, together=True)
-    assert scheduler.num_queued == 0
 
 
 def test_late_arrivals_are_rejected_with_how_late_they_are() -> None:
     for admission in ("accept", "deadline"):
         chosen = SchedulerSettings(0.0, 4, 100, 0.5, admission=admission)
         scheduler = Scheduler(chosen, LINEAR)
-        late = [Job(0, 1, 10.0, deadline=9.75), Job(1, 1, 9.0), Job(2, 1, 10.0, deadline=10.0), Job(3, 1, 9.75)]
+        late = [
+            one_job(0, 1, 10.0, deadline=9.75),
+            one_job(1, 1, 9.0),
+            one_job(2, 1, 10.0, deadline=10.0),
+            one_job(3, 1, 9.75),
+        ]
         assert scheduler.add(late, 10.0) == [
             RejectedJob(0, Cause.ARRIVED_LATE, 0.25),
             RejectedJob(1, Cause.ARRIVED_LATE, 0.5),
@@ -228,7 +230,7 @@ def test_late_arrivals_are_rejected_with_how_late_they_are() -> None:
 
 def test_what_can_no_longer_be_met_is_rejected_and_not_run_late() -> None:
     stalled = Scheduler(SchedulerSettings(0.0, 2, 100, 1.0, "hungry"), LINEAR)
-    stalled.add([Job(0, 64, 10.0, 10.5), Job(1, 64, 10.0), Job(2, 1, 10.0, 99.0)], 10.0)
+    stalled.add([one_job(0, 64, 10.0, 10.5), one_job(1, 64, 10.0), one_job(2, 1, 10.0, 99.0)], 10.0)
     assert stalled.poll(10.25, idle_lanes=0).rejected == ()
     # At 10.96875 the first has expired, and the second's 1/16 s would end 1/32 s after its deadline.
     plan = stalled.poll(10.96875, idle_lanes=1)
@@ -237,7 +239,7 @@ def test_what_can_no_longer_be_met_is_rejected_and_not_run_late() -> None:
     assert plan.rejected[0] == RejectedJob(0, Cause.QUEUED, 0.46875)
     assert (plan.rejected[1].id, plan.rejected[1].cause) == (1, Cause.QUEUED)
     lenient = Scheduler(SchedulerSettings(0.0, 2, 100, 1.0, "hungry", admission="accept"), LINEAR)
-    lenient.add([Job(0, 64, 10.0, 10.5), Job(1, 64, 10.0)], 10.0)
+    lenient.add([one_job(0, 64, 10.0, 10.5), one_job(1, 64, 10.0)], 10.0)
     decision = lenient.poll(10.96875, idle_lanes=1)
     assert isinstance(decision, Plan)
     assert decision.batches == (Batch((1,), 1 / 16),)  # late, but not expired
@@ -246,7 +248,7 @@ def test_what_can_no_longer_be_met_is_rejected_and_not_run_late() -> None:
 
 def test_the_expired_are_rejected_while_all_lanes_are_busy() -> None:
     waiting = Scheduler(SchedulerSettings(0.0, 2, 100, 1.0), LINEAR)
-    waiting.add([Job(0, 1, 10.0, 10.5), Job(1, 1, 10.0, 12.0)], 10.0)
+    waiting.add([one_job(0, 1, 10.0, 10.5), one_job(1, 1, 10.0, 12.0)], 10.0)
     assert waiting.poll(10.5, idle_lanes=0).rejected == (RejectedJob(0, Cause.QUEUED, 0.0),)
     assert waiting.num_queued == 1
     check_scheduler(waiting)

@@ -9,6 +9,7 @@ import pytest
 from penstock.scheduler import Batch, Job, PackedCost, PaddedCost, Plan, Scheduler, SchedulerSettings, Trigger, Wait
 from penstock.scheduler.settings import PartitionName, TriggerName
 from tests.scheduler.integrity import check_scheduler
+from tests.scheduler.jobs import one_job
 from tests.scheduler.simulation import Simulation, poisson, saturation
 
 COST = PackedCost(floor_s=1e-3, alpha_s=5e-4, beta_s=3.7e-6, gamma_s=0.0)
@@ -22,7 +23,7 @@ def limits(trigger: TriggerName = "lazy", **change: float) -> SchedulerSettings:
 
 
 def bulk(*lengths: int, first_id: int = 100, arrival: float = 10.0) -> list[Job]:
-    return [Job(first_id + index, length, arrival, bulk=True) for index, length in enumerate(lengths)]
+    return [one_job(first_id + index, length, arrival, bulk=True) for index, length in enumerate(lengths)]
 
 
 def plan(decision: Plan | Wait | None) -> Plan:
@@ -111,7 +112,7 @@ def test_filling_leaves_room_for_how_late_batches_usually_end() -> None:
         scheduler = Scheduler(SchedulerSettings(0.002, 99, 999, None, "hungry", bulk_slice_s=99.0), STEP)
         for _ in range(9):
             scheduler.ended(FLOOR, late_s, 10.0)
-        scheduler.add([*bulk(*[1] * 60), Job(0, 1, 10.0, deadline=10.0 + 2 * FLOOR)], 10.0)
+        scheduler.add([*bulk(*[1] * 60), one_job(0, 1, 10.0, deadline=10.0 + 2 * FLOOR)], 10.0)
         (batch,) = plan(scheduler.poll(10.0, idle_lanes=1)).batches
         assert most - 2 <= len(batch.ids) <= most
 
@@ -124,9 +125,9 @@ def test_bulk_jobs_of_any_length_leave_below_saturation(trigger: TriggerName) ->
 
     class Finite(Simulation):
         def _refill_bulk(self, now: float) -> None:
-            jobs = [Job(next(self._ids), length, now, bulk=True) for length in left]
+            jobs = [one_job(next(self._ids), length, now, bulk=True) for length in left]
             left.clear()
-            self._jobs.update((job.id, job) for job in jobs)
+            self._jobs.update((job.ids[0], job) for job in jobs)
             self.scheduler.add(jobs, now)
 
     chosen = limits(trigger)
@@ -137,7 +138,7 @@ def test_bulk_jobs_of_any_length_leave_below_saturation(trigger: TriggerName) ->
 def test_online_jobs_run_at_once_with_bulk_in_the_room_that_is_left() -> None:
     """The first 16 tokens cost the same, so 10 of bulk's are free; waiting for a fuller batch would gain nothing."""
     scheduler = Scheduler(limits(bulk_slice_s=2**-20), STEP)
-    scheduler.add([*bulk(5, 5, 5), Job(0, 6, 10.0)], 10.0)
+    scheduler.add([*bulk(5, 5, 5), one_job(0, 6, 10.0)], 10.0)
     assert plan(scheduler.poll(10.0, idle_lanes=1)) == Plan((Batch((0, 100, 101), FLOOR),), Trigger.BULK, "fifo")
     assert scheduler.num_queued == 1
     check_scheduler(scheduler)
@@ -145,26 +146,26 @@ def test_online_jobs_run_at_once_with_bulk_in_the_room_that_is_left() -> None:
 
 def test_nothing_fills_a_batch_that_others_wait_behind() -> None:
     scheduler = Scheduler(SchedulerSettings(0.002, 2, 4096, 0.1, "hungry", bulk_slice_s=1.0), STEP)
-    scheduler.add([*bulk(1), *[Job(number, 1, 10.0) for number in range(3)]], 10.0)
+    scheduler.add([*bulk(1), *[one_job(number, 1, 10.0) for number in range(3)]], 10.0)
     assert plan(scheduler.poll(10.0, idle_lanes=1)).batches == (Batch((0, 1), FLOOR),)
     assert plan(scheduler.poll(10.0, idle_lanes=1)).batches == (Batch((2, 100), FLOOR),)
 
 
 def test_filling_keeps_to_the_caps_and_to_onlines_deadlines() -> None:
     by_count = Scheduler(SchedulerSettings(0.002, 3, 4096, None, "hungry"), STEP)
-    by_count.add([*bulk(1, 1, 1), Job(0, 1, 10.0)], 10.0)
+    by_count.add([*bulk(1, 1, 1), one_job(0, 1, 10.0)], 10.0)
     assert plan(by_count.poll(10.0, idle_lanes=1)).batches[0].ids == (0, 100, 101)
     by_slots = Scheduler(SchedulerSettings(0.002, 9, 20, None, "hungry"), PaddedCost(FLOOR, 0.0, 0.0, 0.0))
-    by_slots.add([*bulk(5, 5, 5, 5), Job(0, 10, 10.0)], 10.0)
+    by_slots.add([*bulk(5, 5, 5, 5), one_job(0, 10, 10.0)], 10.0)
     assert plan(by_slots.poll(10.0, idle_lanes=1)).batches[0].ids == (0, 100)  # 20 slots of the longest
     in_time = Scheduler(SchedulerSettings(0.002, 9, 999, None, "hungry", bulk_slice_s=9.0), STEP)
-    in_time.add([*bulk(16, 16), Job(0, 16, 10.0, deadline=10.0 + 1.5 * FLOOR)], 10.0)
+    in_time.add([*bulk(16, 16), one_job(0, 16, 10.0, deadline=10.0 + 1.5 * FLOOR)], 10.0)
     assert plan(in_time.poll(10.0, idle_lanes=1)).batches == (Batch((0,), FLOOR),)
 
 
 def test_alone_it_runs_in_slices_of_at_least_one_sequence() -> None:
     scheduler = Scheduler(limits(bulk_slice_s=2 * FLOOR), STEP)
-    scheduler.add([Job(0, 1, 10.0)], 10.0)
+    scheduler.add([one_job(0, 1, 10.0)], 10.0)
     assert plan(scheduler.poll(10.1 - 0.05, idle_lanes=1)).trigger is Trigger.TIMEOUT
     scheduler.add(bulk(8, 8, 8, 400, 8), 10.05)
     assert scheduler.is_full is False  # bulk is never prepared ahead while online jobs arrive
@@ -174,7 +175,7 @@ def test_alone_it_runs_in_slices_of_at_least_one_sequence() -> None:
 
 def test_after_a_quiet_time_it_runs_in_full_batches_ahead_of_time() -> None:
     scheduler = Scheduler(SchedulerSettings(0.002, 256, 4096, 1.0, bulk_quiet_s=5.0, bulk_slice_s=2 * FLOOR), STEP)
-    scheduler.add([Job(0, 1, 10.0)], 10.0)
+    scheduler.add([one_job(0, 1, 10.0)], 10.0)
     scheduler.poll(10.002, idle_lanes=1)
     scheduler.add(bulk(*[8] * 200), 14.0)
     assert len(plan(scheduler.poll(14.0, idle_lanes=1)).batches[0].ids) == 2
@@ -187,7 +188,7 @@ def test_after_a_quiet_time_it_runs_in_full_batches_ahead_of_time() -> None:
 
 def test_bulk_has_only_the_deadlines_it_brings() -> None:
     scheduler = Scheduler(limits(), STEP)
-    scheduler.add([*bulk(1), Job(7, 1, 10.0, deadline=10.5, bulk=True)], 10.0)
+    scheduler.add([*bulk(1), one_job(7, 1, 10.0, deadline=10.5, bulk=True)], 10.0)
     assert [rejection.id for rejection in scheduler.poll(999.0, idle_lanes=0).rejected] == [7]
     assert scheduler.backlog_s == 0.0
     assert (scheduler.num_queued, scheduler.queued_tokens) == (1, 1)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from penstock.scheduler import Cause, Job, LaneBatch, LaneDriver, PackedCost, Scheduler, SchedulerSettings
+from tests.scheduler.jobs import one_job
 
 COST = PackedCost(floor_s=0.0, alpha_s=0.0, beta_s=0.01, gamma_s=0.0)  # 10 ms a token
 
@@ -17,7 +18,7 @@ def driver(num_lanes: int = 1, **settings: float) -> LaneDriver:
 
 
 def jobs(*ids: int, now: float = 0.0, deadline: float | None = None) -> list[Job]:
-    return [Job(id, 1, now, deadline) for id in ids]
+    return [one_job(id, 1, now, deadline) for id in ids]
 
 
 def test_each_lane_gets_a_batch_and_one_more_is_prepared_ahead() -> None:
@@ -57,7 +58,7 @@ def test_the_last_lane_takes_a_job_that_cannot_wait(
     tokens: int, deadline: float | None, waits_until: float | None
 ) -> None:
     lanes = driver(2)
-    lanes.add([Job(0, tokens, 0.0)], 0.0)
+    lanes.add([one_job(0, tokens, 0.0)], 0.0)
     assert len(lanes.dispatch(0.0).start) == 1
     lanes.add(jobs(1, deadline=deadline), 0.0)
     dispatch = lanes.dispatch(0.0)
@@ -74,7 +75,7 @@ def test_the_last_lane_takes_bulk_work_and_what_is_drained() -> None:
     lanes.dispatch(0.0)
     lanes.add(jobs(1), 0.0)
     assert lanes.dispatch(0.0).start == []
-    lanes.add([Job(2, 1, 0.0, None, bulk=True)], 0.0)
+    lanes.add([one_job(2, 1, 0.0, None, bulk=True)], 0.0)
     assert [batch.ids for batch in lanes.dispatch(0.0).start] == [(1,)]  # the bulk job is too long to fill it up
     lanes = driver(2)
     lanes.add(jobs(0), 0.0)
@@ -113,21 +114,21 @@ def test_busy_seconds_count_what_runs_and_what_waits() -> None:
     assert math.isclose(lanes.busy_s(5.0), 0.02)  # the first is late, so its predicted end is now
 
 
-def test_jobs_that_go_together_are_all_kept_out_by_one() -> None:
+def test_a_job_is_kept_out_by_one_of_its_sequences() -> None:
     lanes = driver()
-    lanes.add([Job(9, 100, 0.0)], 0.0)
-    rejected = lanes.add([Job(1, 1, 0.0, 0.5), Job(2, 90, 0.0, 0.5)], 0.0, together=True)
+    lanes.add([one_job(9, 100, 0.0)], 0.0)
+    rejected = lanes.add([Job((1, 2), (1, 90), 0.0, 0.5)], 0.0)
     assert [rejection.id for rejection in rejected] == [1, 2]
     assert lanes.scheduler.num_queued == 1
 
 
 def test_an_idle_engine_tries_one_job_a_second_that_is_thought_to_be_late() -> None:
     lanes = driver()
-    late = [Job(1, 100, 0.0, 0.5), Job(2, 100, 0.0, 0.5)]
+    late = [one_job(1, 100, 0.0, 0.5), one_job(2, 100, 0.0, 0.5)]
     assert [rejection.id for rejection in lanes.add(late, 0.0)] == [2]
     lanes.finish(lanes.dispatch(0.0).start[0], 0.1, failed=True)
-    assert [rejection.cause for rejection in lanes.add([Job(3, 100, 0.2, 0.5)], 0.2)] == [Cause.OVERLOADED]
-    assert lanes.add([Job(4, 100, 1.2, 1.5)], 1.2) == []
+    assert [rejection.cause for rejection in lanes.add([one_job(3, 100, 0.2, 0.5)], 0.2)] == [Cause.OVERLOADED]
+    assert lanes.add([one_job(4, 100, 1.2, 1.5)], 1.2) == []
 
 
 def test_halves_of_a_failed_batch_run_before_what_is_prepared() -> None:

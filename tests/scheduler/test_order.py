@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.scheduler import Job, PackedCost, Plan, Scheduler, SchedulerSettings
+from penstock.scheduler import PackedCost, Plan, Scheduler, SchedulerSettings
 from penstock.scheduler.policies.order import ORDERS, Draft
-from penstock.scheduler.queueing.job_queue import QueuedJob
 from penstock.scheduler.settings import OrderName
 from tests.examples import examples
+from tests.scheduler.jobs import one_job
 
 ONE_SECOND = PackedCost(1.0, 0.0, 0.0, 0.0)  # for any batch
 
 
 def draft(first_id: int, count: int, seconds: float) -> Draft:
-    return Draft([QueuedJob(0.0, first_id + i, first_id + i, 1, 0.0, 9.0, 1.0, 8.0) for i in range(count)], seconds)
+    return Draft(first_id, range(first_id, first_id + count), [1] * count, [9.0] * count, count, seconds)
 
 
 def sum_of_completions(drafts: tuple[Draft, ...]) -> float:
     ends = itertools.accumulate(draft.seconds for draft in drafts)
-    return sum(len(draft.jobs) * end for draft, end in zip(drafts, ends, strict=True))
+    return sum(len(draft.ids) * end for draft, end in zip(drafts, ends, strict=True))
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 1000)), min_size=1, max_size=6))
@@ -35,9 +35,9 @@ def test_smiths_order_has_the_least_mean_completion_time(shapes: list[tuple[int,
 @pytest.mark.parametrize("order", get_args(OrderName))
 def test_among_equals_the_oldest_is_first(order: OrderName) -> None:
     drafts = [draft(first, 2, 1.0) for first in (6, 2, 4, 0)]
-    assert [made.jobs[0].id for made in sorted(drafts, key=ORDERS[order].rank)] == [0, 2, 4, 6]
+    assert [made.ids[0] for made in sorted(drafts, key=ORDERS[order].rank)] == [0, 2, 4, 6]
     scheduler = Scheduler(SchedulerSettings(0.0, 8, 8, None, "hungry", "fifo", order, "accept"), ONE_SECOND)
-    scheduler.add([Job(number, 1, 1.0, 9.0) for number in (3, 0, 4, 1, 2)], 1.0)
+    scheduler.add([one_job(number, 1, 1.0, 9.0) for number in (3, 0, 4, 1, 2)], 1.0)
     plan = scheduler.poll(1.0, idle_lanes=1)
     assert isinstance(plan, Plan)
     assert plan.batches[0].ids == (3, 0, 4, 1, 2)
@@ -46,7 +46,7 @@ def test_among_equals_the_oldest_is_first(order: OrderName) -> None:
 def in_time(order: OrderName, deadlines: list[int]) -> int:
     """How many of these jobs, all there at 0, end by their deadlines on one lane, one second each."""
     scheduler = Scheduler(SchedulerSettings(0.0, 1, 8, None, "hungry", "none", order, "accept"), ONE_SECOND)
-    scheduler.add([Job(number, 1, 0.0, float(due)) for number, due in enumerate(deadlines)], 0.0)
+    scheduler.add([one_job(number, 1, 0.0, float(due)) for number, due in enumerate(deadlines)], 0.0)
     met = 0
     for start in itertools.count():
         plan = scheduler.poll(float(start), idle_lanes=1)
@@ -72,7 +72,9 @@ def test_batches_of_one_plan_run_in_the_chosen_order() -> None:
         settings_ = SchedulerSettings(0.0, 2, 1000, None, "hungry", "sorted", order, "accept")
         scheduler = Scheduler(settings_, PackedCost(0.0, 0.0, 1.0, 0.0))
         shapes = [(40, 9e6), (40, 9e6), (1, 8e6), (1, 8e6), (90, 7e6), (90, 7e6)]
-        scheduler.add([Job(number, *shape[:1], float(number), shape[1]) for number, shape in enumerate(shapes)], 9.0)
+        scheduler.add(
+            [one_job(number, *shape[:1], float(number), shape[1]) for number, shape in enumerate(shapes)], 9.0
+        )
         plan = scheduler.poll(9.0, idle_lanes=1)
         assert isinstance(plan, Plan)
         assert len(plan.batches) == 3

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Collection, Iterable, Sequence
 
 import pytest
 from hypothesis import settings
@@ -15,75 +16,96 @@ from tests.scheduler.integrity import check_queue
 MANY = 128
 
 
-def waiting(job_id: int, due: float, tokens: int = 1, work_s: float = 0.5, batch_s: float = 0.25) -> QueuedJob:
-    return QueuedJob(due, job_id, job_id, tokens, due - 1, due, work_s, due - batch_s)
+def waiting(number: int, due: float, lengths: Sequence[int] = (1,), token_s: float = 0.5) -> QueuedJob:
+    """The ids of job 3 begin at 30."""
+    ids = range(10 * number, 10 * number + len(lengths))
+    latest_begin = due - 0.25 - token_s * sum(lengths[:-1])
+    return QueuedJob(due, number, ids, lengths, sum(lengths), due - 1, due, token_s * sum(lengths), latest_begin)
+
+
+def without(jobs: Sequence[QueuedJob], ids: Collection[int]) -> list[QueuedJob]:
+    left = []
+    for job in jobs:
+        kept = [(one, length) for one, length in zip(job.ids, job.lengths, strict=True) if one not in ids]
+        if kept:
+            lengths = [length for _, length in kept]
+            whole = waiting(job.number, job.due, lengths, job.work_s / job.tokens)
+            left.append(whole._replace(ids=[one for one, _ in kept]))
+    return left
+
+
+def plain(jobs: Iterable[QueuedJob]) -> list[tuple[int, list[int], list[int]]]:
+    return [(job.number, list(job.ids), list(job.lengths)) for job in jobs]
+
+
+def times(jobs: Iterable[QueuedJob]) -> list[float]:
+    return [moment for job in jobs for moment in (job.due, job.deadline, job.work_s, job.latest_begin)]
+
+
+lengths_of_a_job = st.lists(st.integers(1, 99), min_size=1, max_size=5)
+shapes_of_jobs = st.tuples(st.floats(0, 9), lengths_of_a_job, st.floats(0, 0.1))
 
 
 class Queues(RuleBasedStateMachine):
-    """Many jobs come and leave at a time, at either end and in between."""
+    """Many jobs come and leave at a time, at either end and in between, as a whole and in part."""
 
     @initialize(num=st.integers(0, 3 * MANY), seed=st.randoms(use_true_random=False))
     def start(self, num: int, seed: "st.random.Random") -> None:  # type: ignore[name-defined]  # hypothesis's own
         self.queue = JobQueue()
         self.jobs: list[QueuedJob] = []
-        self.next_id = 0
-        self.add([(seed.uniform(0, 9), seed.randint(1, 99), seed.uniform(0, 1)) for _ in range(num)])
+        self.next_number = 0
+        for _ in range(num):
+            lengths = [seed.randint(1, 99) for _ in range(seed.randint(1, 3))]
+            self.add_together([(seed.uniform(0, 9), lengths, seed.uniform(0, 0.1))])
 
-    @rule(shapes=st.lists(st.tuples(st.floats(0, 9), st.integers(1, 99), st.floats(0, 1)), max_size=9))
-    def add(self, shapes: list[tuple[float, int, float]]) -> None:
-        for due, tokens, work_s in shapes:
-            self.queue.add([waiting(self.next_id, due, tokens, work_s)])
-            self.jobs = sorted([*self.jobs, waiting(self.next_id, due, tokens, work_s)])
-            self.next_id += 1
-
-    @rule(shapes=st.lists(st.tuples(st.floats(0, 9), st.integers(1, 99), st.floats(0, 1)), min_size=1, max_size=9))
-    def add_together(self, shapes: list[tuple[float, int, float]]) -> None:
-        jobs = [waiting(self.next_id + number, *shape) for number, shape in enumerate(shapes)]
+    @rule(shapes=st.lists(shapes_of_jobs, min_size=1, max_size=9))
+    def add_together(self, shapes: list[tuple[float, list[int], float]]) -> None:
+        jobs = [waiting(self.next_number + number, *shape) for number, shape in enumerate(shapes)]
         self.queue.add(jobs)
         self.jobs = sorted([*self.jobs, *jobs])
-        self.next_id += len(jobs)
+        self.next_number += len(jobs)
 
-    @rule(num=st.integers(0, 2 * MANY))
+    @rule(num=st.integers(1, 2 * MANY))
     def take(self, num: int) -> None:
-        assert list(itertools.islice(self.queue, num)) == self.jobs[:num]
-        assert self.queue.remove([job.id for job in self.jobs[:num]]) == len(self.jobs[:num])
-        del self.jobs[:num]
+        first = [one for job in self.jobs for one in job.ids][:num]
+        assert [one for job in self.queue.front(num) for one in job.ids] == first
+        assert self.queue.remove(first) == len(first)
+        self.jobs = without(self.jobs, set(first))
 
-    @rule(ids=st.lists(st.integers(0, 3 * MANY), max_size=20))
+    @rule(ids=st.lists(st.integers(0, 10 * MANY), max_size=20))
     def remove(self, ids: list[int]) -> None:
-        left = [job for job in self.jobs if job.id not in ids]
-        assert self.queue.remove(ids) == len(self.jobs) - len(left)
-        self.jobs = left
+        queued = {one for job in self.jobs for one in job.ids}
+        assert self.queue.has_any(ids) == bool(queued & set(ids))
+        assert self.queue.remove(ids) == len(queued & set(ids))
+        self.jobs = without(self.jobs, ids)
 
     @rule(
-        groups=st.lists(
-            st.tuples(st.floats(-1, 10), st.lists(st.floats(0, 1), min_size=1, max_size=5)), min_size=1, max_size=4
-        ),
+        shapes=st.lists(shapes_of_jobs, min_size=1, max_size=4),
         begin=st.floats(-50, 10),
         stay=st.booleans(),
     )
-    def look_ahead(self, groups: list[tuple[float, list[float]]], begin: float, stay: bool) -> None:
-        """How late groups of new jobs, due at once, or a job behind them would be; those in time may be queued then."""
-        ids = itertools.count(self.next_id)
-        new = [[waiting(next(ids), due, work_s=work_s) for work_s in works_s] for due, works_s in sorted(groups)]
+    def look_ahead(self, shapes: list[tuple[float, list[int], float]], begin: float, stay: bool) -> None:
+        """How late new jobs, or a job behind them, would be; those in time may be queued then."""
+        numbers = itertools.count(self.next_number)
+        new = sorted([waiting(next(numbers), *shape) for shape in shapes])
         known, in_time = self.jobs, list[QueuedJob]()
-        for jobs, late_s in zip(new, self.queue.lateness(new, begin), strict=True):
+        for job, late_s in zip(new, self.queue.lateness(new, begin), strict=True):
             latest, before_s = math.inf, 0.0
-            for one in sorted([*known, *jobs]):
-                if one >= jobs[0]:
+            for one in sorted([*known, job]):
+                if one >= job:
                     latest = min(latest, one.latest_begin - before_s)
                 before_s += one.work_s
             assert late_s == pytest.approx(begin - latest, abs=1e-6) or (late_s <= 0 and begin < latest)
             if late_s <= 0:
-                known, in_time = sorted([*known, *jobs]), [*in_time, *jobs]
+                known, in_time = sorted([*known, job]), [*in_time, job]
         if stay and in_time:
             self.queue.add(in_time)
-            self.jobs, self.next_id = known, next(ids)
+            self.jobs, self.next_number = known, next(numbers)
 
-    @rule(dues=st.lists(st.floats(-1, 10), min_size=1, max_size=4), begin=st.floats(-50, 10))
-    def look_ahead_of_several(self, dues: list[float], begin: float) -> None:
+    @rule(shapes=st.lists(shapes_of_jobs, min_size=1, max_size=4), begin=st.floats(-50, 10))
+    def look_ahead_of_several(self, shapes: list[tuple[float, list[int], float]], begin: float) -> None:
         """Jobs that are surely in time are in time, and make no other late that was not."""
-        jobs = [waiting(self.next_id + number, due) for number, due in enumerate(dues)]
+        jobs = [waiting(self.next_number + number, *shape) for number, shape in enumerate(shapes)]
         if self.queue.surely_in_time(jobs, begin):
             late = self.late(self.jobs, begin)
             assert [job for job in self.late([*self.jobs, *jobs], begin) if job not in late] == []
@@ -102,13 +124,12 @@ class Queues(RuleBasedStateMachine):
         if not hasattr(self, "queue"):
             return
         check_queue(self.queue)
-        assert list(self.queue) == self.jobs
-        assert len(self.queue) == len(self.jobs)
-        assert self.queue.tokens == sum(job.num_tokens for job in self.jobs)
-        assert self.queue.squares == sum(job.num_tokens**2 for job in self.jobs)
+        assert plain(self.queue) == plain(self.jobs)
+        assert times(self.queue) == pytest.approx(times(self.jobs))
+        assert len(self.queue) == sum(len(job.ids) for job in self.jobs)
         if self.jobs:
             bounds = self.queue.bounds()
-            assert bounds.longest == max(job.num_tokens for job in self.jobs)
+            assert bounds.longest == max(length for job in self.jobs for length in job.lengths)
             assert bounds.oldest_arrival == min(job.arrival for job in self.jobs)
 
 

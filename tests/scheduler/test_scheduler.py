@@ -32,6 +32,7 @@ from penstock.scheduler.policies.partition import POLICIES
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
 from tests.examples import examples
 from tests.scheduler.integrity import check_scheduler
+from tests.scheduler.jobs import one_job
 
 COST = PackedCost(floor_s=0.0, alpha_s=0.0, beta_s=2**-10, gamma_s=0.0)
 FREE = PackedCost(0.0, 0.0, 0.0, 0.0)
@@ -47,7 +48,7 @@ def scheduler(cost: PackedCost | PaddedCost = FREE, **change: Any) -> Scheduler:
 
 
 def jobs(*lengths: int, first_id: int = 0, arrival: float = 10.0) -> list[Job]:
-    return [Job(first_id + index, length, arrival) for index, length in enumerate(lengths)]
+    return [one_job(first_id + index, length, arrival) for index, length in enumerate(lengths)]
 
 
 def plan(decision: Plan | Wait | None) -> Plan:
@@ -113,7 +114,7 @@ def test_half_the_slo_counts_the_predicted_run_of_what_waits() -> None:
 
 def test_a_jobs_deadline_is_an_slo_of_its_own_and_leaves_with_it() -> None:
     lazy = scheduler()
-    lazy.add([*jobs(1), Job(1, 1, 10.0, deadline=10.25), Job(2, 1, 10.0, deadline=99.0)], 10.0)
+    lazy.add([*jobs(1), one_job(1, 1, 10.0, deadline=10.25), one_job(2, 1, 10.0, deadline=99.0)], 10.0)
     assert lazy.poll(10.0, idle_lanes=1) == Wait(10.125)
     assert lazy.remove([1, 77]) == 1
     assert lazy.poll(10.0, idle_lanes=1) == Wait(10.25)
@@ -145,7 +146,7 @@ def test_a_batch_takes_no_more_than_a_share_of_the_tightest_slo() -> None:
     hungry = scheduler(COST, trigger="hungry", max_batch_sequences=64, max_batch_tokens=10_000)
     hungry.add(jobs(*[64] * 8), 10.0)
     assert [len(batch) for batch in batches(hungry.poll(10.0, idle_lanes=1))] == [4]  # a quarter of a second
-    hungry.add([Job(99, 64, 10.0, deadline=10.5)], 10.0)
+    hungry.add([one_job(99, 64, 10.0, deadline=10.5)], 10.0)
     assert hungry.is_full
     assert batches(hungry.poll(10.0, idle_lanes=1)) == [(99, 4)]  # half of that, and the tightest first
     free = scheduler(COST, trigger="hungry", max_batch_sequences=64, max_batch_tokens=10_000, slo_s=None)
@@ -191,7 +192,7 @@ def test_a_plan_takes_a_window_of_the_oldest_but_no_less_than_a_full_batch() -> 
 
 def test_drain_empties_the_queue_in_plans_online_first() -> None:
     lazy = scheduler()
-    lazy.add([Job(50, 1, 10.0, bulk=True), *jobs(*[1] * 11), Job(77, 1, 10.0, deadline=10.5)], 10.0)
+    lazy.add([one_job(50, 1, 10.0, bulk=True), *jobs(*[1] * 11), one_job(77, 1, 10.0, deadline=10.5)], 10.0)
     drained = [plan(lazy.poll(10.5, idle_lanes=1, draining=True)) for _ in range(3)]
     assert {decision.trigger for decision in drained} == {Trigger.DRAIN}
     assert [id for decision in drained for id in ids(decision)] == [*range(11), 50]
@@ -209,16 +210,19 @@ def test_a_drain_of_what_has_expired_rejects_it() -> None:
 @pytest.mark.parametrize(
     ("rejected", "message"),
     [
-        ([Job(7, 1, 0.0)], "unique among queued jobs. Already queued: 7"),
-        ([Job(8, 1, 0.0), Job(8, 1, 0.0)], "unique among queued jobs. Already queued: 8"),
-        ([Job(8, 1, 0.0), Job(9, 0, 0.0)], "at least 1 token. Job 9 has: 0"),
-        ([Job(9, 1, math.nan)], "times must be numbers. Job 9"),
-        ([Job(9, 1, 0.0, deadline=math.nan)], "times must be numbers. Job 9"),
+        ([one_job(7, 1, 0.0)], r"unique among queued sequences. .*: \{7\}"),
+        ([one_job(8, 1, 0.0), one_job(8, 1, 0.0)], r"unique among queued sequences. .*: \(8,\)"),
+        ([one_job(8, 1, 0.0), one_job(9, 0, 0.0)], r"at least 1 token. Job \(9,\) has: \(0,\)"),
+        ([Job((8, 8), (1, 1), 0.0)], r"unique among queued sequences. .*: \(8, 8\)"),
+        ([Job((8, 9), (1,), 0.0)], r"at least 1 token. Job \(8, 9\) has: \(1,\)"),
+        ([Job((), (), 0.0)], r"at least 1 token. Job \(\) has: \(\)"),
+        ([one_job(9, 1, math.nan)], r"times must be numbers. Job \(9,\)"),
+        ([one_job(9, 1, 0.0, deadline=math.nan)], r"times must be numbers. Job \(9,\)"),
     ],
 )
 def test_bad_jobs_are_rejected_and_nothing_of_their_call_is_queued(rejected: Sequence[Job], message: str) -> None:
     queue = scheduler()
-    queue.add([Job(7, 1, 0.0)], 0.0)
+    queue.add([one_job(7, 1, 0.0)], 0.0)
     with pytest.raises(ValueError, match=message):
         queue.add(rejected, 0.0)
     assert queue.num_queued == 1
@@ -227,9 +231,9 @@ def test_bad_jobs_are_rejected_and_nothing_of_their_call_is_queued(rejected: Seq
 
 def test_an_id_may_not_be_in_both_classes() -> None:
     queue = scheduler()
-    queue.add([Job(7, 1, 0.0, bulk=True)], 0.0)
-    with pytest.raises(ValueError, match="Already queued: 7"):
-        queue.add([Job(7, 1, 0.0)], 0.0)
+    queue.add([one_job(7, 1, 0.0, bulk=True)], 0.0)
+    with pytest.raises(ValueError, match=r"\{7\}"):
+        queue.add([one_job(7, 1, 0.0)], 0.0)
 
 
 @pytest.mark.parametrize("now", [math.nan, math.inf, -math.inf])
@@ -293,7 +297,7 @@ def test_a_cost_that_is_no_number_is_reported_and_loses_no_job() -> None:
 
 def test_a_clock_that_steps_back_counts_as_no_time_elapsed() -> None:
     lazy = scheduler()
-    lazy.add([*jobs(1), Job(1, 1, 10.0, deadline=10.25), Job(9, 1, 10.0, deadline=12.0)], 10.0)
+    lazy.add([*jobs(1), one_job(1, 1, 10.0, deadline=10.25), one_job(9, 1, 10.0, deadline=12.0)], 10.0)
     assert lazy.poll(10.0, idle_lanes=1) == Wait(10.125)
     assert lazy.poll(-3600.0, idle_lanes=1) == Wait(-3599.875)  # the allowance of a quarter second is still whole
     assert lazy.remove([1]) == 1
@@ -325,7 +329,7 @@ def test_whatever_the_clock_did_no_wake_up_is_early(moments: list[float], wait_s
 
 def test_a_job_from_the_future_came_now_and_keeps_its_allowance() -> None:
     lazy = scheduler()
-    lazy.add([Job(0, 1, 5000.0, deadline=5000.25)], 10.0)
+    lazy.add([one_job(0, 1, 5000.0, deadline=5000.25)], 10.0)
     assert lazy.poll(10.0, idle_lanes=1) == Wait(10.125)
 
 
@@ -361,35 +365,43 @@ class Interleavings(RuleBasedStateMachine):
         self.cost = kind(0.001, 0.002, 0.0005, 0.00001)
         self.scheduler = Scheduler(self.settings, self.cost)
         self.now = self.steady = 100.0
-        self.model: dict[int, tuple[Job, float]] = {}
+        self.model: dict[int, tuple[int, bool, float]] = {}  # of each sequence: length, class, deadline
         self.fresh = itertools.count()
 
     @rule(
         shapes=st.lists(
-            st.tuples(st.integers(1, 80), st.none() | st.floats(-0.1, 1.0), st.booleans()), min_size=1, max_size=8
+            st.tuples(
+                st.lists(st.integers(1, 80), min_size=1, max_size=4), st.none() | st.floats(-0.1, 1.0), st.booleans()
+            ),
+            min_size=1,
+            max_size=8,
         ),
         busy_s=st.floats(0, 0.1),
     )
-    def add(self, shapes: list[tuple[int, float | None, bool]], busy_s: float) -> None:
+    def add(self, shapes: list[tuple[list[int], float | None, bool]], busy_s: float) -> None:
         coming = [
-            Job(next(self.fresh), length, self.now, None if left is None else self.now + left, bulk)
-            for length, left, bulk in shapes
+            Job([next(self.fresh) for _ in lengths], lengths, self.now, None if left is None else self.now + left, bulk)
+            for lengths, left, bulk in shapes
         ]
         rejected = {rejection.id: rejection for rejection in self.scheduler.add(coming, self.now, busy_s=busy_s)}
         for job in coming:
             slo_s = self.settings.slo_s if job.deadline is None and not job.bulk else None
             due_s = math.inf if job.deadline is None else job.deadline - self.now
             due_s = due_s if slo_s is None else slo_s
-            rejection = rejected.pop(job.id, None)
+            rejections = [rejected.pop(one, None) for one in job.ids]
+            rejection = rejections[0]
             if rejection is None:
                 assert due_s > 0
-                self.model[job.id] = (job, self.steady + due_s)
+                assert not any(rejections)  # all or none
+                for one, length in zip(job.ids, job.lengths, strict=True):
+                    self.model[one] = (length, job.bulk, self.steady + due_s)
             elif rejection.cause is Cause.ARRIVED_LATE:
                 assert due_s <= 0
                 assert rejection.late_s >= 0
             else:
                 assert (rejection.cause, self.settings.admission) == (Cause.OVERLOADED, "deadline")
                 assert rejection.late_s > 0
+            assert rejection is None or all(rejections)
         assert not rejected
 
     @rule(step=st.sampled_from([0.0, 1e-9, 0.05, 1000.0]) | st.floats(-5.0, 0.2))
@@ -412,7 +424,7 @@ class Interleavings(RuleBasedStateMachine):
             return
         self._take(decision.rejected)
         assert not was_full or decision.rejected
-        assert not any(job.bulk for job, _ in self.model.values())  # an idle lane leaves no bulk job waiting
+        assert not any(is_bulk for _, is_bulk, _ in self.model.values())  # an idle lane leaves no bulk job waiting
         assert (decision.wake_at is None) == (not self.model)
         if decision.wake_at is not None:
             assert self.now < decision.wake_at <= self.now + self.settings.max_wait_s + 1e-9
@@ -443,7 +455,7 @@ class Interleavings(RuleBasedStateMachine):
         end = self.steady
         for batch in decision.batches:
             members = [self.model[job_id] for job_id in batch.ids]
-            lengths = [job.num_tokens for job, _ in members]
+            lengths = [length for length, _, _ in members]
             slots = max(lengths) * len(lengths) if self.cost.padded else sum(lengths)
             assert 1 <= len(lengths) <= self.settings.max_batch_sequences
             keeps_tokens = POLICIES[decision.partition].caps_tokens
@@ -452,7 +464,7 @@ class Interleavings(RuleBasedStateMachine):
             seconds = self.cost.seconds(sum(lengths), squares, max(lengths), len(lengths))
             assert math.isclose(float(seconds), batch.predicted_s)
             end += batch.predicted_s if idle_lanes == 1 else 0.0
-            earliest = min(deadline for _, deadline in members)
+            earliest = min(deadline for _, _, deadline in members)
             assert earliest > self.steady - 1e-6  # nothing that has expired
             assert self.settings.admission == "accept" or earliest >= end - 1e-6  # and nothing that would
         for job_id in planned:
@@ -460,7 +472,7 @@ class Interleavings(RuleBasedStateMachine):
 
     def _take(self, rejected: Sequence[RejectedJob]) -> None:
         for rejection in rejected:
-            _, deadline = self.model.pop(rejection.id)
+            _, _, deadline = self.model.pop(rejection.id)
             assert rejection.cause is Cause.QUEUED
             assert deadline < math.inf
             assert rejection.late_s >= 0
@@ -470,7 +482,7 @@ class Interleavings(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             check_scheduler(self.scheduler)
             assert self.scheduler.num_queued == len(self.model)
-            assert self.scheduler.queued_tokens == sum(job.num_tokens for job, _ in self.model.values())
+            assert self.scheduler.queued_tokens == sum(length for length, _, _ in self.model.values())
             assert self.scheduler.backlog_s >= 0
 
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.scheduler import Job, PackedCost, PaddedCost, Plan, Scheduler, SchedulerSettings
+from penstock.scheduler import PackedCost, PaddedCost, Plan, Scheduler, SchedulerSettings
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
 from tests.examples import examples
+from tests.scheduler.jobs import one_job
 from tests.scheduler.simulation import Arrival, Simulation
 
 TOKEN_S = 1e-3
@@ -101,9 +102,9 @@ def test_beyond_saturation_the_oldest_of_equals_go_first(
     waiting = iter(enumerate(lengths))
     queued: list[int] = []
     for now in itertools.count():
-        jobs = [Job(job_id, tokens, float(now) / 1e6) for job_id, tokens in itertools.islice(waiting, 4)]
+        jobs = [one_job(job_id, tokens, float(now) / 1e6) for job_id, tokens in itertools.islice(waiting, 4)]
         scheduler.add(jobs, now / 1e6)
-        queued += [job.id for job in jobs]
+        queued += [job.ids[0] for job in jobs]
         decision = scheduler.poll(now / 1e6, idle_lanes=1)
         if not isinstance(decision, Plan):
             break

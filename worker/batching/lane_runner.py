@@ -4,7 +4,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from penstock.engine import EngineLanes
 from penstock.engine.errors import DeviceFailed, NotFinite, wider_than
@@ -55,20 +55,9 @@ class LaneRunner:
         self._owner = owner
 
     def add(self, flights: Sequence[Flight]) -> list[RejectedJob]:
-        """See `JobRunner`. The scheduler admits all jobs of one request or none: a part of them answers nothing."""
-        now = self._clock()
-        groups: dict[PendingRequest | None, list[Job]] = {}  # None: requests of one sequence
-        for flight in flights:
-            job_id, sequence = flight.job_id, flight.leader
-            request = sequence.request
-            self._sequences[job_id] = sequence
-            job = Job(job_id, len(sequence.token_ids), request.times.queued, request.deadline, request.bulk)
-            groups.setdefault(request if len(request.results) > 1 else None, []).append(job)
-        rejected = [
-            job
-            for request, group in groups.items()
-            for job in self._driver.add(group, now, together=request is not None)
-        ]
+        """See `JobRunner`. What one request leads is one job of the scheduler's: a part of it answers nothing."""
+        rejected = self._driver.add(_jobs(flights), self._clock())
+        self._sequences.update([(flight.job_id, flight.leader) for flight in flights])
         for refused in rejected:
             del self._sequences[refused.id]
         formers = [one.former.job_id for one in flights if one.former is not None and one.job_id in self._sequences]
@@ -266,3 +255,17 @@ class LaneRunner:
     def _predict(self, sequences: Sequence[PendingSequence]) -> float:
         sums = sums_of(sequences)
         return float(self._cost.seconds(sums.tokens, sums.squares, sums.longest, sums.count))
+
+
+def _jobs(flights: Iterable[Flight]) -> list[Job]:
+    """A job for what each request leads."""
+    columns: dict[PendingRequest, tuple[list[int], list[int]]] = {}
+    for flight in flights:
+        sequence = flight.leader
+        ids, lengths = columns.setdefault(sequence.request, ([], []))
+        ids.append(flight.job_id)
+        lengths.append(len(sequence.token_ids))
+    return [
+        Job(ids, lengths, request.times.queued, request.deadline, request.bulk)
+        for request, (ids, lengths) in columns.items()
+    ]

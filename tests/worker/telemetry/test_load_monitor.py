@@ -11,7 +11,6 @@ from penstock.engine.types import ModelInfo
 from penstock.scheduler import (
     Cause,
     CostTable,
-    Job,
     LaneBatch,
     LaneDriver,
     LearnedCost,
@@ -29,6 +28,7 @@ from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
+from tests.scheduler.jobs import one_job
 
 LATENCIES = ("0.005", "0.01", "30.0", "+Inf")
 SECOND_A_TOKEN = PackedCost(0.0, 0.0, 1.0, 0.0)
@@ -53,7 +53,7 @@ class Bench:
     def work(self) -> None:
         """Two seconds of lane time and two queued jobs; one batch that took longer than predicted."""
         self.driver.run_now(LaneBatch((), "probe", "probe", 2.0), 0.0)
-        self.scheduler.add([Job(1, 30, 0.0), Job(2, 10, 0.0)], 0.0)
+        self.scheduler.add([one_job(1, 30, 0.0), one_job(2, 10, 0.0)], 0.0)
         self.cost.observe(10, 100, 10, 1, 12.5)  # 10 s were predicted
         self.monitor.batch_done(BatchStats("drain", "fifo", 0.25, Sums(10, 100, 10, 1), 10.0, 12.5))
 
@@ -110,7 +110,7 @@ def test_the_log_tells_the_queue_the_prediction_error_and_the_missed_deadlines(
 
 
 def test_before_the_first_batch_there_is_no_prediction_error(bench: Bench) -> None:
-    bench.scheduler.add([Job(1, 30, 0.0)], 0.0)
+    bench.scheduler.add([one_job(1, 30, 0.0)], 0.0)
     [event] = bench.logged(0.0)
     assert (event["prediction_error_p50"], event["prediction_error_p95"]) == (None, None)
 

@@ -17,10 +17,10 @@ class MeasuredDriver(LaneDriver):
         self.rejected: Counter[str] = Counter()
         self.scheduler_s = 0.0
 
-    def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[RejectedJob]:
+    def add(self, jobs: Sequence[Job], now: float) -> list[RejectedJob]:
         """See `LaneDriver.add`."""
         began = time.perf_counter()
-        rejected = super().add(jobs, now, together=together)
+        rejected = super().add(jobs, now)
         self._note(began, rejected)
         return rejected
 

@@ -45,7 +45,7 @@ class Stream:
             self.arrival[begin:end].tolist(),
             strict=True,
         )
-        return [Job(index, length, arrival, None, is_bulk) for index, length, arrival in rows]
+        return [Job((index,), (length,), arrival, None, is_bulk) for index, length, arrival in rows]
 
 
 class Arrivals:
