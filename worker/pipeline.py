@@ -42,7 +42,8 @@ from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
+from penstock.worker.requests.request import Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from penstock.worker.requests.sequences import SequenceRequests
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.requests.write_behind import WriteBehindCache
@@ -179,23 +180,23 @@ class Pipeline:
         """Take admitted records to the batch queue. Some are answered on the way, with errors or from the cache."""
         requests, invalid = self._validator.validate(records, time.monotonic(), time.time())
         self._reject(invalid)
-        sequences, unprepared = await self._preparer.prepare(requests)
+        blocks, unprepared = await self._preparer.prepare(requests)
         self._reject(unprepared)
-        if sequences:
-            hits, misses = await self._look_up(sequences)
+        if blocks:
+            hits, misses = await self._look_up(blocks)
             self._reply(hits, None)
             self.dispatcher.add(misses)
         if cancelled := [one.address for one in invalid if one.address and isinstance(one.error, Cancelled)]:
             self.dispatcher.cancel(cancelled)
 
-    async def _look_up(self, sequences: list[PendingSequence]) -> tuple[SequenceResults, list[PendingSequence]]:
-        self.ledger.queue([sequence.request for sequence in sequences if sequence.index == 0])
+    async def _look_up(self, blocks: list[SequenceBlock]) -> tuple[SequenceResults, list[SequenceBlock]]:
+        self.ledger.queue([block.request for block in blocks if block.indices[0] == 0])
         prepared = time.monotonic()
-        hits, misses = ([], sequences) if self.cache is None else await self.cache.look_up(sequences)
-        sequences[0].request.times.note_stages(prepared, time.monotonic())
-        self._traces.begin(sequences)
+        hits, misses = ([], blocks) if self.cache is None else await self.cache.look_up(blocks)
+        blocks[0].request.times.note_stages(prepared, time.monotonic())
+        self._traces.begin(blocks)
         if hits:
-            self.metrics.from_cache.inc(len(hits))
+            self.metrics.from_cache.inc(sum([len(rows) for _, rows in hits]))
         return hits, misses
 
     # 6. Run: the dispatcher's lanes or steps, which then call these two
@@ -216,7 +217,7 @@ class Pipeline:
         if not results:
             return
         now = time.monotonic()
-        completed = [sequence.request for sequence, result in results if sequence.settle(result)]
+        completed = [block.request for block, rows in results if block.settle(rows)]
         self.ledger.answer([request.record for request in completed])
         self.monitor.answered(completed, stats, now)
         self._delivery.reply(completed, encode_replies(completed, self._info, stats, now, self._tokenizer))

@@ -1,7 +1,7 @@
 """Records, requests and sequences as the worker makes them, from the few words that a test cares about."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,8 @@ from penstock.engine.types import ModelInfo, TaskOptions
 from penstock.producer.wire.headers import ReplyAddress, request_headers
 from penstock.producer.wire.messages import Options, Request, join_tokens
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingRequest, PendingSequence, StageTimes
+from penstock.worker.requests.request import PendingRequest, StageTimes
+from penstock.worker.requests.sequence_block import SequenceBlock
 
 REQUEST_TOPIC = "penstock.requests.tiny"
 
@@ -32,7 +33,7 @@ class FakeRecord:
 
 
 MakeRecord = Callable[..., FakeRecord]
-MakeSequences = Callable[..., list[PendingSequence]]
+MakeSequences = Callable[..., list[SequenceBlock]]
 
 
 @pytest.fixture
@@ -57,9 +58,28 @@ def info() -> ModelInfo:
     )
 
 
+def one_by_one(blocks: Iterable[SequenceBlock]) -> list[SequenceBlock]:
+    """Each sequence as a block of its own."""
+    return [block.part([place]) for block in blocks for place in range(len(block.keys))]
+
+
+def as_one(sequences: Sequence[SequenceBlock]) -> SequenceBlock:
+    """Sequences of one request, each a block of its own, as the block that the preparation makes of them."""
+    first = sequences[0]
+    return SequenceBlock(
+        first.request,
+        [one.indices[0] for one in sequences],
+        np.concatenate([one.token_ids for one in sequences]),
+        [one.lengths[0] for one in sequences],
+        None,
+        first.options,
+        [one.keys[0] for one in sequences],
+    )
+
+
 @pytest.fixture
 def make_sequences() -> MakeSequences:
-    """`make_sequences([1, 2], [3])` is one valid request of two sequences, keyed by their ids."""
+    """`make_sequences([1, 2], [3])` is one valid request of two sequences, keyed by their ids, each a block."""
     offsets = itertools.count()
 
     def make(
@@ -69,14 +89,15 @@ def make_sequences() -> MakeSequences:
         task: str = "embed",
         options: Options | None = None,
         record: PendingRecord | None = None,
-    ) -> list[PendingSequence]:
+    ) -> list[SequenceBlock]:
         message = Request("tiny", task, tokens=join_tokens(sequences), options=options or Options())
         record = record or PendingRecord(FakeRecord(offset=next(offsets)), (REQUEST_TOPIC, 0), from_bulk_topic=False)
         address = ReplyAddress("penstock.replies", 0, b"id", None)
         request = PendingRequest(record, address, message, deadline, bulk, StageTimes(0.0, 0.0))
         arrays = [np.array(ids, np.int32) for ids in sequences]
         return [
-            PendingSequence(request, i, ids, None, TaskOptions(task), ids.tobytes()) for i, ids in enumerate(arrays)
+            SequenceBlock(request, (i,), ids, (len(ids),), None, TaskOptions(task), (ids.tobytes(),))
+            for i, ids in enumerate(arrays)
         ]
 
     return make

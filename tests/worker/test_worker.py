@@ -31,7 +31,8 @@ from penstock.worker.requests.long_records import LongRecords
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord, RecordState
-from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
+from penstock.worker.requests.request import Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.telemetry.traces import NO_TRACES, NoTraces, Traces
 from penstock.worker.worker import Worker
@@ -310,7 +311,7 @@ class ToldTraces(NoTraces):
         for record in records:
             self.told.setdefault(record.original.offset, []).append(stage)
 
-    def begin(self, sequences: Sequence[PendingSequence]) -> None:
+    def begin(self, sequences: Sequence[SequenceBlock]) -> None:
         assert all(one.request.record.state is RecordState.QUEUED for one in sequences)
         assert all(one.request.times.tokenize_ms > 0 for one in sequences)
         self.note("begin", [one.request.record for one in sequences])

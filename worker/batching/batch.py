@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.engine.types import PackedBatch
-from penstock.worker.requests.request import PendingSequence
+import numpy as np
+
+from penstock.engine.types import Int32Array, PackedBatch
+from penstock.worker.requests.sequence_block import SequenceBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,30 @@ class BatchStats:
         return 1.0 - self.sums.tokens / (self.sums.count * self.sums.longest)
 
 
-def sums_of(sequences: Sequence[PendingSequence]) -> Sums:
+def sums_of(blocks: Sequence[SequenceBlock]) -> Sums:
     """The sums over the sequences' lengths."""
-    lengths = [len(sequence.token_ids) for sequence in sequences]
+    lengths = lengths_of(blocks)
     return Sums(sum(lengths), sum([length * length for length in lengths]), max(lengths), len(lengths))
 
 
-def pack(sequences: Sequence[PendingSequence]) -> PackedBatch:
+def lengths_of(blocks: Sequence[SequenceBlock]) -> list[int]:
+    """Tokens of each sequence."""
+    return [length for block in blocks for length in block.lengths]
+
+
+def pack(blocks: Sequence[SequenceBlock]) -> PackedBatch:
     """Lay sequences end to end, in their order, without padding."""
-    options = [sequence.options for sequence in sequences]
-    return PackedBatch.of(
-        [sequence.token_ids for sequence in sequences], options, [sequence.token_type_ids for sequence in sequences]
-    )
+    lengths = lengths_of(blocks)
+    cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
+    types = None
+    if any(block.token_type_ids is not None for block in blocks):
+        types = np.concatenate([_types_of(block) for block in blocks])
+    ids = np.concatenate([block.token_ids for block in blocks]).astype(np.int32, copy=False)
+    options = [one for block in blocks for one in (block.options,) * len(block.lengths)]
+    return PackedBatch(ids, cu_seqlens, max(lengths), types, options)
+
+
+def _types_of(block: SequenceBlock) -> Int32Array:
+    types = block.token_type_ids
+    return np.zeros(len(block.token_ids), np.int32) if types is None else types

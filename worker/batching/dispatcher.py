@@ -20,7 +20,8 @@ from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields
-from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
+from penstock.worker.requests.request import PendingRequest, Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock
 
 log = structlog.get_logger("penstock.dispatcher")
 
@@ -48,7 +49,7 @@ class Dispatcher:
         self._closed = False
         self.flights = Flights(by_step=runner.by_step)  # others only read its counts
 
-    def add(self, sequences: Sequence[PendingSequence]) -> None:
+    def add(self, sequences: Sequence[SequenceBlock]) -> None:
         """See `SequenceDispatcher`. One that is equal to another in flight shares its result."""
         now = self._clock()
         for sequence in sequences:
@@ -110,12 +111,11 @@ class Dispatcher:
         """See `RunnerOwner`. A request fails if its deadline had passed when a lane took up the batch."""
         if self._closed:
             return
-        results = [
-            (member, row)
-            for flight, row in zip(self.flights.end_all(ids), rows, strict=True)
-            for member in flight.members
-            if not member.request.is_failed
-        ]
+        results: list[tuple[SequenceBlock, Sequence[Float32Array]]] = []
+        for flight, places in self.flights.runs(ids):
+            members = [flight.part(ids[places])] if len(flight.members) == 1 else flight.members
+            results += [(member, rows[places]) for member in members if not member.request.is_failed]
+            self.flights.end_all(flight, ids[places])
         if began is not None:
             for member in [one for one, _ in results if deadline_of(one) < began]:
                 self._reject(member, deadline_error(Cause.QUEUED, began - deadline_of(member)))
@@ -124,10 +124,10 @@ class Dispatcher:
 
     def wanted(self, ids: Sequence[int], now: float) -> list[int]:
         """See `RunnerOwner`. Sequences that are late by now are rejected."""
-        wanted = []
-        for job_id in ids:
+        wanted: list[int] = []
+        for flight, places in self.flights.runs(ids):
             is_wanted = False
-            for member in self.flights[job_id].members:
+            for member in flight.members:
                 request = member.request
                 if request.is_failed:
                     continue
@@ -136,10 +136,14 @@ class Dispatcher:
                 else:
                     self._end(request, deadline_error(Cause.QUEUED, now - request.deadline))
             if is_wanted:
-                wanted.append(job_id)
+                wanted += ids[places]
             else:
-                self.flights.end(job_id)
+                self.flights.end_all(flight, ids[places])
         return wanted
+
+    def blocks(self, ids: Sequence[int]) -> list[SequenceBlock]:
+        """See `RunnerOwner`."""
+        return [flight.part(ids[places]) for flight, places in self.flights.runs(ids)]
 
     def give_up(self, error: BaseException) -> None:
         """See `RunnerOwner`. The runner cannot be trusted with any job."""
@@ -149,7 +153,7 @@ class Dispatcher:
         self.close()
         self._callbacks.unhealthy(error)
 
-    def _run(self, sequences: Iterable[PendingSequence]) -> None:
+    def _run(self, sequences: Iterable[SequenceBlock]) -> None:
         """Hand a job to the runner for each flight that needs one. Where it is rejected at once, the next leader's."""
         flights = self.flights.join(sequences)
         while flights and not self._closed:
@@ -199,7 +203,7 @@ class Dispatcher:
         for flight, row in ended:
             began = now if flight.started is None else flight.started
             own = replace(stats, device_s=max(0.0, now - began))
-            self._callbacks.results([(member, row) for member in flight.alive], own)
+            self._callbacks.results([(member, [row]) for member in flight.alive], own)
 
     def _blame(self, flight: Flight, error: BaseException, num_runs: int) -> None:
         """The engine fails on one sequence, and works otherwise."""
@@ -214,13 +218,13 @@ class Dispatcher:
                 if is_invalid
                 else BackendError(f"The engine failed on this sequence. Raised: {error!r}"[:500])
             )
-            rejected = type(failure)(failure.message, {member.index: failure})
+            rejected = type(failure)(failure.message, {member.indices[0]: failure})
             rejected.__cause__ = error
             self._reject(member, rejected)
 
-    def _refuse(self, jobs: Iterable[RejectedJob]) -> list[PendingSequence]:
+    def _refuse(self, jobs: Iterable[RejectedJob]) -> list[SequenceBlock]:
         """Reject what is late with jobs that were rejected. Returns the others of their flights, which run anew."""
-        anew: list[PendingSequence] = []
+        anew: list[SequenceBlock] = []
         for job in jobs:
             late, rest = self.flights.refuse(job)
             for member, by_s in late:
@@ -228,7 +232,7 @@ class Dispatcher:
             anew += rest
         return [member for member in anew if not member.request.is_failed]
 
-    def _reject(self, sequence: PendingSequence, error: PenstockError) -> None:
+    def _reject(self, sequence: SequenceBlock, error: PenstockError) -> None:
         """End a request with an error, unless it has ended."""
         if not sequence.request.is_failed:
             self._end(sequence.request, error)

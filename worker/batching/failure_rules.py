@@ -1,7 +1,7 @@
 """The rules for a batch, or a task of steps, that failed: run again, in halves, or blame the one that is left."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import structlog
@@ -28,7 +28,7 @@ def next_attempt(
     error: BaseException,
     num_retries: int,
     budget: TokenBudget,
-    num_tokens: Callable[[], int],
+    num_tokens: int,
     **logged: int,
 ) -> Attempt | None:
     """What becomes of jobs that failed together, after so many retries. None: one failed alone.
@@ -50,6 +50,6 @@ def next_attempt(
         return None
     log.warning("batch_failed", sequences=len(ids), error=repr(error), **logged)
     if lacks_memory:
-        budget.shrink(num_tokens())
+        budget.shrink(num_tokens)
     half = len(ids) // 2
     return Attempt([ids[:half], ids[half:]], num_retries)

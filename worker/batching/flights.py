@@ -1,60 +1,72 @@
 """Single flight with urgency: equal sequences run once, with the class and the deadline of the most urgent."""
 
 import heapq
-import itertools
 import math
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, count, pairwise
 from typing import NamedTuple
 
 from penstock.scheduler.types import RejectedJob
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.sequence_block import SequenceBlock
 
 _STREAM_EVERY_S = 0.05  # a partial result has all that came before, so that few of them make a long answer cheap
 _FEW = 64  # deadlines of members whose flights have ended, which are not worth a removal
-Late = list[tuple[PendingSequence, float]]  # sequences, and the seconds by which each is late
+Late = list[tuple[SequenceBlock, float]]  # sequences, and the seconds by which each is late
 
 
 class Former(NamedTuple):
     """The queued job that another one is to replace."""
 
     job_id: int
-    leader: PendingSequence
+    leader: SequenceBlock
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """Sequences of one key that stream or do not, and the job that runs for them."""
+    """Sequences that run for one or several requests.
 
-    key: bytes  # the sequences' own; that of those which stream is longer
-    job_id: int
-    leader: PendingSequence  # the job has its class and its deadline
-    members: list[PendingSequence]  # in the order in which they came
+    Those of one key, which are one member each, whichever requests they are of; or a block, of one request and as many
+    keys, which is the only member. A block is taken apart where another request has an equal sequence.
+    """
+
+    leader: SequenceBlock  # its jobs have its class and its deadline
+    job_id: int  # of its first sequence; those of the others follow
+    members: list[SequenceBlock]  # in the order in which they came
     arrival: float  # when the first of them came
-    started: float | None = None  # when the job left the queue; None: it is queued
+    number: int  # its own, whichever job it has
+    num_open: int  # jobs that have not ended
+    gone: frozenset[int] = (
+        frozenset()
+    )  # jobs of a block that have ended, or were taken out of it, while others have not
+    started: float | None = None  # when a job left the queue last; None: none has
     streamed: float = -math.inf  # when the last partial result was reported
     former: Former | None = None  # until the runner has admitted the job
-    number: int = field(init=False)  # its own, whichever job it has: that of the first
-
-    def __post_init__(self) -> None:
-        self.number = self.job_id
 
     @property
-    def alive(self) -> list[PendingSequence]:
+    def alive(self) -> list[SequenceBlock]:
         """Those whose requests wait for the result."""
         return [one for one in self.members if not one.request.is_failed]
 
-    def is_behind(self, sequence: PendingSequence) -> bool:
-        """Whether a sequence is to lead it: more urgent than the leader, whose job is queued."""
-        return self.started is None and urgency(sequence) < urgency(self.leader)
+    @property
+    def jobs(self) -> Sequence[int]:
+        """Those that have not ended."""
+        ids = range(self.job_id, self.job_id + len(self.leader.keys))
+        return ids if self.num_open == len(ids) else [job_id for job_id in ids if job_id not in self.gone]
+
+    def part(self, job_ids: Sequence[int]) -> SequenceBlock:
+        """The leader's sequences with these jobs, at least one."""
+        leader, first = self.leader, self.job_id
+        return leader if len(leader.keys) == 1 else leader.part([job_id - first for job_id in job_ids])
 
 
 class Flights:
     """Bookkeeping of flights by job and by key. Used on the event loop; the counts are read from other threads.
 
-    The most urgent member leads a flight: the job has its class and deadline. While that is queued, a more urgent
-    sequence that joins becomes the leader, and its job replaces the former one, if it is admitted. Once the job has
-    begun, the leader is fixed.
+    Each sequence has a job, by which the runner knows it. The most urgent member leads a flight: the job has its class
+    and deadline. While that is queued, a more urgent sequence that joins becomes the leader, and its job replaces the
+    former one, if it is admitted. Once the job has begun, the leader is fixed.
 
     Jobs of many steps take long. So an online sequence does not join a bulk job that has begun, which runs behind
     online ones, but gets its own. A member whose deadline passes leaves, and a job that nothing waits for ends. A batch
@@ -62,16 +74,17 @@ class Flights:
     """
 
     def __init__(self, *, by_step: bool) -> None:
-        """`by_step`: jobs run for many steps, between which they may be left."""
+        """`by_step`: jobs run for many steps, between which they may be left. Their blocks have one sequence each."""
         self._by_step = by_step
-        self._ids = itertools.count()
+        self._next_id = 0
         self._by_key: dict[bytes, Flight] = {}
         self._by_job: dict[int, Flight] = {}
         self._by_number: dict[int, Flight] = {}  # which its requests know, so that a new job is no news to them
+        self._queued: dict[int, int] = {}  # tokens of the jobs that have not begun
         # Of jobs of many steps. A heap, also of members whose flights have ended, until they are half of all.
-        self._deadlines: list[tuple[float, int, PendingSequence, Flight]] = []
+        self._deadlines: list[tuple[float, int, SequenceBlock, Flight]] = []
         self._num_members = 0  # of flights that have not ended
-        self._num_joined = itertools.count()
+        self._num_joined = count()
         self.num_queued = 0
         self.queued_tokens = 0
 
@@ -81,50 +94,57 @@ class Flights:
     def __getitem__(self, job_id: int) -> Flight:
         return self._by_job[job_id]
 
-    def join(self, sequences: Iterable[PendingSequence]) -> list[Flight]:
-        """Add sequences. Returns the flights that need a job: new ones, and those with a more urgent leader.
+    def join(self, blocks: Iterable[SequenceBlock]) -> list[Flight]:
+        """Add sequences. Returns the flights that need jobs: new ones, and those with a more urgent leader.
 
-        The caller hands the job of each to the runner, calls `refuse` for those that are rejected at once, and then
+        The caller hands the jobs of each to the runner, calls `refuse` for those that are rejected at once, and then
         `admit`.
         """
-        new: dict[int, Flight] = {}
+        new: set[int] = set()  # numbers
         promoted: list[Flight] = []
         needing: list[Flight] = []  # both kinds, in the order in which they are offered
-        num_members = 0
-        for sequence in sequences:
-            request = sequence.request
-            key = sequence.key + b"stream" if request.message.options.stream else sequence.key
-            flight = self._by_key.get(key)
-            if flight is None or (self._by_step and self._is_overtaken(flight, sequence)):
-                flight = Flight(key, next(self._ids), sequence, [sequence], request.times.queued)
-                self._by_key[key] = self._by_job[flight.job_id] = new[flight.job_id] = flight
-                self._by_number[flight.number] = flight
-                needing.append(flight)
+        # One after another: what a block has added, the next one finds.
+        for part in chain.from_iterable(map(self._parts, blocks)):
+            key = _key(part)
+            whole = self._by_key.get(key)
+            if whole is None or (self._by_step and self._is_overtaken(whole, part)):
+                flight = self._begin(part)
+                is_new = True
             else:
-                flight.members.append(sequence)
-                if flight.is_behind(sequence) and flight.former is None and flight.job_id not in new:
+                flight = self._alone(whole, key)
+                is_new = flight is not whole and whole.number in new
+                flight.members.append(part)
+                part.request.flights.append(flight.number)
+            if is_new:
+                new.add(flight.number)
+                needing.append(flight)
+            if flight.leader is not part and self._is_behind(flight, part):
+                if flight.former is None and flight.number not in new:
                     flight.former = Former(flight.job_id, flight.leader)
                     promoted.append(flight)
                     needing.append(flight)
-                if flight.is_behind(sequence):
-                    flight.leader = sequence
-            request.job_ids.append(flight.number)
-            num_members += 1
-            if self._by_step and request.deadline is not None:
-                heapq.heappush(self._deadlines, (request.deadline, next(self._num_joined), sequence, flight))
-        self._num_members += num_members
-        self._count(new.values(), 1)
+                flight.leader = part
+            self._num_members += 1
+            if self._by_step and part.request.deadline is not None:
+                heapq.heappush(self._deadlines, (part.request.deadline, next(self._num_joined), part, flight))
         for flight in promoted:
-            del self._by_job[flight.job_id]
-            self._renumber(flight, next(self._ids))
-        return needing
+            self._renumber(flight, self._take_ids(1))
+        return [flight for flight in needing if flight.num_open]
 
     def admit(self, flights: Iterable[Flight]) -> None:
         """The runner has the jobs of these flights, those that were not refused, in place of former ones."""
         for flight in flights:
             flight.former = None
 
-    def refuse(self, job: RejectedJob) -> tuple[Late, list[PendingSequence]]:
+    def runs(self, job_ids: Sequence[int]) -> list[tuple[Flight, slice]]:
+        """Flights in the order of their jobs, and where those are. Jobs that have ended are in none."""
+        flights = list(map(self._by_job.get, job_ids))
+        begins = [place for place, (last, one) in enumerate(pairwise([None, *flights])) if one is not last]
+        ends = [*begins[1:], len(flights)]
+        found = [(flights[begin], slice(begin, end)) for begin, end in zip(begins, ends, strict=False)]
+        return [(flight, places) for flight, places in found if flight is not None]
+
+    def refuse(self, job: RejectedJob) -> tuple[Late, list[SequenceBlock]]:
         """The runner rejected a job: of a flight that needed one, or of one in its queue, or that ran.
 
         Returns the leader and the members that are late with it, with the seconds, and the others: these may join anew.
@@ -135,9 +155,8 @@ class Flights:
             return [], []
         leader, former, unserved = flight.leader, flight.former, flight.members
         if former is None:
-            self.end(job.id)
+            self.end_all(flight, [job.id])
         else:
-            del self._by_job[job.id]
             served = urgency(former.leader)
             unserved = [member for member in flight.members if urgency(member) < served]
             flight.members = [member for member in flight.members if not urgency(member) < served]
@@ -168,12 +187,13 @@ class Flights:
                 found.append((member, now - deadline))
         return found
 
-    def start(self, job_ids: Iterable[int], now: float) -> None:
+    def start(self, job_ids: Sequence[int], now: float) -> None:
         """These jobs have left the queue of the runner: they run, or are in a batch that is to run."""
-        flights = [one for job_id in job_ids if (one := self._by_job.get(job_id)) is not None and one.started is None]
-        self._count(flights, -1)
-        for flight in flights:
+        waiting = [job_id for job_id in job_ids if job_id in self._queued]
+        for flight, _ in self.runs(waiting):
             flight.started = now
+        for job_id in waiting:
+            self._leave_queue(job_id)
 
     def streaming(self, job_id: int, now: float) -> Flight | None:
         """The flight of a job that has a partial result; None if it was left, or had one just before."""
@@ -184,66 +204,148 @@ class Flights:
         return flight
 
     def end(self, job_id: int) -> Flight | None:
-        """The flight of a job that has ended; None if it was left before."""
-        return next(iter(self.end_all([job_id])), None)
+        """The flight of a job that has ended, without others of its block; None if it was left before."""
+        flight = self._by_job.get(job_id)
+        if flight is None:
+            return None
+        flight = self._alone(flight, flight.leader.keys[job_id - flight.job_id])
+        self.end_all(flight, [job_id])
+        return flight
 
-    def end_all(self, job_ids: Iterable[int]) -> list[Flight]:
-        """The flights of jobs that have ended, without those that were left before."""
-        flights = [flight for job_id in job_ids if (flight := self._by_job.pop(job_id, None)) is not None]
-        for flight in flights:
-            del self._by_number[flight.number]
-            if self._by_key.get(flight.key) is flight:
-                del self._by_key[flight.key]
-            if flight.started is None:
-                self._count([flight], -1)
-            self._num_members -= len(flight.members)
-        return flights
+    def end_all(self, flight: Flight, job_ids: Sequence[int]) -> None:
+        """Jobs of a flight have ended."""
+        leader, first = flight.leader, flight.job_id
+        keys = (_key(leader),) if len(leader.keys) == 1 else [leader.keys[job_id - first] for job_id in job_ids]
+        by_job, by_key, queued = self._by_job, self._by_key, self._queued
+        for job_id in job_ids:
+            del by_job[job_id]
+            if job_id in queued:
+                self._leave_queue(job_id)
+        for key in keys:
+            if by_key.get(key) is flight:
+                del by_key[key]
+        self._close(flight, job_ids)
 
     def requests(self, *, queued: bool) -> set[PendingRequest]:
         """Requests that have not ended; with `queued`, those of which a sequence has not begun."""
-        flights = [one for one in self._by_job.values() if one.started is None or not queued]
+        flights = {flight for job_id, flight in self._by_job.items() if job_id in self._queued or not queued}
         return {member.request for flight in flights for member in flight.alive}
 
-    def leave(self, requests: Iterable[PendingRequest]) -> tuple[list[int], list[PendingSequence]]:
+    def leave(self, requests: Iterable[PendingRequest]) -> tuple[list[int], list[SequenceBlock]]:
         """End the flights of failed requests that no other request waits for, or that wait in batches behind them.
 
         Returns their jobs, and the sequences that are left without a leader: these join anew. A job that has begun is
         among them only if it may be left between two steps.
         """
-        candidates = {number for request in requests for number in request.job_ids if number in self._by_number}
-        ids: list[int] = []
-        rest: list[PendingSequence] = []
+        candidates = {number for request in requests for number in request.flights if number in self._by_number}
+        ended: list[int] = []
+        rest: list[SequenceBlock] = []
         for flight in [self._by_number[number] for number in sorted(candidates)]:
+            ids = [job_id for job_id in flight.jobs if self._by_step or job_id in self._queued]
             is_leaderless = not self._by_step and flight.leader.request.is_failed
-            if (self._by_step or flight.started is None) and (is_leaderless or not flight.alive):
-                ids.append(flight.job_id)
+            if ids and (is_leaderless or not flight.alive):
+                ended += ids
                 rest += flight.alive
-        for job_id in ids:
-            self.end(job_id)
-        return ids, rest
+                self.end_all(flight, ids)
+        return ended, rest
 
-    def _is_overtaken(self, flight: Flight, sequence: PendingSequence) -> bool:
-        return flight.started is not None and flight.leader.request.bulk and not sequence.request.bulk
+    def _parts(self, block: SequenceBlock) -> Sequence[SequenceBlock]:
+        """The block whole where no sequence of it is in flight or there twice; else those that are, each by itself."""
+        keys = block.keys
+        if len(keys) == 1:
+            return (block,)
+        if len(set(keys)) == len(keys) and self._by_key.keys().isdisjoint(keys):
+            return (block,)
+        seen: set[bytes] = set()
+        new, shared = list[int](), list[int]()
+        for place, key in enumerate(keys):
+            (shared if key in seen or key in self._by_key else new).append(place)
+            seen.add(key)
+        return [*([block.part(new)] if new else []), *[block.part([place]) for place in shared]]
+
+    def _begin(self, block: SequenceBlock) -> Flight:
+        """A flight of its own, in the queue."""
+        num_jobs = len(block.keys)
+        job_id = self._take_ids(num_jobs)
+        flight = Flight(block, job_id, [block], block.request.times.queued, job_id, num_jobs)
+        if num_jobs == 1:
+            self._by_key[_key(block)] = self._by_job[job_id] = flight
+            self._queued[job_id] = block.lengths[0]
+        else:
+            self._by_key.update(dict.fromkeys(block.keys, flight))
+            ids = range(job_id, job_id + num_jobs)
+            self._by_job.update(dict.fromkeys(ids, flight))
+            self._queued.update(zip(ids, block.lengths, strict=True))
+        self._by_number[job_id] = flight
+        block.request.flights.append(job_id)
+        self.num_queued += num_jobs
+        self.queued_tokens += sum(block.lengths)
+        return flight
+
+    def _alone(self, flight: Flight, key: bytes) -> Flight:
+        """The flight of one key, for which a sequence is taken out of its block."""
+        if len(flight.leader.keys) == 1:
+            return flight
+        place = flight.leader.keys.index(key)
+        job_id, member = flight.job_id + place, flight.leader.part([place])
+        number = self._take_ids(1)
+        alone = Flight(member, job_id, [member], flight.arrival, number, 1)
+        self._by_job[job_id] = self._by_key[key] = self._by_number[number] = alone
+        member.request.flights.append(number)
+        self._num_members += 1
+        self._close(flight, [job_id])
+        return alone
+
+    def _close(self, flight: Flight, job_ids: Sequence[int]) -> None:
+        """These jobs are not the flight's any more."""
+        flight.num_open -= len(job_ids)
+        if flight.num_open:
+            flight.gone = flight.gone.union(job_ids)
+            return
+        del self._by_number[flight.number]
+        self._num_members -= len(flight.members)
+
+    def _take_ids(self, num_ids: int) -> int:
+        """The first of so many numbers that no job and no flight has had."""
+        first = self._next_id
+        self._next_id += num_ids
+        return first
+
+    def _is_overtaken(self, flight: Flight, block: SequenceBlock) -> bool:
+        return flight.started is not None and flight.leader.request.bulk and not block.request.bulk
+
+    def _is_behind(self, flight: Flight, block: SequenceBlock) -> bool:
+        """Whether a sequence is to lead a flight: more urgent than the leader, whose job is queued."""
+        return flight.job_id in self._queued and urgency(block) < urgency(flight.leader)
 
     def _renumber(self, flight: Flight, job_id: int) -> None:
+        """Give the flight of one key another job, in the queue as the last one is."""
+        del self._by_job[flight.job_id]
+        self._queued[job_id] = self._queued.pop(flight.job_id)
         flight.job_id = job_id
         self._by_job[job_id] = flight
 
-    def _waits(self, member: PendingSequence, flight: Flight) -> bool:
+    def _waits(self, member: SequenceBlock, flight: Flight) -> bool:
         return self._by_job.get(flight.job_id) is flight and not member.request.is_failed
 
-    def _count(self, flights: Collection[Flight], sign: int) -> None:
-        """Flights come into the queue, or leave it."""
-        self.num_queued += sign * len(flights)
-        self.queued_tokens += sign * sum([len(flight.leader.token_ids) for flight in flights])
+    def _leave_queue(self, job_id: int) -> None:
+        """A job is not queued any more."""
+        self.queued_tokens -= self._queued.pop(job_id)
+        self.num_queued -= 1
 
 
-def deadline_of(sequence: PendingSequence) -> float:
+def _key(block: SequenceBlock) -> bytes:
+    """Of one sequence. Those that stream share nothing with those that do not."""
+    key = block.keys[0]
+    return key + b"stream" if block.request.message.options.stream else key
+
+
+def deadline_of(block: SequenceBlock) -> float:
     """The deadline in monotonic seconds; infinite without one."""
-    deadline = sequence.request.deadline
+    deadline = block.request.deadline
     return math.inf if deadline is None else deadline
 
 
-def urgency(sequence: PendingSequence) -> tuple[bool, float]:
+def urgency(block: SequenceBlock) -> tuple[bool, float]:
     """The sort key of urgency, most urgent first: online before bulk, then by deadline."""
-    return sequence.request.bulk, deadline_of(sequence)
+    return block.request.bulk, deadline_of(block)

@@ -8,6 +8,7 @@ from penstock.scheduler.types import RejectedJob
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.flights import Flight
 from penstock.worker.batching.watchdog import WorkUnderway
+from penstock.worker.requests.sequence_block import SequenceBlock
 
 
 class JobEvents(NamedTuple):
@@ -81,6 +82,10 @@ class RunnerOwner(Protocol):
 
     def wanted(self, ids: Sequence[int], now: float) -> list[int]:
         """Of jobs that are to run now, those that a request waits for in time. The others have ended."""
+        ...
+
+    def blocks(self, ids: Sequence[int]) -> list[SequenceBlock]:
+        """The sequences of jobs that have not ended, in their order. Ids that follow one another make few blocks."""
         ...
 
     def give_up(self, error: BaseException) -> None:

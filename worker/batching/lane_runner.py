@@ -11,13 +11,14 @@ from penstock.engine.errors import DeviceFailed, NotFinite, wider_than
 from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.scheduler import CostFunction, Job, LaneBatch, LaneDriver, RejectedJob
 from penstock.scheduler.lane_driver import Dispatch
-from penstock.worker.batching.batch import BatchStats, pack, sums_of
+from penstock.worker.batching.batch import BatchStats, Sums, lengths_of, pack, sums_of
 from penstock.worker.batching.failure_rules import next_attempt
 from penstock.worker.batching.flights import Flight
 from penstock.worker.batching.job_runner import JobEvents, RunnerOwner
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.batching.watchdog import WorkUnderway
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.sequence_block import SequenceBlock
 
 
 class LaneRunner:
@@ -42,7 +43,6 @@ class LaneRunner:
         self._cost = cost
         self._clock = clock
         self._owner: RunnerOwner
-        self._sequences: dict[int, PendingSequence] = {}  # by job id: the leaders of jobs that have not ended
         self._num_runs: Counter[int] = Counter()  # failed ones, by job id
         self._is_settled = True  # whether nothing can begin before an event
         self._held: Dispatch | None = None  # what is to start, once the owner has taken the rejections with it
@@ -57,10 +57,8 @@ class LaneRunner:
     def add(self, flights: Sequence[Flight]) -> list[RejectedJob]:
         """See `JobRunner`. What one request leads is one job of the scheduler's: a part of it answers nothing."""
         rejected = self._driver.add(_jobs(flights), self._clock())
-        self._sequences.update([(flight.job_id, flight.leader) for flight in flights])
-        for refused in rejected:
-            del self._sequences[refused.id]
-        formers = [one.former.job_id for one in flights if one.former is not None and one.job_id in self._sequences]
+        refused = {one.id for one in rejected}
+        formers = [one.former.job_id for one in flights if one.former is not None and one.job_id not in refused]
         if formers:
             self.cancel(formers)
         self._is_settled = False
@@ -69,8 +67,6 @@ class LaneRunner:
     def cancel(self, ids: Sequence[int]) -> None:
         """See `JobRunner`."""
         self._driver.scheduler.remove(ids)
-        for job_id in ids:
-            del self._sequences[job_id]
         self._is_settled = False
 
     def drain(self) -> None:
@@ -90,8 +86,6 @@ class LaneRunner:
         held, self._held = self._held, None
         dispatch = held or self._driver.dispatch(self._clock())
         if dispatch.rejected:  # first of all: other jobs of their requests may be among those that are to start
-            for job in dispatch.rejected:
-                del self._sequences[job.id]
             self._held = dispatch._replace(planned=[], rejected=[])
             return JobEvents(started=dispatch.planned, expired=dispatch.rejected)
         are_unchanged = [self._submit(batch) for batch in dispatch.start]
@@ -131,38 +125,41 @@ class LaneRunner:
 
         Returns whether the whole batch runs as planned. If not, jobs may be queued and lanes idle.
         """
-        now, planned = self._clock(), batch.ids
-        ids = tuple(self._owner.wanted(planned, now))
+        # In the order of their ids sequences of one request lie side by side. Within a batch the order is of no effect.
+        now, planned = self._clock(), sorted(batch.ids)
+        ids = self._owner.wanted(planned, now)
         if len(ids) < len(planned):
             self._forget([job_id for job_id in planned if job_id not in ids])
         if not ids:
             self._driver.finish(batch, now, failed=True)
             return False
-        sequences = [self._sequences[job_id] for job_id in ids]
-        num_fitting = self.token_budget.num_fitting(sequences)
+        blocks = self._owner.blocks(ids)
+        num_fitting = self.token_budget.num_fitting(lengths_of(blocks))
         if num_fitting < len(ids):
             self._driver.run_first([self._part(batch, ids[num_fitting:], batch.num_retries)])
-            ids, sequences = ids[:num_fitting], sequences[:num_fitting]
+            ids = ids[:num_fitting]
+            blocks = self._owner.blocks(ids)
+        batch.ids = tuple(ids)
         if len(ids) < len(planned):
-            batch.ids, batch.predicted_s = ids, self._predict(sequences)
-        future = self._lanes.submit(pack(sequences))
-        future.add_done_callback(functools.partial(self._on_done, batch))
+            batch.predicted_s = self._predict(blocks)
+        future = self._lanes.submit(pack(blocks))
+        future.add_done_callback(functools.partial(self._on_done, batch, sums_of(blocks)))
         return len(ids) == len(planned)
 
-    def _on_done(self, batch: LaneBatch, done: "asyncio.Future[BatchOutput]") -> None:
+    def _on_done(self, batch: LaneBatch, sums: Sums, done: "asyncio.Future[BatchOutput]") -> None:
         error = None if done.cancelled() else done.exception()
         self._driver.finish(batch, self._clock(), failed=done.cancelled() or error is not None)
         if done.cancelled() or self._stopped:
             return
         events = None
         if error is None:
-            events = self._finish(batch, done.result())
+            events = self._finish(batch, sums, done.result())
         else:
-            self._repair(batch, error)
+            self._repair(batch, sums, error)
         self._is_settled = False
         self._owner.on_events(events)
 
-    def _finish(self, batch: LaneBatch, output: BatchOutput) -> JobEvents | None:
+    def _finish(self, batch: LaneBatch, sums: Sums, output: BatchOutput) -> JobEvents | None:
         """Report the results of a batch. Those that are not finite fail; they are neither reported nor cached."""
         ids, rows = batch.ids, output.rows
         if len(rows) != len(ids):
@@ -171,7 +168,6 @@ class LaneRunner:
         bad = [ids[index] for index in output.not_finite]
         good = [index for index in range(len(ids)) if index not in bad_rows]
         if good:
-            sums = sums_of([self._sequences[job_id] for job_id in ids])
             rule = batch.trigger, batch.partition, batch.dp_gain
             stats = BatchStats(*rule, sums, batch.predicted_s, output.device_s, number=batch.number)
             finished = [ids[index] for index in good]
@@ -187,7 +183,7 @@ class LaneRunner:
         self._probe(bad, error)
         return None
 
-    def _repair(self, batch: LaneBatch, error: BaseException) -> None:
+    def _repair(self, batch: LaneBatch, sums: Sums, error: BaseException) -> None:
         """A batch failed, and has left its lane: parts of it run again, or the engine is probed."""
         self._num_runs.update(batch.ids)
         if isinstance(error, DeviceFailed):
@@ -198,13 +194,13 @@ class LaneRunner:
             error,
             batch.num_retries,
             self.token_budget,
-            lambda: sums_of([self._sequences[job_id] for job_id in batch.ids]).tokens,
+            sums.tokens,
             batch=batch.number,
         )
         if attempt is None:
             self._probe(batch.ids, error)
             return
-        parts = [self._part(batch, tuple(ids), attempt.num_retries) for ids in attempt.parts]
+        parts = [self._part(batch, ids, attempt.num_retries) for ids in attempt.parts]
         if attempt.pause_s:
             asyncio.get_running_loop().call_later(attempt.pause_s, self._run_again, parts)
         else:
@@ -232,8 +228,8 @@ class LaneRunner:
             self._is_settled = False
             self._owner.on_events(self._blamed(ids, error))
 
-        options = self._sequences[ids[0]].options
-        self._lanes.submit(PackedBatch.probe(options)).add_done_callback(judge)
+        (block,) = self._owner.blocks(ids[:1])
+        self._lanes.submit(PackedBatch.probe(block.options)).add_done_callback(judge)
 
     def _blamed(self, ids: Sequence[int], error: BaseException) -> JobEvents:
         events = JobEvents(failed=dict.fromkeys(ids, error), runs={job_id: self._num_runs[job_id] for job_id in ids})
@@ -241,30 +237,30 @@ class LaneRunner:
         return events
 
     def _forget(self, ids: Sequence[int]) -> None:
-        for job_id in ids:
-            del self._sequences[job_id]
         if self._num_runs:
             for job_id in ids:
                 del self._num_runs[job_id]
 
-    def _part(self, batch: LaneBatch, ids: tuple[int, ...], num_retries: int) -> LaneBatch:
-        predicted_s = self._predict([self._sequences[job_id] for job_id in ids])
+    def _part(self, batch: LaneBatch, ids: Sequence[int], num_retries: int) -> LaneBatch:
+        predicted_s = self._predict(self._owner.blocks(ids))
         rule = batch.trigger, batch.partition
-        return LaneBatch(ids, *rule, predicted_s, batch.dp_gain, num_retries=num_retries, number=batch.number)
+        return LaneBatch(tuple(ids), *rule, predicted_s, batch.dp_gain, num_retries=num_retries, number=batch.number)
 
-    def _predict(self, sequences: Sequence[PendingSequence]) -> float:
-        sums = sums_of(sequences)
+    def _predict(self, blocks: Sequence[SequenceBlock]) -> float:
+        sums = sums_of(blocks)
         return float(self._cost.seconds(sums.tokens, sums.squares, sums.longest, sums.count))
 
 
 def _jobs(flights: Iterable[Flight]) -> list[Job]:
     """A job for what each request leads."""
-    columns: dict[PendingRequest, tuple[list[int], list[int]]] = {}
+    columns: dict[PendingRequest, tuple[Sequence[int], Sequence[int]]] = {}
     for flight in flights:
-        sequence = flight.leader
-        ids, lengths = columns.setdefault(sequence.request, ([], []))
-        ids.append(flight.job_id)
-        lengths.append(len(sequence.token_ids))
+        request, ids, lengths = flight.leader.request, flight.jobs, flight.leader.lengths
+        if len(ids) < len(lengths):
+            lengths = flight.part(ids).lengths
+        if (before := columns.get(request)) is not None:
+            ids, lengths = [*before[0], *ids], [*before[1], *lengths]
+        columns[request] = ids, lengths
     return [
         Job(ids, lengths, request.times.queued, request.deadline, request.bulk)
         for request, (ids, lengths) in columns.items()

@@ -10,7 +10,8 @@ from penstock.worker.batching.batch import BatchStats
 from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.generation import ReadOptions
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
+from penstock.worker.requests.request import Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from penstock.worker.requests.sequence_work import ReadFields
 from penstock.worker.resolved_settings import ResolvedSettings
 
@@ -21,7 +22,7 @@ class SequenceDispatcher(Protocol):
     Every sequence added ends once: in results, or with its request, which is rejected once or taken back.
     """
 
-    def add(self, sequences: Sequence[PendingSequence]) -> None:
+    def add(self, sequences: Sequence[SequenceBlock]) -> None:
         """Queue sequences."""
 
     def drain(self) -> None:
@@ -85,7 +86,7 @@ class StageCallbacks:
     results: Callable[[SequenceResults, BatchStats], None]
     rejected: Callable[[Sequence[Rejection]], None]
     unhealthy: Callable[[BaseException], None]
-    partial: Callable[[Sequence[PendingSequence], Float32Array], None] = lambda sequences, result: None
+    partial: Callable[[Sequence[SequenceBlock], Float32Array], None] = lambda sequences, result: None
 
 
 class BatchStage(NamedTuple):

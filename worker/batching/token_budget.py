@@ -5,8 +5,6 @@ from itertools import accumulate
 
 import structlog
 
-from penstock.worker.requests.request import PendingSequence
-
 QUIET_S = 60.0  # whatever took the memory, such as another process on the device, may be gone
 
 log = structlog.get_logger("penstock.dispatcher")
@@ -28,11 +26,11 @@ class TokenBudget:
         self._changed_at = self._clock()
         log.warning("token_budget_halved", failed_tokens=failed_tokens, tokens=self.tokens, of=self._max_tokens)
 
-    def num_fitting(self, sequences: Sequence[PendingSequence]) -> int:
+    def num_fitting(self, lengths: Sequence[int]) -> int:
         """Number of the first sequences of a planned batch that may run together: at least one, however long."""
         if self.tokens == self._max_tokens:  # the usual case, at no cost
-            return len(sequences)
-        return self.num_first([len(sequence.token_ids) for sequence in sequences])
+            return len(lengths)
+        return self.num_first(lengths)
 
     def limit(self) -> int:
         """Tokens that a batch may hold now."""

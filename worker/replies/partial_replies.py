@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 from penstock.engine.types import Float32Array
 from penstock.producer.transport.outbox import Destination, Outbox, OutRecord
 from penstock.producer.wire.headers import PARTIAL
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.stop_signal import watched
 
 _MOST_UNDERWAY = 256  # to one destination, which may have no leader
@@ -24,12 +24,12 @@ _RETRY_S = 5.0
 
 log = structlog.get_logger("penstock.delivery")
 
-Encode = Callable[[PendingSequence, Float32Array], bytes]
+Encode = Callable[[SequenceBlock, Float32Array], bytes]
 
 
 @dataclass(slots=True)
 class _Partial(OutRecord):
-    sequence: PendingSequence
+    sequence: SequenceBlock
 
 
 class PartialReplies:
@@ -40,10 +40,10 @@ class PartialReplies:
         self._outbox = outbox
         self._encode = encode
         self._starting: asyncio.Task[None] | None = None
-        self._underway: set[PendingSequence] = set()
+        self._underway: set[SequenceBlock] = set()
         self._num_underway: Counter[Destination] = Counter()
 
-    def send(self, sequences: Sequence[PendingSequence], result: Float32Array) -> None:
+    def send(self, sequences: Sequence[SequenceBlock], result: Float32Array) -> None:
         """Send what these sequences, which are equal, have so far; not to those that have one underway."""
         outbox = self._outbox
         if outbox is None:
@@ -63,9 +63,9 @@ class PartialReplies:
             self._starting.cancel()
             await self._outbox.stop(0.0)
 
-    def _record(self, sequence: PendingSequence, result: Float32Array) -> _Partial:
+    def _record(self, sequence: SequenceBlock, result: Float32Array) -> _Partial:
         address = sequence.request.address
-        headers = [*address.headers(), (PARTIAL, b"%d" % sequence.index)]
+        headers = [*address.headers(), (PARTIAL, b"%d" % sequence.indices[0])]
         return _Partial(partial_key(sequence), self._encode(sequence, result), headers, self._ended, sequence)
 
     def _ended(self, partials: Sequence[_Partial], error: KafkaError | None) -> None:
@@ -90,13 +90,13 @@ async def _start(outbox: Outbox) -> None:
             return
 
 
-def partial_key(sequence: PendingSequence) -> bytes:
+def partial_key(sequence: SequenceBlock) -> bytes:
     """The key of all partial replies of one sequence, whichever worker sends them; not that of the reply.
 
     A reader that drops replies with a key that it has seen, or a compacted topic, takes none for the reply.
     """
-    return hashlib.blake2b(b"%d" % sequence.index, key=sequence.request.record.reply_key, digest_size=16).digest()
+    return hashlib.blake2b(b"%d" % sequence.indices[0], key=sequence.request.record.reply_key, digest_size=16).digest()
 
 
-def _destination(sequence: PendingSequence) -> Destination:
+def _destination(sequence: SequenceBlock) -> Destination:
     return sequence.request.address.topic, sequence.request.address.partition

@@ -13,7 +13,8 @@ from penstock.producer.wire.codec import encode_reply, encode_shared_notes, enco
 from penstock.producer.wire.messages import Classification, Generation, Reply, TokenTable
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.stepping.generation_row import read_generation_row
 
 
@@ -43,7 +44,7 @@ def encode_replies(
 
 
 def encode_partial(
-    sequence: PendingSequence, result: Float32Array, info: ModelInfo, tokenizer: Tokenizer | None
+    sequence: SequenceBlock, result: Float32Array, info: ModelInfo, tokenizer: Tokenizer | None
 ) -> bytes:
     """The value of a partial reply: one row, what is generated so far for a sequence.
 

@@ -12,7 +12,8 @@ from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
 from penstock.producer.errors import UnsupportedTask
 from penstock.producer.wire.generation import GivenOptions
 from penstock.producer.wire.messages import Request, Uint32Array
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.sequence_block import SequenceBlock
 
 _SEED_BITS = 62
 _MOST_KEPT = 64  # values in the lists of options that are kept for later requests
@@ -37,10 +38,8 @@ class GenerationRequests:
         except InvalidOption as error:
             raise UnsupportedTask(f"`opts.generation`: {error}") from error
 
-    def sequences(
-        self, request: PendingRequest, token_ids: Sequence[Int32Array | Uint32Array]
-    ) -> list[PendingSequence]:
-        """The sequences of a valid request. Sampling without a seed gets one for each, and is not stored.
+    def sequences(self, request: PendingRequest, token_ids: Sequence[Int32Array | Uint32Array]) -> list[SequenceBlock]:
+        """The sequences of a valid request, each a block. Sampling without a seed gets one for each, and is not stored.
 
         It is that of the record: a worker that answers the record again samples the same tokens.
         """
@@ -54,8 +53,8 @@ class GenerationRequests:
             seed = 0 if not options.do_sample else _seed(request, index) if given is None else int(given)
             space = KeySpace(self._info.revision, self._info.dtype, "generate", None, None, None, f"{text} {seed}")
             task = TaskOptions("generate", generation=options, seed=seed)
-            key = space.key(ids.tobytes())
-            sequences.append(PendingSequence(request, index, ids, None, task, key, is_stored))
+            keys = (space.key(ids.tobytes()),)
+            sequences.append(SequenceBlock(request, (index,), ids, (len(ids),), None, task, keys, is_stored))
         return sequences
 
 

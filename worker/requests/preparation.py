@@ -1,8 +1,9 @@
 """The prepare stage: from valid requests to sequences of token ids with their cache keys, and rejections."""
 
-import itertools
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
@@ -20,19 +21,34 @@ from penstock.producer.errors import (
 )
 from penstock.producer.special_frame import SpecialFrame
 from penstock.producer.tokenization import Tokenizer
-from penstock.producer.wire.messages import Request, Text, Tokens, Uint32Array
+from penstock.producer.wire.messages import Request, Text, Uint32Array
 from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
+from penstock.worker.requests.request import PendingRequest, Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.requests.sequences import SequenceRequests
 from penstock.worker.requests.validation import first_error
 
 log = structlog.get_logger("penstock.preparation")
 
-_Ids = tuple[Int32Array | Uint32Array, Int32Array | None]  # token ids; token types, None: all zero
 _MakeKey = Callable[[bytes, bytes | None], bytes]  # of token ids and token types
 _Shared = tuple[TaskOptions, _MakeKey]
-_Found = tuple[PendingRequest, list[_Ids] | PenstockError]
+
+
+class _Columns(NamedTuple):
+    """The sequences of a request, end to end."""
+
+    ids: Int32Array | Uint32Array  # [T]
+    lengths: Sequence[int]  # [N]
+    types: Int32Array | None  # [T] token types; None: all zero
+
+    def split(self, column: np.ndarray[Any, Any]) -> list[Any]:
+        """A column's part of each sequence."""
+        ends = accumulate(self.lengths)
+        return [column[end - length : end] for length, end in zip(self.lengths, ends, strict=True)]
+
+
+_Found = tuple[PendingRequest, _Columns | PenstockError]
 
 
 class RequestPreparer:
@@ -62,24 +78,29 @@ class RequestPreparer:
         self._cells = cells
         self._by_options: dict[tuple[str, str | None, bool | None, int | None], _Shared] = {}  # validation bounds them
 
-    async def prepare(self, requests: Iterable[PendingRequest]) -> tuple[list[PendingSequence], list[Rejection]]:
+    async def prepare(self, requests: Iterable[PendingRequest]) -> tuple[list[SequenceBlock], list[Rejection]]:
         """The sequences of each request, or its rejection. One tokenizer call for all texts with equal options."""
-        cells = self._cells
-        found = await self._token_ids(requests) if cells is None else [(request, list[_Ids]()) for request in requests]
-        is_bounded = self._is_bounded(found)
-        sequences: list[PendingSequence] = []
+        blocks: list[SequenceBlock] = []
         rejections: list[Rejection] = []
-        for request, ids in found:
+        if self._cells is not None:
+            for request in requests:
+                try:
+                    own = await self._cells.sequences(request)
+                    request.note_tokens(sum([sum(block.lengths) for block in own]))
+                    blocks += own
+                except PenstockError as error:
+                    rejections.append(request.reject(error))
+            return blocks, rejections
+        found = await self._token_ids(requests)
+        is_bounded = self._is_bounded(found)
+        for request, columns in found:
             try:
-                if cells is not None:
-                    own = await cells.sequences(request)
-                else:
-                    own = self._keyed(request, self._fit(request.message, ids, is_bounded=is_bounded))
-                request.note_tokens(sum([len(one.token_ids) for one in own]))
-                sequences += own
+                fitting = self._fit(request.message, columns, is_bounded)
+                blocks += self._keyed(request, fitting)
+                request.note_tokens(len(fitting.ids))
             except PenstockError as error:
                 rejections.append(request.reject(error))
-        return sequences, rejections
+        return blocks, rejections
 
     async def _token_ids(self, requests: Iterable[PendingRequest]) -> list[_Found]:
         found: list[_Found] = []
@@ -87,7 +108,7 @@ class RequestPreparer:
         for request in requests:
             message = request.message
             if message.tokens is not None:
-                found.append((request, _split(message.tokens)))
+                found.append((request, _Columns(message.tokens.ids, message.tokens.lens, None)))
             else:
                 wanted = message.options.truncate, message.task == "token_classify"
                 with_text.setdefault(wanted, []).append(request)
@@ -100,10 +121,10 @@ class RequestPreparer:
 
         Those of texts too: a checkpoint's tokenizer may have more tokens, or more types, than its model.
         """
-        whole = [one for _, sequences in found if not isinstance(sequences, PenstockError) for one in sequences]
-        types = [one for _, one in whole if one is not None]
-        return _all_below(self._info.vocab_size, [ids for ids, _ in whole]) and (
-            self._info.num_token_types is None or _all_below(self._info.num_token_types, types)
+        whole = [columns for _, columns in found if not isinstance(columns, PenstockError)]
+        return _all_below(self._info.vocab_size, [one.ids for one in whole]) and (
+            self._info.num_token_types is None
+            or _all_below(self._info.num_token_types, [one.types for one in whole if one.types is not None])
         )
 
     async def _tokenize(self, requests: list[PendingRequest], truncate: bool, spans: bool) -> list[_Found]:
@@ -127,12 +148,12 @@ class RequestPreparer:
         remaining = iter(encoded)
         found: list[_Found] = []
         for request in requests:
-            own = list(itertools.islice(remaining, request.message.num_sequences))
+            own = list(islice(remaining, request.message.num_sequences))
             request.note_spans(tuple([one.spans for one in own if one.spans is not None]))
-            found.append((request, [(one.ids, one.token_type_ids) for one in own]))
+            found.append((request, _end_to_end([(one.ids, one.token_type_ids) for one in own])))
         return found
 
-    def _fit(self, message: Request, found: list[_Ids] | PenstockError, *, is_bounded: bool) -> list[_Ids]:
+    def _fit(self, message: Request, found: _Columns | PenstockError, is_bounded: bool) -> _Columns:
         """Bound sequences to the vocabulary and the model's maximum. A cut keeps the special tokens around the text.
 
         `is_bounded`: no id or type of all requests is outside the model's tables.
@@ -143,12 +164,9 @@ class RequestPreparer:
         """
         if isinstance(found, PenstockError):
             raise found
-        info, lengths = self._info, [len(ids) for ids, _ in found]
-        highest = [] if is_bounded else [int(ids.max(initial=0)) for ids, _ in found]
-        if any(value >= info.vocab_size for value in highest):
-            raise _above(info.vocab_size - 1, highest, BadTokenId, f"Token ids must be below {info.vocab_size}.")
-        if not is_bounded and info.num_token_types is not None:
-            self._check_types(found, info.num_token_types)
+        info, lengths = self._info, found.lengths
+        if not is_bounded:
+            self._check_tables(found)
         if 0 in lengths:
             raise first_error({i: EmptyInput("The text holds no token.") for i, n in enumerate(lengths) if n == 0})
         longest = max(lengths)
@@ -160,32 +178,36 @@ class RequestPreparer:
         if longest <= most:
             return found
         cut = self._frame.cut  # for ids of clients: the tokenizer has cut texts
-        return [(cut(ids, most), None if types is None else cut(types, most)) for ids, types in found]
+        ids = [cut(one, most) for one in found.split(found.ids)]
+        types = [None] * len(ids) if found.types is None else [cut(one, most) for one in found.split(found.types)]
+        return _end_to_end(list(zip(ids, types, strict=True)))
 
-    def _check_types(self, found: list[_Ids], num_types: int) -> None:
-        highest = [0 if types is None else int(types.max(initial=0)) for _, types in found]
-        if max(highest, default=0) >= num_types:
+    def _check_tables(self, found: _Columns) -> None:
+        info = self._info
+        highest = [int(ids.max(initial=0)) for ids in found.split(found.ids)]
+        if any(value >= info.vocab_size for value in highest):
+            raise _above(info.vocab_size - 1, highest, BadTokenId, f"Token ids must be below {info.vocab_size}.")
+        if info.num_token_types is None or found.types is None:
+            return
+        highest = [int(types.max(initial=0)) for types in found.split(found.types)]
+        if any(value >= info.num_token_types for value in highest):
             rule = (
-                f"The tokenizer of {self._info.name!r} gives this text a token type that the model does not have: "
-                f"types must be below {num_types}."
+                f"The tokenizer of {info.name!r} gives this text a token type that the model does not have: "
+                f"types must be below {info.num_token_types}."
             )
-            raise _above(num_types - 1, highest, InvalidRequest, rule)
+            raise _above(info.num_token_types - 1, highest, InvalidRequest, rule)
 
-    def _keyed(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:
+    def _keyed(self, request: PendingRequest, columns: _Columns) -> list[SequenceBlock]:
+        ids, lengths, types = columns
         if self._generation is not None:
-            return self._generation.sequences(request, [ids for ids, _ in sequences])
+            return self._generation.sequences(request, columns.split(ids))
         options, make_key = self._shared(request.message)
-        return [
-            PendingSequence(
-                request,
-                i,
-                ids,
-                types,
-                options,
-                make_key(ids.tobytes(), None if types is None else types.tobytes()),
-            )
-            for i, (ids, types) in enumerate(sequences)
-        ]
+        parts = _split_bytes(ids, lengths)
+        if types is None:
+            keys = [make_key(one, None) for one in parts]
+        else:
+            keys = list(map(make_key, parts, _split_bytes(types, lengths)))
+        return [SequenceBlock(request, range(len(lengths)), ids, lengths, types, options, keys)]
 
     def _shared(self, message: Request) -> _Shared:
         """The objects that requests with equal task and options share."""
@@ -210,18 +232,28 @@ def _flight_key(number: int) -> _MakeKey:
     return key
 
 
-def _split(tokens: Tokens) -> list[_Ids]:
-    ids, lens = tokens.ids, tokens.lens
-    if len(lens) == 1:
-        return [(ids, None)]
-    ends = itertools.accumulate(lens)
-    return [(ids[end - length : end], None) for length, end in zip(lens, ends, strict=True)]
+def _end_to_end(sequences: Sequence[tuple[Int32Array | Uint32Array, Int32Array | None]]) -> _Columns:
+    """Of token ids, and token types where there are some: a sequence without types is of type 0."""
+    all_ids: list[Any] = [ids for ids, _ in sequences]
+    types = None
+    if any(one is not None for _, one in sequences):
+        types = np.concatenate([np.zeros(len(ids), np.int32) if one is None else one for ids, one in sequences])
+    return _Columns(np.concatenate(all_ids), [len(ids) for ids in all_ids], types)
+
+
+def _split_bytes(column: Int32Array | Uint32Array, lengths: Sequence[int]) -> list[bytes]:
+    """The bytes of each sequence."""
+    whole, size = column.tobytes(), column.itemsize
+    if len(lengths) == 1:
+        return [whole]
+    ends = [end * size for end in accumulate(lengths)]
+    return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _all_below(limit: int, arrays: list[Int32Array | Uint32Array] | list[Int32Array]) -> bool:
     return not arrays or int(np.concatenate(arrays).max(initial=0)) < limit
 
 
-def _above(maximum: int, values: list[int], kind: type[InvalidRequest], rule: str) -> PenstockError:
+def _above(maximum: int, values: Sequence[int], kind: type[InvalidRequest], rule: str) -> PenstockError:
     """The error of a request, for the sequences whose values are above the maximum."""
     return first_error({i: kind(f"{rule} Given: {value}") for i, value in enumerate(values) if value > maximum})

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.engine.types import Float32Array, Int32Array, TaskOptions
+from penstock.engine.types import Float32Array
 from penstock.producer.errors import PenstockError
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Request, Uint32Array
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.sequence_work import SequenceWork
 
 
 class Rejection(NamedTuple):
@@ -58,7 +57,7 @@ class PendingRequest:
     num_tokens: int = field(default=0, init=False)  # of its sequences, once they are prepared
     is_failed: bool = field(default=False, init=False)
     spans: Sequence[Uint32Array] = field(default=(), init=False)  # token_classify of texts: [n, 2] a sequence
-    job_ids: list[int] = field(default_factory=list, init=False)  # every job that it was in, alone or with others
+    flights: list[int] = field(default_factory=list, init=False)  # the numbers of all that it was in, see `Flights`
     results: list[Float32Array | None] = field(init=False)  # by sequence, in the request's order
     num_missing: int = field(init=False)  # results still to come
 
@@ -74,16 +73,18 @@ class PendingRequest:
         """Its sequences are prepared, and have so many tokens."""
         self.num_tokens = num_tokens
 
-    def note_cached(self) -> None:
-        """The cache has the result of one of its sequences."""
-        self.num_cached += 1
+    def note_cached(self, count: int) -> None:
+        """The cache has the results of so many of its sequences."""
+        self.num_cached += count
 
-    def settle(self, index: int, result: Float32Array) -> bool:
-        """Store the result of a sequence. True when it completes the request: the caller then sends the reply."""
-        if self.results[index] is not None:
-            raise RuntimeError("A sequence was settled twice. This is a bug.")
-        self.results[index] = result
-        self.num_missing -= 1
+    def settle(self, indices: Sequence[int], rows: Sequence[Float32Array]) -> bool:
+        """Store results of sequences. True when they complete the request: the caller then sends the reply."""
+        results = self.results
+        for index, row in zip(indices, rows, strict=True):
+            if results[index] is not None:
+                raise RuntimeError("A sequence was settled twice. This is a bug.")
+            results[index] = row
+        self.num_missing -= len(indices)
         return self.num_missing == 0 and not self.is_failed
 
     def reject(self, error: PenstockError) -> Rejection:
@@ -100,24 +101,3 @@ class PendingRequest:
         if self.is_failed:
             raise RuntimeError("A request that had failed ended again. This is a bug.")
         self.is_failed = True
-
-
-@dataclass(slots=True, eq=False)
-class PendingSequence:
-    """One sequence of a request, which waits for its result."""
-
-    request: PendingRequest
-    index: int  # its place in request.results
-    token_ids: Int32Array | Uint32Array
-    token_type_ids: Int32Array | None
-    options: TaskOptions
-    key: bytes  # for the cache and single flight: equal keys mean equal results
-    is_stored: bool = True  # whether the cache keeps its result; false: sampling without a seed, which has its own key
-    work: SequenceWork | None = None  # of a model made of cells
-
-    def settle(self, result: Float32Array) -> bool:
-        """See `PendingRequest.settle`."""
-        return self.request.settle(self.index, result)
-
-
-SequenceResults = Sequence[tuple[PendingSequence, Float32Array]]  # from the cache or from a batch

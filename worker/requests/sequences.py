@@ -8,7 +8,8 @@ from penstock.cache import KeySpace
 from penstock.engine.types import ModelInfo, TaskOptions
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.wire.sequence_codec import packed_fields
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.requests.sequence_work import ReadFields
 from penstock.worker.requests.validation import first_error
 
@@ -27,13 +28,13 @@ class SequenceRequests:
         self._max_reply_bytes = max_reply_bytes
         self._keys = KeySpace(info.revision, info.dtype, "sequence", None, None, None)
 
-    async def sequences(self, request: PendingRequest) -> list[PendingSequence]:
-        """The sequences of a request. Their token ids stand for their steps, which are counted as tokens.
+    async def sequences(self, request: PendingRequest) -> list[SequenceBlock]:
+        """The sequences of a request, each a block. Their token ids stand for their steps, which are counted as tokens.
 
         Raises:
             InvalidRequest: with the sequences at fault; or without, where the reply would be too large.
         """
-        found: list[PendingSequence] = []
+        found: list[SequenceBlock] = []
         errors: dict[int, PenstockError] = {}
         reply_bytes = num_steps = 0
         for index, fields in enumerate(request.message.sequences or ()):
@@ -42,9 +43,9 @@ class SequenceRequests:
             except PenstockError as error:
                 errors[index] = error
                 continue
-            key = self._keys.key(packed_fields(fields))
+            keys, lengths = (self._keys.key(packed_fields(fields)),), (work.num_steps,)
             steps = np.broadcast_to(_TOKEN, work.num_steps)
-            found.append(PendingSequence(request, index, steps, None, _OPTIONS, key, work=work))
+            found.append(SequenceBlock(request, (index,), steps, lengths, None, _OPTIONS, keys, work=work))
             reply_bytes += work.reply_bytes + (_COLUMN_BYTES // 8) * len(self._info.emissions)
             num_steps += work.num_steps
             if num_steps >= _PAUSE_STEPS:

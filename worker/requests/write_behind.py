@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.cache import ResponseCache
-from penstock.worker.requests.request import PendingSequence, SequenceResults
+from penstock.engine.types import Float32Array
+from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 
 _MAX_QUEUED_BYTES = 64 * 1024 * 1024  # a disk slower than the engine costs cache entries, never memory
 _ENTRY_BYTES = 150  # of a queued result, beside its value: two objects of CPython and their part of the dictionary
@@ -28,19 +29,27 @@ class WriteBehindCache:
         self._closing = asyncio.Event()
         self._looking: list[dict[bytes, bytes]] = []  # of each look-up under way, the results that have come meanwhile
 
-    async def look_up(self, sequences: list[PendingSequence]) -> tuple[SequenceResults, list[PendingSequence]]:
+    async def look_up(self, blocks: list[SequenceBlock]) -> tuple[SequenceResults, list[SequenceBlock]]:
         """Ask for all sequences in one query. Returns those that are stored, with their results, and the others."""
-        found = await self.get_many([one.key for one in sequences if one.is_stored])
+        found = await self.get_many([key for block in blocks if block.is_stored for key in block.keys])
         if not found:
-            return [], sequences
-        hits = [(one, np.frombuffer(found[one.key], np.float32)) for one in sequences if one.key in found]
-        for sequence, _ in hits:
-            sequence.request.note_cached()
-        return hits, [one for one in sequences if one.key not in found]
+            return [], blocks
+        hits: list[tuple[SequenceBlock, list[Float32Array]]] = []
+        misses: list[SequenceBlock] = []
+        for block in blocks:
+            stored = [place for place, key in enumerate(block.keys) if key in found]
+            if stored:
+                rows = [np.frombuffer(found[block.keys[place]], np.float32) for place in stored]
+                hits.append((block.part(stored), rows))
+                block.request.note_cached(len(stored))
+            if rest := [place for place, key in enumerate(block.keys) if key not in found]:
+                misses.append(block.part(rest))
+        return hits, misses
 
     def store(self, results: SequenceResults) -> None:
         """Queue the results of a batch, but those that must not be kept."""
-        self.put({sequence.key: result.tobytes() for sequence, result in results if sequence.is_stored})
+        stored = [(block.keys, rows) for block, rows in results if block.is_stored]
+        self.put({key: row.tobytes() for keys, rows in stored for key, row in zip(keys, rows, strict=True)})
 
     async def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The results that are stored, or on their way there: a request never repeats a computation that has ended."""

@@ -15,7 +15,7 @@ from penstock.engine.errors import EngineError, UnsupportedCheckpoint
 from penstock.producer.wire.sequence_codec import MAX_COLUMNS
 from penstock.scheduler.settings import AdmissionName
 from penstock.worker.batching.stage import ServedModel
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.cell_runner import CellRunner
 from penstock.worker.stepping.contract import StepJob
@@ -59,7 +59,7 @@ def one_step(model: CellModel, cell: int) -> SequenceWork:
     return SequenceWork(builder.build(), 1, 0)
 
 
-def _work(sequence: PendingSequence) -> SequenceWork:
+def _work(sequence: SequenceBlock) -> SequenceWork:
     if sequence.work is None:
         raise RuntimeError("A sequence of cells has no graph. This is a bug.")
     return sequence.work

@@ -14,7 +14,7 @@ from penstock.engine.errors import NotFinite, UnsupportedCheckpoint, wider_than
 from penstock.engine.generation_options import GenerationOptions
 from penstock.scheduler.settings import AdmissionName
 from penstock.worker.batching.stage import ServedModel
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.generation_runner import GenerationRunner
 from penstock.worker.stepping.generation_work import GenerationWork
@@ -55,7 +55,7 @@ def served_generation(model: GenerationModel, admission: AdmissionName) -> Calla
     return functools.partial(StepModel, model.info, runner, _work, probe, model.options)
 
 
-def _work(sequence: PendingSequence) -> GenerationWork:
+def _work(sequence: SequenceBlock) -> GenerationWork:
     options = sequence.options
     if options.generation is None:
         raise RuntimeError("A sequence to generate for has no options. This is a bug.")

@@ -77,9 +77,8 @@ class StepIsolation:
 
     def _repair(self, members: Sequence[int], work: StepWork, error: Exception, num_retries: int) -> None:
         self._num_runs.update(members)
-        attempt = next_attempt(
-            members, error, num_retries, self._budget, lambda: sum([work.size_of(member) for member in members])
-        )
+        num_tokens = sum([work.size_of(member) for member in members])
+        attempt = next_attempt(members, error, num_retries, self._budget, num_tokens)
         if attempt is None:
             work.judge(members[0], error)
             return

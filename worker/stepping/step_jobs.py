@@ -8,7 +8,7 @@ from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.flights import Flight
 from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.batching.watchdog import WorkUnderway
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.stepping.contract import StepEvents, StepJob
 from penstock.worker.stepping.step_thread import StepThread
 
@@ -21,7 +21,7 @@ class StepJobs:
 
     by_step = True
 
-    def __init__(self, thread: StepThread, work_of: Callable[[PendingSequence], object]) -> None:
+    def __init__(self, thread: StepThread, work_of: Callable[[SequenceBlock], object]) -> None:
         """`work_of` makes the runner's input for a sequence."""
         self._thread = thread
         self._work_of = work_of

@@ -11,7 +11,7 @@ from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.batching.engine_probe import IDLE_S, LOOP_S, PROBE_S
 from penstock.worker.batching.stage import BatchStage, StageCallbacks
 from penstock.worker.requests.generation import ReadOptions
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.requests.sequence_work import ReadFields
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepRunner
@@ -29,7 +29,7 @@ class StepModel:
         self,
         info: ModelInfo,
         runner: StepRunner,
-        work_of: Callable[[PendingSequence], object],
+        work_of: Callable[[SequenceBlock], object],
         probe: object,
         read_options: ReadOptions | None = None,
         read_fields: ReadFields | None = None,

@@ -70,7 +70,7 @@ class LoadMonitor:
         if not late:
             return
         # Nothing was predicted of a request without jobs: its results came from the cache.
-        for cause, count in Counter([_PREDICTED_WRONG if one.job_ids else Cause.QUEUED for one in late]).items():
+        for cause, count in Counter([_PREDICTED_WRONG if one.flights else Cause.QUEUED for one in late]).items():
             self._missed(cause, count)
 
     def rejected(self, errors: Sequence[PenstockError]) -> None:

@@ -15,7 +15,8 @@ from penstock.worker.batching.batch import BatchStats
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import unquoted_reason
 from penstock.worker.requests.record_trace import RecordTrace, TracedStage
-from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection, SequenceResults
+from penstock.worker.requests.request import PendingRequest, Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from penstock.worker.telemetry.request_samples import correlation_text
 
 _GEN_AI_OPERATIONS = {"embed": "embeddings"}  # the conventions have no names for the other tasks
@@ -55,13 +56,13 @@ class RequestTraces:
         }
         self._gen_ai: _Attributes = {"gen_ai.provider.name": "penstock", "gen_ai.request.model": model}
 
-    def begin(self, sequences: Sequence[PendingSequence]) -> None:
+    def begin(self, sequences: Sequence[SequenceBlock]) -> None:
         """See `Traces`."""
         traced: dict[PendingRequest, int] = {}  # tokens of each request that may be traced
         for sequence in sequences:
             request = sequence.request
             if not self._is_dropped(request.address.traceparent):
-                traced[request] = traced.get(request, 0) + len(sequence.token_ids)
+                traced[request] = traced.get(request, 0) + sum(sequence.lengths)
         for request, num_tokens in traced.items():
             self._begin_request(request, num_tokens)
 

@@ -9,7 +9,8 @@ from penstock.producer.tracing.switch import open_tracing
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.kafka.fetching.group import client_id
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
+from penstock.worker.requests.request import Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.telemetry.service_attributes import service_attributes
 
@@ -17,7 +18,7 @@ from penstock.worker.telemetry.service_attributes import service_attributes
 class Traces(Protocol):
     """Told of each step that is a stage of a trace. Called on the worker's event loop only."""
 
-    def begin(self, sequences: Sequence[PendingSequence]) -> None:
+    def begin(self, sequences: Sequence[SequenceBlock]) -> None:
         """The sequences of requests were prepared, and the cache was asked for them."""
 
     def batch_done(self, stats: BatchStats, results: SequenceResults) -> None:
@@ -33,7 +34,7 @@ class Traces(Protocol):
 class NoTraces:
     """No spans: nothing is kept and nothing imported."""
 
-    def begin(self, sequences: Sequence[PendingSequence]) -> None: ...
+    def begin(self, sequences: Sequence[SequenceBlock]) -> None: ...
 
     def batch_done(self, stats: BatchStats, results: SequenceResults) -> None: ...
 

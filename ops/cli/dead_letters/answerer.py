@@ -24,7 +24,8 @@ from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection, SequenceResults
+from penstock.worker.requests.request import PendingRequest, Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.resolved_settings import ResolvedSettings, batch_caps
 from penstock.worker.settings import RequestSettings
@@ -48,7 +49,7 @@ class SequenceRunner(Protocol):
     info: ModelInfo
     generation: GenerationRequests | None  # of a model that generates
 
-    async def run(self, sequences: Sequence[PendingSequence]) -> None:
+    async def run(self, sequences: Sequence[SequenceBlock]) -> None:
         """Raises PenstockError."""
 
     async def close(self) -> None: ...
@@ -101,7 +102,7 @@ class _Batches:
         self._caps = batch_caps(model, engine.info)
         self._lanes = EngineLanes(engine, 1)
 
-    async def run(self, sequences: Sequence[PendingSequence]) -> None:
+    async def run(self, sequences: Sequence[SequenceBlock]) -> None:
         """See `SequenceRunner`."""
         for batch in _batches(sequences, *self._caps):
             try:
@@ -109,10 +110,10 @@ class _Batches:
             except Exception as error:
                 raise BackendError(f"The engine failed on this record: {error!r}"[:500]) from error
             if output.not_finite:
-                sequence = batch[output.not_finite[0]]
-                raise BackendError(f"The result of sequence {sequence.index} holds NaN or infinity.")
+                index = batch[output.not_finite[0]].indices[0]
+                raise BackendError(f"The result of sequence {index} holds NaN or infinity.")
             for sequence, result in zip(batch, output.rows, strict=True):
-                sequence.settle(result)
+                sequence.settle([result])
 
     async def close(self) -> None:
         await self._lanes.close()
@@ -133,7 +134,7 @@ class _Steps:
         callbacks = StageCallbacks(lambda stats: None, self._settle, self._reject, self._fail)
         self._dispatcher = served.stage(caps, callbacks).dispatcher
 
-    async def run(self, sequences: Sequence[PendingSequence]) -> None:
+    async def run(self, sequences: Sequence[SequenceBlock]) -> None:
         """See `SequenceRunner`."""
         self._missing, self._done = len(sequences), asyncio.get_running_loop().create_future()
         self._dispatcher.add(sequences)
@@ -144,9 +145,9 @@ class _Steps:
         await self._served.close(_CLOSE_S)
 
     def _settle(self, results: SequenceResults, stats: BatchStats) -> None:
-        for sequence, result in results:
-            sequence.settle(result)
-        self._missing -= len(results)
+        for block, rows in results:
+            block.settle(rows)
+            self._missing -= len(rows)
         if self._missing == 0 and self._done is not None and not self._done.done():
             self._done.set_result(None)
 
@@ -182,13 +183,11 @@ async def open_answerer(model: ModelSettings, requests: RequestSettings) -> Asyn
         await runner.close()
 
 
-def _batches(
-    sequences: Sequence[PendingSequence], max_sequences: int, max_tokens: int
-) -> Iterator[list[PendingSequence]]:
+def _batches(blocks: Sequence[SequenceBlock], max_sequences: int, max_tokens: int) -> Iterator[list[SequenceBlock]]:
     """Sequences in order, in batches within the caps; one that exceeds them is alone."""
-    batch: list[PendingSequence] = []
+    batch: list[SequenceBlock] = []
     num_tokens = 0
-    for sequence in sequences:
+    for sequence in [block.part([place]) for block in blocks for place in range(len(block.lengths))]:
         if batch and (len(batch) == max_sequences or num_tokens + len(sequence.token_ids) > max_tokens):
             yield batch
             batch, num_tokens = [], 0

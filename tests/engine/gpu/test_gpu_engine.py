@@ -31,7 +31,8 @@ from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.batching.lane_runner import LaneRunner
 from penstock.worker.batching.stage import StageCallbacks
-from penstock.worker.requests.request import PendingRequest, PendingSequence, SequenceResults, StageTimes
+from penstock.worker.requests.request import PendingRequest, StageTimes
+from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from tests.engine.gpu.fake_cuda import FakeCuda, FakeEvent, FakeStream
 from tests.engine.helpers import pack, random_sequences
 
@@ -183,7 +184,7 @@ async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
     over = asyncio.Event()
 
     def on_results(results: SequenceResults, stats: BatchStats) -> None:
-        found.update({sequence.index: result for sequence, result in results})
+        found.update({block.indices[0]: row for block, [row] in results})
         if len(found) == 8:
             over.set()
 
@@ -209,11 +210,14 @@ async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
     assert sorted(encoder.lengths) == [14, 14, 14, 14, 28, 28, 56]  # and no probe of the engine's health
 
 
-def one_request(sequences: Sequence[Int32Array]) -> list[PendingSequence]:
+def one_request(sequences: Sequence[Int32Array]) -> list[SequenceBlock]:
     nothing: Any = None  # what the dispatcher does not look at
     message = Request("tiny", "embed", tokens=join_tokens(sequences))
     request = PendingRequest(nothing, nothing, message, None, False, StageTimes(0.0, 0.0))
-    return [PendingSequence(request, index, ids, None, TAGS, ids.tobytes()) for index, ids in enumerate(sequences)]
+    return [
+        SequenceBlock(request, (index,), ids, (len(ids),), None, TAGS, (ids.tobytes(),))
+        for index, ids in enumerate(sequences)
+    ]
 
 
 def test_rows_are_those_of_their_sequences(engine: GpuEngine) -> None:

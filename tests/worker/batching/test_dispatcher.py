@@ -22,12 +22,13 @@ from penstock.worker.batching.lane_runner import LaneRunner
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.requests.deadline_errors import ArrivedLate, LateInQueue
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
+from penstock.worker.requests.request import Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from tests.examples import examples
 from tests.scheduler.integrity import check_scheduler
-from tests.worker.conftest import FakeRecord
+from tests.worker.conftest import FakeRecord, as_one
 
-MakeSequences = Callable[..., list[PendingSequence]]
+MakeSequences = Callable[..., list[SequenceBlock]]
 Trigger = Literal["lazy", "hungry"]
 Partition = Literal["fifo", "sorted"]  # sorted plans all queued jobs at once: batches wait, planned, for the lanes
 POISON = 66
@@ -78,6 +79,29 @@ class Clock:
         return self.now
 
 
+as_blocks = False  # whether the sequences of a request come in one block, as the preparation makes it
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["one by one", "blocks"])
+def of_both_kinds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.as_blocks", request.param)
+
+
+class Told(Dispatcher):
+    """Given single sequences, of which it makes blocks if the test is of those."""
+
+    def __init__(self, runner: LaneRunner, callbacks: StageCallbacks, clock: Callable[[], float]) -> None:
+        super().__init__(runner, callbacks, clock=clock)
+        self.given: dict[tuple[int, int], SequenceBlock] = {}  # by request and index
+
+    def add(self, sequences: Sequence[SequenceBlock]) -> None:
+        self.given.update({(id(one.request), one.indices[0]): one for one in sequences})
+        if as_blocks:
+            grouped = itertools.groupby(sequences, key=lambda one: one.request)
+            sequences = [as_one(list(group)) for _, group in grouped]
+        super().add(sequences)
+
+
 class Bench:
     """A dispatcher and what came out of it."""
 
@@ -93,7 +117,7 @@ class Bench:
         self.engine = engine
         self.lanes = lanes
         self.clock = Clock()
-        self.results: list[tuple[PendingSequence, Float32Array]] = []  # of requests that had not failed
+        self.results: list[tuple[SequenceBlock, Float32Array]] = []  # of requests that had not failed
         self.rejections: list[Rejection] = []
         self.stats: list[BatchStats] = []
         self.unhealthy: list[BaseException] = []
@@ -103,7 +127,7 @@ class Bench:
         self.driver = LaneDriver(self.scheduler, lanes.num_lanes)
         self.runner = LaneRunner(lanes, self.driver, cost, self.clock)
         callbacks = StageCallbacks(self.stats.append, self._on_results, self._on_rejected, self._on_unhealthy)
-        self.dispatcher = Dispatcher(self.runner, callbacks, clock=self.clock)
+        self.dispatcher = Told(self.runner, callbacks, self.clock)
         self.runner.start(self.dispatcher)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -116,7 +140,7 @@ class Bench:
         """Wait for so many results and rejections."""
         await self.until(lambda: len(self.results) + len(self.rejections) >= num_ended)
 
-    def is_done(self, sequences: list[PendingSequence]) -> bool:
+    def is_done(self, sequences: list[SequenceBlock]) -> bool:
         have_results = {id(sequence) for sequence, _ in self.results}
         return sequences[0].request.is_failed or have_results.issuperset(map(id, sequences))
 
@@ -127,7 +151,11 @@ class Bench:
 
     def _on_results(self, results: SequenceResults, stats: BatchStats) -> None:
         assert stats is self.stats[-1]
-        self.results += [(sequence, result) for sequence, result in results if not sequence.request.is_failed]
+        for block, rows in results:
+            if not block.request.is_failed:
+                given = [self.dispatcher.given[id(block.request), index] for index in block.indices]
+                assert block.token_ids.tolist() == np.concatenate([one.token_ids for one in given]).tolist()
+                self.results += zip(given, rows, strict=True)
         self._changed.set()
 
     def _on_rejected(self, rejections: Sequence[Rejection]) -> None:
@@ -160,12 +188,12 @@ async def bench(
         await lanes.close()
 
 
-def one_each(make_sequences: MakeSequences, *sequences: Sequence[int]) -> list[PendingSequence]:
+def one_each(make_sequences: MakeSequences, *sequences: Sequence[int]) -> list[SequenceBlock]:
     """A request for each sequence."""
     return [sequence for ids in sequences for sequence in make_sequences(ids)]
 
 
-def records(*requests: list[PendingSequence]) -> list[PendingRecord]:
+def records(*requests: list[SequenceBlock]) -> list[PendingRecord]:
     """The records of these requests."""
     return [sequences[0].request.record for sequences in requests]
 
@@ -235,6 +263,21 @@ async def test_equal_sequences_are_computed_once_and_all_answered(
         assert b.engine.sequences_run.count([1, 2]) == 2
 
 
+async def test_requests_share_some_of_their_sequences_and_have_others_of_their_own(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    async with bench(info) as b:
+        b.engine.may_run.clear()
+        requests = [make_sequences([1], [2], [3]), make_sequences([4], [2], [5], [4]), make_sequences([6], [5], [3])]
+        for sequences in requests:
+            b.dispatcher.add(sequences)
+        b.engine.may_run.set()
+        await b.finish(10)
+        assert sorted(b.engine.sequences_run) == [[1], [2], [3], [4], [5], [6]]
+        assert {id(sequence) for sequence, _ in b.results} == {id(one) for sequences in requests for one in sequences}
+        assert b.rejections == []
+
+
 @asynccontextmanager
 async def busy_bench(info: ModelInfo, make_sequences: MakeSequences) -> AsyncIterator[Bench]:
     """Of its lane a token takes a second. A batch of one token runs and another is prepared, until `may_run` is set."""
@@ -256,6 +299,22 @@ async def test_a_job_whose_online_leader_has_left_keeps_no_other_request_out(
         b.dispatcher.take_back([record.source], bulk_only=False, begun=False)
         online = make_sequences([7] * 2, deadline=b.clock.now + 8.0)  # in time: 2 s of 8 are taken
         b.dispatcher.add(online)
+        b.engine.may_run.set()
+        await b.finish(4)
+        assert b.rejections == []
+        assert b.ids[2:] == [[7] * 2, [5] * 6]
+
+
+async def test_what_two_requests_share_is_as_urgent_as_the_one_that_is_left(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    """The first request has another sequence beside the one that a bulk request has too."""
+    async with busy_bench(info, make_sequences) as b:
+        record = PendingRecord(FakeRecord(offset=77), ("elsewhere", 0), from_bulk_topic=False)
+        b.dispatcher.add(make_sequences([6], [5] * 6, deadline=b.clock.now + 9.5, record=record))
+        b.dispatcher.add(make_sequences([5] * 6, bulk=True))
+        b.dispatcher.take_back([record.source], bulk_only=False, begun=False)
+        b.dispatcher.add(make_sequences([7] * 2, deadline=b.clock.now + 8.0))  # in time: 2 s of 8 are taken
         b.engine.may_run.set()
         await b.finish(4)
         assert b.rejections == []
@@ -716,5 +775,8 @@ def test_every_sequence_has_one_result_or_its_request_is_rejected_once(
             await b.until(lambda: b.is_done(again))
             check_scheduler(b.scheduler)
             assert (b.scheduler.num_queued, b.driver.busy_s(b.clock())) == (0, 0.0)
+            flights = b.dispatcher.flights
+            assert (len(flights), flights.num_queued, flights.queued_tokens) == (0, 0, 0)
+            assert not any([flights._by_key, flights._by_number, flights._queued])
 
     asyncio.run(run())

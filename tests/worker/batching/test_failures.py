@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from penstock.engine.errors import DeviceFailed, NotFinite, is_out_of_memory, is_transient
 from penstock.engine.types import BatchOutput, ModelInfo, PackedBatch
 from penstock.worker.batching import failure_rules, token_budget
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_block import SequenceBlock
 from tests.worker.batching.test_dispatcher import POISON, SmallEngine, bench, one_each
 
-MakeSequences = Callable[..., list[PendingSequence]]
+MakeSequences = Callable[..., list[SequenceBlock]]
 PROBE = [[0]]
 
 

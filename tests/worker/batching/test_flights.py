@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from penstock.producer.errors import Overloaded
 from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.flights import Flight, Flights, urgency
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_block import SequenceBlock
 from tests.examples import examples
 
-MakeSequences = Callable[..., list[PendingSequence]]
-One = Callable[..., PendingSequence]
+MakeSequences = Callable[..., list[SequenceBlock]]
+One = Callable[..., SequenceBlock]
 
 both_kinds = pytest.mark.parametrize("by_step", [False, True], ids=["batches", "steps"])
 
@@ -26,20 +26,20 @@ both_kinds = pytest.mark.parametrize("by_step", [False, True], ids=["batches", "
 def one(make_sequences: MakeSequences) -> One:
     """`one(1, deadline=3.0)`: the only sequence of its request; equal numbers make equal sequences."""
 
-    def make(number: int = 1, *, deadline: float | None = None, bulk: bool = False) -> PendingSequence:
+    def make(number: int = 1, *, deadline: float | None = None, bulk: bool = False) -> SequenceBlock:
         return make_sequences([number], deadline=deadline, bulk=bulk)[0]
 
     return make
 
 
-def join(flights: Flights, *sequences: PendingSequence) -> list[Flight]:
+def join(flights: Flights, *sequences: SequenceBlock) -> list[Flight]:
     """The flights that need a job, all of which are admitted."""
     found = flights.join(sequences)
     flights.admit(found)
     return found
 
 
-def fail(sequence: PendingSequence) -> None:
+def fail(sequence: SequenceBlock) -> None:
     sequence.request.reject(Overloaded("too late"))
 
 
@@ -151,7 +151,7 @@ def test_what_is_kept_of_a_request_does_not_grow_with_those_that_join_it(one: On
     sequences = [one(deadline=100.0 - number) for number in range(50)]  # each more urgent than all before
     for sequence in sequences:
         join(flights, sequence)
-    assert {len(sequence.request.job_ids) for sequence in sequences} == {1}
+    assert {len(sequence.request.flights) for sequence in sequences} == {1}
     for sequence in sequences:
         fail(sequence)
     ended, left = flights.leave(sequence.request for sequence in sequences)
@@ -203,7 +203,7 @@ def test_each_sequence_is_in_one_flight_and_the_leader_is_the_most_urgent_admitt
     for start, stop in itertools.pairwise(edges):
         needed = flights.join(sequences[start:stop])
         while needed:
-            anew: list[PendingSequence] = []
+            anew: list[SequenceBlock] = []
             for flight in needed:
                 if is_admitted[id(flight.leader)]:
                     if flight.former is not None:

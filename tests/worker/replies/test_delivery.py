@@ -37,11 +37,12 @@ from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingSequence, Rejection
+from penstock.worker.requests.request import Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock
 
 ADDRESS = ReplyAddress("penstock.replies", 2, b"id", b"trace")
 DEAD_LETTERS = "penstock.requests.tiny.dead-letter"
-MakeSequences = Callable[..., list[PendingSequence]]
+MakeSequences = Callable[..., list[SequenceBlock]]
 MakeRecord = Callable[..., Any]
 
 
@@ -90,8 +91,8 @@ def desk() -> Desk:
     return Desk()
 
 
-def answer(desk: Desk, info: ModelInfo, sequence: PendingSequence) -> None:
-    sequence.settle(np.zeros(4, np.float32))
+def answer(desk: Desk, info: ModelInfo, sequence: SequenceBlock) -> None:
+    sequence.settle([np.zeros(4, np.float32)])
     desk.delivery.reply([sequence.request], encode_replies([sequence.request], info, None, 0.0))
 
 

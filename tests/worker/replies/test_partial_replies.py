@@ -15,9 +15,9 @@ from penstock.producer.wire.headers import CORRELATION_ID, PARTIAL, ReplyAddress
 from penstock.producer.wire.messages import Options
 from penstock.worker.replies import partial_replies as module
 from penstock.worker.replies.partial_replies import PartialReplies
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_block import SequenceBlock
 
-MakeSequences = Callable[..., list[PendingSequence]]
+MakeSequences = Callable[..., list[SequenceBlock]]
 
 
 class FakeOutbox:
@@ -58,18 +58,18 @@ class Desk:
         outbox: Any = self.outbox
         self.partials = PartialReplies(outbox, lambda sequence, result: b"%d" % result[0])
 
-    async def connect(self, sequence: PendingSequence) -> None:
+    async def connect(self, sequence: SequenceBlock) -> None:
         self.emit(0, sequence)  # nothing is sent before the first connection
         self.outbox.connected.set()
         for _ in range(3):
             await asyncio.sleep(0)
         assert self.outbox.sent == []
 
-    def emit(self, number: int, *sequences: PendingSequence) -> None:
+    def emit(self, number: int, *sequences: SequenceBlock) -> None:
         self.partials.send(sequences, np.array([number], np.float32))
 
 
-def streaming(make_sequences: MakeSequences, *ids: list[int], **fields: Any) -> list[PendingSequence]:
+def streaming(make_sequences: MakeSequences, *ids: list[int], **fields: Any) -> list[SequenceBlock]:
     return make_sequences(*ids, options=Options(stream=True), task="generate", **fields)
 
 

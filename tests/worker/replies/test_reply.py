@@ -10,16 +10,17 @@ from penstock.producer.wire.codec import decode_reply, encode_reply
 from penstock.producer.wire.messages import Options, Reply
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.replies.reply import encode_replies
-from penstock.worker.requests.request import PendingSequence, StageTimes
+from penstock.worker.requests.request import StageTimes
+from penstock.worker.requests.sequence_block import SequenceBlock
 
-MakeSequences = Callable[..., list[PendingSequence]]
+MakeSequences = Callable[..., list[SequenceBlock]]
 
 
 def vector(*numbers: float) -> np.ndarray:
     return np.array(numbers, np.float32)
 
 
-def reply_to(sequence: PendingSequence, info: ModelInfo, stats: BatchStats | None = None, now: float = 0.0) -> Reply:
+def reply_to(sequence: SequenceBlock, info: ModelInfo, stats: BatchStats | None = None, now: float = 0.0) -> Reply:
     """The reply to a sequence's request, as a client decodes it."""
     reply = decode_reply(encode_replies([sequence.request], info, stats, now)[0])
     assert isinstance(reply, Reply)
@@ -30,7 +31,7 @@ def test_results_stand_in_the_requests_order_whatever_order_they_came_in(
     info: ModelInfo, make_sequences: MakeSequences
 ) -> None:
     sequences = make_sequences([1], [2], [3])
-    assert [sequences[index].settle(vector(index, 0, 0, 0)) for index in (2, 0, 1)] == [False, False, True]
+    assert [sequences[index].settle([vector(index, 0, 0, 0)]) for index in (2, 0, 1)] == [False, False, True]
     reply = reply_to(sequences[0], info)
     assert reply.vectors is not None
     assert reply.vectors[:, 0].tolist() == [0, 1, 2]
@@ -40,7 +41,7 @@ def test_results_stand_in_the_requests_order_whatever_order_they_came_in(
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_vectors_have_the_requested_dtype(info: ModelInfo, make_sequences: MakeSequences, dtype: str) -> None:
     [sequence] = make_sequences([1], options=Options(dtype=dtype))
-    sequence.settle(vector(0.5, -1, 0.1, 65504))
+    sequence.settle([vector(0.5, -1, 0.1, 65504)])
     reply = reply_to(sequence, info)
     assert reply.vectors is not None
     assert reply.vectors.dtype == dtype
@@ -55,7 +56,7 @@ def test_labels_are_the_best_first(
     info: ModelInfo, make_sequences: MakeSequences, top_k: int, labels: list[str]
 ) -> None:
     [sequence] = make_sequences([1], task="classify", options=Options(top_k=top_k))
-    sequence.settle(vector(0.25, 0.125, 0.625))
+    sequence.settle([vector(0.25, 0.125, 0.625)])
     reply = reply_to(sequence, info)
     assert reply.classes is not None
     assert list(reply.classes[0].labels) == labels
@@ -64,7 +65,7 @@ def test_labels_are_the_best_first(
 
 def test_equal_scores_keep_the_models_order(info: ModelInfo, make_sequences: MakeSequences) -> None:
     [sequence] = make_sequences([1], task="classify", options=Options(top_k=0))
-    sequence.settle(vector(0.5, 0.5, 0.5))
+    sequence.settle([vector(0.5, 0.5, 0.5)])
     reply = reply_to(sequence, info)
     assert reply.classes is not None
     assert reply.classes[0].labels == info.labels
@@ -72,8 +73,8 @@ def test_equal_scores_keep_the_models_order(info: ModelInfo, make_sequences: Mak
 
 def test_scores_of_pairs_are_numbers_in_the_requests_order(info: ModelInfo, make_sequences: MakeSequences) -> None:
     first, second = make_sequences([1], [2], task="rerank")
-    second.settle(vector(-1.5))
-    first.settle(vector(0.25))
+    second.settle([vector(-1.5)])
+    first.settle([vector(0.25)])
     assert reply_to(first, info).scores == (0.25, -1.5)
 
 
@@ -85,8 +86,8 @@ def test_tokens_have_their_labels_and_spans(
     first, second = make_sequences([1, 2], [3], task="token_classify", options=Options(top_k=top_k, dtype="float16"))
     first.request.spans = [np.array([[0, 1], [2, 3]], np.uint32), np.array([[0, 0]], np.uint32)]
     scores = np.array([[0.25, 0.125, 0.625], [0.5, 0.5, 0.0]], np.float32)
-    second.settle(vector(0.0, 1.0, 0.0))
-    first.settle(scores.ravel() if flat else scores)
+    second.settle([vector(0.0, 1.0, 0.0)])
+    first.settle([scores.ravel() if flat else scores])
     tokens = reply_to(first, info).tokens
     assert tokens is not None
     assert (tokens.names, tokens.lens) == (info.labels, (2, 1))
@@ -99,16 +100,16 @@ def test_tokens_have_their_labels_and_spans(
 
 def test_a_reply_before_its_results_is_a_bug(info: ModelInfo, make_sequences: MakeSequences) -> None:
     sequences = make_sequences([1], [2])
-    sequences[0].settle(vector(1, 2, 3, 4))
+    sequences[0].settle([vector(1, 2, 3, 4)])
     with pytest.raises(RuntimeError, match="This is a bug"):
         reply_to(sequences[0], info)
 
 
 def test_a_sequence_settled_twice_is_a_bug(make_sequences: MakeSequences) -> None:
     sequences = make_sequences([1], [2])
-    sequences[0].settle(vector(1, 2, 3, 4))
+    sequences[0].settle([vector(1, 2, 3, 4)])
     with pytest.raises(RuntimeError, match="This is a bug"):
-        sequences[0].settle(vector(1, 2, 3, 4))
+        sequences[0].settle([vector(1, 2, 3, 4)])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -116,7 +117,7 @@ def test_vectors_are_encoded_as_every_other_reply(info: ModelInfo, make_sequence
     sequences = make_sequences([1], [2], options=Options(dtype=dtype))
     rows = [vector(1, 2, 3, 4), vector(5, 6, 7, 8)]
     for sequence, row in zip(sequences, rows, strict=True):
-        sequence.settle(row)
+        sequence.settle([row])
     sequences[0].request.num_tokens = 70_000
     [value] = encode_replies([sequences[0].request], info, None, 0.0)
     timing, batch = {"queue": 0.0, "tokenize": 0.0, "cache": 0.0}, {"request_tokens": 70_000}
@@ -132,7 +133,7 @@ def test_replies_tell_the_times_of_their_stages_their_batch_and_themselves(
     for sequence, timestamp in zip(requests, (1900, 1900, 1990), strict=True):
         sequence.request.times = times
         sequence.request.record.original.timestamp = timestamp
-        sequence.settle(vector(1, 2, 3, 4))
+        sequence.settle([vector(1, 2, 3, 4)])
     requests[1].request.num_cached = 1
     for sequence, num_tokens in zip(requests, (5, 300, 0), strict=True):
         sequence.request.num_tokens = num_tokens

@@ -20,7 +20,8 @@ from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.stepping.generation_row import generation_row
 from tests.worker.conftest import FakeRecord
@@ -48,7 +49,7 @@ class Bench:
             raise InvalidOption("max_new_tokens must be at most 100")
         return options
 
-    async def sequences(self, *ids: list[int], offset: int = 0, **options: Any) -> list[PendingSequence]:
+    async def sequences(self, *ids: list[int], offset: int = 0, **options: Any) -> list[SequenceBlock]:
         """The sequences of one request. Raises its rejection."""
         asked = Options(generation=read_generation(options))
         value = encode_request(Request(self.info.name, "generate", join_tokens(ids), options=asked))
@@ -80,13 +81,13 @@ async def test_keys_differ_with_everything_that_decides_the_tokens(bench: Bench)
         {"do_sample": True, "seed": 1},
         {"do_sample": True, "seed": 2},
     ]
-    keys = [(await bench.sequences([5, 6], **way))[0].key for way in ways]
+    keys = [(await bench.sequences([5, 6], **way))[0].keys[0] for way in ways]
     assert len(set(keys)) == len(ways)
-    assert (await bench.sequences([5, 7]))[0].key not in keys
+    assert (await bench.sequences([5, 7]))[0].keys[0] not in keys
     for way, key in zip(ways, keys, strict=True):
-        assert (await bench.sequences([5, 6], **way))[0].key == key
-    assert (await bench.sequences([5, 6], max_new_tokens=12))[0].key == keys[0]  # the model's own, said aloud
-    assert (await bench.sequences([5, 6], seed=7))[0].key == keys[0]  # nothing is drawn
+        assert (await bench.sequences([5, 6], **way))[0].keys[0] == key
+    assert (await bench.sequences([5, 6], max_new_tokens=12))[0].keys[0] == keys[0]  # the model's own, said aloud
+    assert (await bench.sequences([5, 6], seed=7))[0].keys[0] == keys[0]  # nothing is drawn
 
 
 async def test_sampling_without_a_seed_has_that_of_its_record_so_that_a_second_run_gives_the_same_tokens(
@@ -100,7 +101,7 @@ async def test_sampling_without_a_seed_has_that_of_its_record_so_that_a_second_r
 
 async def test_sampling_without_a_seed_is_neither_shared_nor_stored(bench: Bench) -> None:
     sequences = await bench.sequences([5, 6], [5, 6], do_sample=True)
-    assert len({one.key for one in sequences}) == len({one.options.seed for one in sequences}) == 2
+    assert len({one.keys[0] for one in sequences}) == len({one.options.seed for one in sequences}) == 2
     assert not any(one.is_stored for one in sequences)
     assert all(0 <= one.options.seed < 2**63 for one in sequences)
 
@@ -133,7 +134,7 @@ async def test_a_reply_has_the_tokens_of_each_sequence_as_they_were_cached(bench
     generated = [Generation((9, 2**31 - 1, 1), "stop"), Generation((0,), "length")]
     for sequence, row in zip(sequences, generated, strict=True):
         stored = generation_row(row.tokens, row.finish).tobytes()
-        sequence.settle(np.frombuffer(stored, np.float32))
+        sequence.settle([np.frombuffer(stored, np.float32)])
     request: PendingRequest = sequences[0].request
     reply = decode_reply(encode_replies([request], bench.info, None, 1.0)[0])
     assert isinstance(reply, Reply)
@@ -147,7 +148,7 @@ async def test_long_options_are_read_and_not_kept(bench: Bench) -> None:
     listed = list(range(1000))
     first, second = [await bench.sequences([1], [2], suppress_tokens=listed) for _ in range(2)]
     assert len(bench.asked) > 2
-    assert [one.key for one in first] == [one.key for one in second]
-    assert first[0].key != first[1].key
+    assert [one.keys[0] for one in first] == [one.keys[0] for one in second]
+    assert first[0].keys[0] != first[1].keys[0]
     (other,) = await bench.sequences([1], suppress_tokens=listed[1:])
-    assert other.key != first[0].key
+    assert other.keys[0] != first[0].keys[0]

@@ -10,10 +10,10 @@ from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord, RecordState
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_block import SequenceBlock
 
 MakeRecord = Callable[..., Any]
-MakeSequences = Callable[..., list[PendingSequence]]
+MakeSequences = Callable[..., list[SequenceBlock]]
 SOURCE = ("penstock.requests.tiny", 0)
 
 

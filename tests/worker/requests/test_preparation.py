@@ -27,7 +27,9 @@ from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingRequest, PendingSequence, StageTimes
+from penstock.worker.requests.request import PendingRequest, StageTimes
+from penstock.worker.requests.sequence_block import SequenceBlock
+from tests.worker.conftest import one_by_one
 
 TINY = ModelInfo("tiny", "r", "float32", "cpu", 100, 8, frozenset({"embed"}), 4, ())
 
@@ -73,15 +75,15 @@ def make_preparer(
     return RequestPreparer(info, ReplyBounds(info, max_reply_bytes), tokenizer, has_cache=has_cache)
 
 
-def prepare(preparer: RequestPreparer, message: Request) -> list[PendingSequence]:
+def prepare(preparer: RequestPreparer, message: Request) -> list[SequenceBlock]:
     """The sequences of one request; raises the error of its rejection."""
     sequences, rejections = asyncio.run(preparer.prepare([request_of(message)]))
     for rejection in rejections:
         raise rejection.error
-    return sequences
+    return one_by_one(sequences)
 
 
-def ids_of(sequences: Sequence[PendingSequence]) -> list[list[int]]:
+def ids_of(sequences: Sequence[SequenceBlock]) -> list[list[int]]:
     return [sequence.token_ids.tolist() for sequence in sequences]
 
 
@@ -99,7 +101,7 @@ def test_cut_and_whole_vectors_have_different_options_and_keys() -> None:
         for n in (None, 2)
     )
     assert (whole.options.dimensions, cut.options.dimensions) == (None, 2)
-    assert whole.key != cut.key
+    assert whole.keys[0] != cut.keys[0]
 
 
 def test_sequences_come_apart_where_lens_say() -> None:
@@ -215,7 +217,7 @@ def test_tokens_are_counted_before_they_are_classified(options: Options, num_lab
         message = Request("tiny", "token_classify", tokens=join_tokens([[1] * n for n in lengths]), options=options)
         sequences = prepare(preparer, message)
         for sequence in sequences:
-            sequence.settle(np.ones((len(sequence.token_ids), num_labels), np.float32))
+            sequence.settle([np.ones((len(sequence.token_ids), num_labels), np.float32)])
         return len(encode_replies([sequences[0].request], info, None, 0.0)[0])
 
     assert reply_bytes(at_most) < 4000 + 256  # what every reply has: names of fields, timing
@@ -251,7 +253,7 @@ def test_texts_with_equal_options_are_tokenized_in_one_call() -> None:
     sequences, rejections = asyncio.run(make_preparer(info, tokenizer).prepare(requests))
     assert rejections == []
     assert tokenizer.calls == [(["ab", "c", "ef"], False, False), (["d"], True, False), (["gh"], False, True)]
-    assert [(requests.index(one.request), one.index) for one in sequences] == [
+    assert [(requests.index(one.request), one.indices[0]) for one in one_by_one(sequences)] == [
         (1, 0),
         (0, 0),
         (0, 1),
@@ -280,7 +282,7 @@ def test_without_a_tokenizer_texts_are_rejected_and_ids_are_not() -> None:
 def test_keys_are_equal_where_results_are() -> None:
     def key(message: Request, revision: str = "r") -> bytes:
         [sequence] = prepare(make_preparer(replace(TINY, revision=revision), FakeTokenizer()), message)
-        return sequence.key
+        return sequence.keys[0]
 
     base = key(tokens_of([1, 2]))
     assert base == key(tokens_of([1, 2], truncate=True))
@@ -299,7 +301,7 @@ def test_without_a_cache_keys_still_tell_sequences_apart() -> None:
     preparer = make_preparer(tokenizer=FakeTokenizer(), has_cache=False)
 
     def key(message: Request) -> bytes:
-        return prepare(preparer, message)[0].key
+        return prepare(preparer, message)[0].keys[0]
 
     pair = texts_of(("a", "b"))
     typed = [ord("a"), ord("b") % 100]

@@ -17,7 +17,8 @@ from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.requests.sequences import SequenceRequests
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.stepping.sequence_checks import SequenceChecks
@@ -46,7 +47,7 @@ class Stages:
             raise rejection.error
         return requests
 
-    async def sequences(self, *fields: dict[str, Any]) -> list[PendingSequence]:
+    async def sequences(self, *fields: dict[str, Any]) -> list[SequenceBlock]:
         """The sequences of one request. Raises its rejection."""
         requests = self.requests(Request(self.info.name, "sequence", sequences=fields))
         prepared, rejections = await self._preparer.prepare(requests)
@@ -60,9 +61,9 @@ async def test_each_sequence_has_its_work_and_its_key(info: ModelInfo) -> None:
     sequences = await stages.sequences({"values": [1, 2, 3]}, {"values": [1, 2]}, {"values": [1, 2, 3]})
     assert [len(sequence.token_ids) for sequence in sequences] == [4, 3, 4]  # steps, with that of `halve`
     assert [sequence.work is not None and sequence.work.num_steps for sequence in sequences] == [4, 3, 4]
-    assert sequences[0].key == sequences[2].key != sequences[1].key
+    assert sequences[0].keys[0] == sequences[2].keys[0] != sequences[1].keys[0]
     (other,) = await Stages(replace(info, revision="r2")).sequences({"values": [1, 2, 3]})
-    assert other.key != sequences[0].key
+    assert other.keys[0] != sequences[0].keys[0]
 
 
 async def test_sequences_at_fault_are_named(info: ModelInfo) -> None:
@@ -121,7 +122,7 @@ async def test_results_of_the_runner_become_the_columns_of_a_reply(info: ModelIn
     while not bench.runner.is_idle:
         rows |= dict(bench.runner.advance(0.0).finished)
     for sequence in sequences:
-        sequence.settle(rows[sequence.index])
+        sequence.settle([rows[sequence.indices[0]]])
     (value,) = encode_replies([sequences[0].request], stages.info, None, 1.0)
     reply = decode_reply(value)
     assert isinstance(reply, Reply)

@@ -5,14 +5,15 @@ import dataclasses
 from pathlib import Path
 
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingRequest, PendingSequence, StageTimes
+from penstock.worker.requests.request import PendingRequest, StageTimes
+from penstock.worker.requests.sequence_block import SequenceBlock
 
 WORKER = Path(__file__).parents[3] / "worker"
 LEDGER = {"record.state", "record.epoch", "record.num_sequences"}  # the ledger's part of a record
 
 
 def test_no_other_file_assigns_a_field_of_a_record_or_of_a_request() -> None:
-    classes = (PendingRecord, PendingRequest, PendingSequence, StageTimes)
+    classes = (PendingRecord, PendingRequest, SequenceBlock, StageTimes)
     fields = {field.name for one in classes for field in dataclasses.fields(one)}
     found = {
         path.relative_to(WORKER).as_posix(): targets

@@ -61,10 +61,10 @@ async def test_a_look_up_tells_what_is_stored_from_what_is_not(make_sequences: M
         writer, sequences = WriteBehindCache(cache), make_sequences([1], [2], [3])
         assert await writer.look_up(sequences) == ([], sequences)
         sequences[1].is_stored = False  # as sampled without a seed
-        writer.put({sequences[1].key: bytes(8)})
-        writer.store([(one, np.full(2, one.token_ids[0], np.float32)) for one in sequences[:2]])
+        writer.put({sequences[1].keys[0]: bytes(8)})
+        writer.store([(one, [np.full(2, one.token_ids[0], np.float32)]) for one in sequences[:2]])
         hits, misses = await writer.look_up(sequences)
-        assert [(one, result.tolist()) for one, result in hits] == [(sequences[0], [1.0, 1.0])]
+        assert [(one, row.tolist()) for one, [row] in hits] == [(sequences[0], [1.0, 1.0])]
         assert (misses, sequences[0].request.num_cached) == (sequences[1:], 1)
         await writer.close()
 

@@ -15,13 +15,14 @@ from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.batching.stage import StageCallbacks
-from penstock.worker.requests.request import PendingSequence, Rejection, SequenceResults
+from penstock.worker.requests.request import Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from penstock.worker.stepping.contract import StepEvents, StepStats
 from penstock.worker.stepping.step_jobs import StepJobs
 from penstock.worker.stepping.step_load import StepLoad
 from tests.worker.stepping.manual import CountingRunner, ManualThread
 
-MakeSequences = Callable[..., list[PendingSequence]]
+MakeSequences = Callable[..., list[SequenceBlock]]
 
 
 class Bench:
@@ -31,12 +32,12 @@ class Bench:
         self.now = 100.0
         self.runner = CountingRunner(max_rows)
         self.thread = ManualThread(self.runner)
-        self.results: list[tuple[PendingSequence, Float32Array]] = []
+        self.results: list[tuple[SequenceBlock, Float32Array]] = []
         self.stats: list[BatchStats] = []  # of the results
         self.ran: list[BatchStats] = []
         self.rejections: list[Rejection] = []
         self.unhealthy: list[BaseException] = []
-        self.partials: list[tuple[Sequence[PendingSequence], Float32Array]] = []
+        self.partials: list[tuple[Sequence[SequenceBlock], Float32Array]] = []
         callbacks = StageCallbacks(
             self._on_ran,
             self._on_results,
@@ -70,7 +71,7 @@ class Bench:
         self.load.observe(stats)
 
     def _on_results(self, results: SequenceResults, stats: BatchStats) -> None:
-        self.results += results
+        self.results += [(block, row) for block, [row] in results]
         self.stats.append(stats)
 
     def _on_rejected(self, rejections: Sequence[Rejection]) -> None:
@@ -295,7 +296,7 @@ def test_a_request_that_its_sender_takes_back_leaves_before_the_next_step(
     addresses = [ReplyAddress("penstock.replies", 0, name, None) for name in (b"a", b"c", b"unknown", None)]
     addresses.append(ReplyAddress("another", 0, b"b", None))
     bench.dispatcher.cancel(addresses)
-    assert sorted(bench.runner.cancelled) == sorted(requests[2][0].request.job_ids)
+    assert sorted(bench.runner.cancelled) == sorted(requests[2][0].request.flights)
     bench.turn(30)
     assert {rejection.address.correlation_id for rejection in bench.rejections if rejection.address} == {b"a", b"c"}
     assert set(bench.errors()) == {Cancelled}

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engine.types import ModelInfo
 from penstock.worker.batching.stage import StageCallbacks
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.stepping import step_model
@@ -18,7 +18,7 @@ from penstock.worker.stepping.step_model import StepModel
 from penstock.worker.stepping.step_thread import StepThread
 from tests.worker.stepping.manual import CountingRunner
 
-MakeSequences = Callable[..., list[PendingSequence]]
+MakeSequences = Callable[..., list[SequenceBlock]]
 
 
 class Gate(CountingRunner):

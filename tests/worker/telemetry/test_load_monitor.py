@@ -25,7 +25,8 @@ from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.progress.offsets import OffsetTracker
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.ledger import RecordLedger
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
 from tests.scheduler.jobs import one_job
@@ -74,7 +75,7 @@ def bench(info: ModelInfo) -> Bench:
 
 
 @pytest.fixture
-def late(make_sequences: Callable[..., list[PendingSequence]]) -> PendingRequest:
+def late(make_sequences: Callable[..., list[SequenceBlock]]) -> PendingRequest:
     """A request whose deadline is before every answer of these tests."""
     return make_sequences([1, 2], deadline=-1.0)[0].request
 
@@ -97,7 +98,7 @@ def test_the_log_tells_the_queue_the_prediction_error_and_the_missed_deadlines(
 ) -> None:
     bench.work()
     reject(bench, Cause.OVERLOADED, Cause.OVERLOADED, Cause.QUEUED)
-    late.job_ids.append(1)
+    late.flights.append(1)
     bench.monitor.answered([late], None, 0.0)
     [event] = bench.logged(0.0)
     assert (event["queued_sequences"], event["queued_tokens"], event["batches"]) == (2, 40, 1)
@@ -118,7 +119,7 @@ def test_before_the_first_batch_there_is_no_prediction_error(bench: Bench) -> No
 def test_metrics_show_the_same(bench: Bench, late: PendingRequest) -> None:
     bench.work()
     reject(bench, Cause.OVERLOADED, Cause.ARRIVED_LATE, Cause.QUEUED)
-    late.job_ids.append(1)
+    late.flights.append(1)
     bench.answer([late, late], 0.0)
     bench.monitor.tick(0.0)
     assert bench.value("penstock_overload_refusals_total") == 1
@@ -132,7 +133,7 @@ def test_metrics_show_the_same(bench: Bench, late: PendingRequest) -> None:
 
 
 def test_latencies_are_counted_a_slice_at_a_time_by_class(
-    bench: Bench, make_sequences: Callable[..., list[PendingSequence]]
+    bench: Bench, make_sequences: Callable[..., list[SequenceBlock]]
 ) -> None:
     online = [make_sequences([n])[0].request for n in range(3)]
     bulk = make_sequences([1], bulk=True)[0].request
@@ -185,7 +186,7 @@ def test_records_that_the_last_owner_answered_are_counted(bench: Bench) -> None:
 
 
 def test_the_log_has_what_was_counted_since_the_last(
-    bench: Bench, make_sequences: Callable[..., list[PendingSequence]]
+    bench: Bench, make_sequences: Callable[..., list[SequenceBlock]]
 ) -> None:
     requests = [make_sequences([n])[0].request for n in range(3)]
     bench.answer(requests, 0.004)
@@ -202,7 +203,7 @@ def test_the_log_has_what_was_counted_since_the_last(
 
 
 def test_what_was_counted_last_is_logged_at_the_end(
-    bench: Bench, make_sequences: Callable[..., list[PendingSequence]]
+    bench: Bench, make_sequences: Callable[..., list[SequenceBlock]]
 ) -> None:
     bench.monitor.tick(0.0)
     with capture_logs() as logs:
@@ -213,7 +214,7 @@ def test_what_was_counted_last_is_logged_at_the_end(
 
 
 def test_a_reply_that_is_acknowledged_when_no_other_work_is_left_is_logged(
-    bench: Bench, make_sequences: Callable[..., list[PendingSequence]]
+    bench: Bench, make_sequences: Callable[..., list[SequenceBlock]]
 ) -> None:
     bench.monitor.answered([make_sequences([1])[0].request], None, 0.0)
     [event] = bench.logged(0.0)

@@ -7,10 +7,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.worker.batching.batch import BatchStats, Sums
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.telemetry.request_samples import RequestSamples, correlation_text
 
-MakeSequences = Callable[..., list[PendingSequence]]
+MakeSequences = Callable[..., list[SequenceBlock]]
 STATS = BatchStats("timeout", "fifo", 0.0, Sums(30, 300, 20, 2), 0.01, 0.008, number=5)
 
 

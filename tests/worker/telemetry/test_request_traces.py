@@ -15,11 +15,12 @@ from penstock.producer.wire.headers import TRACEPARENT, request_headers
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields
-from penstock.worker.requests.request import PendingSequence, Rejection
+from penstock.worker.requests.request import Rejection
+from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.telemetry.request_traces import RequestTraces
 from tests.tracing import MemorySpans, context_of, traceparent
 
-MakeSequences = Callable[..., list[PendingSequence]]
+MakeSequences = Callable[..., list[SequenceBlock]]
 MakeRecord = Callable[..., Any]
 STATS = BatchStats("timeout", "fifo", 0.0, Sums(7, 25, 4, 3), 0.010, 0.008)
 TOPIC = "penstock.requests.tiny"
@@ -40,7 +41,7 @@ class Traced:
             clock=lambda: self.now,
         )
 
-    def end(self, *sequences: PendingSequence) -> None:
+    def end(self, *sequences: SequenceBlock) -> None:
         self.traces.ended([sequence.request.record for sequence in sequences])
 
 
@@ -53,7 +54,7 @@ def times(span: ReadableSpan) -> tuple[float, float]:
     return offset_s(span.start_time), offset_s(span.end_time)
 
 
-def prepared(sequences: list[PendingSequence], header: bytes | None) -> list[PendingSequence]:
+def prepared(sequences: list[SequenceBlock], header: bytes | None) -> list[SequenceBlock]:
     """As after the look-up: arrived at 100, tokenized for 2 ms, looked up for 3 ms, queued at 100.005."""
     request = sequences[0].request
     request.address.traceparent = header
@@ -62,7 +63,7 @@ def prepared(sequences: list[PendingSequence], header: bytes | None) -> list[Pen
     return sequences
 
 
-def results(*sequences: PendingSequence) -> list[tuple[PendingSequence, Any]]:
+def results(*sequences: SequenceBlock) -> list[tuple[SequenceBlock, Any]]:
     return [(sequence, np.zeros(4, np.float32)) for sequence in sequences]
 
 
