@@ -1,100 +1,22 @@
-"""`penstock bench`: workers behind Kafka (pipeline), batching (serve, cellular), and a simulated fleet (simulate)."""
+"""`penstock bench`: workers behind Kafka (pipeline), and batching (serve, cellular)."""
 
 from pathlib import Path
 from typing import Literal
 
 import typer
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from penstock.ops.bench.pipeline.pipeline_settings import PipelineSettings
-from penstock.ops.bench.serving.loads.length_ranges import DISTRIBUTIONS
 from penstock.ops.cli.setting_options import takes
-from penstock.producer.settings import KafkaSettings
 from penstock.producer.settings_sources import Settings
 
-_PARTS = "saturation,goodput,bursts,classes"
 _CELL_PARTS = "lstm,tree"
-_MOST_WORKERS = 1024  # one for each of the simulated topic's partitions
 
 bench = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Measure workers behind Kafka or batching policies, or simulate a fleet.",
+    help="Measure workers behind Kafka, or batching policies.",
 )
-
-
-class ServeSettings(Settings):
-    """Settings of the measurement."""
-
-    model: str | None = Field(
-        None,
-        description="Checkpoint. Default: the demo's all-MiniLM-L6-v2. 'bert-base': that shape, with random weights.",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Arithmetic.")
-    lengths: str = Field(
-        "2-100,5-500",
-        description="Tokens per request: 2-100, 5-500, squad, banking77. The tables about objectives use the first.",
-    )
-    parts: str = Field(_PARTS, description="Tables to measure. Through Kafka: kafka, loads.")
-    bootstrap_servers: str | None = Field(
-        None,
-        description="An existing broker for kafka and loads. Default: a local Kafka, which needs Java.",
-    )
-    slo_ms: float | None = Field(
-        None, gt=0, description="Latency objective. Default: 50, or five times the longest request alone."
-    )
-    seconds: float = Field(2.0, gt=0, description="Least duration of each run.")
-    output: Path | None = Field(
-        None,
-        description="Folder of kept runs. Default: ops/bench/results if all parts and lengths run, else none.",
-    )
-
-    @field_validator("lengths")
-    @classmethod
-    def _known_lengths(cls, listed: str) -> str:
-        return _each_of(listed, (*DISTRIBUTIONS, "banking77"))
-
-    @field_validator("parts")
-    @classmethod
-    def _known_parts(cls, listed: str) -> str:
-        return _each_of(listed, (*_PARTS.split(","), "kafka", "loads"))
-
-    @field_validator("bootstrap_servers")
-    @classmethod
-    def _addresses(cls, servers: str | None) -> str | None:
-        if servers is None:
-            return None
-        try:
-            return KafkaSettings.model_validate({"bootstrap_servers": servers}).bootstrap_servers
-        except ValidationError as error:
-            raise ValueError(error.errors()[0]["msg"]) from error
-
-
-class SimulateSettings(Settings):
-    """Settings of the simulation."""
-
-    result: Path | None = Field(
-        None, description="Result file of `penstock bench serve`, for its measured cost. Default: a model of an H200."
-    )
-    workers: str = Field("1,4,16,64,256", description="Fleet sizes.")
-    requests: int = Field(1_000_000, ge=1000, description="Requests in each simulated run.")
-    lengths: str = Field("2-100", description="Tokens per request: 2-100, 5-500, squad.")
-    slo_ms: float = Field(50.0, gt=0, description="Latency objective.")
-    load: float = Field(0.8, gt=0, description="Fraction of saturation at which the fleet size varies.")
-    seed: int = Field(0, ge=0, description="The same seed gives the same requests.")
-
-    @field_validator("workers")
-    @classmethod
-    def _counts(cls, listed: str) -> str:
-        if not _names(listed) or not all(name.isdigit() and 1 <= int(name) <= _MOST_WORKERS for name in _names(listed)):
-            raise ValueError(f"Expected whole numbers from 1 to {_MOST_WORKERS} with commas between them")
-        return listed
-
-    @field_validator("lengths")
-    @classmethod
-    def _known_lengths(cls, name: str) -> str:
-        return _each_of(name, tuple(DISTRIBUTIONS), most=1)
 
 
 class CellularSettings(Settings):
@@ -130,30 +52,17 @@ def bench_pipeline(settings: PipelineSettings) -> int:
 
 
 @bench.command("serve")
-@takes(ServeSettings)
-def bench_serve(settings: ServeSettings) -> int:
-    """Measure the load that each batching policy sustains on this machine, and print the serving tables.
+def bench_serve() -> None:
+    """Measure the share of requests that each batching policy answers in time, through a real Kafka.
 
     $ penstock bench serve
 
-    The load is open-loop, Poisson or bursty. The tables show throughput at
-    saturation, goodput within objectives, two classes and the cost model's
-    errors; through Kafka also each system's critical point. Only the parts
-    kafka and loads need a broker. Takes a few minutes on two cores.
+    Loads are Poisson, at shares of what a policy without deadlines can
+    answer. Needs Java and Maven. Takes some four minutes on two cores.
     """
-    from penstock.ops.bench.serving.run_plan import RunPlan
-    from penstock.ops.bench.serving.serving_benchmark import run_serving_benchmark
+    from penstock.ops.bench.serving.__main__ import SUITE
 
-    plan = RunPlan(
-        parts=_names(settings.parts),
-        lengths=_names(settings.lengths),
-        slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
-        seconds=settings.seconds,
-        bootstrap_servers=settings.bootstrap_servers,
-    )
-    return run_serving_benchmark(
-        plan, model=settings.model, device=settings.device, dtype=settings.dtype, output=settings.output
-    )
+    raise typer.Exit(SUITE.run(SUITE.parser("Batching policies through Kafka.").parse_args([])))
 
 
 @bench.command("cellular")
@@ -179,35 +88,11 @@ def bench_cellular(settings: CellularSettings) -> int:
     return SUITE.main([*parts, "--device", choose_device(settings.device), *limit, *given])
 
 
-@bench.command("simulate")
-@takes(SimulateSettings)
-def bench_simulate(settings: SimulateSettings) -> int:
-    """Simulate a fleet: the product's scheduler on a simulated clock, with measured costs.
-
-    $ penstock bench simulate --workers 1,16,256 --requests 1000000
-
-    The tables show how cost and p99 grow with load and fleet size, and the
-    effect of popular keys. Needs no model and no Kafka.
-    """
-    from penstock.ops.bench.serving.simulation.sweep import SweepPlan, run_sweep
-
-    plan = SweepPlan(
-        workers=tuple(int(workers) for workers in _names(settings.workers)),
-        num_requests=settings.requests,
-        lengths=settings.lengths,
-        slo_s=settings.slo_ms / 1e3,
-        load=settings.load,
-        seed=settings.seed,
-    )
-    return run_sweep(plan, result=settings.result)
-
-
 def _names(listed: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in listed.split(",") if name.strip())
 
 
-def _each_of(listed: str, known: tuple[str, ...], most: int | None = None) -> str:
-    names = _names(listed)
-    if not names or not set(names) <= set(known) or len(names) > (most or len(known)):
-        raise ValueError(f"Expected {'one' if most == 1 else 'some'} of {', '.join(known)}")
+def _each_of(listed: str, known: tuple[str, ...]) -> str:
+    if not _names(listed) or not set(_names(listed)) <= set(known):
+        raise ValueError(f"Expected some of {', '.join(known)}")
     return listed

@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from penstock.ops.bench import capacity_check
-from penstock.ops.bench.cache import cache_tables
 from penstock.ops.bench.cellular import cellular_tables
 from penstock.ops.bench.cellular.generation import generation_tables
 from penstock.ops.bench.common.kept_tables import run_table
@@ -25,10 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
     "runs": run_table,
     **cpu_tables.TABLES,
-    **cache_tables.TABLES,
     **cellular_tables.TABLES,
     **generation_tables.TABLES,
-    "capacity": capacity_check.kept_table,
     **pipeline_tables.TABLES,
     **delivery_tables.TABLES,
     **gpu_tables.TABLES,

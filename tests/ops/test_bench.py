@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ops.bench.cache import __main__ as cache
-from penstock.ops.bench.cache.cache_tables import CACHES
-from penstock.ops.bench.cache.cache_tables import SUITE as CACHE
 from penstock.ops.bench.common import part_suite
 from penstock.ops.bench.common.machine import describe_machine, slug
 from penstock.ops.bench.common.part_suite import PartSuite
@@ -34,7 +31,11 @@ from penstock.ops.bench.cpu import __main__ as cpu
 from penstock.ops.bench.cpu.cpu_tables import largest_change
 from penstock.ops.bench.cpu.part_engine import cosine
 from penstock.ops.bench.delivery import __main__ as delivery
+from penstock.ops.bench.serving import __main__ as serving
+from penstock.ops.bench.serving.policies import DEFAULT, POLICIES
+from penstock.ops.bench.serving.serving_tables import SUITE as SERVING
 from penstock.ops.demo.demo_model import model_directory
+from penstock.worker.settings import WorkerSettings
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 10), st.integers(1, 80))
@@ -130,24 +131,29 @@ def test_a_measurement_that_would_not_end_in_time_is_not_begun() -> None:
         clock.require(101.0, "long")
 
 
-@pytest.mark.parametrize("suite", [cache.SUITE, cpu.SUITE, delivery.SUITE])
+@pytest.mark.parametrize("suite", [cpu.SUITE, delivery.SUITE, serving.SUITE])
 def test_every_part_of_a_suite_exists(suite: PartSuite) -> None:
     for place in suite.parts.values():
         module, function = place.split(":")
-        source = Path(__file__).parents[2].joinpath("ops", "bench", suite.name, f"{module}.py")
+        source = Path(__file__).parents[2].joinpath(*module.split(".")[1:]).with_suffix(".py")
         assert f"def {function}(setup: Setup) -> Details:" in source.read_text(encoding="utf-8")
 
 
 def test_a_suite_prints_its_tables_and_keeps_a_run_where_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loads = [{"requests_per_s": 100.0, "cpu_us": {"worker": 5.0}}]
-    details = {"null": {CACHES[0]: loads, CACHES[1]: [{**loads[0], "requests_per_s": 80.0}]}}
-    monkeypatch.setattr("penstock.ops.bench.cache.part_cache.run_misses", lambda setup: details)
+    row = {"system": DEFAULT, "load": 0.9, "goodput_per_s": 80.0, "offered_per_s": 100.0}
+    details = {"lengths": "2-100", "rows": [row]}
+    monkeypatch.setattr("penstock.ops.bench.serving.part_loads.run", lambda setup: details)
     monkeypatch.setattr(part_suite, "use_cores", lambda count: [0])
-    assert cache.SUITE.run(argparse.Namespace(parts=["misses"], scale=0.1, output=tmp_path)) == 0
-    assert "null, through Kafka" in capsys.readouterr().out
-    (path,) = tmp_path.glob("cache/*/*.json")
-    figures = CACHE.measures(json.loads(path.read_text(encoding="utf-8")))
-    assert figures["no hits, null, throughput lost"] == pytest.approx(0.2)
-    assert figures["no hits, null, processor time added"] == 0.0
+    assert serving.SUITE.run(argparse.Namespace(parts=["loads"], scale=0.1, output=tmp_path)) == 0
+    assert "80.00 %" in capsys.readouterr().out
+    (path,) = tmp_path.glob("serving-kafka/*/*.json")
+    figures = SERVING.measures(json.loads(path.read_text(encoding="utf-8")))
+    assert figures == {f"2-100 tokens, {DEFAULT}, in time at 0.9": 80.0}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_is_arguments_that_a_worker_takes(policy: str) -> None:
+    names = [option.removeprefix("--").replace("-", "_") for option in POLICIES[policy][::2]]
+    WorkerSettings.model_validate({"model": "null", **dict(zip(names, POLICIES[policy][1::2], strict=True))})

@@ -1,4 +1,4 @@
-"""`penstock capacity`: its arithmetic, and simulated fleets of the sizes that it gives."""
+"""`penstock capacity`: its arithmetic, and simulated devices with the load that it gives each."""
 
 import asyncio
 import math
@@ -10,10 +10,6 @@ import numpy as np
 import pytest
 
 from penstock.cache import CostKey, CostTables
-from penstock.ops.bench import capacity_check
-from penstock.ops.bench.serving.loads import length_ranges
-from penstock.ops.bench.serving.loads.length_ranges import draw
-from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, FleetOutcome, Traffic, simulate_fleet
 from penstock.ops.cli.planning.capacity_plan import (
     CapacityPlan,
     DeviceCapacity,
@@ -28,20 +24,24 @@ from penstock.scheduler import CostTable, PackedCost, SchedulerSettings
 from penstock.scheduler.costs.table import Sample
 from penstock.worker.batching.startup_costs import MeasuredCosts
 from tests.ops.command_line import penstock
+from tests.scheduler.simulation import Arrival, Simulation
 
 H200 = PackedCost(floor_s=0.6e-3, alpha_s=0.1e-3, beta_s=0.39e-6, gamma_s=4e-11)
 CPU = PackedCost(floor_s=1e-3, alpha_s=0.3e-3, beta_s=12e-6, gamma_s=2e-9)
 GPU_CAPS, CPU_CAPS = (1024, 16_384), (256, 1024)
 FOUR_CORES = DeviceCapacity(is_gpu=False, lanes=4, members=1)
 ONE_GPU = DeviceCapacity(is_gpu=True, lanes=1, members=3)
+SHORT: Lengths = np.random.default_rng(5).integers(2, 101, 20_000)
 
 
-def plan_for(cost: PackedCost, device: DeviceCapacity, rate_per_s: float, slo_s: float) -> CapacityPlan:
+def plan_for(
+    cost: PackedCost, device: DeviceCapacity, rate_per_s: float, slo_s: float, lengths: Lengths = SHORT
+) -> CapacityPlan:
     max_sequences, max_tokens = GPU_CAPS if device.is_gpu else CPU_CAPS
     return plan_capacity(
         cost,
         device,
-        draw("2-100", 20_000, 5),
+        lengths,
         rate_per_s=rate_per_s,
         slo_s=slo_s,
         max_sequences=max_sequences,
@@ -49,26 +49,34 @@ def plan_for(cost: PackedCost, device: DeviceCapacity, rate_per_s: float, slo_s:
     )
 
 
-def simulated(plan: CapacityPlan, cost: PackedCost, devices: int, lengths: str = "2-100") -> FleetOutcome:
-    """A second of the plan's load on so many devices."""
-    caps = GPU_CAPS if plan.device.is_gpu else CPU_CAPS
-    max_wait_s = 0.0 if plan.device.is_gpu else 0.002
-    settings = SchedulerSettings(max_wait_s, *caps, slo_s=plan.slo_s, num_lanes=plan.device.lanes)
-    fleet = Fleet(devices, settings, cost, num_partitions=plan.partitions)
-    return simulate_fleet(Traffic(plan.rate_per_s, int(plan.rate_per_s), lengths), fleet)
+class OneDevice:
+    """A second of Poisson arrivals on one device. Each request has its own key, so devices share a load evenly."""
+
+    def __init__(self, plan: CapacityPlan, cost: PackedCost, rate_per_s: float, lengths: Lengths = SHORT) -> None:
+        caps = GPU_CAPS if plan.device.is_gpu else CPU_CAPS
+        max_wait_s = 0.0 if plan.device.is_gpu else 0.002
+        settings = SchedulerSettings(max_wait_s, *caps, slo_s=plan.slo_s, num_lanes=plan.device.lanes)
+        self.busy_s = 0.0  # of all lanes together
+        random = np.random.default_rng(0)
+        times = np.cumsum(random.exponential(1 / rate_per_s, max(400, int(rate_per_s))))
+        drawn = random.choice(lengths, len(times))
+        arrivals = [Arrival(at, tokens) for at, tokens in zip(times.tolist(), drawn.tolist(), strict=True)]
+        self.outcome = Simulation(settings, cost, run_s=self._run_s).run(arrivals)
+        self.share_in_time = self.outcome.num_in_time / len(times)  # what is rejected is not in time
+        self.span_s = float(times[-1])
+
+    def _run_s(self, predicted_s: float) -> float:
+        self.busy_s += predicted_s
+        return predicted_s
 
 
-def share_in_time(plan: CapacityPlan, outcome: FleetOutcome) -> float:
-    """Requests that are rejected are not in time."""
-    return float(np.mean(outcome.finish - outcome.arrival <= (plan.slo_s or 0.0)))
-
-
-def check_promises(plan: CapacityPlan, outcome: FleetOutcome) -> None:
-    """Of the plan's own fleet: latencies, and that lanes are not less busy than the plan says."""
+def check_promises(plan: CapacityPlan, cost: PackedCost, lengths: Lengths = SHORT) -> None:
+    """Of one of the plan's devices: latencies, and that lanes are not less busy than the plan says."""
+    device = OneDevice(plan, cost, plan.rate_per_s / plan.devices, lengths)
     assert plan.slo_s is not None
-    assert share_in_time(plan, outcome) >= 0.999
-    assert outcome.percentile_s(99) <= plan.slo_s
-    busy = float(outcome.busy_s.sum()) / (plan.devices * plan.device.lanes * outcome.span_s)
+    assert device.share_in_time >= 0.999
+    assert device.outcome.quantile(0.99) <= plan.slo_s
+    busy = device.busy_s / (plan.device.lanes * device.span_s)
     assert busy >= 0.95 * plan.load  # most of the time more than that: batches that are not full cost more
 
 
@@ -81,30 +89,20 @@ def check_promises(plan: CapacityPlan, outcome: FleetOutcome) -> None:
         (CPU, FOUR_CORES, 400.0, 0.02),
     ],
 )
-def test_a_simulated_fleet_of_the_plan_meets_the_objective_and_a_saturated_one_does_not(
+def test_a_simulated_device_of_the_plan_meets_the_objective_and_a_saturated_one_does_not(
     cost: PackedCost, device: DeviceCapacity, rate_per_s: float, slo_s: float
 ) -> None:
     plan = plan_for(cost, device, rate_per_s, slo_s)
-    check_promises(plan, simulated(plan, cost, plan.devices))
+    check_promises(plan, cost)
     saturated = int(plan.rate_per_s / plan.device_per_s)  # full batches would not suffice
     if saturated:
-        assert share_in_time(plan, simulated(plan, cost, saturated)) < 0.99
+        assert OneDevice(plan, cost, plan.rate_per_s / saturated).share_in_time < 0.99
 
 
 @pytest.mark.slow
-def test_a_simulated_fleet_of_a_plan_for_a_mean_and_a_percentile_meets_the_objective(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_simulated_device_of_a_plan_for_a_mean_and_a_percentile_meets_the_objective() -> None:
     lengths = lengths_of(40, 120)
-
-    def drawn(count: int, seed: int) -> Lengths:
-        return np.random.default_rng(seed).choice(lengths, count)
-
-    monkeypatch.setattr(length_ranges, "DISTRIBUTIONS", {"40/120": drawn})
-    max_sequences, max_tokens = CPU_CAPS
-    caps = {"max_sequences": max_sequences, "max_tokens": max_tokens}
-    plan = plan_capacity(CPU, FOUR_CORES, lengths, rate_per_s=8000.0, slo_s=0.1, **caps)
-    check_promises(plan, simulated(plan, CPU, plan.devices, "40/120"))
+    check_promises(plan_for(CPU, FOUR_CORES, 8000.0, 0.1, lengths), CPU, lengths)
 
 
 @pytest.mark.slow
@@ -115,8 +113,9 @@ def test_the_simulated_throughput_of_a_saturated_device_is_that_of_full_batches(
     """So that a plan's load is the part of the capacity that is in use."""
     plan = plan_for(cost, device, 10_000.0, 1.0)
     settings = SchedulerSettings(0.0, *caps, slo_s=None, num_lanes=device.lanes)
-    outcome = simulate_fleet(Traffic(1e6, 50_000, "2-100"), Fleet(1, settings, cost))
-    assert 50_000 / float(outcome.finish.max()) == pytest.approx(plan.device_per_s, rel=0.05)
+    waiting = [Arrival(0.0, tokens) for tokens in SHORT.tolist()]
+    outcome = Simulation(settings, cost).run(waiting)
+    assert len(waiting) / outcome.end == pytest.approx(plan.device_per_s, rel=0.05)
 
 
 def test_batches_are_as_full_as_every_bound_allows() -> None:
@@ -173,23 +172,6 @@ def test_lengths_have_the_mean_and_the_percentile(mean: float, p95: float) -> No
 def test_lengths_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "lengths.txt").write_text("5\n7\n")
     assert set(lengths_in(tmp_path / "lengths.txt").tolist()) == {5, 7}
-
-
-def test_the_real_check_holds_exactly_if_one_machine_is_enough_where_the_plan_says_so() -> None:
-    good, bad = ({"in_time": share} for share in (0.999, 0.998))
-    held = [
-        capacity_check.holds({"machines": machines, "simulated": first, "real": second})
-        for machines, first, second in [(1, good, good), (2, bad, bad), (1, good, bad), (1, bad, good), (2, good, bad)]
-    ]
-    assert held == [True, True, False, False, False]
-
-
-def test_the_table_of_the_real_check() -> None:
-    answers = {"p99_s": 0.1, "in_time": 1.0, "busy": 0.8}
-    rejected = {"p99_s": None, "in_time": 0.8, "busy": 1.0}
-    loads = [{"name": "much", "rate_per_s": 76.2, "machines": 1, "simulated": answers, "real": rejected}]
-    last = capacity_check.grid([{"lanes": 2, "loads": loads}]).splitlines()[-1]
-    assert last == "| 2, much | 76 | 1 | 100, rejected | 100.0%, 80.0% | 80.0%, 100.0% |"
 
 
 MEASURE_INTENTS = "penstock calibrate --model CHECKPOINT --served-name intents measures one."

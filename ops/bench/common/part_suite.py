@@ -1,7 +1,8 @@
 """The command of a suite of parts: run the chosen ones, print the suite's tables, and keep a whole run as one file.
 
-    SUITE = PartSuite("cache", {"hits": "part_hits:run_hits"}, cache_tables.TABLES, "share of the usual requests")
-    sys.exit(SUITE.run(SUITE.parser("The response cache.").parse_args()))
+    PARTS = {"loads": "penstock.ops.bench.serving.part_loads:run"}
+    SUITE = PartSuite("serving-kafka", PARTS, TABLES, "share of the usual seconds")
+    sys.exit(SUITE.run(SUITE.parser("Batching policies.").parse_args()))
 
 A part is a function of `Setup`. It returns every raw figure as JSON, under which a run keeps them as `details`; what is
 printed is what the kept run's tables say of it, and nothing else.
@@ -38,7 +39,7 @@ Details = Mapping[str, Any]
 class PartSuite:
     """A folder of ops.bench with a module for each part."""
 
-    name: str  # of its folder, and of its folder of kept runs
+    name: str  # of its folder of kept runs
     parts: Mapping[str, str]  # part -> module:function, imported when it runs: torch takes seconds
     tables: Mapping[str, Table]
     scale_help: str
@@ -91,9 +92,7 @@ class PartSuite:
         module, function = self.parts[part].split(":")
         started = time.monotonic()
         with console.status(f"{part} ..."):
-            run: Callable[[Setup], Details] = getattr(
-                import_module(f"penstock.ops.bench.{self.name}.{module}"), function
-            )
+            run: Callable[[Setup], Details] = getattr(import_module(module), function)
             details = run(setup)
         console.print(f"{part}: {time.monotonic() - started:.0f} s")
         if "not_applicable" in details:

@@ -7,12 +7,12 @@ from penstock.ops.bench.common.part_suite import PartSuite
 from penstock.ops.bench.cpu.cpu_tables import TABLES
 
 PARTS = {
-    "engine": "part_engine:run_float32",
-    "engine-bf16": "part_engine:run_bfloat16",
-    "end-to-end": "part_kafka:run_end_to_end",
-    "latency": "part_kafka:run_latency",
-    "null": "part_null:run_null",
-    "memory": "part_null:run_memory",
+    "engine": "penstock.ops.bench.cpu.part_engine:run_float32",
+    "engine-bf16": "penstock.ops.bench.cpu.part_engine:run_bfloat16",
+    "end-to-end": "penstock.ops.bench.cpu.part_kafka:run_end_to_end",
+    "latency": "penstock.ops.bench.cpu.part_kafka:run_latency",
+    "null": "penstock.ops.bench.cpu.part_null:run_null",
+    "memory": "penstock.ops.bench.cpu.part_null:run_memory",
 }
 SUITE = PartSuite("cpu", PARTS, TABLES, "duration, as a share of the usual; 1 takes some six minutes on two idle cores")
 

@@ -7,13 +7,13 @@ from penstock.ops.bench.common.part_suite import PartSuite
 from penstock.ops.bench.delivery.delivery_tables import TABLES
 
 PARTS = {
-    "poison": "part_poison:run_poison",
-    "crash": "part_crash:run_crash",
-    "crash-default": "part_crash:run_default",
-    "roll": "part_roll:run_roll",
-    "modes": "part_turns:run_modes",
-    "modes-minilm": "part_turns:run_modes_minilm",
-    "before": "part_turns:run_before",
+    "poison": "penstock.ops.bench.delivery.part_poison:run_poison",
+    "crash": "penstock.ops.bench.delivery.part_crash:run_crash",
+    "crash-default": "penstock.ops.bench.delivery.part_crash:run_default",
+    "roll": "penstock.ops.bench.delivery.part_roll:run_roll",
+    "modes": "penstock.ops.bench.delivery.part_turns:run_modes",
+    "modes-minilm": "penstock.ops.bench.delivery.part_turns:run_modes_minilm",
+    "before": "penstock.ops.bench.delivery.part_turns:run_before",
 }
 SUITE = PartSuite("delivery", PARTS, TABLES, "measured seconds, as a share of the usual; 1 takes some seven minutes")
 

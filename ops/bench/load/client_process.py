@@ -48,6 +48,7 @@ class ClientSpec:
     number: int
     num_clients: int
     isolation_level: IsolationLevel = "read_uncommitted"  # of replies
+    max_in_flight: int = 512  # records, or as many as a closed loop has callers
     connect: str = PENSTOCK  # module:function of ops.bench, as `connect` below: the contestant's client
 
 
@@ -59,7 +60,7 @@ async def connect(spec: ClientSpec, load: Load) -> AsyncIterator[Call]:
         model=spec.served_name,
         timeout_s=load.timeout_s,
         batch_calls=load.batch_calls,
-        max_in_flight=max(512, load.callers),
+        max_in_flight=max(spec.max_in_flight, load.callers),
         isolation_level=spec.isolation_level,
     ) as client:
 

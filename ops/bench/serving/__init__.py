@@ -1,1 +1,1 @@
-"""Serving under load: every batching policy at every rate, on the real engine and in a simulator of the same code."""
+"""Batching policies beside each other, through Kafka; and what chose each constant of the scheduler."""

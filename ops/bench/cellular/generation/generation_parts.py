@@ -13,8 +13,8 @@ from penstock.ops.bench.cellular.generation.generation_bench import BEAMS, Gener
 from penstock.ops.bench.cellular.generation.generation_models import options_of, step_floor
 from penstock.ops.bench.cellular.load import Driver, MonotonicClock
 from penstock.ops.bench.cellular.measured_load import throughput
+from penstock.ops.bench.common.arrivals import poisson
 from penstock.ops.bench.gpu.timing import wall_s
-from penstock.ops.bench.serving.loads.arrivals import poisson
 from penstock.worker.stepping.generation_work import GenerationWork
 
 BYTES_PER_S, FLOPS_PER_S = 4.8e12, 989e12  # of an H200, by its data sheet: memory, and products of halves

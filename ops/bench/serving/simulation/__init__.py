@@ -1,1 +1,0 @@
-"""Simulated devices, clients and fleets that drive the worker's own scheduler."""
