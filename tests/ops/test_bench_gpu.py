@@ -23,7 +23,7 @@ from penstock.ops.bench.gpu.__main__ import SUITE
 from penstock.ops.bench.gpu.contestants import packed_torch, unpadded
 from penstock.ops.bench.gpu.contestants.contestant import contestants, of_one_batch
 from penstock.ops.bench.gpu.device_suite import is_failed, named
-from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES, geomean, over_floor
+from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES, geomean
 from penstock.ops.bench.gpu.parts.backlog import medians
 from penstock.ops.bench.gpu.request_batches import (
     by_budget,
@@ -96,10 +96,8 @@ def test_lengths_for_a_kernel_add_up(tokens: int, seed: int) -> None:
     assert 1 <= drawn.min() <= drawn.max() <= 100
 
 
-def test_ratios_are_taken_only_where_both_were_measured() -> None:
-    points = [{"ms": {"ours": 2.0, "floor": 1.0}}, {"ms": {"ours": 8.0, "floor": 1.0}}, {"ms": {"floor": 1.0}}]
-    assert over_floor(points, "ours") == [2.0, 8.0]
-    assert geomean(over_floor(points, "ours")) == pytest.approx(4.0)
+def test_the_mean_of_ratios_is_geometric() -> None:
+    assert geomean([2.0, 8.0]) == pytest.approx(4.0)
     assert math.isnan(geomean([]))
 
 
@@ -129,9 +127,9 @@ def test_every_contestant_is_found_and_none_shares_a_name() -> None:
     names = [field[0] for one in contestants() for field in (one.resident, one.hosted, one.backlog) if field]
     assert {"ours", "floor", "transformers SDPA", "packed torch, one graph", unpadded.UNPADDED} <= set(names)
     bench: Any = None  # nothing is made yet
-    usual, of_grid = of_one_batch(bench, []), of_one_batch(bench, [], slow=True)
-    assert usual.keys() >= {"ours", "ours, from the host", "transformers SDPA", "packed torch, one graph", "floor"}
-    assert of_grid.keys() - usual.keys() >= {"ours, no graphs", "transformers eager", "nn.TransformerEncoder nested"}
+    usual = {"ours", "ours, from the host", "transformers SDPA", "packed torch, one graph", "floor"}
+    assert of_one_batch(bench, []).keys() >= usual
+    assert of_one_batch(bench, [], all_hosted=True).keys() >= {"transformers SDPA, from the host"}
     for kind in ("resident", "hosted", "backlog"):
         own = [getattr(one, kind)[0] for one in contestants() if getattr(one, kind)]
         assert len(own) == len(set(own))
@@ -141,25 +139,23 @@ def test_the_tables_of_a_run_show_what_was_measured_and_why_a_contestant_was_not
     text = SUITE.shown(Run(Path(), RECORD))
     for shown in (
         "| one request, 2-100 tokens, inputs on the device, ms | 1.300 |",
-        "| ours | 1.500 |",
         "| 2-100 | ours | 50.00 | 0.500 |",
         "| 2-100 | sentence-transformers | not run: no flash-attn |",
         "| bias + residual + LayerNorm, 4,096 tokens | 10.00 | 9.000 | 20.00 | 0.800 |",
         "| attention, 16,384 tokens of 2-100 | 40.00 | 97.00 | 23.80 |",
-        "| every family, smallest cosine to float32 | 0.999800 |",
     ):
         assert shown in text
     assert all(table() for table in TABLES.values())  # of the kept runs
 
 
 def test_a_part_that_failed_leaves_no_measure() -> None:
-    no_rows = {name: _part({"rows": []}) for name in ("parity", "products", "families")}
-    empty: dict[str, Any] = {**RECORD, "parts": {"deberta": RECORD["parts"]["deberta"], **no_rows}}
+    no_rows = {name: _part({"rows": []}) for name in ("parity", "products")}
+    empty: dict[str, Any] = {**RECORD, "parts": {"fill": RECORD["parts"]["fill"], **no_rows}}
     assert GPU.measures(empty) == {}
     assert SUITE.shown(Run(Path(), empty)) == ""
-    assert is_failed(RECORD["parts"]["grid"])
-    assert is_failed(RECORD["parts"]["deberta"])
-    assert not is_failed(RECORD["parts"]["single"])
+    assert is_failed(RECORD["parts"]["single"])
+    assert is_failed(RECORD["parts"]["fill"])
+    assert not is_failed(RECORD["parts"]["backlog"])
 
 
 def test_contestants_take_turns_after_the_same_warm_up_and_every_round_is_kept() -> None:
@@ -220,11 +216,9 @@ def test_some_parts_alone_are_kept_only_where_the_caller_says() -> None:
 
 def test_measures_are_taken_within_the_run() -> None:
     found = GPU.measures(RECORD)
-    assert found["grid, ours, over the floor"] == pytest.approx(1.5)
     assert found["one request, 2-100 tokens, ours, over the floor"] == pytest.approx(1.3)
     assert found["backlog, 2-100, share of the floor"] == pytest.approx(0.5)
     assert found["kernel, attention, 16,384 tokens of 2-100, time over FlashAttention-2"] == pytest.approx(40 / 97)
-    assert found["every family, smallest cosine to float32"] == 0.9998
 
 
 def test_packed_torch_computes_what_transformers_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,20 +281,9 @@ RECORD: dict[str, Any] = {
         "versions": {"torch": "2"},
     },
     "parts": {
-        "grid": _part(
-            {
-                "mean_ratio": 0.6,
-                "points": [
-                    {"batch": 8, "max_tokens": 64, "draw": 0, "tokens": 300, "ms": {"ours": 1.5, "floor": 1.0}},
-                    {"batch": 8, "max_tokens": 128, "draw": 0, "tokens": 600, "ms": {"ours": 3.0, "floor": 2.0}},
-                ],
-            },
-            failures={
-                "nn.TransformerEncoder nested": {"error": "RuntimeError: no", "where": "grid 8 x 64", "count": 2}
-            },
-        ),
         "single": _part(
-            {"workloads": [{"low": 2, "high": 100, "points": [{"tokens": 9, "ms": {"ours": 1.3, "floor": 1.0}}]}]}
+            {"workloads": [{"low": 2, "high": 100, "points": [{"tokens": 9, "ms": {"ours": 1.3, "floor": 1.0}}]}]},
+            failures={"packed torch": {"error": "RuntimeError: no", "where": "single 9 tokens", "count": 2}},
         ),
         "backlog": _part(
             {
@@ -334,14 +317,6 @@ RECORD: dict[str, Any] = {
                 ],
             }
         ),
-        "families": _part(
-            {
-                "rows": [
-                    {"name": "MPNet-base", "batches": [{"ours": {"min_cosine": 0.99995}}]},
-                    {"name": "ALBERT-base", "checks": [{"ours": {"cosine_min": 0.9998}}]},
-                ]
-            }
-        ),
-        "deberta": _part(None, error="not finished after 90 s"),
+        "fill": _part(None, error="not finished after 90 s"),
     },
 }

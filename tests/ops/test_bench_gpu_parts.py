@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from penstock.ops.bench.gpu.contestants.unpadded import UNPADDED
-from penstock.ops.bench.gpu.gpu_tables import COMPILED, FLOOR, GPU, OURS
-from penstock.ops.bench.gpu.parts import backlog, shape, single
-from penstock.ops.bench.gpu.parts import compile as compile_part
+from penstock.ops.bench.gpu.gpu_tables import FLOOR, GPU, OURS
+from penstock.ops.bench.gpu.parts import backlog, single
 
 
 class Encoder:
@@ -40,14 +39,11 @@ class StubBench:
     def __init__(self) -> None:
         self.seed = 2026
         self.bert = SimpleNamespace(vocab_size=30_000)
-        self.ours = self.ours_eager = Encoder()
+        self.ours = Encoder()
         self.prepared = SimpleNamespace(num_heads=12)
         self.floor = SimpleNamespace(graph=lambda tokens: lambda: None)
         self.recorder = None
         self.failures: dict[str, str] = {}
-
-    def floor_of(self, model: Any) -> Any:
-        return self.floor
 
     def sdpa(self, **inputs: torch.Tensor) -> Any:
         return SimpleNamespace(last_hidden_state=inputs["input_ids"])
@@ -72,7 +68,6 @@ class StubBench:
 def bench(monkeypatch: pytest.MonkeyPatch) -> StubBench:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor, **_: tensor)
-    monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
     monkeypatch.setattr(backlog, "REQUESTS", 300)
     return StubBench()
 
@@ -92,38 +87,9 @@ def test_a_backlog_keeps_all_rounds_of_every_contestant_and_why_one_did_not_run(
     assert set(bench.failures) == {"packed torch"}
 
 
-def test_the_compiler_is_measured_on_backlogs_in_turn_with_ours(bench: StubBench) -> None:
-    part: Any = compile_part.run(bench)  # type: ignore[arg-type]  # a stub
-    assert [len(backlog["rounds_s"][name]) for backlog in part["backlogs"] for name in (COMPILED, OURS)] == [3] * 4
-    assert [point["batch"] for point in part["points"]] == [8, 8, 8, 16, 16, 16, 16, 1, 1]
-    assert f"backlog, 2-100, {COMPILED}, req/s" in GPU.measures({"parts": {"compile": {"result": part}}})
-
-
-def test_a_backlog_that_the_compiler_did_not_survive_has_no_rate(bench: StubBench, monkeypatch: Any) -> None:
-    def broken(**inputs: torch.Tensor) -> Any:
-        raise RuntimeError("inductor")
-
-    monkeypatch.setattr(torch, "compile", lambda model, dynamic: broken)
-    part: Any = compile_part.run(bench)  # type: ignore[arg-type]  # a stub
-    assert GPU.measures({"parts": {"compile": {"result": part}}}) == {}
-    assert "inductor" in bench.failures[COMPILED]
-
-
 def test_a_single_request_has_alternatives_on_both_clocks(bench: StubBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "DRAWS", 2)
     part: Any = single.run(bench)  # type: ignore[arg-type]  # a stub
     found = GPU.measures({"parts": {"single": {"result": part}}})
     for name in ("ours", "ours, from the host", "transformers SDPA", "transformers SDPA, from the host", "floor"):
         assert found[f"one request, 2-100 tokens, {name}, ms"] == 1.0
-
-
-def test_deberta_is_timed_with_its_inputs_on_the_device_as_transformers_is(
-    bench: StubBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = SimpleNamespace(vocab_size=30_000, encoder=Encoder, on_device=lambda *_: bench.sdpa)
-    monkeypatch.setattr(shape, "random_model", lambda name, seed: model)
-    monkeypatch.setattr(shape, "errors", lambda *_: {})
-    part: Any = shape.run(bench, "DeBERTa-v3-base")  # type: ignore[arg-type]  # a stub
-    assert [set(point["ms"]) for point in part["points"]] == [
-        {"ours", "ours, from the host", "transformers", FLOOR}
-    ] * 4

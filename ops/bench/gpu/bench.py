@@ -39,16 +39,8 @@ class Bench(DeviceBench):
         return self.bert.encoder()
 
     @cached_property
-    def ours_eager(self) -> GpuEncoder:
-        return self.bert.encoder(graphs=False)
-
-    @cached_property
     def prepared(self) -> Encoder[GpuDense]:
         return self.bert.prepared()
-
-    @cached_property
-    def eager(self) -> nn.Module:
-        return self.bert.on_device("eager")
 
     @cached_property
     def sdpa(self) -> nn.Module:
@@ -56,10 +48,7 @@ class Bench(DeviceBench):
 
     @cached_property
     def floor(self) -> GemmFloor:
-        return self.floor_of(self.bert)
-
-    def floor_of(self, model: Model) -> GemmFloor:
-        config: Any = model.reference.config
+        config: Any = self.bert.reference.config
         sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
         return GemmFloor(*sizes, max_tokens=MAX_FLOOR_TOKENS, recorder=self.recorder)
 

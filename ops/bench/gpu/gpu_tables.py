@@ -14,17 +14,11 @@ from penstock.ops.bench.common.verdicts import Spread
 
 OURS, FLOOR, SDPA, PACKED = "ours", "floor", "transformers SDPA", "packed torch"
 FROM_HOST = ", from the host"
-COMPILED = "torch.compile, sorted, batch 256"
 _SDPA_SORTED = f"{SDPA}, sorted, batch 256"
 _BACKLOGS = {"2-100": "2-100 tokens", "5-500": "5-500 tokens", "SQuAD slice": "SQuAD slice"}
 _RANGES = ("2-100", "5-500")
 
 Point = Mapping[str, Any]  # has "ms": contestant -> milliseconds
-
-
-def _grid(record: Record) -> Measures:
-    points = _result(record, "grid").get("points", [])
-    return {f"grid, {name}, over the floor": geomean(over_floor(points, name)) for name in _contestants(points)}
 
 
 def _single(record: Record) -> Measures:
@@ -39,26 +33,12 @@ def _single(record: Record) -> Measures:
 
 
 def _backlog_rates(record: Record) -> Measures:
-    """Requests a second by backlog and contestant, torch.compile's from its own part."""
+    """Requests a second by backlog and contestant."""
     found: dict[str, float] = {}
     for work in _result(record, "backlog").get("workloads", []):
         for name, seconds in work["seconds"].items():
             found[f"backlog, {work['name']}, {name}, req/s"] = work["requests"] / seconds
-    for work in _result(record, "compile").get("backlogs", []):
-        if work["seconds"] is not None:
-            found[f"backlog, {work['name']}, {COMPILED}, req/s"] = work["requests"] / work["seconds"]
     return found
-
-
-def _least_speedup(points: Sequence[Point]) -> float | None:
-    """Times transformers, on the same clock: the inputs of both are on the device already."""
-    both = [point["ms"] for point in points if {OURS, "transformers"} <= point["ms"].keys()]
-    return min((times["transformers"] / times[OURS] for times in both), default=None)
-
-
-def _compiled_over_floor(points: Sequence[Point]) -> float | None:
-    ratios = over_floor(points, "torch.compile")
-    return geomean(ratios) if ratios else None
 
 
 def _over_separate(rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -69,20 +49,12 @@ def _least_cosine(side: str) -> Callable[[Sequence[Mapping[str, Any]]], float | 
     return lambda rows: min((row[side]["min_cosine"] for row in rows), default=None)
 
 
-def _least_of_families(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Of all batches, or of the checks that older runs had in their place."""
-    cosines = [check["ours"]["cosine_min"] for row in rows for check in row.get("checks", ())]
-    cosines += [batch["ours"]["min_cosine"] for row in rows for batch in row.get("batches", ())]
-    return min(cosines, default=None)
-
-
 _KERNEL, _ATTENTION = "kernels.result.rows.[kernel,tokens]", "kernels.result.attention.[tokens,lengths]"
-_POINT, _FILL = "deberta.result.points.[batch,max_tokens].ms", "fill.result.points.[ratio].ms"
+_FILL = "fill.result.points.[ratio].ms"
 _THOUSANDS, _HALF = "{:,}".format, "transformers fp16"
 GPU = Suite(
     "gpu",
     (
-        _grid,
         _single,
         _backlog_rates,
         From("backlog, *, share of the floor", ("backlog, *, ours, req/s", "backlog, *, floor, req/s")),
@@ -97,18 +69,9 @@ GPU = Suite(
             "kernel, attention, *, time over FlashAttention-2",
             ("kernel, attention, *, µs", "kernel, attention, *, FlashAttention-2, µs"),
         ),
-        At("deberta.result.points", "DeBERTa-v3-base, times transformers, smallest", of=_least_speedup),
-        At("memory.result.planner.p50_us", "memory planner, one batch, p50, µs"),
-        At("memory.result.planner.min_lower_bound_over_used", "memory planner, lower bound over bytes used"),
-        At("families.result.rows", "every family, smallest cosine to float32", of=_least_of_families),
         At("ceilings.result.copy_bytes_per_s", "copy, TB/s", of=lambda rate: rate / 1e12),
         At("ceilings.result.gemm_flops_per_s", "product of 8,192 x 8,192, TFLOP/s", of=lambda rate: rate / 1e12),
         At("products.result.rows", "products, cuBLAS and what follows over ours, geomean", of=_over_separate),
-        At(
-            "compile.result.points",
-            "torch.compile, nine points of the grid, time over the floor, geomean",
-            of=_compiled_over_floor,
-        ),
         At("parity.result.rows", "BERT-base, ours, smallest cosine", of=_least_cosine(OURS), decimals=6),
         At(
             "parity.result.rows",
@@ -116,7 +79,6 @@ GPU = Suite(
             of=_least_cosine("transformers fp16"),
             decimals=6,
         ),
-        *(At(f"{_POINT}.{name}", f"DeBERTa-v3-base, * x *, {name}, ms") for name in (OURS, "transformers", FLOOR)),
         *(At(f"{_FILL}.{name}", f"BERT-base, 16 x 512, *, {name}, ms") for name in (OURS, SDPA, FLOOR)),
     ),
 )
@@ -171,11 +133,6 @@ def _backlogs(figures: Figures, runs: Sequence[Run]) -> str:
     return table(["tokens", "contestant", "req/s", "share of the floor"], rows) if rows else ""
 
 
-def _over_floor_rows(figures: Figures, runs: Sequence[Run]) -> str:
-    rows = [[name, str(ratio)] for name, ratio in _named(figures, "grid, ", ", over the floor").items()]
-    return table(["contestant", "time over the floor, geomean"], rows) if rows else ""
-
-
 def _named(figures: Figures, prefix: str, suffix: str) -> dict[str, Spread]:
     """By what stands between the two."""
     return {
@@ -211,7 +168,6 @@ _KERNELS_OF_ATTENTION = Grid(
 _OTHER_WORKS = Grid(
     ["batch x maximum", "ours, ms", "transformers, ms", "cuBLAS products alone, ms"],
     [
-        _beside("DeBERTa-v3-base, * x *", "DeBERTa-v3-base, * x *, @, ms", [OURS, "transformers", FLOOR]),
         _beside("BERT-base, 16 x 512, mean length * of it", "BERT-base, 16 x 512, *, @, ms", [OURS, SDPA, FLOOR]),
     ],
 )
@@ -222,7 +178,6 @@ _OTHER_FIGURES = Grid(
             "copy, TB/s",
             "product of 8,192 x 8,192, TFLOP/s",
             "products, cuBLAS and what follows over ours, geomean",
-            "torch.compile, nine points of the grid, time over the floor, geomean",
             "BERT-base, ours, smallest cosine",
             "BERT-base, transformers, smallest cosine",
         ],
@@ -230,15 +185,12 @@ _OTHER_FIGURES = Grid(
         "{*}",
     ),
 )
-_WITH_TARGETS = ("grid", "single", "backlog", "kernels", "deberta", "memory", "families")
+_WITH_TARGETS = ("single", "backlog", "kernels")
 TABLES: Mapping[str, Callable[[], str]] = {
-    "gpu-headline": Table(GPU, ["backlog", "compile", "single"], [_headline]),
-    "gpu-backlog": Table(GPU, ["backlog", "compile"], [_backlogs]),
-    "gpu-grid": Table(GPU, ["grid"], [_over_floor_rows]),
+    "gpu-headline": Table(GPU, ["backlog", "single"], [_headline]),
+    "gpu-backlog": Table(GPU, ["backlog"], [_backlogs]),
     "gpu-kernels": Table(GPU, ["kernels"], [_KERNELS, _KERNELS_OF_ATTENTION]),
-    "gpu-others": Table(
-        GPU, ["deberta", "fill", "ceilings", "products", "parity", "compile"], [_OTHER_WORKS, _OTHER_FIGURES]
-    ),
+    "gpu-others": Table(GPU, ["fill", "ceilings", "products", "parity"], [_OTHER_WORKS, _OTHER_FIGURES]),
     "gpu-targets": Table(GPU, _WITH_TARGETS, [Targets("gpu")]),
     "gpu-runs": runs,
 }
@@ -248,12 +200,6 @@ def geomean(values: Iterable[float]) -> float:
     """Geometric mean; NaN of nothing."""
     logs = [math.log(value) for value in values]
     return math.exp(statistics.fmean(logs)) if logs else math.nan
-
-
-def over_floor(points: Sequence[Point], contestant: str) -> list[float]:
-    """Time over the floor's, of the points that have both."""
-    pairs = [(point["ms"].get(contestant), point["ms"].get(FLOOR)) for point in points]
-    return [time / floor for time, floor in pairs if time is not None and floor is not None]
 
 
 def _contestants(points: Sequence[Point]) -> list[str]:

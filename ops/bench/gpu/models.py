@@ -1,7 +1,7 @@
-"""Random models in the shapes of published ones, as transformers has them and as the engine runs them."""
+"""BERT-base with random weights, as transformers has it and as the engine runs it."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -20,39 +20,7 @@ from penstock.ops.bench.gpu.request_batches import pad
 DTYPE = torch.float16
 # Twice the usual. At 0.02 attention is nearly uniform, and a comparison of results would not notice a wrong one.
 INITIALIZER_RANGE = 0.04
-_BASE: dict[str, Any] = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
-# The configurations of published checkpoints; what is not named is transformers' default. A new shape is a new row.
-SHAPES: Mapping[str, tuple[Any, dict[str, Any]]] = {
-    "BERT-base": (transformers.BertConfig, {"max_position_embeddings": 1024}),  # ByteTransformer's grid goes up to it
-    "MiniLM-L6": (
-        transformers.BertConfig,
-        {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
-    ),
-    "RoBERTa-base": (
-        transformers.RobertaConfig,
-        {"vocab_size": 50_265, "max_position_embeddings": 514, "type_vocab_size": 1},
-    ),
-    "DistilBERT-base": (transformers.DistilBertConfig, {}),
-    "ALBERT-base": (transformers.AlbertConfig, _BASE),
-    "ELECTRA-base": (transformers.ElectraConfig, {**_BASE, "embedding_size": 768}),
-    "MPNet-base": (transformers.MPNetConfig, {"vocab_size": 30_527, "max_position_embeddings": 514}),
-    "DeBERTa-v3-base": (
-        transformers.DebertaV2Config,
-        {
-            **_BASE,
-            "num_hidden_layers": 12,
-            "relative_attention": True,
-            "position_buckets": 256,
-            "norm_rel_ebd": "layer_norm",
-            "share_att_key": True,
-            "pos_att_type": "p2c|c2p",
-            "max_relative_positions": -1,
-            "position_biased_input": False,
-            "type_vocab_size": 0,
-        },
-    ),
-    "ModernBERT-base": (transformers.ModernBertConfig, {}),
-}
+MAX_POSITIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +46,18 @@ class Model:
         """The weights on the device, as the engine's own kernels and the plain torch forward take them."""
         return prepare_for_gpu(self.weights, DTYPE, torch.device("cuda"))
 
-    def encoder(self, graphs: bool = True) -> GpuEncoder:
-        return GpuEncoder(self.weights, DTYPE, graphs=graphs)
-
-
-def random_model(shape: str, seed: int) -> Model:
-    """A model of a row of `SHAPES`, without a pooler: hidden states are all that is measured."""
-    kind, values = SHAPES[shape]
-    auto: Any = transformers.AutoModel
-    torch.manual_seed(seed)
-    with _ordinary_tensors():
-        module = auto.from_config(kind(**values, initializer_range=INITIALIZER_RANGE)).eval().requires_grad_(False)
-        if hasattr(module, "pooler"):
-            module.pooler = None
-        return Model(module, weights_of(module))
+    def encoder(self) -> GpuEncoder:
+        return GpuEncoder(self.weights, DTYPE, graphs=True)
 
 
 def bert_base(seed: int) -> Model:
-    """BERT-base (12 layers of 768, 12 heads, erf GELU) with 1,024 positions."""
-    return random_model("BERT-base", seed)
+    """12 layers of 768, 12 heads, erf GELU; without a pooler: hidden states are all that is measured."""
+    config = transformers.BertConfig(max_position_embeddings=MAX_POSITIONS, initializer_range=INITIALIZER_RANGE)
+    make: Any = transformers.BertModel
+    torch.manual_seed(seed)
+    with _ordinary_tensors():
+        module = make(config, add_pooling_layer=False).eval().requires_grad_(False)
+        return Model(module, weights_of(module))
 
 
 def _ordinary_tensors() -> AbstractContextManager[None]:

@@ -26,7 +26,6 @@ class Contestant:
     resident: tuple[str, MakeWork] | None = None  # of one batch, whose inputs are on the device already
     hosted: tuple[str, MakeWork] | None = None  # of one batch of token ids on the host, with all that they need
     backlog: tuple[str, MakeWays] | None = None  # batching, packing or padding, and upload are in its time
-    is_slow: bool = False  # in the grid alone
     missing: Callable[[], str | None] = lambda: None  # what this machine lacks for it
 
 
@@ -38,13 +37,11 @@ def contestants() -> Sequence[Contestant]:
     return [contestant for module in modules for contestant in getattr(module, "CONTESTANTS", ())]
 
 
-def of_one_batch(
-    bench: Bench, requests: Requests, *, slow: bool = False, all_hosted: bool = False
-) -> dict[str, Callable[[], Work]]:
+def of_one_batch(bench: Bench, requests: Requests, *, all_hosted: bool = False) -> dict[str, Callable[[], Work]]:
     """The contestants of one batch by name, for `Bench.compare`. Ours is measured from the host too."""
     found: dict[str, Callable[[], Work]] = {}
     for one in contestants():
-        if one.resident is not None and (slow or not one.is_slow):
+        if one.resident is not None:
             found[one.resident[0]] = partial(one.resident[1], bench, requests)
         if one.hosted is not None and (all_hosted or one.hosted[0].startswith("ours")):
             found[one.hosted[0]] = partial(one.hosted[1], bench, requests)

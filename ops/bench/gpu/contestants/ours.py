@@ -57,7 +57,4 @@ CONTESTANTS = (
         hosted=(f"{OURS}{FROM_HOST}", _hosted),
         backlog=(OURS, _ways),
     ),
-    Contestant(
-        resident=("ours, no graphs", lambda bench, requests: resident(bench.ours_eager, pack(requests))), is_slow=True
-    ),
 )

@@ -1,4 +1,4 @@
-"""transformers with padded batches: SDPA, and eager attention."""
+"""transformers with padded batches, by SDPA."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,8 +39,5 @@ CONTESTANTS = (
         resident=(SDPA, lambda bench, requests: one_forward(bench.sdpa, requests)),
         hosted=(f"{SDPA}{FROM_HOST}", _hosted),
         backlog=(f"{SDPA}, sorted, batch {BATCH}", _ways),
-    ),
-    Contestant(
-        resident=("transformers eager", lambda bench, requests: one_forward(bench.eager, requests)), is_slow=True
     ),
 )

@@ -11,11 +11,10 @@ from penstock.engine.gpu import GpuEncoder
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.lengths import Lengths, around_mean, uniform
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.models import SHAPES, padded_inputs, random_model
+from penstock.ops.bench.gpu.models import padded_inputs
 from penstock.ops.bench.gpu.request_batches import pack, random_requests
 
-LENGTHS = (1, 2, 127, 128, 129, 512)  # around kernel block sizes; no request of a family is longer than the last
-_SAME_LENGTH, _MIXED = 8, 40  # requests of a batch of one length; batches of mixed lengths
+LENGTHS = (1, 2, 127, 128, 129, 512)  # around kernel block sizes
 
 
 def workloads(seed: int) -> dict[str, Lengths]:
@@ -39,27 +38,6 @@ def run(bench: Bench) -> dict[str, Any]:
             requests = random_requests(lengths, bench.bert.vocab_size, bench.seed)
             rows.append({"name": name, **errors(bench.ours, bench.sdpa, exact, requests)})
     return {"model": "BERT-base", "rows": rows}
-
-
-def run_families(bench: Bench) -> dict[str, Any]:
-    """About 60 s: every shape, in batches of one length and of mixed ones."""
-    rows: list[dict[str, Any]] = []
-    for shape in SHAPES:
-        with bench.guarded("families", shape):
-            model = random_model(shape, bench.seed)
-            ours, theirs = model.encoder(), model.on_device("eager")
-            exact = model.on_device("eager", torch.float32)
-            batches = [random_requests(lengths, model.vocab_size, bench.seed) for lengths in _mixed(bench.seed)]
-            rows.append({"name": shape, "batches": [errors(ours, theirs, exact, requests) for requests in batches]})
-    return {"rows": rows}
-
-
-def _mixed(seed: int) -> list[Lengths]:
-    """Lengths of each batch: one length, then 1 to 32 requests with a log-uniform longest length."""
-    random = np.random.default_rng(seed)
-    longest = np.exp(random.uniform(0, np.log(LENGTHS[-1] + 1), _MIXED)).astype(np.int64)
-    mixed = [random.integers(1, most + 1, random.integers(1, 33)) for most in longest.tolist()]
-    return [*(np.full(_SAME_LENGTH, length) for length in LENGTHS), *mixed]
 
 
 def errors(ours: GpuEncoder, theirs: nn.Module, exact: nn.Module, requests: list[Int32Array]) -> dict[str, Any]:
