@@ -56,19 +56,19 @@ docs: $(INSTALLED)
 	@echo 'Open build/docs/index.html. Search needs a server: python3 -m http.server --directory build/docs'
 
 bench: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.bench.cpu
+	$(BIN)/penstock bench cpu
 
 bench-delivery: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.bench.delivery $(if $(BEFORE),--before $(BEFORE))
+	$(BIN)/penstock bench delivery $(if $(BEFORE),--before $(BEFORE))
 
 bench-gpu: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.bench.gpu
+	$(BIN)/penstock bench gpu
 
 bench-pipeline: $(INSTALLED)
 	$(BIN)/penstock bench pipeline
 
 bench-serve: $(INSTALLED)
-	$(BIN)/penstock bench serve
+	$(BIN)/penstock bench serving-kafka
 
 chaos: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.chaos --seed $(SEED) --minutes $(MINUTES) --delivery $(DELIVERY)

@@ -32,7 +32,7 @@ COMMANDS = {
     "replay": "Send a range of records of a topic again.",
     "asyncapi": "Print an AsyncAPI document of a model's topics, headers and values.",
     "broker": "Run a Kafka broker for development on this machine.",
-    "bench": "Measure workers behind Kafka, or batching policies. Needs a checkout.",
+    "bench": "Measure workers, engines and policies. Needs a checkout.",
 }
 # Folder -> its commands. The function of a command, or the typer app of several, has the name of its module.
 FOLDERS = {

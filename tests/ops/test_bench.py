@@ -1,19 +1,22 @@
 """The benchmarks' own arithmetic: the engine alone, processes, and suites of parts."""
 
-import argparse
+import dataclasses
 import json
 import os
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ops.bench.common import part_suite
+from penstock.ops.bench.common import runner
 from penstock.ops.bench.common.machine import describe_machine, slug
-from penstock.ops.bench.common.part_suite import PartSuite
+from penstock.ops.bench.common.part_bench import DeadlinePassed, PartBench, deadline
+from penstock.ops.bench.common.part_runner import run_part
 from penstock.ops.bench.common.processes import (
     ProcessFailed,
     Service,
@@ -23,17 +26,16 @@ from penstock.ops.bench.common.processes import (
     rss_bytes,
     run_once,
 )
-from penstock.ops.bench.common.run_clock import RunClock, TimeUp
+from penstock.ops.bench.common.runner import run_suite
 from penstock.ops.bench.common.setup import shuffled_texts
+from penstock.ops.bench.common.suite import SCALE, BenchSuite, Option, Part, named
 from penstock.ops.bench.contestants.engine_alone import EngineAlone, full_groups
 from penstock.ops.bench.contestants.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
-from penstock.ops.bench.cpu import __main__ as cpu
 from penstock.ops.bench.cpu.cpu_tables import largest_change
 from penstock.ops.bench.cpu.part_engine import cosine
-from penstock.ops.bench.delivery import __main__ as delivery
-from penstock.ops.bench.serving import __main__ as serving
 from penstock.ops.bench.serving.policies import DEFAULT, POLICIES
 from penstock.ops.bench.serving.serving_tables import SUITE as SERVING
+from penstock.ops.bench.suites import SUITES
 from penstock.ops.demo.demo_model import model_directory
 from penstock.worker.settings import WorkerSettings
 
@@ -124,33 +126,101 @@ def test_the_machine_is_described_in_json() -> None:
     assert slug(machine).endswith(f"-{len(machine['cores_used'])}-cores")
 
 
-def test_a_measurement_that_would_not_end_in_time_is_not_begun() -> None:
-    clock = RunClock(100.0, print)
-    clock.require(99.0, "short")
-    with pytest.raises(TimeUp, match="long not begun"):
-        clock.require(101.0, "long")
+@pytest.mark.parametrize("suite", SUITES.values(), ids=lambda suite: suite.name)
+def test_what_a_suite_names_is_there_and_a_whole_run_has_time_for_it(suite: BenchSuite) -> None:
+    assert all(callable(named(part.function)) for part in suite.parts.values())
+    assert issubclass(named(suite.bench), PartBench)
+    assert named(suite.tables)
+    assert sum(part.budget_s for part in suite.parts.values() if not part.needs) <= 0.9 * suite.time_limit_s
 
 
-@pytest.mark.parametrize("suite", [cpu.SUITE, delivery.SUITE, serving.SUITE])
-def test_every_part_of_a_suite_exists(suite: PartSuite) -> None:
-    for place in suite.parts.values():
-        module, function = place.split(":")
-        source = Path(__file__).parents[2].joinpath(*module.split(".")[1:]).with_suffix(".py")
-        assert f"def {function}(setup: Setup) -> Details:" in source.read_text(encoding="utf-8")
+class Shared(PartBench):
+    """The bench of `STUB`. Its process ends in part `died`."""
+
+    def machine(self) -> dict[str, Any]:
+        return {"gpu": "NVIDIA Stub"}
 
 
-def test_a_suite_prints_its_tables_and_keeps_a_run_where_it_is_told(
+def _loads(bench: PartBench) -> dict[str, Any]:
+    row = {"system": DEFAULT, "load": 0.9, "goodput_per_s": 80.0, "offered_per_s": 100.0}
+    return {"lengths": "2-100", "rows": [{**row, "scale": bench.options["scale"]}]}
+
+
+def _failed(bench: PartBench, why: str) -> None:
+    with bench.guarded("theirs", "here"):
+        raise ValueError("no figure of theirs")
+    raise RuntimeError(why)
+
+
+def _died(_: PartBench) -> None:
+    os._exit(9)
+
+
+_HERE = "tests.ops.test_bench"
+STUB = BenchSuite(
+    name="serving-kafka",
+    about="A stub.",
+    bench=f"{_HERE}:Shared",
+    tables="penstock.ops.bench.serving.serving_tables:TABLES",
+    parts={
+        "failed": Part(f"{_HERE}:_failed", 5, ("why it failed",)),
+        "died": Part(f"{_HERE}:_died", 5),
+        "loads": Part(f"{_HERE}:_loads", 5),
+        "beside": Part(f"{_HERE}:_loads", 5, needs="before"),
+    },
+    time_limit_s=300.0,
+    options=[SCALE, Option("before", None, "a commit")],
+)
+
+
+@pytest.mark.slow
+def test_a_run_is_kept_with_what_its_parts_found_and_why_others_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {"system": DEFAULT, "load": 0.9, "goodput_per_s": 80.0, "offered_per_s": 100.0}
-    details = {"lengths": "2-100", "rows": [row]}
-    monkeypatch.setattr("penstock.ops.bench.serving.part_loads.run", lambda setup: details)
-    monkeypatch.setattr(part_suite, "use_cores", lambda count: [0])
-    assert serving.SUITE.run(argparse.Namespace(parts=["loads"], scale=0.1, output=tmp_path)) == 0
-    assert "80.00 %" in capsys.readouterr().out
-    (path,) = tmp_path.glob("serving-kafka/*/*.json")
-    figures = SERVING.measures(json.loads(path.read_text(encoding="utf-8")))
-    assert figures == {f"2-100 tokens, {DEFAULT}, in time at 0.9": 80.0}
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    assert run_suite(STUB, ["--output", str(tmp_path), "--commit", "abc1234", "--scale", "0.3"]) == 1
+    (path,) = tmp_path.glob("serving-kafka/nvidia-stub/*-abc1234.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["options"] == {"scale": 0.3, "before": None}
+    parts = record["parts"]
+    assert parts.keys() == {"failed", "died", "loads"}
+    assert parts["failed"]["error"] == "RuntimeError: why it failed"
+    assert parts["failed"]["failures"]["theirs"]["error"] == "ValueError: no figure of theirs"
+    assert parts["died"]["error"] == "the process ended with exit code 9"
+    assert parts["loads"]["result"]["rows"][0]["scale"] == 0.3
+    assert SERVING.measures(record) == {f"2-100 tokens, {DEFAULT}, in time at 0.9": 80.0}
+    printed = capsys.readouterr().out
+    assert "80.00 %" in printed
+    assert "1 of 3 parts without a failure." in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "is_kept"), [([], True), (["--scale", "0.4"], False), (["loads"], False)])
+def test_only_a_whole_run_is_kept_where_nobody_says_where(
+    arguments: list[str], is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setattr(runner, "RESULTS", tmp_path)
+    loads = dataclasses.replace(STUB, parts={name: STUB.parts[name] for name in ("loads", "beside")})
+    assert run_suite(loads, arguments) == 0
+    assert len(list(tmp_path.glob("*/*/*.json"))) == is_kept
+
+
+def test_a_part_without_time_is_not_begun() -> None:
+    part = run_part(f"{_HERE}:_loads", [], Shared({"scale": 1.0}), budget_s=10.0, seconds_left=4.0)
+    assert (part["error"], part["result"]) == ("not begun: 4 s were left", None)
+
+
+def test_a_deadline_interrupts_and_is_gone_afterwards() -> None:
+    def endless() -> None:
+        with deadline(0.01, again_s=5.0):
+            while True:
+                pass
+
+    with pytest.raises(DeadlinePassed, match="not finished"):
+        endless()
+    with deadline(100, again_s=5.0):
+        assert sum(range(10)) == 45
 
 
 @pytest.mark.parametrize("policy", POLICIES)

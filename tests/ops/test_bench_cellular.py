@@ -17,7 +17,6 @@ from penstock.engine.cells.steps.cpu import FinishedCells
 from penstock.engine.gpu.cells import lstm as fused
 from penstock.ops.bench.cellular import evaluation as evaluation_module
 from penstock.ops.bench.cellular import workloads
-from penstock.ops.bench.cellular.__main__ import SUITE
 from penstock.ops.bench.cellular.cellular_bench import CellularBench, Sizes
 from penstock.ops.bench.cellular.cellular_tables import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING
 from penstock.ops.bench.cellular.contestants import Contestant, Tried, contestants
@@ -30,9 +29,11 @@ from penstock.ops.bench.cellular.policies import GraphBatching, depths, depths_r
 from penstock.ops.bench.cellular.requests import padded_work, parse_trees, wmt_like_lengths
 from penstock.ops.bench.cellular.tape import RecordedBatch, RecordingEngine, Tape
 from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
+from penstock.ops.bench.common.part_bench import DeadlinePassed
+from penstock.ops.bench.common.runner import run_suite
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.verdicts import targets
-from penstock.ops.bench.gpu.timing import DeadlinePassed
+from penstock.ops.bench.suites import CELLULAR as SUITE
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellTask
 from penstock.worker.stepping.contract import StepEvents, StepJob
 from tests.engine.gpu import lstm_reference
@@ -369,7 +370,7 @@ def test_what_was_measured_before_the_deadline_counts(monkeypatch: pytest.Monkey
         raise DeadlinePassed("not finished after 120 s")
 
     monkeypatch.setattr(evaluation_module, "measure_rate", passed)
-    bench = CellularBench(CPU, 1)
+    bench = CellularBench({"device": "cpu", "seed": 1})
     bench.sizes = Sizes(SHAPE, {"tree": TRIED}, 0.02, 32, 0, 0)
     part = evaluation_module.run(bench, "tree")
     assert len(part["peaks"]) == 3
@@ -379,7 +380,7 @@ def test_what_was_measured_before_the_deadline_counts(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_the_command_keeps_a_run_and_prints_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert SUITE.main(["tree", "--device", "cpu", "--output", str(tmp_path)]) == 0
+    assert run_suite(SUITE, ["tree", "--device", "cpu", "--output", str(tmp_path)]) == 0
     (file,) = tmp_path.glob("cellular/*/*.json")
     assert json.loads(file.read_text(encoding="utf-8"))["parts"]["tree"]["error"] is None
     assert "| depth-based | " in capsys.readouterr().out

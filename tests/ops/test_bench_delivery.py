@@ -16,13 +16,13 @@ from penstock.ops.bench.contestants.stand_in import (
     poisonable,
     sleeping_encode,
 )
-from penstock.ops.bench.delivery.__main__ import PARTS
 from penstock.ops.bench.delivery.delivery_tables import DEFAULT, SERVICES, SUITE, TABLES
 from penstock.ops.bench.delivery.part_poison import with_late_answers
 from penstock.ops.bench.delivery.part_roll import figures
 from penstock.ops.bench.delivery.transcript import Answer, Sent, Transcript, counts, recovery_s
 from penstock.ops.bench.load.call_times import CallTimes
 from penstock.ops.bench.load.load_bench import PROCESSES
+from penstock.ops.bench.suites import DELIVERY
 
 MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
 
@@ -94,7 +94,7 @@ def test_a_run_of_some_parts_has_the_tables_of_these(tmp_path: Path) -> None:
     record = whole_record()
     for part in ("crash", "crash-default", "modes", "modes-minilm"):
         del record["parts"][part]
-    record["parts"]["before"] = {"details": {"not_applicable": "no commit"}}
+    record["parts"]["before"] = {"error": "no commit", "result": None}
     shown = {name: table.of_runs([Run(tmp_path, record)]) for name, table in TABLES.items()}
     assert "poison" in shown["delivery-failures"]
     assert (shown["delivery-modes"], shown["delivery-before"]) == ("", "")
@@ -129,9 +129,9 @@ def whole_record() -> dict[str, Any]:
             "loads": dict.fromkeys(loads, sides("now", "before")),
         },
     }
-    assert parts.keys() == PARTS.keys()
+    assert parts.keys() == DELIVERY.parts.keys()
     header = begin("delivery", MACHINE, commit="abcdef0")
-    return {**header, "parts": {name: {"details": details} for name, details in parts.items()}}
+    return {**header, "parts": {name: {"result": found} for name, found in parts.items()}}
 
 
 def sides(first: str, second: str) -> dict[str, Any]:

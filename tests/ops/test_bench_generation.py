@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.ops.bench.cellular.generation.__main__ import SUITE
 from penstock.ops.bench.cellular.generation.generation_bench import StaticBatches
 from penstock.ops.bench.cellular.generation.generation_models import MARIAN, step_floor
 from penstock.ops.bench.cellular.generation.generation_tables import ratios
+from penstock.ops.bench.common.runner import run_suite
+from penstock.ops.bench.suites import GENERATION as SUITE
 from penstock.worker.stepping.contract import StepEvents, StepJob
 
 
 @pytest.mark.slow
 def test_every_part_has_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert SUITE.main(["--device", "cpu", "--output", str(tmp_path)]) == 0
+    assert run_suite(SUITE, ["--device", "cpu", "--output", str(tmp_path)]) == 0
     (written,) = tmp_path.glob("generation/*/*.json")
     run = json.loads(written.read_text(encoding="utf-8"))
     assert len(ratios(run)) == 8

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from penstock.engine.gpu.ops import prepare_for_gpu
 from penstock.engine.model.forward import forward
 from penstock.ops.bench.common import lengths
+from penstock.ops.bench.common.runner import is_failed, run_suite
 from penstock.ops.bench.common.runs import Run
-from penstock.ops.bench.gpu.__main__ import SUITE
 from penstock.ops.bench.gpu.contestants import packed_torch, unpadded
 from penstock.ops.bench.gpu.contestants.contestant import contestants, of_one_batch
-from penstock.ops.bench.gpu.device_suite import is_failed, named
 from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES, geomean
 from penstock.ops.bench.gpu.parts.backlog import medians
 from penstock.ops.bench.gpu.request_batches import (
@@ -34,7 +33,8 @@ from penstock.ops.bench.gpu.request_batches import (
     padded_width,
     random_requests,
 )
-from penstock.ops.bench.gpu.timing import UNTIMED_PASSES, DeadlinePassed, deadline, in_turn_s
+from penstock.ops.bench.gpu.timing import UNTIMED_PASSES, in_turn_s
+from penstock.ops.bench.suites import GPU as SUITE
 
 
 def test_lengths_are_the_same_for_the_same_seed_and_have_not_changed() -> None:
@@ -99,28 +99,6 @@ def test_lengths_for_a_kernel_add_up(tokens: int, seed: int) -> None:
 def test_the_mean_of_ratios_is_geometric() -> None:
     assert geomean([2.0, 8.0]) == pytest.approx(4.0)
     assert math.isnan(geomean([]))
-
-
-def test_a_deadline_interrupts_and_is_gone_afterwards() -> None:
-    def endless() -> None:
-        with deadline(0.01):
-            while True:
-                pass
-
-    with pytest.raises(DeadlinePassed, match="not finished"):
-        endless()
-    with deadline(100):
-        assert sum(range(10)) == 45
-
-
-def test_a_whole_run_has_time_for_every_part() -> None:
-    assert sum(part.budget_s for part in SUITE.parts.values()) <= 0.9 * SUITE.time_limit_s
-
-
-def test_what_the_suite_names_is_there() -> None:
-    assert all(callable(named(part.function)) for part in SUITE.parts.values())
-    assert named(SUITE.tables) is TABLES
-    assert callable(named(SUITE.bench))
 
 
 def test_every_contestant_is_found_and_none_shares_a_name() -> None:
@@ -203,15 +181,10 @@ def test_flattened_inputs_are_those_of_sentence_transformers(monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_every_part_says_so(tmp_path: Path) -> None:
-    assert SUITE.main(["ceilings", "kernels", "--output", str(tmp_path), "--commit", "abc1234"]) == 1
+    assert run_suite(SUITE, ["ceilings", "kernels", "--output", str(tmp_path), "--commit", "abc1234"]) == 1
     (file,) = tmp_path.glob("gpu/*/*-abc1234.json")
     parts = json.loads(file.read_text(encoding="utf-8"))["parts"]
     assert [part["error"] for part in parts.values()] == ["the process could not start: exit code 1"] * 2
-
-
-def test_some_parts_alone_are_kept_only_where_the_caller_says() -> None:
-    with pytest.raises(SystemExit):
-        SUITE.main(["ceilings"])
 
 
 def test_measures_are_taken_within_the_run() -> None:

@@ -1,23 +1,23 @@
 """The benchmark of a fleet: the arithmetic of its figures, and a short run of the null engine through a real Kafka."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.ops.bench.common.part_runner import run_part
 from penstock.ops.bench.common.runs import Run, begin
 from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.load.call_times import CallTimes, figures
 from penstock.ops.bench.load.loads import Load, open_load
 from penstock.ops.bench.pipeline import fleet_bench
-from penstock.ops.bench.pipeline.pipeline_loads import PARTS, SCALES, closed_loads
-from penstock.ops.bench.pipeline.pipeline_run import run_pipeline_benchmark
-from penstock.ops.bench.pipeline.pipeline_settings import PipelineSettings
-from penstock.ops.bench.pipeline.pipeline_tables import CLOSED, SUITE, TABLES
+from penstock.ops.bench.pipeline.pipeline_bench import PipelineBench
+from penstock.ops.bench.pipeline.pipeline_loads import SCALES, closed_loads
+from penstock.ops.bench.pipeline.pipeline_tables import CLOSED, PARTS, SUITE, TABLES
 from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
+from penstock.ops.bench.suites import PIPELINE
 
 MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
 
@@ -37,14 +37,6 @@ def test_every_target_is_of_a_measure_and_every_table_has_rows(tmp_path: Path) -
         assert table.of_runs([Run(tmp_path, record)]).count("\n") >= (2 if name == "headline" else 3), name
 
 
-def test_a_run_without_time_says_what_was_not_begun_and_is_kept(tmp_path: Path) -> None:
-    lines: list[str] = []
-    assert run_pipeline_benchmark(plan(tmp_path, ["idle", "null", "echo"], time_limit_s=1.0), lines.append) == 1
-    record = kept(tmp_path)
-    assert all("not begun" in record["parts"][part]["error"] for part in ("idle", "null", "echo"))
-    assert sum("FAILED" in line for line in lines) == 3
-
-
 def test_errors_of_predictions_are_of_batches_and_of_the_sums_of_one_member() -> None:
     def batch(member: int, predicted_s: float, device_s: float) -> dict[str, Any]:
         return {"command": 0, "pid": member, "predicted_s": predicted_s, "device_s": device_s}
@@ -60,49 +52,46 @@ def test_errors_of_predictions_are_of_batches_and_of_the_sums_of_one_member() ->
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fleet_of_two_null_workers_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_bench, "KILL_AFTER_S", 1.5)
     monkeypatch.setattr(fleet_bench, "KILL_SECONDS", 3.0)
-    parts = ["idle", "closed", "open", "overload", "kill", "drain"]
-    lines: list[str] = []
-    assert run_pipeline_benchmark(plan(tmp_path, parts, commands=2, rates="100", seconds=2.0), lines.append) == 0, lines
-    found = kept(tmp_path)["parts"]
+    parts = ["idle", "closed", "job", "open", "overload", "kill", "drain", "fleet"]
+    record = measured(parts, commands=2, rates=[100], seconds=2.0)
+    found = {name: part["result"] for name, part in record["parts"].items()}
     assert found["fleet"]["members"] == 2
     assert all(load["requests_per_s"] > 0 for load in found["closed"]["loads"].values())
     assert found["fleet"]["batches"]["prediction_errors"]["ids 2-100"]["batches"] > 0
     used = found["closed"]["loads"]["ids 2-100"]["cores"]
     assert {"broker 0", "member 0", "member 1", "client 0"} <= used.keys()
+    assert found["job"]["not_applicable"]
     assert found["open"]["loads"]["100/s"]["answered_share"] > 0
     assert found["overload"]["offered_per_s"] > 0
     assert (found["kill"]["lost"], found["kill"]["members_after"]) == (0, 1)
     assert sorted(found["drain"]["exit_codes"]) == [-9, 0]
-    assert {"ids 2-100, req/s", "idle member, cores", "drain, s"} <= SUITE.measures(kept(tmp_path)).keys()
+    assert {"ids 2-100, req/s", "idle member, cores", "drain, s"} <= SUITE.measures(record).keys()
 
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_three_brokers_share_the_work(tmp_path: Path) -> None:
-    lines: list[str] = []
-    assert run_pipeline_benchmark(plan(tmp_path, ["open"], brokers="3", rates="200"), lines.append) == 0, lines
-    found = kept(tmp_path)["parts"]
-    assert found["fleet"]["brokers"] == 3
-    load = found["open"]["loads"]["200/s"]
+def test_three_brokers_share_the_work_and_another_fleet_comes_after_the_first() -> None:
+    record = measured(["open", "null"], brokers=3, rates=[200])
+    load = record["parts"]["open"]["result"]["loads"]["200/s"]
     assert load["answered_share"] == 1.0
     assert all(load["cores"][f"broker {number}"] > 0 for number in range(3))
+    assert record["parts"]["null"]["result"]["1 member"]["members"] == 1
 
 
-def plan(output: Path, parts: list[str], **changed: Any) -> PipelineSettings:
-    """A short run of the null engine."""
-    values: dict[str, Any] = {"model": "null", "null_members": "1", "clients": 1, "warm_s": 0.5, "seconds": 0.5}
-    values |= {"time_limit_s": 200.0, "commit": "abcdef0", "output": output, "parts": ",".join(parts)}
-    return PipelineSettings.model_validate({**values, **changed})
-
-
-def kept(root: Path) -> dict[str, Any]:
-    """The only run under `root`."""
-    (path,) = root.glob("pipeline/*/*.json")
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
+def measured(parts: list[str], **changed: Any) -> dict[str, Any]:
+    """The parts of a short run of the null engine, in this process."""
+    options = {option.name: option.default for option in PIPELINE.options}
+    options |= {"model": "null", "null_members": [1], "clients": 1, "warm_s": 0.5, "seconds": 0.5, **changed}
+    bench = PipelineBench(options)
+    try:
+        found = {name: run_part(PIPELINE.parts[name].function, [], bench, 200.0, 600.0) for name in parts}
+    finally:
+        bench.close()
+    assert not {name: part["error"] for name, part in found.items() if part["error"] or part["failures"]}
+    return {"parts": found}
 
 
 def whole_record() -> dict[str, Any]:
@@ -136,7 +125,7 @@ def whole_record() -> dict[str, Any]:
         "echo": {"send": rate, "batched": rate},
         "scale": fleets,
     }
-    assert parts.keys() == {"fleet", *PARTS}
+    assert parts.keys() == PARTS.keys()
     return {**begin("pipeline", MACHINE, commit="abcdef0"), "parts": parts}
 
 

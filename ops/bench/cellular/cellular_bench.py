@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,8 +26,9 @@ class Sizes:
 class CellularBench(DeviceBench):
     """The paper's sizes on a GPU; on a CPU small ones, which show that everything works and not the paper's figures."""
 
-    def __init__(self, device: torch.device, seed: int) -> None:
-        super().__init__(device, seed)
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        device = self.device
         if device.type == "cpu":
             torch.set_num_threads(1)  # as the engine of cells has them
             shape = Shape(64, 2048, 512, 32, 4096, torch.float32, device)

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.ops.bench.common.kept_tables import Measures, Record
 from penstock.ops.bench.common.markdown import cell, table
-from penstock.ops.bench.common.measures import Suite
+from penstock.ops.bench.common.measures import Suite, results
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.tables import Figures, Table, Targets
 from penstock.ops.bench.common.verdicts import Spread
@@ -28,7 +28,7 @@ Load = Mapping[str, Any]
 
 def _measures(record: Record) -> Measures:
     """Of the parts that a run has."""
-    return dict(found for name in PARTS if (part := _result(record, name)) for found in _ratios(name, part))
+    return dict(found for name in PARTS if (part := results(record).get(name)) for found in _ratios(name, part))
 
 
 def _ratios(name: str, part: Part) -> Iterator[tuple[str, float]]:
@@ -51,7 +51,7 @@ def _ratios(name: str, part: Part) -> Iterator[tuple[str, float]]:
 def _figures(figures: Figures, runs: Sequence[Run]) -> str:
     tables = []
     for name, shown in PARTS.items():
-        parts = [part for run in runs if (part := _result(run.record, name)).get("peaks")]
+        parts = [part for run in runs if (part := results(run.record).get(name, {})).get("peaks")]
         tables += [_part(shown, parts)] if parts else []
     return "\n\n".join(tables)
 
@@ -87,12 +87,6 @@ def _spread(values: Sequence[float]) -> str:
 
 def _settings(load: Load) -> str:
     return ", ".join(f"{name} {value}" for name, value in load["settings"].items())
-
-
-def _result(record: Record, name: str) -> Part:
-    """Empty for a part that a run lacks, or that failed. Older runs have figures beside its error, in no result."""
-    part = record["parts"].get(name) or {}
-    return part if "peaks" in part else part.get("result") or {}
 
 
 TABLES: Mapping[str, Callable[[], str]] = {

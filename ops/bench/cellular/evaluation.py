@@ -16,7 +16,7 @@ from penstock.ops.bench.cellular.nn_lstm import LstmModel, offline_requests_per_
 from penstock.ops.bench.cellular.null_engine import NullEngine
 from penstock.ops.bench.cellular.requests import wmt_like_lengths
 from penstock.ops.bench.cellular.workloads import WORKLOADS, Workload
-from penstock.ops.bench.gpu.timing import DeadlinePassed
+from penstock.ops.bench.common.part_bench import DeadlinePassed
 from penstock.worker.garbage_collection import calm_garbage_collection
 
 SHARES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)  # of our peak

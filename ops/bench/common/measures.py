@@ -1,8 +1,8 @@
 """The figures of one kept run by name, as declarations: where each lies in the run's file, or what it is made of.
 
     CACHE = Suite("cache", (
-        At("hits.details.*.*.rate", "hits *, records of *, answers/s"),
-        At("zipf.details.hit_rates.*.ours", "* of the bytes, hit rate", keys=("{:.0%}".format,), decimals=4),
+        At("hits.*.*.rate", "hits *, records of *, answers/s"),
+        At("zipf.hit_rates.*.ours", "* of the bytes, hit rate", keys=("{:.0%}".format,), decimals=4),
         At("misses.rows.[engine,load].passes", "*, load *, answers/s", of=median_rate),
         From("*, times the bare echo", ("*, req/s", "bare echo, req/s")),
         From("*, points lost", ("ideal, *", "ours, *"), lambda ideal, ours: 100 * (ideal - ours)),
@@ -26,20 +26,30 @@ from penstock.ops.bench.common.kept_tables import Measures, Record
 Found = tuple[tuple[Any, ...], Any]  # the keys on the way, and what lies there
 
 
+def results(record: Record) -> dict[str, Any]:
+    """What each part of a run found; empty for one that failed. Older runs have it under `details`, or without more."""
+    return {name: _result(part) for name, part in record["parts"].items()}
+
+
+def _result(part: Mapping[str, Any]) -> Any:
+    kept_under = [key for key in ("result", "details") if key in part]
+    return (part[kept_under[0]] or {}) if kept_under else part
+
+
 @dataclass(frozen=True, slots=True)
 class At:
     """Figures that lie in a run's file, one for each place that the path leads to."""
 
     path: str
-    """Below "parts", with dots: a key; `*`, every key of an object; `[a,b]`, every object of a list, by its fields
-    a and b (one object counts as a list of one)."""
+    """From a part's name into what it found, with dots: a key; `*`, every key of an object; `[a,b]`, every object of a
+    list, by its fields a and b (one object counts as a list of one)."""
     name: str
     of: Callable[[Any], float | None] | None = None  # of what lies there; default: that is the figure
     keys: Sequence[Callable[[Any], str]] = ()  # how each `*` is shown; keys that look like numbers are numbers
     decimals: int | None = None  # in tables; default: about three digits
 
     def figures(self, record: Record, _: Measures) -> Iterator[tuple[str, float]]:
-        for keys, value in _places(record["parts"], self.path.split(".")):
+        for keys, value in _places(results(record), self.path.split(".")):
             figure = value if self.of is None or value is None else self.of(value)
             if figure is not None:
                 shown = [show(key) for show, key in zip(self.keys, keys, strict=True)] if self.keys else keys

@@ -1,31 +1,40 @@
-"""Arguments of every part of a suite, and its texts."""
+"""What the parts of the suites on two cores share, and their texts."""
 
+import os
 import random
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from penstock.ops.bench.common.part_bench import PartBench
 from penstock.ops.demo.banking77 import read_messages
+from penstock.ops.demo.demo_model import model_directory
 
 ROUNDS = 3  # of every comparison; its median is reported
 
+Details = Mapping[str, Any]
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Model, data and size of one run."""
 
-    model: Path  # checkpoint directory of all-MiniLM-L6-v2
-    logs: Path  # of the processes that are started
-    cores: int
-    scale: float  # of the number of requests and of the duration
-    before: str | None = None  # an earlier commit, for the part that compares with it
+class Setup(PartBench):
+    """Model, data and size of one run, by the options `scale` and `before`."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self.model: Path = model_directory()  # checkpoint of all-MiniLM-L6-v2
+        self.logs = Path(tempfile.mkdtemp(prefix="penstock-bench-"))  # of the processes that are started; stays
+        self.cores = len(os.sched_getaffinity(0))
+        self.before: str | None = options.get("before")  # an earlier commit, for the part that compares with it
+        self._scale: float = options["scale"]
+        print(f"logs in {self.logs}", flush=True)
 
     def count(self, full: int) -> int:
         """`full`, scaled; at least 64, so that there are batches and percentiles."""
-        return max(64, int(full * self.scale))
+        return max(64, int(full * self._scale))
 
     def seconds(self, full: float) -> float:
         """`full`, scaled; at least one, so that a load has answers."""
-        return max(1.0, full * self.scale)
+        return max(1.0, full * self._scale)
 
 
 def shuffled_texts(count: int) -> list[str]:

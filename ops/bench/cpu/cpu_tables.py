@@ -28,7 +28,7 @@ def _echo(runs: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _engine(dtype: str, part: str) -> tuple[At | From, ...]:
-    name, rates = f"engine {dtype}", f"{part}.details.requests_per_s"
+    name, rates = f"engine {dtype}", f"{part}.requests_per_s"
     ours, theirs, floor = f"{name}, texts/s", f"{name}, sentence-transformers, texts/s", f"{name}, floor, texts/s"
     return (
         At(f"{rates}.ours", ours),
@@ -36,7 +36,7 @@ def _engine(dtype: str, part: str) -> tuple[At | From, ...]:
         At(f"{rates}.floor", floor),
         From(f"{name}, share of the floor", (ours, floor)),
         From(f"{name}, times sentence-transformers", (ours, theirs)),
-        At(f"{part}.details.cosine_to_float32.min", f"{name}, smallest cosine to float32", decimals=6),
+        At(f"{part}.cosine_to_float32.min", f"{name}, smallest cosine to float32", decimals=6),
     )
 
 
@@ -44,24 +44,24 @@ SUITE = Suite(
     "cpu",
     (
         *[one for dtype, part in DTYPES.items() for one in _engine(dtype, part)],
-        At("end-to-end.details.*.requests_per_s.bulk", "end to end *, lists, texts/s", statistics.median),
-        At("end-to-end.details.*.requests_per_s.single", "end to end *, one text a call, texts/s", statistics.median),
-        At("end-to-end.details.*.requests_per_s.baseline", "end to end *, FastStream, texts/s", statistics.median),
-        At("end-to-end.details.*.engine_alone_requests_per_s", _ALONE, statistics.median),
+        At("end-to-end.*.requests_per_s.bulk", "end to end *, lists, texts/s", statistics.median),
+        At("end-to-end.*.requests_per_s.single", "end to end *, one text a call, texts/s", statistics.median),
+        At("end-to-end.*.requests_per_s.baseline", "end to end *, FastStream, texts/s", statistics.median),
+        At("end-to-end.*.engine_alone_requests_per_s", _ALONE, statistics.median),
         *[
             From(f"end to end *, {way}, share of the engine alone", (f"end to end *, {way}, texts/s", _ALONE))
             for way in _CALLS
         ],
-        At("latency.details.*.latency_ms.p50", "latency *, p50, ms"),
-        At("latency.details.*.latency_ms.p99", "latency *, p99, ms"),
-        At("null.details.echo.send", "echo, a record each, req/s", _echo),
-        At("null.details.echo.batched", "echo, batches of records, req/s", _echo),
-        At("null.details.requests_per_s.*", "null engine, *, req/s", statistics.median),
+        At("latency.*.latency_ms.p50", "latency *, p50, ms"),
+        At("latency.*.latency_ms.p99", "latency *, p99, ms"),
+        At("null.echo.send", "echo, a record each, req/s", _echo),
+        At("null.echo.batched", "echo, batches of records, req/s", _echo),
+        At("null.requests_per_s.*", "null engine, *, req/s", statistics.median),
         *[
             From(f"null engine, {way}, share of the echo", (f"null engine, {way}, req/s", "echo, a record each, req/s"))
             for way in WAYS
         ],
-        At("memory.details.rss_bytes.worker", "memory of the null worker, largest change", largest_change),
+        At("memory.rss_bytes.worker", "memory of the null worker, largest change", largest_change),
     ),
 )
 _FASTSTREAM = "FastStream and sentence-transformers"

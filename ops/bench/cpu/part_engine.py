@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from penstock.engine.types import Float32Array
-from penstock.ops.bench.common.part_suite import Details
-from penstock.ops.bench.common.setup import ROUNDS, Setup, shuffled_texts
+from penstock.ops.bench.common.setup import ROUNDS, Details, Setup, shuffled_texts
 from penstock.ops.bench.contestants.engine_alone import EngineAlone
 from penstock.ops.bench.contestants.gemm_floor import VARIANTS, GemmFloor
 from penstock.ops.bench.contestants.sentence_transformers_alone import (

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.ops.bench.common.part_suite import Details
-from penstock.ops.bench.common.setup import ROUNDS, Setup, shuffled_texts
+from penstock.ops.bench.common.setup import ROUNDS, Details, Setup, shuffled_texts
 from penstock.ops.bench.contestants.engine_alone import EngineAlone
 from penstock.ops.bench.contestants.faststream import CLIENT, FastStreamMembers
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers

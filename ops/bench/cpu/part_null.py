@@ -5,9 +5,8 @@ import statistics
 import threading
 from typing import Any
 
-from penstock.ops.bench.common.part_suite import Details
 from penstock.ops.bench.common.processes import rss_bytes
-from penstock.ops.bench.common.setup import ROUNDS, Setup
+from penstock.ops.bench.common.setup import ROUNDS, Details, Setup
 from penstock.ops.bench.contestants.echo import WAYS as ECHOES
 from penstock.ops.bench.contestants.echo import bare_echo
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers

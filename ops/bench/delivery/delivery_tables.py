@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.common.measures import At, From, Suite
+from penstock.ops.bench.common.measures import At, From, Suite, results
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.tables import Figures, Grid, Table, Targets
 from penstock.ops.bench.load.load_bench import PROCESSES, rate
@@ -45,26 +45,21 @@ SUITE = Suite(
     "delivery",
     (
         At(
-            "poison.details.*",
+            "poison.*",
             "poison, *, good requests unanswered, share",
             lambda found: found["good_unanswered"] / found["good"] if "good" in found else None,
         ),
         *[
-            At(f"{part}.details.*.{key}", f"crash, *, {name}")
+            At(f"{part}.*.{key}", f"crash, *, {name}")
             for part in ("crash", "crash-default")
             for name, key in CRASH_FIGURES.items()
         ],
-        At(
-            f"crash.details.{PENSTOCK}.answered_twice_by_key", f"crash, {PENSTOCK}, {_TWICE_BY_KEY}"
-        ),  # others have no keys
-        *[
-            At(f"{part}.details.*.recovery_s", "crash, *, recovery, s", _recovery_s)
-            for part in ("crash", "crash-default")
-        ],
-        At("roll.details.lost", "roll, requests lost"),
-        At("roll.details.p99_ms", "roll, p99, s", lambda ms: ms / 1e3),
-        At("roll.details.roll_s", "roll, s"),
-        *[one for part, model in MODES.items() for one in _sides(f"{part}.details.loads.*.*", f"{model}, *, *")],
+        At(f"crash.{PENSTOCK}.answered_twice_by_key", f"crash, {PENSTOCK}, {_TWICE_BY_KEY}"),  # others have no keys
+        *[At(f"{part}.*.recovery_s", "crash, *, recovery, s", _recovery_s) for part in ("crash", "crash-default")],
+        At("roll.lost", "roll, requests lost"),
+        At("roll.p99_ms", "roll, p99, s", lambda ms: ms / 1e3),
+        At("roll.roll_s", "roll, s"),
+        *[one for part, model in MODES.items() for one in _sides(f"{part}.loads.*.*", f"{model}, *, *")],
         *[
             From(
                 f"{model}, *, exactly_once over at_least_once",
@@ -72,7 +67,7 @@ SUITE = Suite(
             )
             for model in MODES.values()
         ],
-        *_sides("before.details.loads.*.*", "*, side *"),
+        *_sides("before.loads.*.*", "*, side *"),
         From("*, now over before", ("*, side now, req/s", "*, side before, req/s")),
     ),
 )
@@ -113,8 +108,8 @@ MODES_GRID = Grid(
 
 def before(figures: Figures, runs: Sequence[Run]) -> str:
     """Both commits of part `before`, by their names."""
-    details = [run.record["parts"].get("before", {}).get("details", {}) for run in runs]
-    commits = [str(found["commit"])[:7] for found in details if "commit" in found]
+    every = [results(run.record).get("before", {}) for run in runs]
+    commits = [str(found["commit"])[:7] for found in every if "commit" in found]
     rows = [
         [load, name, *_side(f"{load}, side {side}"), ratio]
         for load in ("a record each", "64 a record")

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-from penstock.ops.bench.common.part_suite import Details
 from penstock.ops.bench.common.processes import ProcessFailed
-from penstock.ops.bench.common.setup import Setup
+from penstock.ops.bench.common.setup import Details, Setup
 from penstock.ops.bench.contestants.faststream import (
     ACK,
     ACK_FIRST,
@@ -103,7 +102,7 @@ def _killed(
 
     A scale below 1 does not shorten it: a group of FastStream members takes 12 s to recover.
     """
-    load = dataclasses.replace(load, timeout_s=_TIMEOUT_S, warm_s=0.0, seconds=max(1.0, setup.scale) * _SECONDS)
+    load = dataclasses.replace(load, timeout_s=_TIMEOUT_S, warm_s=0.0, seconds=max(_SECONDS, setup.seconds(_SECONDS)))
     side.offer(dataclasses.replace(load, name="warm-up", callers=8, seconds=1.0))
     first_s, second_s = (share * load.seconds for share in _KILLS)
     killed_at: list[float] = []

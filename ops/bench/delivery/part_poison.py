@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from penstock.ops.bench.common.part_suite import Details
-from penstock.ops.bench.common.setup import Setup
+from penstock.ops.bench.common.setup import Details, Setup
 from penstock.ops.bench.contestants.faststream import ACK, CLIENT, MAX_RECORDS, SUBSCRIBER, FastStreamMembers
 from penstock.ops.bench.contestants.stand_in_worker import PROGRAM
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers

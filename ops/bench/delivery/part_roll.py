@@ -5,8 +5,7 @@ import signal
 from datetime import datetime
 from typing import Any
 
-from penstock.ops.bench.common.part_suite import Details
-from penstock.ops.bench.common.setup import Setup
+from penstock.ops.bench.common.setup import Details, Setup
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.bench.load.call_times import CallTimes, timeline
 from penstock.ops.bench.load.load_bench import BROKER_CONFIG, open_clients

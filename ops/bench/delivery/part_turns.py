@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.ops.bench.common.part_suite import Details
 from penstock.ops.bench.common.processes import ProcessFailed
-from penstock.ops.bench.common.setup import Setup
+from penstock.ops.bench.common.setup import Details, Setup
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers
 from penstock.ops.bench.load.load_bench import BROKER_CONFIG, in_turns
 from penstock.ops.bench.load.loads import ROWS, SHORT, Load
@@ -42,7 +41,7 @@ def run_modes_minilm(setup: Setup) -> Details:
 def run_before(setup: Setup) -> Details:
     """Part `before`: both workers have this commit's clients."""
     if setup.before is None:
-        return {"not_applicable": "no --before COMMIT was given"}
+        raise ValueError("Part `before` needs --before COMMIT.")
     loads = [_singles(1024, setup.seconds(3.0)), _lists(24, setup.seconds(3.0))]
     with tempfile.TemporaryDirectory(prefix="penstock-before-") as tree, _broker() as broker:
         commit = check_out(setup.before, Path(tree))

@@ -1,35 +1,54 @@
-"""What the parts of a suite share in the process that measures."""
+"""What the parts of a suite on a device share in the process that measures."""
 
-import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from penstock.ops.bench.gpu.timing import DeadlinePassed
+from penstock.ops.bench.common.part_bench import PartBench
+from penstock.ops.bench.gpu.gpu_machine import describe_gpu, nvidia_smi
+
+_GEMM_SIZE, _GEMM_ROUNDS = 8192, 500
 
 
-class DeviceBench:
-    """The device, and the failures of one part. Parts run one after another."""
+class DeviceBench(PartBench):
+    """The options are `device` and `seed`. A GPU's clocks are warm, and it is looked at after each part."""
 
-    def __init__(self, device: torch.device, seed: int) -> None:
-        self.device, self.seed = device, seed
-        self.failures: dict[str, dict[str, Any]] = {}  # contestant -> first error, where, how often
-        self.ends = math.inf  # of the part, by time.monotonic()
+    again_s = 5.0
 
-    def mode(self) -> AbstractContextManager[object]:
-        """Surrounds each part."""
-        return nullcontext()
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self.device, self.seed = torch.device(options["device"]), int(options["seed"])
+        if self.device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise SystemExit("torch sees no CUDA GPU. With --device cpu times mean nothing.")
+            _warm_up_clocks()
 
-    @contextmanager
-    def guarded(self, name: str, where: str) -> Iterator[None]:
-        """Record the failure of one contestant; the others go on."""
+    def machine(self) -> dict[str, Any]:
+        """See `PartBench.machine`."""
+        return describe_gpu() if self.device.type == "cuda" else {}
+
+    def after(self) -> dict[str, Any]:
+        """See `PartBench.after`."""
+        return {"clocks_after": nvidia_smi()}
+
+    def is_well(self) -> bool:
+        """After an illegal access a device never works again in its process."""
+        if self.device.type != "cuda":
+            return True
         try:
-            yield
-        except DeadlinePassed:
-            raise
-        except Exception as error:
-            told = f"{type(error).__name__}: {error}"[:600]
-            known = self.failures.setdefault(name, {"error": told, "where": where, "count": 0})
-            known["count"] += 1
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            print(f"The device is unusable in this process: {error}", file=sys.stderr, flush=True)
+            return False
+        return True
+
+
+def _warm_up_clocks() -> None:
+    """About a second of products: an idle device runs at a fraction of its clock."""
+    a = torch.randn(_GEMM_SIZE, _GEMM_SIZE, device="cuda", dtype=torch.float16)
+    for _ in range(_GEMM_ROUNDS):
+        torch.mm(a, a)
+    torch.cuda.synchronize()

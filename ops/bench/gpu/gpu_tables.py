@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.ops.bench.common.kept_tables import Measures, Record, versions
 from penstock.ops.bench.common.markdown import table
-from penstock.ops.bench.common.measures import At, From, Suite
+from penstock.ops.bench.common.measures import At, From, Suite, results
 from penstock.ops.bench.common.runs import Run, kept_runs, machines
 from penstock.ops.bench.common.tables import Figures, Grid, Table, Targets, each
 from penstock.ops.bench.common.verdicts import Spread
@@ -24,7 +24,7 @@ Point = Mapping[str, Any]  # has "ms": contestant -> milliseconds
 def _single(record: Record) -> Measures:
     """`over the floor`: what a stream of such requests would take, over what it must."""
     found: dict[str, float] = {}
-    for workload in _result(record, "single").get("workloads", []):
+    for workload in results(record).get("single", {}).get("workloads", []):
         work, points = f"one request, {workload['low']}-{workload['high']} tokens", workload["points"]
         found |= {f"{work}, {name}, ms": _mean_ms(points, name) for name in _contestants(points)}
         for name in (OURS, f"{OURS}{FROM_HOST}"):
@@ -35,7 +35,7 @@ def _single(record: Record) -> Measures:
 def _backlog_rates(record: Record) -> Measures:
     """Requests a second by backlog and contestant."""
     found: dict[str, float] = {}
-    for work in _result(record, "backlog").get("workloads", []):
+    for work in results(record).get("backlog", {}).get("workloads", []):
         for name, seconds in work["seconds"].items():
             found[f"backlog, {work['name']}, {name}, req/s"] = work["requests"] / seconds
     return found
@@ -49,8 +49,8 @@ def _least_cosine(side: str) -> Callable[[Sequence[Mapping[str, Any]]], float | 
     return lambda rows: min((row[side]["min_cosine"] for row in rows), default=None)
 
 
-_KERNEL, _ATTENTION = "kernels.result.rows.[kernel,tokens]", "kernels.result.attention.[tokens,lengths]"
-_FILL = "fill.result.points.[ratio].ms"
+_KERNEL, _ATTENTION = "kernels.rows.[kernel,tokens]", "kernels.attention.[tokens,lengths]"
+_FILL = "fill.points.[ratio].ms"
 _THOUSANDS, _HALF = "{:,}".format, "transformers fp16"
 GPU = Suite(
     "gpu",
@@ -69,12 +69,12 @@ GPU = Suite(
             "kernel, attention, *, time over FlashAttention-2",
             ("kernel, attention, *, µs", "kernel, attention, *, FlashAttention-2, µs"),
         ),
-        At("ceilings.result.copy_bytes_per_s", "copy, TB/s", of=lambda rate: rate / 1e12),
-        At("ceilings.result.gemm_flops_per_s", "product of 8,192 x 8,192, TFLOP/s", of=lambda rate: rate / 1e12),
-        At("products.result.rows", "products, cuBLAS and what follows over ours, geomean", of=_over_separate),
-        At("parity.result.rows", "BERT-base, ours, smallest cosine", of=_least_cosine(OURS), decimals=6),
+        At("ceilings.copy_bytes_per_s", "copy, TB/s", of=lambda rate: rate / 1e12),
+        At("ceilings.gemm_flops_per_s", "product of 8,192 x 8,192, TFLOP/s", of=lambda rate: rate / 1e12),
+        At("products.rows", "products, cuBLAS and what follows over ours, geomean", of=_over_separate),
+        At("parity.rows", "BERT-base, ours, smallest cosine", of=_least_cosine(OURS), decimals=6),
         At(
-            "parity.result.rows",
+            "parity.rows",
             "BERT-base, transformers, smallest cosine",
             of=_least_cosine("transformers fp16"),
             decimals=6,
@@ -128,7 +128,7 @@ def _backlogs(figures: Figures, runs: Sequence[Run]) -> str:
         found = _named(figures, f"backlog, {lengths}, ", ", req/s")
         for name, rate in sorted(found.items(), key=lambda item: -item[1].median):
             rows.append([lengths, name, str(rate), rate.median / found[FLOOR].median if FLOOR in found else None])
-    for workload in _result(runs[-1].record, "backlog").get("workloads", []):
+    for workload in results(runs[-1].record).get("backlog", {}).get("workloads", []):
         rows += [[workload["name"], name, f"not run: {why}", ""] for name, why in workload["not_run"].items()]
     return table(["tokens", "contestant", "req/s", "share of the floor"], rows) if rows else ""
 
@@ -212,8 +212,3 @@ def _mean_ms(points: Sequence[Point], contestant: str) -> float:
     """Mean over the points that have it; NaN of nothing."""
     values = [point["ms"][contestant] for point in points if contestant in point["ms"]]
     return statistics.fmean(values) if values else math.nan
-
-
-def _result(record: Record, part: str) -> Mapping[str, Any]:
-    """Empty for a part that a run lacks, or that failed."""
-    return (record["parts"].get(part) or {}).get("result") or {}

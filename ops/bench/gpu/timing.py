@@ -1,13 +1,11 @@
 """Timing on the device: events, medians, and contestants in turn."""
 
 import itertools
-import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
-from types import FrameType
 
 import torch
 
@@ -15,29 +13,8 @@ REPEATS = 20
 WARM_UPS = 4  # the engine captures a graph when a shape comes for the second time
 UNTIMED_PASSES = 2  # over a backlog, for the same reason
 _GRAPH_REPLAYS = 25
-_AGAIN_S = 5.0  # a library may have swallowed the exception
 
 Work = Callable[[], object]
-
-
-class DeadlinePassed(Exception):
-    """A part exceeded its share of the run's time."""
-
-
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Raises DeadlinePassed in the main thread after `seconds`, and again and again, between Python instructions."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise DeadlinePassed(f"not finished after {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def interleaved_ms(contestants: Mapping[str, Work], repeats: int = REPEATS) -> dict[str, float]:

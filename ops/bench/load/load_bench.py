@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ops.bench.common.processes import ProcessFailed, cores_used, read_cpu_s
-from penstock.ops.bench.common.run_clock import RunClock
 from penstock.ops.bench.common.setup import ROUNDS
 from penstock.ops.bench.load.call_times import CallTimes, figures
 from penstock.ops.bench.load.client_fleet import ClientFleet
@@ -30,8 +29,6 @@ BROKER_CONFIG = {
 }
 PROCESSES = ("worker", "client", "broker")
 _WORKER = ("member", "supervisor")
-_OVERHEAD_S = 2.0  # of a load: connecting clients, making sequences, the last answers
-_LIMIT_S = 900.0  # of a contestant of a suite, which has no time limit of its own
 
 
 class LoadBench:
@@ -39,13 +36,11 @@ class LoadBench:
 
     def __init__(
         self,
-        clock: RunClock,
         brokers: KafkaBroker | BrokerCluster,
         processes: Callable[[], Mapping[str, int]],
         clients: ClientFleet,
     ) -> None:
         """`processes`: process ids of the contestant now, by their labels, which begin with member or supervisor."""
-        self.clock = clock
         self._brokers = brokers
         self._processes = processes
         self._clients = clients
@@ -53,7 +48,7 @@ class LoadBench:
     def offer(self, load: Load) -> Record:
         """One load: its figures, the cores that every process used, and its failures."""
         record, _ = self.watch(load)
-        self.clock.say(load_line(load, record))
+        say(load_line(load, record))
         return record
 
     def watch(
@@ -63,7 +58,6 @@ class LoadBench:
 
         A closed loop is not watched for stalls: on two cores the watch takes 7 % of its throughput.
         """
-        self.clock.require(load.span_s + _OVERHEAD_S, load.name)
         with StallWatch(self._brokers.bootstrap_servers) if load.is_open else nullcontext() as watch:
             start = self._clients.begin(load)
             watched = self.watched()
@@ -110,7 +104,7 @@ def open_clients(
     `client`: further fields of ClientSpec.
     """
     with ClientFleet(1, broker.bootstrap_servers, name, model, folder / f"{name}-clients", **client) as clients:
-        yield LoadBench(RunClock(_LIMIT_S, print), broker, processes, clients)
+        yield LoadBench(broker, processes, clients)
 
 
 def in_turns(sides: Mapping[str, LoadBench], loads: Sequence[Load], rounds: int = ROUNDS) -> Turns:
@@ -153,6 +147,11 @@ def busiest_cores(cores: Mapping[str, float]) -> str:
     kinds["client"] = sorted([used for label, used in cores.items() if label.startswith("client")])[-1:]
     shown = [f"{kind} {' '.join(f'{used:.2f}' for used in every)}" for kind, every in kinds.items() if every]
     return f"cores: {', '.join(shown)}"
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 
 def sleep_until(moment: float) -> None:

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from penstock.ops.bench.common.processes import cores_used, read_cpu_s
-from penstock.ops.bench.common.run_clock import RunClock
 from penstock.ops.bench.contestants.bulk_job import run_job, write_texts
 from penstock.ops.bench.contestants.worker_fleet import READY_TIMEOUT_S, FleetSpec, WorkerFleet
 from penstock.ops.bench.load.broker_folder import broker_folder
 from penstock.ops.bench.load.call_times import recovery_s, timeline
 from penstock.ops.bench.load.client_fleet import ClientFleet
-from penstock.ops.bench.load.load_bench import BROKER_CONFIG, LoadBench, Record, busiest_cores, sleep_until
+from penstock.ops.bench.load.load_bench import BROKER_CONFIG, LoadBench, Record, busiest_cores, say, sleep_until
 from penstock.ops.bench.load.loads import ROWS, SHORT, Load
 from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
 from penstock.ops.kafka import FULL_SPEED, BrokerCluster, KafkaBroker
@@ -29,15 +28,13 @@ _ONE_COPY = {"default.replication.factor": "1", "min.insync.replicas": "1"}
 RESTART_TIMEOUT_S = 60.0
 KILL_AFTER_S, KILL_SECONDS = 3.0, 22.0  # a GPU member has been replaced, and the one that waits too
 KILL_LOAD, DRAIN_LOAD, OVERLOAD = 0.6, 0.3, 2.0  # of saturation
-_JOB_LEAST_S = 15.0
 _IDLE_SETTLES_S, _IDLE_S = 3.0, 3.0  # an idle GPU member first captures the shapes that it has seen
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Bench:
+class Around:
     """Facts that all fleets of a run share."""
 
-    clock: RunClock
     folder: Path  # of logs
     num_brokers: int  # 1, or 3 that share the partitions
     num_clients: int
@@ -49,10 +46,10 @@ class FleetBench(LoadBench):
     """Measures one fleet. Made by `open_fleet`."""
 
     def __init__(
-        self, bench: Bench, brokers: KafkaBroker | BrokerCluster, workers: WorkerFleet, clients: ClientFleet
+        self, around: Around, brokers: KafkaBroker | BrokerCluster, workers: WorkerFleet, clients: ClientFleet
     ) -> None:
-        super().__init__(bench.clock, brokers, workers.watched, clients)
-        self._bench = bench
+        super().__init__(brokers, workers.watched, clients)
+        self._around = around
         self._workers = workers
         self._loads: list[tuple[str, float, float]] = []  # name, and Unix times of the measured seconds
 
@@ -69,12 +66,12 @@ class FleetBench(LoadBench):
 
     def warm_up(self, load: Load) -> None:
         """A load that is not measured: shapes that come for the second time are captured then."""
-        self.offer(dataclasses.replace(load, name=f"warm-up, {load.name}", warm_s=0.0, seconds=self._bench.seconds))
+        self.offer(dataclasses.replace(load, name=f"warm-up, {load.name}", warm_s=0.0, seconds=self._around.seconds))
 
     def overload(self, peak_per_s: float, deadline_s: float) -> Record:
         """Twice what saturates the fleet, in lists, each with a deadline."""
         name, rate_per_s = f"{OVERLOAD:g} x saturation", OVERLOAD * peak_per_s
-        load = dataclasses.replace(self._open(name, rate_per_s, self._bench.seconds, deadline_s), rows=ROWS)
+        load = dataclasses.replace(self._open(name, rate_per_s, self._around.seconds, deadline_s), rows=ROWS)
         begun = time.time()
         record = self.offer(load)
         errors = prediction_errors(_ended(self._workers.events("batch_done"), begun, math.inf))
@@ -104,7 +101,7 @@ class FleetBench(LoadBench):
             "restart_s": None,
         }
         shown = f"{record['lost']:,.0f} lost {found['failures']}, p99 as before after {record['recovery_s']:.1f} s"
-        self.clock.say(f"{load.name} at {load.rate_per_s:,.0f}/s: {shown}")
+        say(f"{load.name} at {load.rate_per_s:,.0f}/s: {shown}")
         if self._workers.is_supervised and self._workers.wait_for_members(num_members, RESTART_TIMEOUT_S):
             record["restart_s"] = time.time() - found["started"] - killed_at  # at most; seen after the load
         return record
@@ -114,8 +111,7 @@ class FleetBench(LoadBench):
 
         The job's seconds include reading, Kafka and writing, but not the start of Python.
         """
-        self.clock.require(_JOB_LEAST_S, "a bulk job")
-        folder = self._bench.folder / "job"
+        folder = self._around.folder / "job"
         folder.mkdir(exist_ok=True)
         target = ["--model", "bench", "--bootstrap-servers", self._brokers.bootstrap_servers, "--overwrite"]
         for count in (max(1024, rows // 10), rows):
@@ -124,31 +120,29 @@ class FleetBench(LoadBench):
             watched = self.watched()
             before = read_cpu_s(watched)
             command = ["embed", str(source), str(folder / "out.parquet"), *target]
-            run = run_job(command, folder, self.clock.left_s)
+            run = run_job(command, folder)
             cpu_s = {"job": run.cpu_s, **cores_used(before, read_cpu_s(watched), 1.0)}
         seconds = run.report["last_run"]["seconds"]
-        self.clock.say(f"a bulk job of {rows:,} texts: {rows / seconds:,.0f} rows/s")
+        say(f"a bulk job of {rows:,} texts: {rows / seconds:,.0f} rows/s")
         return {"rows": rows, "rows_per_s": rows / seconds, "seconds": seconds, "wall_s": run.wall_s, "cpu_s": cpu_s}
 
     def idle(self) -> Record:
         """Cores that the fleet uses without any load."""
-        self.clock.require(_IDLE_SETTLES_S + _IDLE_S, "idle")
         time.sleep(_IDLE_SETTLES_S)
         watched = self.watched()
         before = read_cpu_s(watched)
         time.sleep(_IDLE_S)
         cores = cores_used(before, read_cpu_s(watched), _IDLE_S)
-        self.clock.say(f"idle: {busiest_cores(cores)}")
+        say(f"idle: {busiest_cores(cores)}")
         return {"cores": cores}
 
     def drain(self, saturation_per_s: float) -> Record:
         """SIGTERM under load: seconds to the exit, and exit codes. The fleet is gone after that."""
         load = self._open("drain", DRAIN_LOAD * saturation_per_s, 3.0, timeout_s=5.0)
-        self.clock.require(load.span_s, load.name)
         start = self._clients.begin(load)
         sleep_until(start + load.warm_s)
         seconds, codes = self._workers.stop()
-        self.clock.say(f"drain at {load.rate_per_s:,.0f}/s: {seconds:.2f} s, exit codes {codes}")
+        say(f"drain at {load.rate_per_s:,.0f}/s: {seconds:.2f} s, exit codes {codes}")
         return {"load": dataclasses.asdict(load), "seconds": seconds, "exit_codes": codes}
 
     def batches(self) -> Record:
@@ -170,31 +164,31 @@ class FleetBench(LoadBench):
 
     def _open(self, name: str, rate_per_s: float, seconds: float, timeout_s: float) -> Load:
         load = Load(name, "ids", *SHORT, rate_per_s=rate_per_s, timeout_s=timeout_s)
-        return dataclasses.replace(load, warm_s=self._bench.warm_s, seconds=seconds)
+        return dataclasses.replace(load, warm_s=self._around.warm_s, seconds=seconds)
 
 
 @contextmanager
-def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> Iterator[tuple[FleetBench, Record]]:
+def open_fleet(around: Around, name: str, spec: FleetSpec, model: Path | None) -> Iterator[tuple[FleetBench, Record]]:
     """Brokers, the worker's commands and the clients; yields the bench, and how the fleet came up."""
-    folder, in_memory = bench.folder / name, broker_folder()
+    folder, in_memory = around.folder / name, broker_folder()
     with (
-        _brokers(bench.num_brokers, in_memory) as brokers,
+        _brokers(around.num_brokers, in_memory) as brokers,
         WorkerFleet(spec, "bench", brokers.bootstrap_servers, folder) as workers,
-        ClientFleet(bench.num_clients, brokers.bootstrap_servers, "bench", model, folder / "clients") as clients,
+        ClientFleet(around.num_clients, brokers.bootstrap_servers, "bench", model, folder / "clients") as clients,
     ):
-        ready_s = workers.wait_until_ready(min(READY_TIMEOUT_S, bench.clock.left_s))
+        ready_s = workers.wait_until_ready(READY_TIMEOUT_S)
         found: dict[str, Any] = {
             "command": workers.command,
             "commands": spec.commands,
             "members": len(workers.members()),
-            "brokers": bench.num_brokers,
+            "brokers": around.num_brokers,
             "broker_files": "disk" if in_memory is None else "memory",
             "ready_s": ready_s,
-            "clients": bench.num_clients,
+            "clients": around.num_clients,
             "environment": dict(spec.environment),
         }
-        bench.clock.say(f"{name}: {found['members']} members ready after {ready_s:.1f} s")
-        yield FleetBench(bench, brokers, workers, clients), found
+        say(f"{name}: {found['members']} members ready after {ready_s:.1f} s")
+        yield FleetBench(around, brokers, workers, clients), found
 
 
 def _brokers(count: int, folder: Path | None) -> KafkaBroker | BrokerCluster:

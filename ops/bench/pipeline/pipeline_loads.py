@@ -1,4 +1,4 @@
-"""The parts of a run of the pipeline, and its loads by device."""
+"""The loads of the pipeline, by device."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,6 @@ from dataclasses import dataclass
 
 from penstock.ops.bench.load.loads import LONG, ROWS, SHORT, Load, special_tokens
 
-# In their order. The second line shares one fleet: what needs the fleet whole comes first.
-PARTS = (
-    "alone",
-    *("idle", "closed", "job", "open", "overload", "kill", "drain"),
-    *("null", "echo", "scale"),
-)
-FLEET_PARTS = ("idle", "closed", "job", "open", "overload", "kill", "drain")
 NULL = "null"
 # Large batches and one lane, because there is no computation. As on a GPU, no batch waits to become fuller.
 NULL_WORKER: Sequence[str] = (

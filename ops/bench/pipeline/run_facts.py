@@ -48,16 +48,6 @@ def checkpoint(model: str | None) -> Path | None:
     return None if model == NULL else Path(model)
 
 
-def with_gpu(header: Record, gpu: Record, count: int) -> Record:
-    """The header with the GPU's description. Several GPUs are a machine of their own."""
-    if not gpu:
-        return header
-    machine = header["machine"]
-    name = gpu["gpu"] if count == 1 else f"{count} x {gpu['gpu']}"
-    versions = {**machine["versions"], **{key: value for key, value in gpu["versions"].items() if value}}
-    return {**header, "machine": {**machine, **gpu, "gpu": name, "versions": versions}}
-
-
 def make_model(shape: str, folder: Path) -> None:
     """A checkpoint with random weights, and a tokenizer whose words are w0, w1, …"""
     import torch
@@ -78,11 +68,13 @@ def make_model(shape: str, folder: Path) -> None:
 def _prepare(model: str | None, folder: str) -> Record:
     import torch
 
-    machine, count = {}, torch.cuda.device_count()
+    machine: Record = {}
+    count = torch.cuda.device_count()
     if count:
         from penstock.ops.bench.gpu.gpu_machine import describe_gpu
 
         machine = describe_gpu()
+        machine["gpu"] = machine["gpu"] if count == 1 else f"{count} x {machine['gpu']}"  # a machine of its own
     chosen = model or (GPU_MODEL if count else None)
     if chosen is not None and chosen in SHAPES:
         made = Path(folder) / chosen

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.ops.bench.common.part_suite import Details
-from penstock.ops.bench.common.setup import Setup
+from penstock.ops.bench.common.setup import Details, Setup
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers
-from penstock.ops.bench.load.load_bench import LoadBench
+from penstock.ops.bench.load.load_bench import LoadBench, say
 from penstock.ops.bench.load.loads import SHORT, Load
 from penstock.ops.bench.serving.policies import KEEPS_DEADLINES, POLICIES, TEI
 from penstock.ops.bench.serving.serving_tables import LOADS
@@ -44,7 +43,7 @@ def _offered(setup: Setup, side: LoadBench, policy: str, share: float, saturatio
     record, calls = side.watch(load)
     measured = calls.begun_within(load.warm_s, load.span_s)
     in_time_per_s = measured.in_time_per_s(_SLO_S, load.seconds)
-    side.clock.say(f"{load.name}: {in_time_per_s:,.0f} of {record['offered_per_s']:,.0f}/s in time")
+    say(f"{load.name}: {in_time_per_s:,.0f} of {record['offered_per_s']:,.0f}/s in time")
     return {**record, "load": share, "slo_s": _SLO_S, "system": policy, "goodput_per_s": in_time_per_s}
 
 

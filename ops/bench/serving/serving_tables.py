@@ -1,7 +1,7 @@
 """Figures and tables of the kept runs of policies through Kafka."""
 
 from penstock.ops.bench.common.kept_tables import Measures, Record
-from penstock.ops.bench.common.measures import Suite
+from penstock.ops.bench.common.measures import Suite, results
 from penstock.ops.bench.common.tables import Grid, Table
 from penstock.ops.bench.serving.policies import POLICIES
 
@@ -10,8 +10,7 @@ LOADS = (0.7, 0.9, 1.2)  # of saturation
 
 def _in_time(record: Record) -> Measures:
     """Percent of all requests that were answered within the objective, by policy and load."""
-    part = record["parts"].get("loads") or {}
-    found = part.get("details", part)  # older runs have the part alone
+    found = results(record).get("loads", {})
     return {
         f"{found['lengths']} tokens, {row['system']}, in time at {row['load']:g}": 100
         * row["goodput_per_s"]

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,12 +50,12 @@ ON_CPU = Sizes(TINY, {"greedy": 8, "beams_4": 4}, (2,), {"greedy": (4,), "beams_
 class GenerationBench(DeviceBench):
     """Each search has a generator of its own, whose graphs are captured."""
 
-    def __init__(self, device: torch.device, seed: int) -> None:
-        super().__init__(device, seed)
-        self.sizes = ON_GPU if device.type == "cuda" else ON_CPU
-        if device.type == "cpu":
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self.sizes = ON_GPU if self.device.type == "cuda" else ON_CPU
+        if self.device.type == "cpu":
             torch.set_num_threads(1)  # operations are too small for more
-        self.model = cache(lambda: random_model(self.sizes.shape, seed))
+        self.model = cache(lambda: random_model(self.sizes.shape, self.seed))
         self.works = cache(self._works)
         self._made = cache(self._make)
         self.saturated_per_s: dict[str, float] = {}  # by search, with late joins: of the parts so far

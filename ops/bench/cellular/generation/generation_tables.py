@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.ops.bench.common.kept_tables import Measures, Record
-from penstock.ops.bench.common.measures import At, Suite
+from penstock.ops.bench.common.measures import At, Suite, results
 from penstock.ops.bench.common.tables import Grid, Table, Targets
 
 SEARCHES = {"greedy": "greedy", "beams_4": "4 beams"}
@@ -18,7 +18,7 @@ def ratios(record: Record) -> Measures:
     """The figures that are compared, as far as their parts have results."""
     found = {}
     for search in SEARCHES:
-        parts = {name: _result(record, f"{name}_{search}") for name in ("continuous", "static", "transformers")}
+        parts = {name: results(record).get(f"{name}_{search}", {}) for name in ("continuous", "static", "transformers")}
         most = {
             name: max(one if isinstance(one, float) else one["requests_per_s"] for one in result.values())
             for name, result in parts.items()
@@ -27,9 +27,9 @@ def ratios(record: Record) -> Measures:
         for other in ("transformers", "static"):
             if {"continuous", other} <= most.keys():
                 found[f"{search}: continuous over {other}"] = most["continuous"] / most[other]
-        if (ways := _result(record, f"arrivals_{search}")) and all(ways.values()):
+        if (ways := results(record).get(f"arrivals_{search}", {})) and all(ways.values()):
             found[f"{search}: continuous over static at equal p99"] = _at_equal_p99(**ways)
-        if steps := _result(record, f"step_{search}"):
+        if steps := results(record).get(f"step_{search}", {}):
             found[f"{search}: step over its floor"] = min(float(one["ratio"]) for one in steps.values())
     return {name: round(ratio, 2) for name, ratio in found.items()}
 
@@ -55,10 +55,10 @@ GENERATION = Suite(
         figure
         for search in SEARCHES
         for figure in (
-            At(f"continuous_{search}.result.*.requests_per_s", f"{search}, continuous, *, req/s"),
-            At(f"static_{search}.result.*.requests_per_s", f"{search}, static, *, req/s"),
-            At(f"transformers_{search}.result.*", f"{search}, transformers, *, req/s"),
-            At(f"step_{search}.result.*.device_us", f"{search}, step, *, µs"),
+            At(f"continuous_{search}.*.requests_per_s", f"{search}, continuous, *, req/s"),
+            At(f"static_{search}.*.requests_per_s", f"{search}, static, *, req/s"),
+            At(f"transformers_{search}.*", f"{search}, transformers, *, req/s"),
+            At(f"step_{search}.*.device_us", f"{search}, step, *, µs"),
         )
     ]
     + [ratios],
@@ -79,8 +79,3 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "generation": Table(GENERATION, _PARTS, [_THROUGHPUT]),
     "generation-targets": Table(GENERATION, _PARTS, [Targets("generation")]),
 }
-
-
-def _result(record: Record, part: str) -> Mapping[str, Any]:
-    """Empty for a part that a run lacks, or that failed."""
-    return (record["parts"].get(part) or {}).get("result") or {}

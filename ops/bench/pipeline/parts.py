@@ -1,0 +1,136 @@
+"""The parts of the pipeline: what each measures of the model's fleet, of the engine alone, and of other fleets."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.ops.bench.common.processes import run_once
+from penstock.ops.bench.contestants.echo import WAYS, bare_echo
+from penstock.ops.bench.contestants.worker_fleet import FleetSpec
+from penstock.ops.bench.load.broker_folder import broker_folder
+from penstock.ops.bench.load.load_bench import BROKER_CONFIG, Record, say
+from penstock.ops.bench.load.loads import LONG, ROWS, SHORT, Load, open_load
+from penstock.ops.bench.load.payloads import max_tokens
+from penstock.ops.bench.pipeline.fleet_bench import FleetBench
+from penstock.ops.bench.pipeline.pipeline_bench import PipelineBench
+from penstock.ops.bench.pipeline.pipeline_loads import NULL, NULL_RATES_PER_S, SCALE_RATE_PER_S, SCALES, closed_loads
+from penstock.ops.kafka import FULL_SPEED, KafkaBroker
+
+_ALONE_MOST_S = 180.0
+_SCALED = ("ids 2-100", "ids 5-500", "a record each", "texts 2-100")  # loads of part `scale`
+_ECHOES = {"cuda": 100_000, "cpu": 20_000}
+
+
+def alone(bench: PipelineBench) -> Record:
+    """The engine alone, and SentenceTransformer.encode, in a process of their own."""
+    if bench.model is None:
+        return {"not_applicable": "the null engine has no model"}
+    requests = {SHORT: bench.sizes.alone_short, LONG: bench.sizes.alone_long}
+    workloads = [
+        (load.name, load.payload, load.low, load.high, requests[load.low, load.high])
+        for load in bench.closed_loads()
+        if load.rows == ROWS
+    ]
+    batches = list(bench.sizes.st_batches)
+    spec = {"model": str(bench.model), "device": "auto", "workloads": workloads, "batches": batches}
+    found = run_once("contestants.engine_alone", spec, bench.folder / "alone.log", _ALONE_MOST_S)
+    for kind in ("engine", "sentence_transformers"):
+        rates = {name: f"{rate['requests_per_s']:,.0f}" for name, rate in found[kind].items()}
+        say(f"{kind} alone, req/s: {rates}")
+    if "sentence_transformers_error" in found:
+        why = found["sentence_transformers_error"]
+        bench.failures["SentenceTransformer.encode"] = {"error": why, "where": "alone", "count": 1}
+    return found
+
+
+def idle(bench: PipelineBench) -> Record:
+    """The cores that the fleet uses without a load."""
+    return bench.fleet.idle()
+
+
+def closed(bench: PipelineBench) -> Record:
+    """Loads that saturate the fleet."""
+    found = _offered(bench.fleet, bench.closed_loads())
+    bench.saturated |= {name: float(load["requests_per_s"]) for name, load in found["loads"].items()}
+    return found
+
+
+def job(bench: PipelineBench) -> Record:
+    """A bulk job."""
+    if bench.model is None:
+        return {"not_applicable": "the null engine takes no texts"}
+    return bench.fleet.job(bench.model, bench.sizes.job_rows)
+
+
+def open_loops(bench: PipelineBench) -> Record:
+    """Poisson arrivals at given rates."""
+    rates = bench.options["rates"] or bench.sizes.rates_per_s
+    return _offered(bench.fleet, [open_load(rate, bench.warm_s, bench.seconds) for rate in rates])
+
+
+def overload(bench: PipelineBench) -> Record:
+    """Twice what saturates the fleet."""
+    return bench.fleet.overload(bench.saturation("ids 2-100"), bench.sizes.deadline_s)
+
+
+def kill(bench: PipelineBench) -> Record:
+    """A member is killed under load."""
+    if bench.fleet.num_members < 2:
+        return {"not_applicable": "the fleet has one member"}
+    return bench.fleet.kill(bench.saturation("shared calls"))
+
+
+def drain(bench: PipelineBench) -> Record:
+    """The fleet is stopped under load."""
+    return bench.fleet.drain(bench.saturation("shared calls"))
+
+
+def fleet(bench: PipelineBench) -> Record:
+    """How the fleet came up, and the batches of its loads."""
+    return bench.described_fleet()
+
+
+def null(bench: PipelineBench) -> Record:
+    """The null engine, in fleets of several commands."""
+    found: dict[str, Any] = {}
+    for members in bench.options["null_members"]:
+        spec = FleetSpec(NULL, bench.null_worker, commands=members, members=members)
+        with bench.other_fleet(f"null-{members}", spec, None) as (workers, described):
+            every = closed_loads(SCALES[NULL], 1.0, bench.seconds, max_tokens=max_tokens(None), texts=False)
+            loads = [load for load in every if load.high == SHORT[1]]
+            loads += [open_load(rate, 1.0, bench.seconds) for rate in NULL_RATES_PER_S]
+            found[f"{members} member{'s' if members > 1 else ''}"] = {**described, **_offered(workers, loads)}
+    return found
+
+
+def echo(bench: PipelineBench) -> Record:
+    """A bare aiokafka echo."""
+    bench.close()
+    found: dict[str, Any] = {}
+    with KafkaBroker(temporary_in=broker_folder(), config=BROKER_CONFIG, jvm_flags=FULL_SPEED) as broker:
+        for way in WAYS:
+            with bare_echo(broker, way, bench.folder) as measure:
+                found[way] = measure(_ECHOES[bench.device])
+            say(f"bare aiokafka echo, {way}: {found[way]['requests_per_s']:,.0f}/s")
+    return found
+
+
+def scale(bench: PipelineBench) -> Record:
+    """The same command on more and more GPUs."""
+    found: dict[str, Any] = {}
+    most = max(bench.options["gpus"])
+    for count in bench.options["gpus"]:
+        spec = FleetSpec(str(bench.model), (*bench.worker_args, "--gpus", ",".join(map(str, range(count)))))
+        with bench.other_fleet(f"gpus-{count}", spec, bench.model) as (workers, described):
+            loads = bench.closed_loads()
+            workers.warm_up(loads[0])
+            chosen = [load for load in loads if load.name in _SCALED]
+            if count == most:
+                chosen.append(open_load(SCALE_RATE_PER_S, bench.warm_s, bench.seconds))
+            record = found[str(count)] = {**described, **_offered(workers, chosen)}
+            if count == most > 1:
+                record["kill"] = workers.kill(record["loads"]["a record each"]["requests_per_s"], whole_gpu=True)
+    return found
+
+
+def _offered(workers: FleetBench, loads: Iterable[Load]) -> Record:
+    return {"loads": {load.name: workers.offer(load) for load in loads}}

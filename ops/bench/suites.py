@@ -1,0 +1,123 @@
+"""All suites, each a declaration. `penstock bench NAME` runs one of them."""
+
+from penstock.ops.bench.cellular.cellular_tables import PARTS as WORKLOADS
+from penstock.ops.bench.cellular.generation.generation_tables import SEARCHES
+from penstock.ops.bench.common.suite import DEVICE, SCALE, SEED, BenchSuite, Option, Part, numbers
+from penstock.ops.bench.pipeline.pipeline_tables import PARTS as PIPELINE_PARTS
+
+_BENCH = "penstock.ops.bench"
+_SETUP = f"{_BENCH}.common.setup:Setup"
+_CPU_LIMIT_S = 3600.0  # also on a machine that others use
+CPU = BenchSuite(
+    name="cpu",
+    about="Workers through Kafka on two cores, beside the engine alone, a bare echo and FastStream.",
+    bench=_SETUP,
+    tables=f"{_BENCH}.cpu.cpu_tables:TABLES",
+    parts={
+        "engine": Part(f"{_BENCH}.cpu.part_engine:run_float32", 60),
+        "engine-bf16": Part(f"{_BENCH}.cpu.part_engine:run_bfloat16", 60),
+        "end-to-end": Part(f"{_BENCH}.cpu.part_kafka:run_end_to_end", 200),
+        "latency": Part(f"{_BENCH}.cpu.part_kafka:run_latency", 200),
+        "null": Part(f"{_BENCH}.cpu.part_null:run_null", 90),
+        "memory": Part(f"{_BENCH}.cpu.part_null:run_memory", 60),
+    },
+    time_limit_s=_CPU_LIMIT_S,
+    options=[SCALE],
+    cores=2,
+)
+DELIVERY = BenchSuite(
+    name="delivery",
+    about="Poison, crashes, rolling restarts and the cost of exactly_once, beside FastStream and an earlier commit.",
+    bench=_SETUP,
+    tables=f"{_BENCH}.delivery.delivery_tables:TABLES",
+    parts={
+        "poison": Part(f"{_BENCH}.delivery.part_poison:run_poison", 120),
+        "crash": Part(f"{_BENCH}.delivery.part_crash:run_crash", 180),
+        "crash-default": Part(f"{_BENCH}.delivery.part_crash:run_default", 120),
+        "roll": Part(f"{_BENCH}.delivery.part_roll:run_roll", 150),
+        "modes": Part(f"{_BENCH}.delivery.part_turns:run_modes", 120),
+        "modes-minilm": Part(f"{_BENCH}.delivery.part_turns:run_modes_minilm", 120),
+        "before": Part(f"{_BENCH}.delivery.part_turns:run_before", 120, needs="before"),
+    },
+    time_limit_s=_CPU_LIMIT_S,
+    options=[SCALE, Option("before", None, "an earlier commit, for the part of this name")],
+    cores=2,
+)
+SERVING = BenchSuite(
+    name="serving-kafka",
+    about="Batching policies through Kafka: the share of requests that each answers in time.",
+    bench=_SETUP,
+    tables=f"{_BENCH}.serving.serving_tables:TABLES",
+    parts={"loads": Part(f"{_BENCH}.serving.part_loads:run", 400)},
+    time_limit_s=_CPU_LIMIT_S,
+    options=[SCALE],
+    cores=2,
+)
+GPU = BenchSuite(
+    name="gpu",
+    about="The engine on a GPU beside its alternatives and its floor.",
+    bench=f"{_BENCH}.gpu.bench:Bench",
+    tables=f"{_BENCH}.gpu.gpu_tables:TABLES",
+    parts={
+        name: Part(f"{_BENCH}.gpu.parts.{name}:run", budget_s)
+        for name, budget_s in (
+            *(("ceilings", 2), ("parity", 8), ("kernels", 5), ("products", 5)),
+            *(("single", 32), ("backlog", 58), ("fill", 8)),
+        )
+    },
+    time_limit_s=180.0,
+    options=[DEVICE, SEED],
+)
+CELLULAR = BenchSuite(
+    name="cellular",
+    about="Cellular batching beside the policies before it: an LSTM and a TreeLSTM, as in BatchMaker's paper.",
+    bench=f"{_BENCH}.cellular.cellular_bench:CellularBench",
+    tables=f"{_BENCH}.cellular.cellular_tables:TABLES",
+    parts={name: Part(f"{_BENCH}.cellular.evaluation:run", 40, (name,)) for name in WORKLOADS},
+    time_limit_s=240.0,
+    options=[DEVICE, SEED],
+)
+_BUDGETS_S = {"step": 14, "continuous": 8, "static": 8, "transformers": 14, "arrivals": 12}
+GENERATION = BenchSuite(
+    name="generation",
+    about="Encoder-decoder generation on a GPU beside transformers.",
+    bench=f"{_BENCH}.cellular.generation.generation_bench:GenerationBench",
+    tables=f"{_BENCH}.cellular.generation.generation_tables:TABLES",
+    parts={
+        f"{part}_{search}": Part(f"{_BENCH}.cellular.generation.generation_parts:{part}", budget_s, (search,))
+        for search in SEARCHES
+        for part, budget_s in _BUDGETS_S.items()
+    },
+    time_limit_s=150.0,
+    options=[DEVICE, SEED],
+)
+PIPELINE = BenchSuite(
+    name="pipeline",
+    about="Workers behind a real Kafka as a user starts them, beside the engine alone, a null engine and an echo.",
+    bench=f"{_BENCH}.pipeline.pipeline_bench:PipelineBench",
+    tables=f"{_BENCH}.pipeline.pipeline_tables:TABLES",
+    parts={
+        name: Part(f"{_BENCH}.pipeline.parts:{function}", budget_s, needs="gpus" if name == "scale" else "")
+        for name, (function, budget_s) in PIPELINE_PARTS.items()
+    },
+    time_limit_s=600.0,
+    options=[
+        Option(
+            "model",
+            None,
+            "a checkpoint; bert-base or bert-tiny, with random weights; null. Default: the demo's, on a GPU bert-base",
+        ),
+        Option("worker_args", "", "further arguments of the model's `penstock worker`, in one string"),
+        Option("null_args", "", "the same for the null engine's workers"),
+        Option("commands", 1, "worker commands of the model's fleet, each started in the same way", int),
+        Option("members", None, "members of the model's fleet, to wait for; default: as many as come up", int),
+        Option("null_members", [1, 3], "sizes of the null engine's fleets, such as 1,3", numbers),
+        Option("gpus", None, "numbers of GPUs for part scale, such as 1,2,4", numbers),
+        Option("brokers", 1, "of each fleet; three share the partitions", int, (1, 3)),
+        Option("clients", None, "client processes; default: one for two cores, at most 32", int),
+        Option("rates", None, "open loops, requests/s; default: 1000,8000,10000,25000, on a CPU 50,200", numbers),
+        Option("warm_s", 2.0, "seconds of each load that are not measured", float),
+        Option("seconds", 4.0, "measured seconds of each load", float),
+    ],
+)
+SUITES = {one.name: one for one in (CPU, DELIVERY, SERVING, GPU, CELLULAR, GENERATION, PIPELINE)}
