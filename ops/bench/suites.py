@@ -62,10 +62,10 @@ GPU = BenchSuite(
         name: Part(f"{_BENCH}.gpu.parts.{name}:run", budget_s)
         for name, budget_s in (
             *(("ceilings", 2), ("parity", 8), ("kernels", 5), ("products", 5)),
-            *(("single", 32), ("backlog", 58), ("fill", 8)),
+            *(("single", 32), ("fill", 8)),
         )
     },
-    time_limit_s=180.0,
+    time_limit_s=120.0,
     options=[DEVICE, SEED],
 )
 CELLULAR = BenchSuite(

@@ -2,9 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,20 +17,15 @@ from penstock.engine.model.forward import forward
 from penstock.ops.bench.common import lengths
 from penstock.ops.bench.common.runner import is_failed, run_suite
 from penstock.ops.bench.common.runs import Run
-from penstock.ops.bench.gpu.contestants import packed_torch, unpadded
+from penstock.ops.bench.gpu.contestants import packed_torch
 from penstock.ops.bench.gpu.contestants.contestant import contestants, of_one_batch
 from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES, geomean
-from penstock.ops.bench.gpu.parts.backlog import medians
 from penstock.ops.bench.gpu.request_batches import (
-    by_budget,
-    by_count,
-    by_length,
     pack,
     pad,
     padded_width,
     random_requests,
 )
-from penstock.ops.bench.gpu.timing import UNTIMED_PASSES, in_turn_s
 from penstock.ops.bench.suites import GPU as SUITE
 
 
@@ -59,23 +51,6 @@ def test_at_0_6_lengths_span_from_a_fifth_of_the_maximum_to_it() -> None:
         lengths.around_mean(500, 1.5, 1, 0)
 
 
-def test_the_squad_lengths_are_the_file_in_another_order() -> None:
-    drawn = lengths.squad(3)
-    assert len(drawn) == 1414
-    assert 1 <= drawn.min() <= drawn.max() <= 384
-    assert sorted(drawn) == sorted(lengths.squad(4))
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 80))
-def test_batches_by_budget_keep_order_and_budget_and_are_full(sizes: list[int], budget: int) -> None:
-    requests = random_requests(np.array(sizes), 30_000, 0)
-    batches = by_budget(requests, budget)
-    assert [id(request) for batch in batches for request in batch] == [id(request) for request in requests]
-    tokens = [sum(map(len, batch)) for batch in batches]
-    assert all(total <= budget or len(batch) == 1 for total, batch in zip(tokens, batches, strict=True))
-    assert all(tokens[i] + len(batches[i + 1][0]) > budget for i in range(len(batches) - 1))
-
-
 def test_packing_and_padding_hold_the_same_tokens() -> None:
     requests = random_requests(np.array([3, 11, 1]), 30_000, 0)
     ids, mask = pad(requests)
@@ -85,8 +60,6 @@ def test_packing_and_padding_hold_the_same_tokens() -> None:
     assert ids[mask == 1].tolist() == batch.token_ids.tolist()
     assert batch.cu_seqlens.tolist() == [0, 3, 14, 15]
     assert pad(requests[:1])[1] is None
-    assert [len(request) for request in by_length(requests)] == [1, 3, 11]
-    assert [len(part) for part in by_count(requests, 2)] == [2, 1]
 
 
 @given(st.integers(1, 20_000), st.integers(0, 100))
@@ -102,13 +75,13 @@ def test_the_mean_of_ratios_is_geometric() -> None:
 
 
 def test_every_contestant_is_found_and_none_shares_a_name() -> None:
-    names = [field[0] for one in contestants() for field in (one.resident, one.hosted, one.backlog) if field]
-    assert {"ours", "floor", "transformers SDPA", "packed torch, one graph", unpadded.UNPADDED} <= set(names)
+    names = [field[0] for one in contestants() for field in (one.resident, one.hosted) if field]
+    assert {"ours", "floor", "transformers SDPA", "packed torch, one graph"} <= set(names)
     bench: Any = None  # nothing is made yet
     usual = {"ours", "ours, from the host", "transformers SDPA", "packed torch, one graph", "floor"}
     assert of_one_batch(bench, []).keys() >= usual
     assert of_one_batch(bench, [], all_hosted=True).keys() >= {"transformers SDPA, from the host"}
-    for kind in ("resident", "hosted", "backlog"):
+    for kind in ("resident", "hosted"):
         own = [getattr(one, kind)[0] for one in contestants() if getattr(one, kind)]
         assert len(own) == len(set(own))
 
@@ -117,8 +90,6 @@ def test_the_tables_of_a_run_show_what_was_measured_and_why_a_contestant_was_not
     text = SUITE.shown(Run(Path(), RECORD))
     for shown in (
         "| one request, 2-100 tokens, inputs on the device, ms | 1.300 |",
-        "| 2-100 | ours | 50.00 | 0.500 |",
-        "| 2-100 | sentence-transformers | not run: no flash-attn |",
         "| bias + residual + LayerNorm, 4,096 tokens | 10.00 | 9.000 | 20.00 | 0.800 |",
         "| attention, 16,384 tokens of 2-100 | 40.00 | 97.00 | 23.80 |",
     ):
@@ -133,49 +104,7 @@ def test_a_part_that_failed_leaves_no_measure() -> None:
     assert SUITE.shown(Run(Path(), empty)) == ""
     assert is_failed(RECORD["parts"]["single"])
     assert is_failed(RECORD["parts"]["fill"])
-    assert not is_failed(RECORD["parts"]["backlog"])
-
-
-def test_contestants_take_turns_after_the_same_warm_up_and_every_round_is_kept() -> None:
-    passes: list[str] = []
-    failures: list[str] = []
-
-    def work(name: str) -> Callable[[], object]:
-        return lambda: passes.append(name)
-
-    def seconds_of(run: Callable[[], object]) -> float:
-        run()
-        if passes[-1] == "broken" and passes.count("broken") > 3:
-            raise RuntimeError("out of memory")
-        return float(len(passes))
-
-    @contextmanager
-    def guarded(name: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError:
-            failures.append(name)
-
-    names = ("ours", "broken", "theirs")
-    rounds = in_turn_s({name: work(name) for name in names}, 3, guarded, seconds_of)
-    assert passes == [*names] * (UNTIMED_PASSES + 3)
-    assert rounds == {"ours": [7.0, 10.0, 13.0], "broken": [8.0], "theirs": [9.0, 12.0, 15.0]}
-    assert failures == ["broken", "broken"]
-    assert medians(rounds)["theirs"] == 12.0
-    assert medians({"never": []}) == {}
-
-
-def test_padding_is_left_out_of_sentence_transformers_only_with_flash_attention() -> None:
-    assert (unpadded.missing() is None) == (find_spec("flash_attn") is not None)
-
-
-def test_flattened_inputs_are_those_of_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor, **_: tensor)
-    inputs = unpadded.flattened_inputs(random_requests(np.array([3, 2]), 2000, 0))
-    assert inputs["input_ids"].shape == (1, 5)
-    assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
-    assert inputs["cu_seq_lens_q"].tolist() == [0, 3, 5]
-    assert inputs["max_length_q"] == 3
+    assert not is_failed(RECORD["parts"]["kernels"])
 
 
 @pytest.mark.slow
@@ -190,7 +119,6 @@ def test_without_a_gpu_every_part_says_so(tmp_path: Path) -> None:
 def test_measures_are_taken_within_the_run() -> None:
     found = GPU.measures(RECORD)
     assert found["one request, 2-100 tokens, ours, over the floor"] == pytest.approx(1.3)
-    assert found["backlog, 2-100, share of the floor"] == pytest.approx(0.5)
     assert found["kernel, attention, 16,384 tokens of 2-100, time over FlashAttention-2"] == pytest.approx(40 / 97)
 
 
@@ -257,21 +185,6 @@ RECORD: dict[str, Any] = {
         "single": _part(
             {"workloads": [{"low": 2, "high": 100, "points": [{"tokens": 9, "ms": {"ours": 1.3, "floor": 1.0}}]}]},
             failures={"packed torch": {"error": "RuntimeError: no", "where": "single 9 tokens", "count": 2}},
-        ),
-        "backlog": _part(
-            {
-                "workloads": [
-                    {
-                        "name": "2-100",
-                        "requests": 100,
-                        "tokens": 5000,
-                        "seconds": {"ours": 2.0, "floor": 1.0},
-                        "rounds_s": {"ours": [1.9, 2.0, 2.1], "floor": [1.0, 1.0, 1.0]},
-                        "not_run": {"sentence-transformers": "no flash-attn"},
-                        "tried": {"ours": {"8192": 2.0, "16384": 1.6}, "floor": {"8192": 1.3, "16384": 1.2}},
-                    }
-                ]
-            }
         ),
         "kernels": _part(
             {

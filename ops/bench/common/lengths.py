@@ -1,13 +1,9 @@
 """Sequence lengths of the workloads. The same seed gives the same lengths on every machine."""
 
-from importlib.resources import files
-
 import numpy as np
 import numpy.typing as npt
 
 Lengths = npt.NDArray[np.int64]
-
-SQUAD_FILE = "squad11_dev_slice_lengths.csv"
 
 
 def uniform(low: int, high: int, count: int, seed: int) -> Lengths:
@@ -33,9 +29,3 @@ def filling(tokens: int, low: int, high: int, seed: int) -> Lengths:
     lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), tokens)) + 1]
     lengths[-1] -= lengths.sum() - tokens
     return lengths
-
-
-def squad(seed: int) -> Lengths:
-    """The 1,414 lengths of the SQuAD slice, in random order: the file's neighbours are windows of one text."""
-    text = files("penstock.ops.bench.common").joinpath(SQUAD_FILE).read_text(encoding="utf-8")
-    return np.random.default_rng(seed).permutation(np.array([int(line) for line in text.split()], np.int64))

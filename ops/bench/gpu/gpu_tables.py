@@ -14,8 +14,6 @@ from penstock.ops.bench.common.verdicts import Spread
 
 OURS, FLOOR, SDPA, PACKED = "ours", "floor", "transformers SDPA", "packed torch"
 FROM_HOST = ", from the host"
-_SDPA_SORTED = f"{SDPA}, sorted, batch 256"
-_BACKLOGS = {"2-100": "2-100 tokens", "5-500": "5-500 tokens", "SQuAD slice": "SQuAD slice"}
 _RANGES = ("2-100", "5-500")
 
 Point = Mapping[str, Any]  # has "ms": contestant -> milliseconds
@@ -29,15 +27,6 @@ def _single(record: Record) -> Measures:
         found |= {f"{work}, {name}, ms": _mean_ms(points, name) for name in _contestants(points)}
         for name in (OURS, f"{OURS}{FROM_HOST}"):
             found[f"{work}, {name}, over the floor"] = _mean_ms(points, name) / _mean_ms(points, FLOOR)
-    return found
-
-
-def _backlog_rates(record: Record) -> Measures:
-    """Requests a second by backlog and contestant."""
-    found: dict[str, float] = {}
-    for work in results(record).get("backlog", {}).get("workloads", []):
-        for name, seconds in work["seconds"].items():
-            found[f"backlog, {work['name']}, {name}, req/s"] = work["requests"] / seconds
     return found
 
 
@@ -56,8 +45,6 @@ GPU = Suite(
     "gpu",
     (
         _single,
-        _backlog_rates,
-        From("backlog, *, share of the floor", ("backlog, *, ours, req/s", "backlog, *, floor, req/s")),
         At(f"{_KERNEL}.share_of_copy", "kernel, *, * tokens, share of the copy", keys=(str, _THOUSANDS)),
         At(f"{_KERNEL}.us", "kernel, *, * tokens, µs", keys=(str, _THOUSANDS)),
         At(f"{_KERNEL}.torch_us", "kernel, *, * tokens, torch, µs", keys=(str, _THOUSANDS)),
@@ -85,19 +72,9 @@ GPU = Suite(
 
 
 def _headline(figures: Figures, runs: Sequence[Run]) -> str:
-    rows = [row for lengths in _BACKLOGS for row in _backlog_row(figures, lengths)]
-    rows += [row for lengths in _RANGES for row in _single_rows(figures, lengths)]
+    rows = [row for lengths in _RANGES for row in _single_rows(figures, lengths)]
     columns = ["work", "penstock", "best alternative of the run", "transformers SDPA", "cuBLAS products alone"]
     return table(columns, rows) if rows else ""
-
-
-def _backlog_row(figures: Figures, lengths: str) -> list[list[str]]:
-    prefix = f"backlog, {lengths}, "
-    best = best_of(figures, prefix, ", req/s")
-    if best is None or f"{prefix}{OURS}, req/s" not in figures:
-        return []
-    ours, theirs, floor = (str(figures.get(f"{prefix}{name}, req/s", "")) for name in (OURS, _SDPA_SORTED, FLOOR))
-    return [[f"backlog of 4,096 requests, {_BACKLOGS[lengths]}, req/s", ours, f"{best[0]}: {best[1]}", theirs, floor]]
 
 
 def _single_rows(figures: Figures, lengths: str) -> list[list[str]]:
@@ -106,7 +83,7 @@ def _single_rows(figures: Figures, lengths: str) -> list[list[str]]:
         return []
     rows = []
     for work, suffix in (("inputs on the device", ""), ("from the host", FROM_HOST)):
-        best = best_of(figures, prefix, f"{suffix}, ms", lowest=True)
+        best = best_of(figures, prefix, f"{suffix}, ms")
         beside = "not measured" if best is None else f"{best[0]}: {best[1]}"
         names = (f"{OURS}{suffix}", f"{SDPA}{suffix}", FLOOR)
         shown, theirs, floor = (str(figures.get(f"{prefix}{name}, ms", "")) for name in names)
@@ -114,23 +91,11 @@ def _single_rows(figures: Figures, lengths: str) -> list[list[str]]:
     return rows
 
 
-def best_of(figures: Figures, prefix: str, unit: str, *, lowest: bool = False) -> tuple[str, Spread] | None:
+def best_of(figures: Figures, prefix: str, unit: str) -> tuple[str, Spread] | None:
     """The alternative with the best median: neither ours nor the floor."""
     named = {name: one for name, one in _named(figures, prefix, unit).items() if not name.endswith(FROM_HOST)}
     others = {name: one for name, one in named.items() if not name.startswith(OURS) and name != FLOOR}
-    choose = min if lowest else max
-    return choose(others.items(), key=lambda item: item[1].median) if others else None
-
-
-def _backlogs(figures: Figures, runs: Sequence[Run]) -> str:
-    rows: list[list[Any]] = []
-    for lengths in _BACKLOGS:
-        found = _named(figures, f"backlog, {lengths}, ", ", req/s")
-        for name, rate in sorted(found.items(), key=lambda item: -item[1].median):
-            rows.append([lengths, name, str(rate), rate.median / found[FLOOR].median if FLOOR in found else None])
-    for workload in results(runs[-1].record).get("backlog", {}).get("workloads", []):
-        rows += [[workload["name"], name, f"not run: {why}", ""] for name, why in workload["not_run"].items()]
-    return table(["tokens", "contestant", "req/s", "share of the floor"], rows) if rows else ""
+    return min(others.items(), key=lambda item: item[1].median) if others else None
 
 
 def _named(figures: Figures, prefix: str, suffix: str) -> dict[str, Spread]:
@@ -185,10 +150,9 @@ _OTHER_FIGURES = Grid(
         "{*}",
     ),
 )
-_WITH_TARGETS = ("single", "backlog", "kernels")
+_WITH_TARGETS = ("single", "kernels")
 TABLES: Mapping[str, Callable[[], str]] = {
-    "gpu-headline": Table(GPU, ["backlog", "single"], [_headline]),
-    "gpu-backlog": Table(GPU, ["backlog"], [_backlogs]),
+    "gpu-headline": Table(GPU, ["single"], [_headline]),
     "gpu-kernels": Table(GPU, ["kernels"], [_KERNELS, _KERNELS_OF_ATTENTION]),
     "gpu-others": Table(GPU, ["fill", "ceilings", "products", "parity"], [_OTHER_WORKS, _OTHER_FIGURES]),
     "gpu-targets": Table(GPU, _WITH_TARGETS, [Targets("gpu")]),

@@ -1,4 +1,4 @@
-"""Requests of random tokens, and their batches: packed by a budget of tokens, or padded by a count."""
+"""Requests of random tokens, and batches of them: packed or padded."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,6 @@ from penstock.engine import PackedBatch, TaskOptions
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.lengths import Lengths
 
-BUDGETS = (8192, 16_384, 32_768)  # tokens a batch, of a backlog
 _FIRST_ID = 1000  # below it are BERT's special and unused tokens
 _OPTIONS = TaskOptions("embed")
 _PAD_MULTIPLE = 8  # fast on tensor cores; transformers recommends it
@@ -23,29 +22,6 @@ def random_requests(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32A
 def pack(requests: Sequence[Int32Array]) -> PackedBatch:
     """A packed batch of requests."""
     return PackedBatch.of(requests, [_OPTIONS] * len(requests))
-
-
-def by_budget(requests: Sequence[Int32Array], max_tokens: int) -> list[list[Int32Array]]:
-    """Batches in the given order, each filled up to `max_tokens`; a longer request is a batch of its own."""
-    batches: list[list[Int32Array]] = []
-    tokens = 0
-    for request in requests:
-        tokens += len(request)
-        if not batches or tokens > max_tokens:
-            batches.append([])
-            tokens = len(request)
-        batches[-1].append(request)
-    return batches
-
-
-def by_count(requests: Sequence[Int32Array], count: int) -> list[Sequence[Int32Array]]:
-    """Batches of `count` requests in the given order."""
-    return [requests[start : start + count] for start in range(0, len(requests), count)]
-
-
-def by_length(requests: Sequence[Int32Array]) -> list[Int32Array]:
-    """The requests, shortest first."""
-    return sorted(requests, key=len)
 
 
 def num_tokens(requests: Sequence[Int32Array]) -> int:

@@ -1,17 +1,14 @@
 """Timing on the device: events, medians, and contestants in turn."""
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
 
 REPEATS = 20
 WARM_UPS = 4  # the engine captures a graph when a shape comes for the second time
-UNTIMED_PASSES = 2  # over a backlog, for the same reason
 _GRAPH_REPLAYS = 25
 
 Work = Callable[[], object]
@@ -48,25 +45,6 @@ def wall_s(work: Work) -> float:
     work()
     torch.cuda.synchronize()
     return time.perf_counter() - started
-
-
-def in_turn_s(
-    contestants: Mapping[str, Work],
-    rounds: int,
-    guarded: Callable[[str], AbstractContextManager[None]],
-    seconds_of: Callable[[Work], float] = wall_s,
-) -> dict[str, list[float]]:
-    """Seconds of every round of each contestant, taking turns, after UNTIMED_PASSES that warm up each alike.
-
-    `guarded(name)` surrounds each pass; it may swallow an error of that contestant, which then has fewer rounds.
-    """
-    measured: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn, (name, work) in itertools.product(range(UNTIMED_PASSES + rounds), contestants.items()):
-        with guarded(name):
-            seconds = seconds_of(work)
-            if turn >= UNTIMED_PASSES:
-                measured[name].append(seconds)
-    return measured
 
 
 class Recorder:

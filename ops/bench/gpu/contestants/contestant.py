@@ -1,7 +1,7 @@
-"""What a contestant gives the parts: work of one batch, and ways to work off a backlog."""
+"""What a contestant gives the parts: work of one batch."""
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -11,9 +11,7 @@ from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.timing import Work
 
 Requests = Sequence[Int32Array]
-Ways = Mapping[str, Work]  # by what sets one apart; each works off the whole backlog
 MakeWork = Callable[[Bench, Requests], Work]
-MakeWays = Callable[[Bench, Requests], Ways]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +23,6 @@ class Contestant:
 
     resident: tuple[str, MakeWork] | None = None  # of one batch, whose inputs are on the device already
     hosted: tuple[str, MakeWork] | None = None  # of one batch of token ids on the host, with all that they need
-    backlog: tuple[str, MakeWays] | None = None  # batching, packing or padding, and upload are in its time
-    missing: Callable[[], str | None] = lambda: None  # what this machine lacks for it
 
 
 @cache

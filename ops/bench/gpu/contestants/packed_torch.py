@@ -1,7 +1,6 @@
 """The same packed forward pass by torch's own operators and its FlashAttention-2: once, or in one CUDA graph."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -13,9 +12,9 @@ from penstock.engine.model.forward import forward
 from penstock.engine.model.weights import Attention, Embeddings, Encoder, Norm, PlainAttention
 from penstock.engine.types import PackedBatch
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.contestants.contestant import Contestant, Requests, Ways
+from penstock.ops.bench.gpu.contestants.contestant import Contestant, Requests
 from penstock.ops.bench.gpu.gpu_tables import FROM_HOST, PACKED
-from penstock.ops.bench.gpu.request_batches import BUDGETS, by_budget, pack
+from penstock.ops.bench.gpu.request_batches import pack
 from penstock.ops.bench.gpu.timing import Work
 
 
@@ -95,22 +94,8 @@ def _hosted(bench: Bench, requests: Requests) -> Work:
     return lambda: forward(encoder, _uploaded(encoder, requests))
 
 
-def _ways(bench: Bench, requests: Requests) -> Ways:
-    encoder = bench.prepared
-
-    def once(budget: int) -> None:
-        for group in by_budget(requests, budget):
-            forward(encoder, _uploaded(encoder, group))
-
-    return {f"{budget} tokens a batch": partial(once, budget) for budget in BUDGETS}
-
-
 def _layer_norm(x: Tensor, norm: Norm) -> Tensor:
     return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
 
 
-CONTESTANTS = (
-    Contestant(
-        resident=(f"{PACKED}, one graph", _graph), hosted=(f"{PACKED}{FROM_HOST}", _hosted), backlog=(PACKED, _ways)
-    ),
-)
+CONTESTANTS = (Contestant(resident=(f"{PACKED}, one graph", _graph), hosted=(f"{PACKED}{FROM_HOST}", _hosted)),)
