@@ -16,7 +16,6 @@ from penstock.ops.bench.delivery import delivery_tables
 from penstock.ops.bench.gpu import gpu_tables
 from penstock.ops.bench.pipeline import pipeline_tables
 from penstock.ops.bench.serving import serving_tables
-from penstock.ops.bench.serving.scheduler_constants import constant_table
 from penstock.ops.chaos import chaos_tables as chaos
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +28,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **delivery_tables.TABLES,
     **gpu_tables.TABLES,
     **serving_tables.TABLES,
-    "scheduler-constants": constant_table,
     "chaos": chaos.outcomes,
     "chaos-faults": chaos.faults,
 }
@@ -48,8 +46,8 @@ def stale_files() -> dict[Path, str]:
 
 
 def markdown_files(root: Path) -> list[Path]:
-    """Those of the repository's first level, of its `ops` folder and of the scheduler."""
-    return sorted([*root.glob("*.md"), *root.glob("ops/**/*.md"), *root.glob("scheduler/*.md")])
+    """Those of the repository's first level and of its `ops` folder."""
+    return sorted([*root.glob("*.md"), *root.glob("ops/**/*.md")])
 
 
 def regenerated(text: str) -> str:

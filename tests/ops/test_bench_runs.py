@@ -1,10 +1,8 @@
 """Kept runs: where they lie, which of them count, and the tables that are made of them."""
 
-import ast
 import json
 import math
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from penstock.ops.bench.common.tables import Grid, Table, each
 from penstock.ops.bench.common.verdicts import Spread, Target, spread, targets
 from penstock.ops.bench.cpu.cpu_tables import SUITE as CPU
 from penstock.ops.bench.gpu.gpu_tables import GPU
-from penstock.ops.bench.serving.scheduler_constants import CONSTANTS, value
 from penstock.ops.figures import tables as figures
 
 MACHINE: dict[str, Any] = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {"torch": "2.15"}, "commit": "a" * 40}
@@ -107,33 +104,6 @@ def test_a_figure_of_fewer_runs_than_the_caption_says_so() -> None:
     assert str(Spread((35_591.0,), 3)) == "35,591 (1 run)"
     assert str(Spread((3.0, 1.0), 3)) == "2.000 (1.000 to 3.000, 2 runs)"
     assert str(Spread((3.0, 1.0), 2)) == "2.000 (1.000 to 3.000)"
-
-
-def test_every_number_of_the_scheduler_has_a_reason() -> None:
-    """The table `scheduler-constants` holds every number that a scheduler module assigns to an upper-case name."""
-    root = figures.ROOT / "scheduler"
-    assigned = {
-        ".".join([*path.relative_to(root).with_suffix("").parts, name.id])
-        for path in root.rglob("*.py")
-        if path != root / "cellular" / "arrays.py"  # positions of fields, which are not tuned
-        for statement in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(statement, ast.Assign | ast.AnnAssign)
-        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
-        for name in ast.walk(target)
-        if isinstance(name, ast.Name) and name.id.isupper()
-    }
-    modules = {place: import_module(f"penstock.scheduler.{place.rpartition('.')[0]}") for place in assigned}
-    numbers = {
-        place for place, module in modules.items() if isinstance(getattr(module, place.rpartition(".")[2]), int | float)
-    }
-    assert numbers
-    assert numbers <= CONSTANTS.keys()
-    assert all(math.isfinite(value(place)) for place in CONSTANTS)
-
-
-def test_a_table_of_the_schedulers_page_is_kept_current() -> None:
-    root = figures.ROOT
-    assert root / "scheduler" / "ABLATION.md" in figures.markdown_files(root)
 
 
 @pytest.mark.parametrize(("suite", "measures"), [("cpu", CPU.measures), ("gpu", GPU.measures)])

@@ -1,1 +1,1 @@
-"""Batching policies beside each other, through Kafka; and what chose each constant of the scheduler."""
+"""Batching policies beside each other, through Kafka."""
