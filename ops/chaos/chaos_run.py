@@ -12,6 +12,7 @@ import numpy as np
 from aiokafka.errors import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
 
+from penstock.ops.bench.load.records import read_topics, topic_ids
 from penstock.ops.chaos.chaos_settings import ChaosSettings
 from penstock.ops.chaos.faults import access
 from penstock.ops.chaos.faults.faults import Faults, moments
@@ -22,7 +23,6 @@ from penstock.ops.chaos.fleet.worker_command import WorkerCommand
 from penstock.ops.chaos.load.asked import Ids
 from penstock.ops.chaos.load.calls import CALL_S, REPLIES, Calls
 from penstock.ops.chaos.load.raw_load import RAW_REPLIES, RawLoad
-from penstock.ops.chaos.load.records import read_topics, topic_ids
 from penstock.ops.chaos.verdict.commit_log import read_commits
 from penstock.ops.chaos.verdict.commit_watch import CommitWatch
 from penstock.ops.chaos.verdict.fault_effects import KILLS, MOST_RECOVERY_S, SLOW_S

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
+from penstock.ops.bench.load.records import Record
 from penstock.ops.chaos.faults.faults import Injected
 from penstock.ops.chaos.load.asked import AnswerSeen, Asked, LetterSeen
-from penstock.ops.chaos.load.records import Record
 from penstock.ops.chaos.verdict.answered_otherwise import answered_otherwise, verdict
 
 GOOD = frozenset({"", "expired", "overloaded"})

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from penstock.ops.bench.load.records import Record
 from penstock.ops.chaos.faults.faults import Injected
 from penstock.ops.chaos.load.asked import AnswerSeen, Asked
-from penstock.ops.chaos.load.records import Record
 from penstock.ops.chaos.verdict.fault_effects import KILLS, Latencies, check_effects, effects, worst
 
 REQUESTS = "requests"

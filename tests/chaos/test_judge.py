@@ -14,8 +14,8 @@ import msgpack
 import numpy as np
 import pytest
 
+from penstock.ops.bench.load.records import Headers, Record
 from penstock.ops.chaos.load.asked import Ids
-from penstock.ops.chaos.load.records import Headers, Record
 from penstock.ops.chaos.verdict.commit_log import Commit
 from penstock.ops.chaos.verdict.joint_letters import alone
 from penstock.ops.chaos.verdict.judge import Judge

@@ -19,12 +19,12 @@ from penstock.ops.bench.common.part_bench import DeadlinePassed, PartBench, dead
 from penstock.ops.bench.common.part_runner import run_part
 from penstock.ops.bench.common.processes import (
     ProcessFailed,
-    Service,
     cores_used,
     cpu_s,
     descendants,
     rss_bytes,
     run_once,
+    serving,
 )
 from penstock.ops.bench.common.runner import run_suite
 from penstock.ops.bench.common.setup import shuffled_texts
@@ -114,9 +114,9 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
         run_once("contestants.echo", {"role": "nobody"}, tmp_path / "log")
     with (
         pytest.raises(ProcessFailed, match="No such role"),
-        Service("contestants.echo", {"role": "nobody"}, tmp_path / "log") as it,
+        serving("contestants.echo", {"role": "nobody"}, tmp_path / "log") as pid,
     ):
-        os.waitid(os.P_PID, it.pid, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def test_the_machine_is_described_in_json() -> None:

@@ -15,24 +15,11 @@ Measures = Mapping[str, float]  # name -> figure, of one run
 NONE_KEPT = "No run has been kept."
 
 
-def of_each_machine(
-    suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path = RESULTS
-) -> str:
+def sections(suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path) -> list[str]:
     """`section` of every machine's current runs, each with its caption; the machine measured last comes first.
 
     `parts` are those that `section` takes figures of.
     """
-    return "\n\n".join(_sections(suite, parts, section, root)) or NONE_KEPT
-
-
-def of_newest_machine(
-    suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path = RESULTS
-) -> str:
-    """As `of_each_machine`, for the machine measured last alone."""
-    return next(iter(_sections(suite, parts, section, root)), NONE_KEPT)
-
-
-def _sections(suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path) -> list[str]:
     found = [current_runs(suite, machine, root, parts) for machine in machines(suite, root)]
     runs = [current for current in found if not current[-1].record["parts"].keys().isdisjoint(parts)]
     runs.sort(key=lambda current: str(current[-1].record["started"]), reverse=True)

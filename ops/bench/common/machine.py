@@ -4,7 +4,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def describe_machine() -> dict[str, Any]:
         "flags": {flag: flag in flags for flag in _FLAGS},
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
-        "versions": {"python": platform.python_version(), "kafka": jar_dir().name, **_versions()},
+        "versions": {"python": platform.python_version(), "kafka": jar_dir().name, **installed(_PACKAGES)},
         "commit": _commit(),
     }
 
@@ -69,9 +69,10 @@ def _cpuinfo() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _versions() -> dict[str, str | None]:
+def installed(packages: Iterable[str]) -> dict[str, str | None]:
+    """The version of each package; None where there is none."""
     versions: dict[str, str | None] = {}
-    for name in _PACKAGES:
+    for name in packages:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

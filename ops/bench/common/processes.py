@@ -6,10 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 _STOP_TIMEOUT_S = 30.0
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -106,29 +105,17 @@ def module_command(module: str, spec: object) -> list[str]:
     return [sys.executable, "-m", f"penstock.ops.bench.{module}", json.dumps(spec)]
 
 
-class Service:
-    """A module of ops.bench that serves until told to stop. A context manager."""
-
-    def __init__(self, module: str, spec: Mapping[str, Any], log: Path) -> None:
-        self._module = module
-        self._spec = spec
-        self._log = log
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def __enter__(self) -> Self:
-        self._process = start(module_command(self._module, self._spec), self._log)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ended_early = self._process.poll()
-        stop([self._process])
+@contextlib.contextmanager
+def serving(module: str, spec: Mapping[str, Any], log: Path) -> Iterator[int]:
+    """A module of ops.bench that serves within; yields its process id. Raises ProcessFailed if it ends by itself."""
+    process = start(module_command(module, spec), log)
+    try:
+        yield process.pid
+    finally:
+        ended_early = process.poll()
+        stop([process])
         if ended_early is not None:
-            raise ProcessFailed(f"{self._module} ended with exit status {ended_early}.\n{tail(self._log)}")
+            raise ProcessFailed(f"{module} ended with exit status {ended_early}.\n{tail(log)}")
 
 
 def run_once(module: str, spec: Mapping[str, Any], log: Path, timeout_s: float = 300.0) -> dict[str, Any]:

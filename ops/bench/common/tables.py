@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.ops.bench.common import markdown
-from penstock.ops.bench.common.kept_tables import beside_targets, of_each_machine, of_newest_machine, spreads
+from penstock.ops.bench.common.kept_tables import NONE_KEPT, beside_targets, sections, spreads
 from penstock.ops.bench.common.measures import Suite, filled, matches
 from penstock.ops.bench.common.runs import RESULTS, Run
 from penstock.ops.bench.common.verdicts import Spread
@@ -72,8 +72,8 @@ class Table:
 
     def __call__(self, root: Path = RESULTS) -> str:
         """The Markdown text, of each machine."""
-        of_machines = of_newest_machine if self.newest else of_each_machine
-        return of_machines(self.suite.name, self.parts, self.of_runs, root)
+        found = sections(self.suite.name, self.parts, self.of_runs, root)
+        return "\n\n".join(found[:1] if self.newest else found) or NONE_KEPT
 
     def of_runs(self, runs: Sequence[Run]) -> str:
         """The same of some runs of one machine, without caption; empty if they have none of the figures."""

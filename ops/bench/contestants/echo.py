@@ -20,7 +20,7 @@ from typing import Any, Literal
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from penstock.ops.bench.common.processes import ProcessFailed, Service, cpu_s, run_once
+from penstock.ops.bench.common.processes import ProcessFailed, cpu_s, run_once, serving
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import ensure_topics
@@ -40,13 +40,13 @@ def bare_echo(
     common = {"bootstrap_servers": broker.bootstrap_servers, "topic": f"echo.{way}"}
     log = folder / f"echo-{way}.log"
     spec = {**common, "role": "worker", "batched": way == "batched"}
-    with Service("contestants.echo", spec, log) as worker:
+    with serving("contestants.echo", spec, log) as worker:
 
         def measure(num_requests: int) -> dict[str, Any]:
             if broker.pid is None:
                 raise ProcessFailed("The broker ended.")
             load = {"num_requests": num_requests, "warm_up": min(_WARM_UP, num_requests), "in_flight": _IN_FLIGHT}
-            watch = {"worker": worker.pid, "broker": broker.pid}
+            watch = {"worker": worker, "broker": broker.pid}
             return run_once("contestants.echo", {**common, **load, "watch": watch, "role": "client"}, log)
 
         yield measure

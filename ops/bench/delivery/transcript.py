@@ -1,19 +1,12 @@
 """Requests of one service and every answer to each, read from its topics after a load."""
 
-import asyncio
-import itertools
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-
-from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.contestants.faststream import ID_BYTES, REPLIES, REQUESTS
-
-_POLL_MS = 1000
+from penstock.ops.bench.load.records import Record, read_topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +15,8 @@ class Topics:
 
     requests: str
     replies: str
-    request_id: Callable[[Any], bytes]
-    reply_id: Callable[[Any], bytes]
+    request_id: Callable[[Record], bytes]
+    reply_id: Callable[[Record], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,51 +43,32 @@ class Transcript:
     answers: Mapping[bytes, Sequence[Answer]]
 
 
-def _correlation_id(record: Any) -> bytes:
-    found: bytes = dict(record.headers).get("kafka_correlationId", b"")
-    return found
+def _correlation_id(record: Record) -> bytes:
+    return dict(record.headers).get("kafka_correlationId", b"")
 
 
 PENSTOCK_TOPICS = Topics("penstock.requests.bench", "penstock.replies", _correlation_id, _correlation_id)
 PLAIN_TOPICS = Topics(
-    REQUESTS, REPLIES, lambda record: json.loads(record.value)["id"].encode(), lambda record: record.value[:ID_BYTES]
+    REQUESTS,
+    REPLIES,
+    lambda record: json.loads(record.value or b"")["id"].encode(),
+    lambda record: (record.value or b"")[:ID_BYTES],
 )
 
 
 def read_transcript(servers: str, topics: Topics, since: float) -> Transcript:
     """The requests that were sent from a Unix time on."""
-    return asyncio.run(_read(servers, topics, since))
-
-
-async def _read(servers: str, topics: Topics, since: float) -> Transcript:
-    sent: dict[bytes, Sent] = {}
-    async for record in _records(servers, topics.requests):
-        if record.timestamp / 1e3 >= since - 1e-3:  # timestamps are whole milliseconds
-            sent[topics.request_id(record)] = Sent(record.partition, record.timestamp / 1e3)
+    sent = {
+        topics.request_id(record): Sent(record.partition, record.timestamp / 1e3)
+        for record in read_topics(servers, [topics.requests])
+        if record.timestamp / 1e3 >= since - 1e-3  # timestamps are whole milliseconds
+    }
     answers: dict[bytes, list[Answer]] = {name: [] for name in sent}
-    async for record in _records(servers, topics.replies):
+    for record in read_topics(servers, [topics.replies]):
         name = topics.reply_id(record)
         if name in answers:
             answers[name].append(Answer(record.timestamp / 1e3, record.key))
     return Transcript(sent, answers)
-
-
-async def _records(servers: str, topic: str) -> AsyncIterator[Any]:
-    """All records of a topic up to its ends at the time of the call."""
-    async with AIOKafkaConsumer(topic, bootstrap_servers=servers, enable_auto_commit=False) as consumer:
-        await consumer.topics()  # asks the broker: what `start` knows may lack the topic
-        numbers = consumer.partitions_for_topic(topic)
-        if not numbers:
-            raise ProcessFailed(f"The broker names no partitions of {topic}.")
-        sources = [TopicPartition(topic, number) for number in numbers]
-        ends = {source: end for source, end in (await consumer.end_offsets(sources)).items() if end}
-        await consumer.seek_to_beginning(*sources)
-        while ends:
-            polled = await consumer.getmany(timeout_ms=_POLL_MS)
-            for record in itertools.chain.from_iterable(polled.values()):
-                yield record
-            for source in [source for source, end in ends.items() if await consumer.position(source) >= end]:
-                del ends[source]
 
 
 def counts(transcript: Transcript) -> dict[str, int]:

@@ -2,10 +2,11 @@
 
 import platform
 import subprocess
-from importlib import metadata
 from typing import Any
 
 import torch
+
+from penstock.ops.bench.common.machine import installed
 
 _QUERY = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"
 _PACKAGES = (
@@ -32,7 +33,7 @@ def describe_gpu() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "nvidia_smi": nvidia_smi(),
         "kernel": platform.release(),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **installed(_PACKAGES)},
     }
 
 
@@ -44,10 +45,3 @@ def nvidia_smi() -> dict[str, str]:
     except (OSError, subprocess.SubprocessError):
         return {}
     return dict(zip(_QUERY.split(","), [value.strip() for value in answer.strip().split(",")], strict=False))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -4,20 +4,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.ops.bench.common.processes import run_once
-from penstock.ops.bench.contestants.echo import WAYS, bare_echo
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec
-from penstock.ops.bench.load.broker_folder import broker_folder
-from penstock.ops.bench.load.load_bench import BROKER_CONFIG, Record, say
+from penstock.ops.bench.load.load_bench import Record, say
 from penstock.ops.bench.load.loads import LONG, ROWS, SHORT, Load, open_load
-from penstock.ops.bench.load.payloads import max_tokens
 from penstock.ops.bench.pipeline.fleet_bench import FleetBench
 from penstock.ops.bench.pipeline.pipeline_bench import PipelineBench
-from penstock.ops.bench.pipeline.pipeline_loads import NULL, NULL_RATES_PER_S, SCALE_RATE_PER_S, SCALES, closed_loads
-from penstock.ops.kafka import FULL_SPEED, KafkaBroker
+from penstock.ops.bench.pipeline.pipeline_loads import SCALE_RATE_PER_S
 
 _ALONE_MOST_S = 180.0
 _SCALED = ("ids 2-100", "ids 5-500", "a record each", "texts 2-100")  # loads of part `scale`
-_ECHOES = {"cuda": 100_000, "cpu": 20_000}
 
 
 def alone(bench: PipelineBench) -> Record:
@@ -87,31 +82,6 @@ def drain(bench: PipelineBench) -> Record:
 def fleet(bench: PipelineBench) -> Record:
     """How the fleet came up, and the batches of its loads."""
     return bench.described_fleet()
-
-
-def null(bench: PipelineBench) -> Record:
-    """The null engine, in fleets of several commands."""
-    found: dict[str, Any] = {}
-    for members in bench.options["null_members"]:
-        spec = FleetSpec(NULL, bench.null_worker, commands=members, members=members)
-        with bench.other_fleet(f"null-{members}", spec, None) as (workers, described):
-            every = closed_loads(SCALES[NULL], 1.0, bench.seconds, max_tokens=max_tokens(None), texts=False)
-            loads = [load for load in every if load.high == SHORT[1]]
-            loads += [open_load(rate, 1.0, bench.seconds) for rate in NULL_RATES_PER_S]
-            found[f"{members} member{'s' if members > 1 else ''}"] = {**described, **_offered(workers, loads)}
-    return found
-
-
-def echo(bench: PipelineBench) -> Record:
-    """A bare aiokafka echo."""
-    bench.close()
-    found: dict[str, Any] = {}
-    with KafkaBroker(temporary_in=broker_folder(), config=BROKER_CONFIG, jvm_flags=FULL_SPEED) as broker:
-        for way in WAYS:
-            with bare_echo(broker, way, bench.folder) as measure:
-                found[way] = measure(_ECHOES[bench.device])
-            say(f"bare aiokafka echo, {way}: {found[way]['requests_per_s']:,.0f}/s")
-    return found
 
 
 def scale(bench: PipelineBench) -> Record:

@@ -34,7 +34,6 @@ class PipelineBench(PartBench):
         self.sizes: Scale = SCALES[NULL if self.model is None else self.device]
         self.warm_s, self.seconds = float(options["warm_s"]), float(options["seconds"])
         self.worker_args: Sequence[str] = shlex.split(options["worker_args"])
-        self.null_worker: Sequence[str] = (*NULL_WORKER, *shlex.split(options["null_args"]))
         self.saturated: dict[str, float] = {}  # requests a second of closed loops so far, by their names
         clients = options["clients"] or min(_MAX_CLIENTS, max(1, len(os.sched_getaffinity(0)) // 2))
         self._around = Around(self.folder, options["brokers"], clients, self.warm_s, self.seconds)
@@ -81,7 +80,7 @@ class PipelineBench(PartBench):
 
     def _opened(self) -> tuple[FleetBench, Record]:
         if self._fleet is None:
-            arguments = self.worker_args if self.model is not None else self.null_worker
+            arguments = self.worker_args if self.model is not None else (*NULL_WORKER, *self.worker_args)
             model = NULL if self.model is None else str(self.model)
             spec = FleetSpec(model, arguments, self.options["commands"], self.options["members"])
             self._fleet = self._stack.enter_context(open_fleet(self._around, "fleet", spec, self.model))

@@ -12,7 +12,6 @@ NULL_WORKER: Sequence[str] = (
     *("--lanes", "1", "--max-wait-ms", "0"),
     *("--max-batch-tokens", "65536", "--max-batch-sequences", "1024"),
 )
-NULL_RATES_PER_S = (1000.0,)
 SCALE_RATE_PER_S = 60_000.0  # open loop of the largest fleet of part `scale`
 
 

@@ -17,8 +17,6 @@ PARTS = {
     "kill": ("kill", 50),
     "drain": ("drain", 30),
     "fleet": ("fleet", 10),
-    "null": ("null", 60),
-    "echo": ("echo", 30),
     "scale": ("scale", 200),
 }
 CLOSED = ("ids 2-100", "ids 5-500", "texts 2-100", "texts 5-500", "shared calls", "a record each")
@@ -90,9 +88,6 @@ SUITE = Suite(
         At("idle", "idle member, cores", lambda idle: _busiest(idle, "member")),
         At("drain.seconds", "drain, s"),
         At("drain.exit_codes", "drain, exit code", lambda codes: max(codes, key=abs)),
-        *_loads("null.*.loads.*", "null engine, *, *"),
-        At("echo.send.requests_per_s", "echo, a record each, req/s"),
-        At("echo.batched.requests_per_s", "echo, batches of records, req/s"),
         *_loads("scale.*.loads.*", "*, *", keys=(_gpus, str)),
         *[
             From(f"{count} GPUs, *, times one GPU", (f"{count} GPUs, *, req/s", "1 GPU, *, req/s"))
@@ -154,13 +149,6 @@ ROBUSTNESS = Grid(
         ["one of * GPUs killed, p99 as before after, s", "{one of * GPUs killed, p99 as before after, s}"],
     ],
 )
-WITHOUT_MODEL = Grid(
-    ["work", "req/s", "busiest member, cores", "busiest client, cores", "broker, cores"],
-    [
-        ["null engine, *, *", "{null engine, *, *, req/s}", *[f"{{null engine, *, *, {cores}}}" for cores in _CORES]],
-        ["echo, *", "{echo, *, req/s}", "", "", ""],
-    ],
-)
 GPUS = Grid(
     ["fleet and load", "req/s", "times one GPU", "p50, ms", "p99, ms"],
     [
@@ -175,7 +163,6 @@ TABLES = {
     "pipeline-throughput": Table(SUITE, [*PARTS], [THROUGHPUT]),
     "pipeline-latency": Table(SUITE, [*PARTS], [LATENCY]),
     "pipeline-robustness": Table(SUITE, [*PARTS], [ROBUSTNESS]),
-    "pipeline-null": Table(SUITE, ["null", "echo"], [WITHOUT_MODEL]),
     "pipeline-gpus": Table(SUITE, ["scale"], [GPUS]),
     "pipeline-targets": Table(SUITE, [*PARTS], [Targets("pipeline", on_cpu="pipeline-cpu")]),
 }

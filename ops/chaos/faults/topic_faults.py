@@ -14,11 +14,11 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # without saying so
 
+from penstock.ops.bench.load.records import read_topics
 from penstock.ops.chaos.faults.access import Privilege, allow, has, revoke
 from penstock.ops.chaos.faults.scene import Effect, NotInjectedError, Scene, comes_true
 from penstock.ops.chaos.load.calls import REPLIES
 from penstock.ops.chaos.load.raw_load import RAW_REPLIES
-from penstock.ops.chaos.load.records import read_topics
 from penstock.producer.wire.topics import dead_letter_topic
 
 COPIED = "chaos-copy"  # header of replies that a fault has written again

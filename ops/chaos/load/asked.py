@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from penstock.ops.chaos.load.records import Headers, Partition, Position, Record
+from penstock.ops.bench.load.records import Headers, Partition, Position, Record
 
 Ids = bytes  # the token ids of a sequence, each four bytes, little-endian
 

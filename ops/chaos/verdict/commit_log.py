@@ -16,7 +16,7 @@ from aiokafka.errors import for_code
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.memory_records import MemoryRecords
 
-from penstock.ops.chaos.load.records import Partition
+from penstock.ops.bench.load.records import Partition
 
 _TOPIC = "__consumer_offsets"
 _SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")

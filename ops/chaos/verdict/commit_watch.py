@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from penstock.ops.chaos.load.records import Partition
+from penstock.ops.bench.load.records import Partition
 
 _PATIENCE_S = 10.0
 # A consumer that does not subscribe is no member of its group.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgpack
 
-from penstock.ops.chaos.load.records import Record
+from penstock.ops.bench.load.records import Record
 
 
 def alone(letter: Record) -> Iterator[Record]:

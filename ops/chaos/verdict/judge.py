@@ -11,8 +11,8 @@ from typing import Any
 import msgpack
 
 from penstock.engine.types import Float32Array
+from penstock.ops.bench.load.records import Partition, Record
 from penstock.ops.chaos.load.asked import ON_DEADLINE, AnswerSeen, Asked, Ids, LetterSeen, answer_key
-from penstock.ops.chaos.load.records import Partition, Record
 from penstock.ops.chaos.verdict.commit_log import Commit
 from penstock.ops.chaos.verdict.joint_letters import alone
 from penstock.ops.chaos.verdict.refusals import Refusal
