@@ -71,7 +71,7 @@ bench-serve: $(INSTALLED)
 	$(BIN)/penstock bench serving-kafka
 
 chaos: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.chaos --seed $(SEED) --minutes $(MINUTES) --delivery $(DELIVERY)
+	$(BIN)/penstock bench chaos --seed $(SEED) --minutes $(MINUTES) --delivery $(DELIVERY)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.million --seed $(SEED)

@@ -118,4 +118,24 @@ PIPELINE = BenchSuite(
         Option("seconds", 4.0, "measured seconds of each load", float),
     ],
 )
-SUITES = {one.name: one for one in (CPU, DELIVERY, SERVING, GPU, CELLULAR, GENERATION, PIPELINE)}
+CHAOS = BenchSuite(
+    name="chaos",
+    about="Faults against brokers, workers and clients, and a check of every record.",
+    bench=f"{_BENCH}.common.part_bench:PartBench",
+    tables="penstock.ops.chaos.chaos_tables:TABLES",
+    parts={"chaos": Part("penstock.ops.chaos.chaos_report:chaos", 2400)},
+    time_limit_s=3 * 2400.0,
+    options=[
+        Option("seed", 1, "equal ones inject the same faults and send the same requests", int),
+        Option("minutes", 10.0, "of the load, at most", float),
+        Option("requests", None, "plain records after which the load ends", int),
+        Option("processes", 2, "members of the worker", int),
+        Option("rate", 200.0, "plain records a second, beside the calls", float),
+        Option("callers", 8, "calls of clients at the same time", int),
+        Option("faults", "", "kinds, separated by commas; default: all"),
+        Option("delivery", "at_least_once", "of the worker", choices=("at_least_once", "exactly_once")),
+        Option("log", None, "file that gets the worker's log"),
+    ],
+    is_kept=False,
+)
+SUITES = {one.name: one for one in (CPU, DELIVERY, SERVING, GPU, CELLULAR, GENERATION, PIPELINE, CHAOS)}

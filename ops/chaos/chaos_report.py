@@ -1,8 +1,11 @@
 """Runs the suite, and reports on a run: what was sent, which faults came when, and whether every promise was kept."""
 
 import asyncio
+import json
+import logging
 import resource
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -10,16 +13,35 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import structlog
+
+from penstock.ops.bench.common.part_bench import PartBench
+from penstock.ops.bench.load.load_bench import say
 from penstock.ops.chaos.chaos_run import ChaosRun
 from penstock.ops.chaos.chaos_settings import ChaosSettings
 from penstock.ops.chaos.faults import access
+from penstock.ops.chaos.faults.faults import KINDS
 from penstock.ops.chaos.verdict.answered_otherwise import answered_otherwise, verdict
 from penstock.ops.chaos.verdict.fault_effects import KILLS, ROLLS, Latencies, check_effects, effects, worst
 from penstock.ops.chaos.verdict.judge import Judge
 from penstock.ops.kafka import BrokerCluster
 
 
-def run_chaos(settings: ChaosSettings, say: Callable[[str], None], log_path: Path | None = None) -> dict[str, Any]:
+def chaos(bench: PartBench) -> dict[str, Any]:
+    """The part of the suite: a run by its options. A broken promise is a failure."""
+    log, faults = bench.options["log"], bench.options["faults"]
+    options = {name: value for name, value in bench.options.items() if name not in ("log", "faults")}
+    kinds = faults.split(",") if faults else KINDS
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of the clients: brokers go away on purpose
+    report = run_chaos(ChaosSettings(**options, kinds=kinds), say, None if log is None else Path(log))
+    print(json.dumps(report, indent=1))
+    for kind, number in report["violations"].items():
+        bench.failures[kind] = {"error": "a promise was broken", "where": report["examples"][kind], "count": number}
+    return report
+
+
+def run_chaos(settings: ChaosSettings, tell: Callable[[str], None], log_path: Path | None = None) -> dict[str, Any]:
     """Run, and return the report; `report["violations"]` is empty if all promises were kept. Blocks.
 
     `log_path` gets the worker's log.
@@ -35,7 +57,7 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None], log_path: Pat
         tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
         BrokerCluster(num_partitions=settings.partitions, config=config, listeners=access.LISTENERS) as cluster,
     ):
-        run = ChaosRun(settings, cluster, Path(folder), say)
+        run = ChaosRun(settings, cluster, Path(folder), tell)
         try:
             judge = asyncio.run(run.run())
         finally:

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.ops.bench.common.kept_tables import NONE_KEPT
 from penstock.ops.bench.common.machine import title
 from penstock.ops.bench.common.markdown import table
+from penstock.ops.bench.common.measures import results
 from penstock.ops.bench.common.runs import RESULTS, Run, kept_runs, machines
 from penstock.ops.chaos.verdict.answered_otherwise import LETTER
 from penstock.ops.chaos.verdict.fault_effects import MOST_P99_S, MOST_RECOVERY_S
@@ -78,7 +79,7 @@ def _newest(root: Path) -> list[Run]:
 
 
 def _report(run: Run) -> Report:
-    return run.record["parts"]["chaos"]  # type: ignore[no-any-return]  # as `run_chaos` returned it
+    return results(run.record)["chaos"]  # type: ignore[no-any-return]  # as `run_chaos` returned it
 
 
 def _injected(report: Report) -> list[Mapping[str, Any]]:
@@ -122,3 +123,6 @@ def _felt(kind: str) -> Callable[[Report], str]:
         return f"{len(found)}, {'at least ' if is_cut_off else ''}{slowest:.1f} s"
 
     return shown
+
+
+TABLES: Mapping[str, Callable[[], str]] = {"chaos": outcomes, "chaos-faults": faults}

@@ -16,7 +16,7 @@ from penstock.ops.bench.delivery import delivery_tables
 from penstock.ops.bench.gpu import gpu_tables
 from penstock.ops.bench.pipeline import pipeline_tables
 from penstock.ops.bench.serving import serving_tables
-from penstock.ops.chaos import chaos_tables as chaos
+from penstock.ops.chaos import chaos_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -28,8 +28,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **delivery_tables.TABLES,
     **gpu_tables.TABLES,
     **serving_tables.TABLES,
-    "chaos": chaos.outcomes,
-    "chaos-faults": chaos.faults,
+    **chaos_tables.TABLES,
 }
 _MARKED = re.compile(r"(<!-- figures:([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 

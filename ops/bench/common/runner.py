@@ -30,7 +30,7 @@ def run_suite(suite: BenchSuite, arguments: Sequence[str], program: str = "penst
     options = {option.name: getattr(chosen, option.name) for option in suite.options}
     possible = [name for name, part in suite.parts.items() if not part.needs or options[part.needs]]
     parts = [name for name in suite.parts if name in (chosen.parts or possible)]
-    is_whole = not chosen.parts and options.get("scale", 1.0) >= MIN_SCALE
+    is_whole = suite.is_kept and not chosen.parts and options.get("scale", 1.0) >= MIN_SCALE
     root = chosen.output or (RESULTS if is_whole else None)
     for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
         del os.environ[name]  # settings of a real cluster
@@ -44,7 +44,11 @@ def run_suite(suite: BenchSuite, arguments: Sequence[str], program: str = "penst
     failed = {name: part["error"] or part["failures"] for name, part in record["parts"].items() if is_failed(part)}
     for name, why in failed.items():
         print(f"FAILED {name}: {why}", flush=True)
-    where = "Not kept: this is no whole run. --output DIR keeps any." if root is None else f"Kept: {keep(record, root)}"
+    where = (
+        "Not kept: whole runs alone are, by default. --output DIR keeps any."
+        if root is None
+        else f"Kept: {keep(record, root)}"
+    )
     print(f"{len(parts) - len(failed)} of {len(parts)} parts without a failure. {where}")
     return 1 if failed else 0
 

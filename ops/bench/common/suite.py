@@ -47,6 +47,7 @@ class BenchSuite:
     time_limit_s: float
     options: Sequence[Option] = ()
     cores: int | None = None  # that the run may use; None: all
+    is_kept: bool = True  # a whole run, where nobody says where
 
     def shown(self, run: Run) -> str:
         """All tables of one run."""

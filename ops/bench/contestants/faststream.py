@@ -13,8 +13,9 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +28,9 @@ from aiokafka.errors import KafkaError
 from penstock.ops.bench.common.processes import ProcessFailed, module_command, start, stop, tail
 from penstock.ops.bench.contestants.stand_in import Encode, poisonable, sleeping_encode
 from penstock.ops.bench.load.client_process import UP_TIMEOUT_S, Call, ClientSpec
+from penstock.ops.bench.load.load_bench import LoadBench, open_clients
 from penstock.ops.bench.load.loads import Load
+from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import ensure_topics
 
@@ -64,6 +67,8 @@ class FastStreamMembers:
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
+        if find_spec("faststream") is None:
+            raise ProcessFailed("FastStream is not installed. Run: pip install 'penstock[bench]'")
         asyncio.run(_create_topics(self._servers, self._partitions))
         self._processes = [self._start() for _ in range(self._count)]
         self._wait_until_joined()
@@ -113,6 +118,18 @@ class FastStreamMembers:
             await admin.close()
         _, _, state, _, _, members, *_ = answer.groups[0]
         return len(members) if state == "Stable" else 0
+
+
+@contextmanager
+def open_faststream(
+    broker: KafkaBroker, folder: Path, name: str, **members: Any
+) -> Iterator[tuple[LoadBench, FastStreamMembers]]:
+    """Members, and one client process for them. `members`: as of FastStreamMembers."""
+    with (
+        FastStreamMembers(broker.bootstrap_servers, folder / f"{name}.log", **members) as found,
+        open_clients(broker, folder, name, found.watched, connect=CLIENT) as side,
+    ):
+        yield side, found
 
 
 async def _create_topics(servers: str, partitions: int) -> None:
@@ -194,7 +211,7 @@ def encoder(directory: str, dtype: str, cores: int) -> Encode:
 async def serve(bootstrap_servers: str, encode: Encode, ack_policy: str) -> None:
     """One member, until SIGTERM."""
     from faststream import AckPolicy, FastStream
-    from faststream.kafka import KafkaBroker
+    from faststream.kafka import KafkaBroker as FastStreamBroker
     from pydantic import BaseModel
 
     class Request(BaseModel):
@@ -202,7 +219,7 @@ async def serve(bootstrap_servers: str, encode: Encode, ack_policy: str) -> None
         text: str
 
     # With the producer's default of 16 KiB, publish_batch raises for more than ten replies, and they are lost.
-    broker = KafkaBroker(bootstrap_servers, max_batch_size=1 << 20, logger=None)
+    broker = FastStreamBroker(bootstrap_servers, max_batch_size=1 << 20, logger=None)
 
     async def answer(requests: list[Request]) -> None:
         vectors = await asyncio.to_thread(encode, [request.text for request in requests])

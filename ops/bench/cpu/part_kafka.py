@@ -1,16 +1,15 @@
 """Texts through a real Kafka, in turn with FastStream and the engine alone: at saturation, and at 20 and 200/s."""
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from penstock.ops.bench.common.setup import ROUNDS, Details, Setup, shuffled_texts
 from penstock.ops.bench.contestants.engine_alone import EngineAlone
-from penstock.ops.bench.contestants.faststream import CLIENT, FastStreamMembers
+from penstock.ops.bench.contestants.faststream import FastStreamMembers, open_faststream
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers
 from penstock.ops.bench.cpu.part_engine import dtypes
-from penstock.ops.bench.load.load_bench import LoadBench, open_clients
+from penstock.ops.bench.load.load_bench import LoadBench
 from penstock.ops.bench.load.loads import ROWS, Load
 from penstock.ops.kafka import KafkaBroker
 
@@ -34,7 +33,7 @@ def run_latency(setup: Setup) -> Details:
     found: dict[str, Any] = {}
     with KafkaBroker() as broker:
         for dtype in dtypes(setup):
-            with _faststream(setup, broker, dtype) as theirs:
+            with _faststream(setup, broker, dtype) as (theirs, _):
                 found[f"FastStream {dtype}"] = _offered(setup, theirs, _RATE_PER_S, _RATE_SECONDS)
             with _workers(setup, broker, dtype) as ours:
                 found[f"penstock {dtype}"] = _offered(setup, ours, _RATE_PER_S, _RATE_SECONDS)
@@ -59,7 +58,7 @@ def _saturated(setup: Setup, dtype: str) -> Details:
     with (
         KafkaBroker() as broker,
         _workers(setup, broker, dtype) as ours,
-        _faststream(setup, broker, dtype) as theirs,
+        _faststream(setup, broker, dtype) as (theirs, _),
     ):
         for _ in range(ROUNDS):
             for name, load in loads.items():
@@ -83,20 +82,14 @@ def _offered(setup: Setup, side: LoadBench, rate_per_s: float, seconds: float) -
     return {**record, "latency_ms": {which: record[f"{which}_ms"] for which in ("p50", "p99", "max")}}
 
 
-@contextmanager
-def _workers(setup: Setup, broker: KafkaBroker, dtype: str) -> Iterator[LoadBench]:
+def _workers(setup: Setup, broker: KafkaBroker, dtype: str) -> AbstractContextManager[LoadBench]:
     """A worker with the model and its dtype; all other settings are defaults."""
     spec = FleetSpec(str(setup.model), ("--device", "cpu", "--dtype", dtype), members=1)
-    with open_workers(broker, setup.logs, f"minilm-{dtype}", spec, setup.model) as side:
-        yield side
+    return open_workers(broker, setup.logs, f"minilm-{dtype}", spec, setup.model)
 
 
-@contextmanager
-def _faststream(setup: Setup, broker: KafkaBroker, dtype: str) -> Iterator[LoadBench]:
+def _faststream(
+    setup: Setup, broker: KafkaBroker, dtype: str
+) -> AbstractContextManager[tuple[LoadBench, FastStreamMembers]]:
     model = {"directory": str(setup.model), "dtype": dtype, "cores": setup.cores}
-    log = setup.logs / f"faststream-{dtype}.log"
-    with (
-        FastStreamMembers(broker.bootstrap_servers, log, model=model) as members,
-        open_clients(broker, setup.logs, f"faststream-{dtype}", members.watched, connect=CLIENT) as side,
-    ):
-        yield side
+    return open_faststream(broker, setup.logs, f"faststream-{dtype}", model=model)

@@ -9,14 +9,7 @@ from itertools import pairwise
 
 from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.common.setup import Details, Setup
-from penstock.ops.bench.contestants.faststream import (
-    ACK,
-    ACK_FIRST,
-    CLIENT,
-    MAX_RECORDS,
-    SUBSCRIBER,
-    FastStreamMembers,
-)
+from penstock.ops.bench.contestants.faststream import ACK, ACK_FIRST, MAX_RECORDS, SUBSCRIBER, open_faststream
 from penstock.ops.bench.contestants.stand_in import SEQUENCE_S
 from penstock.ops.bench.contestants.stand_in_worker import PROGRAM
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, WorkerFleet
@@ -85,13 +78,8 @@ def _ours(setup: Setup, broker: KafkaBroker) -> Details:
 
 
 def _theirs(setup: Setup, broker: KafkaBroker, ack_policy: str) -> Details:
-    log = setup.logs / "crash-faststream.log"
-    with (
-        FastStreamMembers(
-            broker.bootstrap_servers, log, count=_MEMBERS, partitions=_PARTITIONS, ack_policy=ack_policy
-        ) as members,
-        open_clients(broker, setup.logs, "crash-faststream", members.watched, connect=CLIENT) as side,
-    ):
+    options = {"count": _MEMBERS, "partitions": _PARTITIONS, "ack_policy": ack_policy}
+    with open_faststream(broker, setup.logs, "crash-faststream", **options) as (side, members):
         return _killed(setup, broker, PLAIN_TOPICS, side, Load("crash", "banking77"), members.kill_one)
 
 

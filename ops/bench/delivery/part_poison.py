@@ -3,12 +3,12 @@
 from typing import Any
 
 from penstock.ops.bench.common.setup import Details, Setup
-from penstock.ops.bench.contestants.faststream import ACK, CLIENT, MAX_RECORDS, SUBSCRIBER, FastStreamMembers
+from penstock.ops.bench.contestants.faststream import ACK, MAX_RECORDS, SUBSCRIBER, open_faststream
 from penstock.ops.bench.contestants.stand_in_worker import PROGRAM
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers
 from penstock.ops.bench.delivery.delivery_tables import FASTSTREAM, PENSTOCK
 from penstock.ops.bench.delivery.transcript import PLAIN_TOPICS, counts, read_transcript
-from penstock.ops.bench.load.load_bench import LoadBench, open_clients
+from penstock.ops.bench.load.load_bench import LoadBench
 from penstock.ops.bench.load.loads import Load
 from penstock.ops.kafka import KafkaBroker
 
@@ -24,15 +24,11 @@ def run_poison(setup: Setup) -> Details:
     fleet = FleetSpec(str(setup.model), ("--dtype", _DTYPE, "--device", "cpu"), members=1, program=PROGRAM)
     model = {"directory": str(setup.model), "dtype": _DTYPE, "cores": setup.cores}
     with KafkaBroker() as broker:
-        servers = broker.bootstrap_servers
         with open_workers(broker, setup.logs, "poison", fleet, setup.model) as ours:
             found = {PENSTOCK: _offer(setup, ours)}
-        with (
-            FastStreamMembers(servers, setup.logs / "poison-faststream.log", model=model) as members,
-            open_clients(broker, setup.logs, "poison-faststream", members.watched, connect=CLIENT) as theirs,
-        ):
+        with open_faststream(broker, setup.logs, "poison-faststream", model=model) as (theirs, _):
             result = _offer(setup, theirs)
-            transcript = read_transcript(servers, PLAIN_TOPICS, result["started"])
+            transcript = read_transcript(broker.bootstrap_servers, PLAIN_TOPICS, result["started"])
             found[FASTSTREAM] = with_late_answers(result, counts(transcript))
     settings = {"FastStream": {"ack_policy": ACK, "max_records": MAX_RECORDS, **SUBSCRIBER}, "callers": _CALLERS}
     return {**found, "settings": settings}

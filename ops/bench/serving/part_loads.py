@@ -1,8 +1,7 @@
 """Policies behind one broker at shares of saturation: how many of all requests are answered in time."""
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from penstock.ops.bench.common.setup import Details, Setup
@@ -47,11 +46,9 @@ def _offered(setup: Setup, side: LoadBench, policy: str, share: float, saturatio
     return {**record, "load": share, "slo_s": _SLO_S, "system": policy, "goodput_per_s": in_time_per_s}
 
 
-@contextmanager
-def _policy(setup: Setup, broker: KafkaBroker, policy: str, name: str) -> Iterator[LoadBench]:
+def _policy(setup: Setup, broker: KafkaBroker, policy: str, name: str) -> AbstractContextManager[LoadBench]:
     """A worker with a topic and group of its own, so that nothing of the policy before remains."""
     costs = str(setup.logs / "costs.sqlite")  # measured once for all
     options = ("--device", "cpu", "--cost-path", costs, *POLICIES[policy])
     spec = FleetSpec(str(setup.model), options, members=1)
-    with open_workers(broker, setup.logs, name, spec, setup.model, max_in_flight=_MOST_IN_FLIGHT) as side:
-        yield side
+    return open_workers(broker, setup.logs, name, spec, setup.model, max_in_flight=_MOST_IN_FLIGHT)
