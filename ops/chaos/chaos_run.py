@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from aiokafka.errors import KafkaError
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
 
 from penstock.ops.bench.load.records import read_topics, topic_ids
@@ -213,11 +213,16 @@ class ChaosRun:
         for record in read_topics(servers, self._letters, self._isolation):
             judge.letter(record)
         judge.check_outcomes(may_repeat=self.settings.delivery == "at_least_once")
+        committed, ends = self._watch.committed_and_ends()
         try:
-            judge.check_commits(await read_commits(servers, _GROUP))
-        except (KafkaError, OSError, ValueError) as error:
+            commits = await asyncio.to_thread(read_commits, servers, _GROUP, self._isolation)
+            judge.check_commits(commits)
+            last = {commit.source: commit.offset for commit in commits}
+            unseen = [f"{source} at {offset}" for source, offset in committed.items() if last.get(source) != offset]
+            judge.complain("commits_unreadable", unseen)
+        except (KafkaException, OSError, ValueError) as error:
             judge.complain("commits_unreadable", [repr(error)])
-        judge.check_all_committed(*self._watch.committed_and_ends())
+        judge.check_all_committed(committed, ends)
         judge.complain("bad_exit", [f"code {self._exit_code} on SIGTERM"] if self._exit_code else [])
         found = {str(event): event for part in _BUGS for event in self.worker.events(part)}
         bugs = [event for event in found.values() if not is_denial(event, injected)]

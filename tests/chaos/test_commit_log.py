@@ -1,16 +1,14 @@
 """Records of the topic in which brokers keep committed offsets, and the times from which they count."""
 
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import pytest
 
-from penstock.ops.chaos.verdict.commit_log import Commit, CommitLog, parse_commit
+from penstock.ops.bench.load.records import Record
+from penstock.ops.chaos.verdict import commit_log
+from penstock.ops.chaos.verdict.commit_log import Commit, parse_commit, read_commits
 
 GROUP, SOURCE = "penstock.m", ("requests", 3)
-ENDED, ABORTED = b"\x00\x00\x00\x01", b"\x00\x00\x00\x00"
 
 
 def key(version: int, *names: str, partition: int = 3) -> bytes:
@@ -22,45 +20,8 @@ def value(offset: int, version: int = 3) -> bytes:
     return struct.pack(">hqih0sq", version, offset, 7, 0, b"", 5)  # offset, epoch of the leader, metadata, time
 
 
-class Record(NamedTuple):
-    timestamp: int
-    key: bytes
-    value: bytes | None
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Stands for a record batch of aiokafka."""
-
-    base_offset: int
-    records: Sequence[Record]
-    producer_id: int = -1
-    is_transactional: bool = False
-    is_control_batch: bool = False
-
-    @property
-    def next_offset(self) -> int:
-        return self.base_offset + len(self.records)
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self.records)
-
-
-def committed(at_ms: int, offset: int, group: str = GROUP) -> Record:
-    return Record(at_ms, key(1, group, SOURCE[0]), value(offset))
-
-
-def in_transaction(base: int, producer: int, *records: Record) -> Batch:
-    return Batch(base, records, producer, is_transactional=True)
-
-
-def end(base: int, producer: int, at_ms: int, how: bytes = ENDED) -> Batch:
-    return Batch(base, [Record(at_ms, how, b"")], producer, is_transactional=True, is_control_batch=True)
-
-
-def commits(*batches: Batch) -> list[Commit]:
-    log = CommitLog(GROUP)
-    return [commit for batch in batches for commit in log.add(batch)]
+def committed(at: int, at_ms: int, offset: int, group: str = GROUP) -> Record:
+    return Record("__consumer_offsets", 7, at, at_ms, key(1, group, SOURCE[0]), value(offset), ())
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4])
@@ -88,27 +49,15 @@ def test_what_is_no_known_commit_is_refused_and_not_skipped() -> None:
         parse_commit(struct.pack(">hh", 1, -1) + whole[4:], known)
 
 
-def test_a_commit_counts_from_its_record_on_and_those_of_other_groups_do_not() -> None:
-    batch = Batch(0, [committed(10, 5), committed(11, 7, "other"), committed(12, 9)])
-    assert commits(batch) == [Commit(10, SOURCE, 5), Commit(12, SOURCE, 9)]
+def test_a_commit_counts_from_its_record_on_and_those_of_other_groups_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [committed(0, 10, 5), committed(1, 11, 7, "other"), committed(2, 12, 9)]
+    monkeypatch.setattr(commit_log, "read_topics", lambda servers, topics, isolation: iter(records))
+    assert read_commits("unused", GROUP, "read_uncommitted") == [Commit(10, SOURCE, 5), Commit(12, SOURCE, 9)]
 
 
-def test_a_commit_in_a_transaction_counts_from_its_end_on() -> None:
-    batches = (
-        in_transaction(0, 1, committed(10, 5)),
-        in_transaction(1, 2, committed(11, 50)),
-        in_transaction(2, 1, committed(12, 6)),
-        end(3, 1, 20),
-        end(4, 2, 30),
-    )
-    assert commits(*batches) == [Commit(20, SOURCE, 5), Commit(20, SOURCE, 6), Commit(30, SOURCE, 50)]
-
-
-def test_a_commit_in_a_transaction_that_is_aborted_or_open_does_not_count() -> None:
-    aborted = commits(in_transaction(0, 1, committed(10, 5)), end(1, 1, 20, ABORTED), end(2, 1, 21))
-    assert aborted == commits(in_transaction(0, 1, committed(10, 5))) == []
-
-
-def test_a_log_with_a_hole_is_refused() -> None:
+def test_a_hole_is_refused_but_where_transactions_have_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [committed(0, 10, 5), committed(2, 12, 9)]
+    monkeypatch.setattr(commit_log, "read_topics", lambda servers, topics, isolation: iter(records))
     with pytest.raises(ValueError, match="some were removed"):
-        commits(Batch(0, [committed(10, 5)]), Batch(2, [committed(12, 9)]))
+        read_commits("unused", GROUP, "read_uncommitted")
+    assert len(read_commits("unused", GROUP, "read_committed")) == 2
