@@ -14,8 +14,8 @@ CPU = BenchSuite(
     bench=_SETUP,
     tables=f"{_BENCH}.cpu.cpu_tables:TABLES",
     parts={
-        "engine": Part(f"{_BENCH}.cpu.part_engine:run_float32", 150),
-        "engine-bf16": Part(f"{_BENCH}.cpu.part_engine:run_bfloat16", 150),
+        "engine": Part(f"{_BENCH}.cpu.part_engine:run", 150, ("float32",)),
+        "engine-bf16": Part(f"{_BENCH}.cpu.part_engine:run", 150, ("bfloat16",)),
         "end-to-end": Part(f"{_BENCH}.cpu.part_kafka:run_end_to_end", 300),
         "latency": Part(f"{_BENCH}.cpu.part_kafka:run_latency", 300),
         "null": Part(f"{_BENCH}.cpu.part_null:run_null", 150),
@@ -32,8 +32,8 @@ DELIVERY = BenchSuite(
     tables=f"{_BENCH}.delivery.delivery_tables:TABLES",
     parts={
         "poison": Part(f"{_BENCH}.delivery.part_poison:run_poison", 200),
-        "crash": Part(f"{_BENCH}.delivery.part_crash:run_crash", 300),
-        "crash-default": Part(f"{_BENCH}.delivery.part_crash:run_default", 200),
+        "crash": Part(f"{_BENCH}.delivery.part_crash:run", 300, ("ack",)),
+        "crash-default": Part(f"{_BENCH}.delivery.part_crash:run", 200, ("ack_first",)),
         "roll": Part(f"{_BENCH}.delivery.part_roll:run_roll", 240),
         "modes": Part(f"{_BENCH}.delivery.part_turns:run_modes", 240),
         "modes-minilm": Part(f"{_BENCH}.delivery.part_turns:run_modes_minilm", 240),

@@ -37,7 +37,7 @@ from penstock.producer.transport.connection import ensure_topics
 CLIENT = "contestants.faststream:connect"  # see ClientSpec
 REQUESTS, REPLIES = "plain.requests", "plain.replies"
 ID_BYTES = 16
-ACK, ACK_FIRST = "ack", "ack_first"  # after the answer; FastStream's default: every five seconds, answered or not
+ACK = "ack"  # after the answer. FastStream's default is "ack_first": every five seconds, answered or not
 SUBSCRIBER = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 1000}
 MAX_RECORDS = 64
 _GROUP = "plain"

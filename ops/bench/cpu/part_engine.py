@@ -20,18 +20,6 @@ from penstock.ops.bench.contestants.sentence_transformers_alone import (
 _NUM_TEXTS = 768
 
 
-def run_float32(setup: Setup) -> Details:
-    """Part `engine`."""
-    return _run(setup, "float32")
-
-
-def run_bfloat16(setup: Setup) -> Details:
-    """Part `engine-bf16`: only where `--dtype auto` chooses bfloat16."""
-    if "bfloat16" not in dtypes(setup):
-        return {"not_applicable": "this processor multiplies float32 faster than bfloat16"}
-    return _run(setup, "bfloat16")
-
-
 def dtypes(setup: Setup) -> list[str]:
     """Those that are measured here: float32, and what `--dtype auto` chooses."""
     engine = EngineAlone(setup.model)
@@ -39,7 +27,10 @@ def dtypes(setup: Setup) -> list[str]:
     return list(dict.fromkeys(["float32", engine.engine.info.dtype]))
 
 
-def _run(setup: Setup, dtype: str) -> Details:
+def run(setup: Setup, dtype: str) -> Details:
+    """Parts `engine` and `engine-bf16`: bfloat16 only where `--dtype auto` chooses it."""
+    if dtype != "float32" and dtype not in dtypes(setup):
+        return {"not_applicable": f"this processor multiplies float32 faster than {dtype}"}
     texts = shuffled_texts(setup.count(_NUM_TEXTS))
     few = texts[: max(64, len(texts) // 4)]
     ours = EngineAlone(setup.model, dtype)

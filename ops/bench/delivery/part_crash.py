@@ -4,12 +4,12 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 
 from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.common.setup import Details, Setup
-from penstock.ops.bench.contestants.faststream import ACK, ACK_FIRST, MAX_RECORDS, SUBSCRIBER, open_faststream
+from penstock.ops.bench.contestants.faststream import ACK, MAX_RECORDS, SUBSCRIBER, open_faststream
 from penstock.ops.bench.contestants.stand_in import SEQUENCE_S
 from penstock.ops.bench.contestants.stand_in_worker import PROGRAM
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, WorkerFleet
@@ -33,19 +33,11 @@ _TIMEOUT_S = 30.0  # of a call; three session timeouts
 _READY_S = 60.0
 
 
-def run_crash(setup: Setup) -> Details:
-    """Part `crash`."""
+def run(setup: Setup, ack_policy: str) -> Details:
+    """Parts `crash`, and `crash-default`: the FastStream service alone, with its default policy of acknowledgement."""
     with KafkaBroker(num_partitions=_PARTITIONS) as broker:
-        return _details({PENSTOCK: _ours(setup, broker), FASTSTREAM: _theirs(setup, broker, ACK)}, ACK)
-
-
-def run_default(setup: Setup) -> Details:
-    """Part `crash-default`: the FastStream service with FastStream's default policy of acknowledgement."""
-    with KafkaBroker(num_partitions=_PARTITIONS) as broker:
-        return _details({DEFAULT: _theirs(setup, broker, ACK_FIRST)}, ACK_FIRST)
-
-
-def _details(found: Mapping[str, Details], ack_policy: str) -> Details:
+        found = {PENSTOCK: _ours(setup, broker)} if ack_policy == ACK else {}
+        found[FASTSTREAM if ack_policy == ACK else DEFAULT] = _theirs(setup, broker, ack_policy)
     settings = {
         "rate_per_s": _RATE_PER_S,
         "partitions": _PARTITIONS,

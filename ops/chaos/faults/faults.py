@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aiokafka.errors import KafkaError
 from confluent_kafka import KafkaException
 
 from penstock.ops.chaos.faults import broker_faults, cache_faults, member_faults, topic_faults
@@ -77,7 +76,7 @@ class Faults:
         started, error, effect = time.time(), "", dict[str, object]()
         try:
             effect |= await _FAULTS[kind](self._scene, rng)
-        except (NotInjectedError, KafkaError, KafkaException, OSError, sqlite3.Error) as failure:
+        except (NotInjectedError, KafkaException, OSError, sqlite3.Error) as failure:
             error = repr(failure)
         beside = [other for other in kinds if other != kind]
         at_s = round(started - self._created, 1)

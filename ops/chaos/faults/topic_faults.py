@@ -9,9 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer
-from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # without saying so
 
 from penstock.ops.bench.load.records import read_topics
@@ -23,6 +21,7 @@ from penstock.producer.wire.topics import dead_letter_topic
 
 COPIED = "chaos-copy"  # header of replies that a fault has written again
 _STORM_JOINS, _NUM_COPIES = 4, 200
+_STRANGER = {"enable.auto.commit": False, "log_level": 0}
 _JOIN_S, _ANSWER_S = 30.0, 30.0
 _RESTORE_S = 180.0  # a privilege is granted again, though brokers may be away
 _SEEN_S = 30.0  # a change of a topic or of the group has come to be known
@@ -33,29 +32,31 @@ _LOOK_S = 0.2
 async def rebalance_storm(scene: Scene, rng: random.Random) -> Effect:
     """A stranger joins the group, takes partitions, answers nothing and leaves, several times."""
     (group,) = [name for kind, _, name in scene.privileges if kind == "GROUP"]
-    num_joined, num_taken, before = 0, 0, scene.num_assignments()
+    before, num_taken = scene.num_assignments(), list[int]()
     for _ in range(_STORM_JOINS):
-        stranger = AIOKafkaConsumer(
-            *_topics(scene),
-            bootstrap_servers=scene.cluster.bootstrap_servers,
-            group_id=group,
-            partition_assignment_strategy=(RoundRobinPartitionAssignor,),
-            enable_auto_commit=False,
-        )
-        try:
-            async with asyncio.timeout(_JOIN_S):
-                await stranger.start()
-                num_joined += 1
-                await asyncio.sleep(rng.uniform(0.2, 1.5))
-                num_taken += len(stranger.assignment())
-        except TimeoutError:
-            pass
-        finally:
-            await stranger.stop()
+        stay_s = rng.uniform(0.2, 1.5)
+        taken = await asyncio.to_thread(_join, scene.cluster.bootstrap_servers, group, _topics(scene), stay_s)
+        num_taken += [taken] if taken else []
     if not await comes_true(lambda: scene.num_assignments() > before, _SEEN_S, look_s=0.5):
-        raise NotInjectedError(f"The group did not rebalance after {num_joined} strangers.")
+        raise NotInjectedError(f"The group did not rebalance after {len(num_taken)} strangers.")
     rebalances = scene.num_assignments() - before
-    return {"strangers": num_joined, "partitions_taken": num_taken, "assignments_of_members": rebalances}
+    return {"strangers": len(num_taken), "partitions_taken": sum(num_taken), "assignments_of_members": rebalances}
+
+
+def _join(servers: str, group: str, topics: list[str], stay_s: float) -> int:
+    """Be a member of the group for a while; returns the number of partitions that it had. Blocks."""
+    stranger = Consumer(
+        {"bootstrap.servers": servers, "group.id": group, "partition.assignment.strategy": "roundrobin", **_STRANGER}
+    )
+    try:
+        stranger.subscribe(topics)
+        until = time.monotonic() + _JOIN_S
+        while not (taken := len(stranger.assignment())) and time.monotonic() < until:
+            stranger.poll(_LOOK_S)
+        time.sleep(stay_s)
+        return taken
+    finally:
+        stranger.close()
 
 
 async def partitions_added(scene: Scene, rng: random.Random) -> Effect:
