@@ -28,7 +28,7 @@ help:
 	@echo 'make bench-gpu   the benchmarks of its GPU'
 	@echo 'make bench-pipeline'
 	@echo '                 workers behind Kafka, beside the engine alone'
-	@echo 'make bench-serve what each batching policy sustains on this machine'
+	@echo 'make bench-serve what each batching policy answers in time, through Kafka'
 	@echo 'make chaos       faults against brokers, workers and clients, and a check of every record: SEED= MINUTES= DELIVERY='
 	@echo 'make fuzz        a million inputs to the decoders: SEED='
 	@echo 'make figures     the tables of README.md and the notes, from the kept benchmark runs'
