@@ -1,34 +1,37 @@
-"""The optional packages of `penstock logs`, imported when a command needs them. Without one: MissingLibrary."""
+"""The optional packages of `penstock logs`."""
 
 import importlib
 import signal
-from types import ModuleType
+import sys
+from typing import Any
 
 from penstock.ops.logs.errors import MissingLibrary
 
 
-def polars() -> ModuleType:
-    """Polars. Its handler of SIGINT would let a read of standard input go on, and Ctrl-C wait for the next line."""
-    library = _library("polars", "Reading logs")
-    signal.siginterrupt(signal.SIGINT, True)
-    return library
+class Library:
+    """A package that is imported when something of it is first used. Without it: MissingLibrary."""
+
+    def __init__(self, name: str, needs_it: str) -> None:
+        """`needs_it`: the subject of the sentence that says so."""
+        self._name = name
+        self._needs_it = needs_it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules.get(self._name) or self._imported(), name)
+
+    def _imported(self) -> Any:
+        try:
+            module = importlib.import_module(self._name)
+        except ImportError as error:
+            package = self._name.partition(".")[0]
+            sentence = f"{self._needs_it} needs {package}, which is not installed: pip install 'penstock[logs]'"
+            raise MissingLibrary(sentence) from error
+        # The handler of polars would let a read of standard input go on, and Ctrl-C wait for the next line.
+        signal.siginterrupt(signal.SIGINT, True)
+        return module
 
 
-def pyarrow() -> ModuleType:
-    """PyArrow, which unpacks logs."""
-    return _library("pyarrow", "A compressed log")
-
-
-def pyplot() -> ModuleType:
-    """Matplotlib, drawing without a display."""
-    _library("matplotlib", "A report").use("agg")
-    return _library("matplotlib.pyplot", "A report")
-
-
-def _library(name: str, needs_it: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        sentence = f"{needs_it} needs {package}, which is not installed: pip install 'penstock[logs]'"
-        raise MissingLibrary(sentence) from error
+pl = Library("polars", "Reading logs")
+pyarrow = Library("pyarrow", "A compressed log")
+matplotlib = Library("matplotlib", "A report")
+pyplot = Library("matplotlib.pyplot", "A report")

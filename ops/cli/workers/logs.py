@@ -76,7 +76,7 @@ def request(
     files, filters = _arguments(given)
     story, reader = RequestStory(request_id), _reader(files, filters)
     for part in reader.parts():
-        story.add(part.of_requests())
+        story.add(part)
     story.show(make_console(), reader.sources)
     return EXIT_OK if story.found else EXIT_PROBLEM
 
@@ -114,7 +114,7 @@ def tail(
     files, filters = _arguments(given)
     console = make_console()
     with closing(Tail(files, filters)) as end:
-        last = end.last(count, of_stdin=not follow)
+        last = end.last(count, is_end=not follow)
         end.check_filters()
         for event in last:
             console.print(event_line(event, end.sources), soft_wrap=True)
@@ -176,7 +176,7 @@ def _digest(given: list[str] | None) -> Digest:
         reader = _reader(files, filters, progress)
         digest = Digest(reader)
     if filters.is_any and not digest.num_kept:
-        absent = ", ".join(sorted(reader.absent_fields))
+        absent = ", ".join(sorted(reader.selection.absent_fields))
         say(f"No event passes the filters.{f' No event has the field {absent}.' if absent else ''}", "yellow")
     return digest
 

@@ -4,27 +4,23 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from operator import ge, gt, le, lt
 from typing import Any
 
 from penstock.ops.logs.errors import BadFilter
-from penstock.ops.logs.libraries import polars
+from penstock.ops.logs.libraries import pl
 from penstock.ops.logs.lines.columns import BATCH, DONE, OWN
-from penstock.ops.logs.lines.event import LEVELS, Event, parse_time
+from penstock.ops.logs.lines.event import LEVELS, parse_time
 from penstock.ops.logs.lines.known_fields import known_fields, near_names
 
 _TERM = re.compile(r"([\w-]+)\s*(!=|>=|<=|=|>|<)\s*(.+)", re.DOTALL)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h|d)")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
+_INTEGER = re.compile(r"(-?\d+)(?:\.0+)?")
 _ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {">": gt, ">=": ge, "<": lt, "<=": le}
 _TIMES = ("since", "until")
-_NO_FIELDS = {"p", "model"}  # taken from other fields, and from other events
-_SERVICE = ("name", "version", "instance.id")
-_OF_EVERY_LINE = ("timestamp", "level", "pid", "worker", "model", *[f"service.{key}" for key in _SERVICE])
-# What `p` is, by event: a field, and its unit in seconds.
-_P = {DONE: ("total_ms", 1e-3), BATCH: ("device_s", 1.0)}
+_TIME = "p"  # of a request or a batch, in seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +32,12 @@ class Term:
     values: tuple[str, ...]  # one for an order other than = and !=
     limit: float = 0.0  # for the others: a number, in the unit of the field's name
 
-    def holds(self, value: object) -> bool:
-        """Whether a field's value fits; None: the line has no such field."""
+    def holds(self, column: Any) -> Any:
+        """Whether a column's values fit, as an expression. Null: the line has no such field."""
         if self.order in _ORDERS:
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return is_number and bool(_ORDERS[self.order](value, self.limit))
-        text = str(value).lower() if isinstance(value, bool) else str(value)  # `true`, as in the line
-        is_equal = value is not None and _pattern(self.values).fullmatch(text) is not None
-        return is_equal == (self.order == "=")
-
-    def expression(self, column: Any) -> Any:
-        """The same for a column of a polars frame."""
-        if self.order in _ORDERS:
-            return _ORDERS[self.order](column.cast(polars().Float64, strict=False), self.limit).fill_null(False)
-        pattern = f"^(?:{_pattern(self.values).pattern})$"
-        is_equal = column.cast(polars().String).str.contains(f"(?s){pattern}").fill_null(False)
+            return _ORDERS[self.order](column.cast(pl.Float64, strict=False), self.limit).fill_null(False)
+        pattern = f"(?s)^(?:{'|'.join(map(_pattern, self.values))})$"
+        is_equal = column.cast(pl.String).str.contains(pattern).fill_null(False)
         return is_equal if self.order == "=" else ~is_equal
 
 
@@ -63,62 +50,24 @@ class Filters:
     until_s: float | None = None
     level: int = 0  # index in LEVELS; this and worse
 
-    def accepts(self, event: Event, model: str | None) -> bool:
-        """Whether an event is kept. `model`: that of its worker, if known."""
-        if self.since_s is not None and (event.time_s is None or event.time_s < self.since_s):
-            return False
-        if self.until_s is not None and (event.time_s is None or event.time_s >= self.until_s):
-            return False
-        if LEVELS.index(event.level) < self.level:
-            return False
-        return all(term.holds(_value(event, term.key, model)) for term in self.terms)
-
-    def passed(self, event: Event, model: str | None) -> Event | None:
-        """Keep of an event what its figures need: all or nothing, but of a worker_load the rejections by code.
-
-        They pass as lines of request_refused would, because those are limited and the counts of a load are not.
-        """
-        is_kept = self.accepts(event, model)
-        rejected = event.fields.get("rejected")
-        is_by_code = any(term.key == "code" for term in self.terms)
-        if event.name != "worker_load" or not isinstance(rejected, Mapping) or (is_kept and not is_by_code):
-            return event if is_kept else None
-        common = {key: event.fields[key] for key in _OF_EVERY_LINE if key in event.fields}
-        kept = {code: count for code, count in rejected.items() if self._passes(code, event, common, model)}
-        if is_kept:
-            return event._replace(fields={**event.fields, "rejected": kept, "overloaded": kept.get("overloaded", 0)})
-        return event._replace(fields={**common, "event": event.name, "rejected": kept}) if kept else None
-
-    def _passes(self, code: str, load: Event, common: Mapping[str, Any], model: str | None) -> bool:
-        """Whether lines of request_refused with this code pass, as far as a load has their fields."""
-        fields = {**common, "event": "request_refused", "code": code}
-        is_known = all(term.key in fields or term.key == "model" for term in self.terms)
-        return is_known and self.accepts(load._replace(fields=fields), model)
-
-    def rows(self, rows: Any, models: Mapping[object, str]) -> Any:
-        """The rows that are kept, of `read_rows` with `fields`. `models`: of the workers of their source, by number."""
-        pl = polars()
-        if self.level > LEVELS.index("info"):
-            rows = rows.filter(pl.col("level").is_in(LEVELS[self.level :]))
+    def rows(self, rows: Any) -> Any:
+        """The rows that are kept, of a frame of `read_rows` with `fields`."""
+        if self.level:
+            levels = {level: place for place, level in enumerate(LEVELS)}
+            level = pl.col("level").replace_strict(levels, default=LEVELS.index("info"), return_dtype=pl.Int64)
+            rows = rows.filter(level >= self.level)
         if self.since_s is not None:
             rows = rows.filter(pl.col("time_s") >= self.since_s)
         if self.until_s is not None:
             rows = rows.filter(pl.col("time_s") < self.until_s)
-        named = {-1 if worker is None else worker: model for worker, model in models.items()}
-        of_worker = pl.col("worker").fill_null(-1).replace_strict(named, default=None, return_dtype=pl.String)
-        taken = {
-            **dict.fromkeys(OWN, pl.lit(None, pl.String)),
-            "p": pl.coalesce(pl.col("total_ms") * _P[DONE][1], "device_s"),
-            "model": pl.coalesce("model", of_worker) if named else pl.col("model"),
-        }
         for term in self.terms:
-            rows = rows.filter(term.expression(taken.get(term.key, pl.col(term.key))))
+            rows = rows.filter(term.holds(_column(term.key)))
         return rows
 
     @property
     def fields(self) -> set[str]:
         """The names of the fields that are compared."""
-        return {term.key for term in self.terms} - _NO_FIELDS
+        return {term.key for term in self.terms} - {_TIME}
 
     @property
     def is_any(self) -> bool:
@@ -126,10 +75,18 @@ class Filters:
         return bool(self.terms or self.level) or self.since_s is not None or self.until_s is not None
 
 
-@cache
-def _pattern(values: tuple[str, ...]) -> re.Pattern[str]:
-    """One of the values; of other characters only `*` and `?` stand for any."""
-    return re.compile("|".join(re.escape(one).replace(r"\*", ".*").replace(r"\?", ".") for one in values), re.DOTALL)
+def _pattern(value: str) -> str:
+    """A value. An integer is the same number with a point; of other characters only `*` and `?` stand for any."""
+    if match := _INTEGER.fullmatch(value):
+        return rf"{match[1]}(?:\.0+)?"
+    return re.escape(value).replace(r"\*", ".*").replace(r"\?", ".")
+
+
+def _column(key: str) -> Any:
+    if key == _TIME:
+        request_s, batch_s = pl.col("total_ms") * 1e-3, pl.col("device_s")
+        return pl.when(event=DONE).then(request_s).when(event=BATCH).then(batch_s)
+    return pl.lit(None, pl.String) if key in OWN else pl.col(key)
 
 
 def parse_filters(texts: Sequence[str], now_s: float) -> Filters:
@@ -168,7 +125,7 @@ def is_filter(text: str) -> bool:
 def _term(key: str, order: str, value: str) -> Term:
     if order not in _ORDERS:
         values = tuple(value.split(","))
-        if key == "p":
+        if key == _TIME:
             raise BadFilter(f"p is the time of a request or a batch; compare it: p>50ms. Given: {key}{order}{value}")
         return Term(key, order, values)
     return Term(key, order, (value,), _limit(key, value))
@@ -177,7 +134,9 @@ def _term(key: str, order: str, value: str) -> Term:
 def _limit(key: str, value: str) -> float:
     duration = _DURATION.fullmatch(value)
     if duration is not None:
-        unit_s = 1.0 if key == "p" or key.endswith("_s") or key == "seconds" else 1e-3 if key.endswith("_ms") else None
+        unit_s = (
+            1.0 if key == _TIME or key.endswith("_s") or key == "seconds" else 1e-3 if key.endswith("_ms") else None
+        )
         if unit_s is None:
             raise BadFilter(f"{key} is no time, so it is compared with a number. Given: {value}")
         return float(duration[1]) * _UNIT_S[duration[2]] / unit_s
@@ -185,7 +144,7 @@ def _limit(key: str, value: str) -> float:
         limit = float(value)
     except ValueError:
         raise BadFilter(f"{key} is compared with a number or a time such as 50ms. Given: {value!r}") from None
-    if key == "p":
+    if key == _TIME:
         raise BadFilter(f"p needs a unit: p>{value}ms or p>{value}s.")
     return limit
 
@@ -208,16 +167,6 @@ def _moment(key: str, order: str, value: str, now_s: float) -> float:
         if (parsed := parse_time(value)) is not None:
             return parsed
     raise BadFilter(f"{key} is a time ago (10m), a time of day (03:00) or 2026-01-31T03:00, in UTC. Given: {value!r}")
-
-
-def _value(event: Event, key: str, model: str | None) -> object:
-    if key == "p":
-        name, unit_s = _P.get(event.name, ("", 0.0))
-        time = event.number(name)
-        return None if time is None else time * unit_s
-    if key == "model":
-        return event.fields.get("model", model)
-    return event.fields.get(key)
 
 
 def split_arguments(arguments: Iterable[str]) -> tuple[list[str], list[str]]:

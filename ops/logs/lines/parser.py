@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.ops.logs.libraries import polars
+from penstock.ops.logs.libraries import pl
 from penstock.ops.logs.lines.columns import read_rows, rows_of
 from penstock.ops.logs.lines.event import Event, parse_time
 from penstock.worker.telemetry.ecs import MARK, from_ecs
@@ -18,12 +18,17 @@ _EXAMPLE_CHARS = 100
 _OF_A_JOURNAL = b'"__REALTIME_TIMESTAMP"'  # every entry of `journalctl -o json` has it
 
 
-class Parsed(NamedTuple):
-    """The contents of a block."""
+class Part(NamedTuple):
+    """The events of a block, or those that are kept of it."""
 
-    rows: Any  # as `read_rows` makes them
-    events: dict[int, Event]  # the others, by the places of their lines
+    source: int
+    rows: Any  # of all events, as `read_rows` makes them, in order
+    events: dict[int, Event]  # those that a JSON parser has read, by the places of their lines
     lines: list[bytes]
+
+    def event(self, place: int) -> Event:
+        """The event of a row, by its `place`."""
+        return self.events.get(place) or event_of(self.source, self.lines[place])
 
 
 @dataclass(slots=True)
@@ -38,44 +43,35 @@ class LineCounts:
     examples: list[str] = field(default_factory=list)  # of broken lines
 
 
-class BlockParser:
-    """Parses the blocks of one source, in order. Never raises for what a line holds."""
+def parse_block(block: bytes, source: int, counts: LineCounts, fields: Collection[str] = ()) -> Part:
+    """All events of whole lines. `fields`: what rows need beside their own. Never raises for what a line holds."""
+    lines = [line for line in _unwrapped(block).split(b"\n") if line and not line.isspace()]
+    frequent = read_rows(lines, fields)
+    is_left = np.ones(len(lines), np.bool_)
+    is_left[frequent["place"].to_numpy()] = False
+    found = {place: _event(lines[place], source, counts) for place in np.flatnonzero(is_left).tolist()}
+    events = {place: event for place, event in found.items() if event is not None}
+    rows = frequent.merge_sorted(rows_of(events, fields), "place")
+    counts.lines += len(lines)
+    counts.events += len(rows)
+    counts.timeless += rows["time_s"].null_count()
+    return Part(source, rows, events, lines)
 
-    def __init__(self, source: int, counts: LineCounts, fields: Collection[str] = ()) -> None:
-        """`fields`: what rows need beside their own."""
-        self._source = source
-        self._counts = counts
-        self._fields = fields
 
-    def parse(self, block: bytes, *, in_rows: bool) -> Parsed:
-        """All events of whole lines. `in_rows`: those that `read_rows` takes are no events."""
-        lines = [line for line in _unwrapped(block).split(b"\n") if line and not line.isspace()]
-        rows = read_rows(lines, self._fields) if in_rows else rows_of({})
-        is_left = np.ones(len(lines), np.bool_)
-        is_left[rows["place"].to_numpy()] = False
-        events = {}
-        for place in np.flatnonzero(is_left).tolist():
-            if (event := self._event(lines[place])) is not None:
-                events[place] = event
-        self._counts.lines += len(lines)
-        self._counts.events += len(rows) + len(events)
-        self._counts.timeless += sum(event.time_s is None for event in events.values())
-        return Parsed(rows, events, lines)
-
-    def _event(self, line: bytes) -> Event | None:
-        """The event of a line; None for one that has none, which is counted."""
-        text = _text(line)
-        found = _parsed(text) if text.startswith("{") else None
-        if found is not None and _is_event(found):
-            return event_of(self._source, found)
-        is_broken = text.startswith("{") and found is None
-        salvaged = _salvaged(text) if found is None else None
-        if is_broken:
-            self._counts.broken += 1
-            self._counts.examples += [text[:_EXAMPLE_CHARS]] if len(self._counts.examples) < _MAX_EXAMPLES else []
-        elif text and salvaged is None:
-            self._counts.foreign += 1
-        return None if salvaged is None else event_of(self._source, salvaged)
+def _event(line: bytes, source: int, counts: LineCounts) -> Event | None:
+    """The event of a line; None for one that has none, which is counted."""
+    text = _text(line)
+    found = _parsed(text) if text.startswith("{") else None
+    if found is not None and _is_event(found):
+        return event_of(source, found)
+    is_broken = text.startswith("{") and found is None
+    salvaged = _salvaged(text) if found is None else None
+    if is_broken:
+        counts.broken += 1
+        counts.examples += [text[:_EXAMPLE_CHARS]] if len(counts.examples) < _MAX_EXAMPLES else []
+    elif text and salvaged is None:
+        counts.foreign += 1
+    return None if salvaged is None else event_of(source, salvaged)
 
 
 def event_of(source: int, line: dict[str, Any] | bytes) -> Event:
@@ -118,12 +114,11 @@ def _unwrapped(block: bytes) -> bytes:
     """A block; of a journal the messages of its entries, one a line. A line that is no entry stays as it is."""
     if _OF_A_JOURNAL not in block[: block.find(b"\n") if b"\n" in block else len(block)]:
         return block
-    pl = polars()
     try:
         messages = pl.read_ndjson(block, schema={"MESSAGE": pl.String}, ignore_errors=True)["MESSAGE"].to_list()
     except pl.exceptions.PolarsError:  # a line is cut
         messages = [None]
-    if None in messages:
+    if any(message is None or message.startswith("[") for message in messages):
         messages = [_message(line) for line in block.decode("utf-8", "replace").splitlines()]
     return "\n".join([message.replace("\n", " ") for message in messages]).encode("utf-8", "replace")
 

@@ -1,39 +1,81 @@
 """Reads several logs: what passes the filters, and what else the lines were."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.ops.logs.errors import NoEvents
-from penstock.ops.logs.libraries import polars
-from penstock.ops.logs.lines.columns import BATCH, KINDS, OWN, integer, rows_of, text
-from penstock.ops.logs.lines.event import Event
+from penstock.ops.logs.libraries import pl
+from penstock.ops.logs.lines.columns import OWN, REFUSED, rows_of
+from penstock.ops.logs.lines.event import OF_EVERY_LINE, Event
 from penstock.ops.logs.lines.filters import Filters, check_fields
-from penstock.ops.logs.lines.parser import BlockParser, LineCounts, Parsed, event_of
+from penstock.ops.logs.lines.parser import LineCounts, Part, parse_block
 from penstock.ops.logs.lines.source import LogSource, origin
 
-_TOPIC = re.compile(r"penstock\.requests\.(.+?)(\.bulk)?")
+_TOPIC = r"^penstock\.requests\.(.+?)(?:\.bulk)?$"
 
 
-class Part(NamedTuple):
-    """What is kept of one block of a source."""
+class EventSelection:
+    """Keeps what passes the filters, of blocks in the order of their lines."""
 
-    source: int
-    rows: Any  # a polars frame: the events of KINDS, as `read_rows` makes them
-    events: list[Event]  # all others
-    lines: list[bytes]
+    def __init__(self, filters: Filters) -> None:
+        self._filters = filters
+        self._by_model = "model" in filters.fields
+        self._models: dict[str, dict[str, str]] = {}  # by log and worker
+        self.absent_fields = filters.fields - {"model"}  # that no event so far has
+        self.fields = filters.fields | ({"topic"} if self._by_model else set())  # that rows need
 
-    def event(self, place: int) -> Event:
-        """The event of a row, by its `place`."""
-        return event_of(self.source, self.lines[place])
+    def keep(self, part: Part, log: str) -> Part:
+        """The events that pass. `log`: the name that the log has kept through its rotations."""
+        self.absent_fields -= {key for key in self.absent_fields - {*OWN} if part.rows[key].count()}
+        rows = self._filters.rows(self._with_models(part.rows, log))
+        places = rows.filter(pl.col("place").is_in([*part.events]))["place"].to_list()
+        return part._replace(rows=rows, events={place: part.events[place] for place in places})
 
-    def of_requests(self) -> Iterator[Event]:
-        """All events but batches."""
-        yield from self.events
-        for place in self.rows.filter(polars().col("event") != BATCH)["place"].to_list():
-            yield self.event(place)
+    def keep_counts(self, part: Part, log: str) -> Part:
+        """The same for figures: of a `worker_load` also the rejections of which lines of request_refused would pass.
+
+        Those lines are limited, and the counts of a load are not.
+        """
+        kept, by_code = self.keep(part, log), "code" in self._filters.fields
+        loads = {place: one for place, one in part.events.items() if one.rejected}
+        loads = {place: one for place, one in loads.items() if by_code or place not in kept.events}
+        if not loads:
+            return kept
+        passing = self._passing_codes(loads, log)
+        events, added = dict(kept.events), []
+        for place, load in loads.items():
+            rejected = {code: count for code, count in (load.rejected or {}).items() if (place, code) in passing}
+            if place in kept.events:
+                counts = {"rejected": rejected, "overloaded": rejected.get("overloaded", 0)}
+                events[place] = load._replace(fields={**load.fields, **counts})
+            elif rejected:
+                events[place] = load._replace(fields={**_common(load), "event": load.name, "rejected": rejected})
+                added.append(place)
+        rows = kept.rows.merge_sorted(part.rows.filter(pl.col("place").is_in(added)), "place")
+        return part._replace(rows=rows, events=dict(sorted(events.items())))
+
+    def _passing_codes(self, loads: Mapping[int, Event], log: str) -> set[tuple[int, str]]:
+        """Loads and codes of which lines of request_refused would pass, as far as a load has their fields."""
+        asked = [(place, code) for place, load in loads.items() for code in load.rejected or {}]
+        lines = [{**_common(loads[place]), "event": REFUSED, "code": code} for place, code in asked]
+        events = [loads[place]._replace(fields=fields) for (place, _), fields in zip(asked, lines, strict=True)]
+        rows = rows_of(dict(enumerate(events)), self.fields).drop_nulls([*self._filters.fields - {"model", *OWN}])
+        return {asked[number] for number in self._filters.rows(self._with_models(rows, log))["place"].to_list()}
+
+    def _with_models(self, rows: Any, log: str) -> Any:
+        """`model` is that of the worker where a line has none: the latest that a line of the worker names."""
+        if not self._by_model:
+            return rows
+        models = self._models.setdefault(log, {"": ""})
+        is_start = pl.col("event").is_in(["worker_ready", "model_loaded"])
+        named = pl.when(is_start).then(pl.col("model")).otherwise(pl.col("topic").str.extract(_TOPIC))
+        rows = rows.with_columns(of_worker=pl.col("worker").cast(pl.String).fill_null("?"), named=named)
+        rows = rows.with_columns(pl.col("named").forward_fill().over("of_worker"))
+        before = pl.col("of_worker").replace_strict(models, default=None, return_dtype=pl.String)
+        models.update(rows.drop_nulls("named").group_by("of_worker").agg(pl.col("named").last()).iter_rows())
+        return rows.with_columns(pl.coalesce("model", "named", before)).drop("of_worker", "named")
 
 
 class LogReader:
@@ -47,9 +89,7 @@ class LogReader:
         self._progress = progress
         self.counts = LineCounts()
         self.num_kept = 0  # events that passed the filters
-        self._filters = filters
-        self.absent_fields = filters.fields  # of the filters, that no event so far has
-        self._models: dict[str, dict[object, str]] = {}  # by origin and worker
+        self.selection = EventSelection(filters)
 
     def parts(self) -> Iterator[Part]:
         """Read everything, one source after another. Raises NoEvents at the end if no line was an event.
@@ -58,53 +98,34 @@ class LogReader:
         """
         for index, source in enumerate(self.sources):
             for parsed in self._parsed_ahead(index, source):
-                yield self._filtered(index, parsed)
+                part = self.selection.keep_counts(parsed, self.origin(index))
+                self.num_kept += len(part.rows)
+                yield part
                 if self._progress is not None:
                     self._progress(sum(one.num_bytes for one in self.sources))
             self.counts.broken += source.num_long_lines
             self.counts.lines += source.num_long_lines
         if not self.counts.events:
             raise NoEvents(self._why_nothing())
-        check_fields(self.absent_fields)
+        check_fields(self.selection.absent_fields)
 
     def origin(self, source: int) -> str:
         """The name that a log has kept through its rotations: worker.log for worker.log.2.gz."""
         return origin(self.sources[source].name)
 
-    def _parsed_ahead(self, index: int, source: LogSource) -> Iterator[Parsed]:
+    def _parsed_ahead(self, index: int, source: LogSource) -> Iterator[Part]:
         """A source's blocks, parsed one ahead in a thread, on another core."""
-        parser, blocks = BlockParser(index, self.counts, self._filters.fields), source.blocks()
+        blocks = source.blocks()
 
-        def parse_next() -> Parsed | None:
+        def parse_next() -> Part | None:
             block = next(blocks, None)
-            return None if block is None else parser.parse(block, in_rows=True)
+            return None if block is None else parse_block(block, index, self.counts, self.selection.fields)
 
         with ThreadPoolExecutor(1) as thread, closing(source):
             ahead = thread.submit(parse_next)
             while (parsed := ahead.result()) is not None:
                 ahead = thread.submit(parse_next)
                 yield parsed
-
-    def _filtered(self, source: int, parsed: Parsed) -> Part:
-        rows, found, lines = parsed
-        kept = {}
-        models = self._models.setdefault(self.origin(source), {})
-        for place, event in found.items():
-            self.absent_fields -= event.fields.keys()
-            worker = integer(event.fields.get("worker"))
-            if (model := text(model_named_by(event))) is not None:
-                models[worker] = model
-            if (passed := self._filters.passed(event, models.get(worker))) is not None:
-                kept[place] = passed
-        self.absent_fields -= {key for key in self.absent_fields & set(rows.columns) - {*OWN} if rows[key].count()}
-        rows = self._filters.rows(rows, models)
-        self.num_kept += len(kept) + len(rows)
-        slow = {place: event for place, event in kept.items() if event.name in KINDS}
-        others = [event for event in kept.values() if event.name not in KINDS]
-        unusual = rows_of(slow)
-        rows = rows.select(unusual.columns)
-        rows = polars().concat([rows, unusual]).sort("place") if slow else rows
-        return Part(source, rows, others, lines)
 
     def _why_nothing(self) -> str:
         names = ", ".join(source.name for source in self.sources[:3]) + (" …" if len(self.sources) > 3 else "")
@@ -128,10 +149,5 @@ def in_order(events: Iterable[Event]) -> list[Event]:
     return [event for _, _, event in sorted(keyed, key=lambda one: one[:2])]
 
 
-def model_named_by(event: Event) -> str | None:
-    """The model of an event's worker, if the event tells it."""
-    if event.name in ("worker_ready", "model_loaded"):
-        return event.text("model")
-    topic = event.fields.get("topic")
-    match = _TOPIC.fullmatch(topic) if isinstance(topic, str) else None
-    return match[1] if match is not None else None
+def _common(load: Event) -> dict[str, Any]:
+    return {key: load.fields[key] for key in OF_EVERY_LINE if key in load.fields}

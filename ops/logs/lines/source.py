@@ -22,6 +22,29 @@ _MIN_YEAR = 1970  # a lower number in a name counts rotations
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
+class LineBuffer:
+    """Makes blocks of whole lines of data that is cut anywhere.
+
+    A longer line than `MAX_LINE_BYTES` that spans blocks is counted and left out.
+    """
+
+    def __init__(self) -> None:
+        self.rest = b""  # of a line without an end
+        self.num_long = 0
+        self._is_skipping = False
+
+    def add(self, data: bytes) -> bytes:
+        """The lines that end in the data."""
+        if self._is_skipping:
+            _, end, data = data.partition(b"\n")
+            self._is_skipping = not end
+        whole, end, self.rest = (self.rest + data).rpartition(b"\n")
+        if len(self.rest) > MAX_LINE_BYTES:
+            self.num_long += 1
+            self.rest, self._is_skipping = b"", True
+        return whole + end
+
+
 @dataclass(slots=True)
 class LogSource:
     """One log. The notes say what could not be read of it."""
@@ -35,8 +58,7 @@ class LogSource:
     def blocks(self, *, as_they_come: bool = False) -> Iterator[bytes]:
         """Whole lines, about `BLOCK_BYTES` at a time, decompressed and in UTF-8. The last line may lack its end.
 
-        A longer line than `MAX_LINE_BYTES` that spans blocks is counted and left out. What cannot be read ends the
-        source with a note.
+        What cannot be read ends the source with a note.
 
         `as_they_come`: lines of a pipe, as soon as they are written.
         """
@@ -72,23 +94,13 @@ class LogSource:
         return file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[arg-type]
 
     def _whole_lines(self, file: io.BufferedReader, as_they_come: bool) -> Iterator[bytes]:
-        rest, is_skipping = b"", False
+        lines = LineBuffer()
         for data in self._decoded(file, BLOCK_BYTES, as_they_come=as_they_come):
-            if is_skipping:
-                start = data.find(b"\n") + 1
-                if not start:
-                    continue
-                data, is_skipping = data[start:], False
-            data = rest + data
-            end = data.rfind(b"\n") + 1
-            if end:
-                yield data[:end]
-            rest = data[end:]
-            if len(rest) > MAX_LINE_BYTES:
-                self.num_long_lines += 1
-                rest, is_skipping = b"", True
-        if rest:
-            yield rest
+            if whole := lines.add(data):
+                yield whole
+        self.num_long_lines += lines.num_long
+        if lines.rest:
+            yield lines.rest
 
     def _decoded(self, file: io.BufferedReader, size: int, *, as_they_come: bool) -> Iterator[bytes]:
         """The bytes as UTF-8, without a byte order mark."""
@@ -111,8 +123,7 @@ class LogSource:
                 self.num_bytes += len(data)
                 yield data
             return
-        arrow = pyarrow()
-        stream = arrow.CompressedInputStream(arrow.PythonFile(file, "r"), compression)
+        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), compression)
         is_whole = True
         while is_whole:
             buffer = bytearray(size)

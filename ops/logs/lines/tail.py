@@ -8,61 +8,61 @@ from typing import IO
 
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.filters import Filters, check_fields
-from penstock.ops.logs.lines.parser import BlockParser, LineCounts
-from penstock.ops.logs.lines.reader import in_order, model_named_by
-from penstock.ops.logs.lines.source import MAX_LINE_BYTES, STDIN, LogSource, find_sources, of_directory
+from penstock.ops.logs.lines.parser import LineCounts, parse_block
+from penstock.ops.logs.lines.reader import EventSelection, in_order
+from penstock.ops.logs.lines.source import BLOCK_BYTES, STDIN, LineBuffer, LogSource, find_sources, of_directory
 
 _END_BYTES = 1 << 20  # of each file that are searched for its last lines, without `since`
 _MAX_WAITING = 100_000  # events that are held for their order
 
 
 class FollowedFile:
-    """A growing file. Each `read` gives the whole lines that were added since the last one."""
+    """A growing file, from its beginning or its last `_END_BYTES` on."""
 
-    def __init__(self, path: Path, position: int) -> None:
+    def __init__(self, path: Path, *, is_whole: bool) -> None:
         self._path = path
         self._file: IO[bytes] | None = path.open("rb")
-        self._file.seek(position)
-        self._rest = b""
+        self._lines = LineBuffer()
+        start = 0 if is_whole else os.fstat(self._file.fileno()).st_size - _END_BYTES
+        if start > 0:
+            self._file.seek(start)
+            self._file.readline()  # a part of one
 
-    def read(self) -> bytes:
-        """The lines that were added; of a file that was moved away too, and then of the one in its place."""
-        data = self._rest + self._more()
+    @property
+    def rest(self) -> bytes:
+        """The beginning of a line that is being written."""
+        return self._lines.rest
+
+    def blocks(self) -> Iterator[bytes]:
+        """The lines that were added since the last call; of a file that was moved away too, and then of the new one."""
+        yield from self._added()
         if self._is_replaced():
+            yield self.rest
             self.close()
-            self._open()
-            data += (b"\n" if data and not data.endswith(b"\n") else b"") + self._more()
-        end = data.rfind(b"\n") + 1
-        self._rest = data[end:] if len(data) - end <= MAX_LINE_BYTES else b""
-        return data[:end]
+            yield from self._added()
 
-    def _more(self) -> bytes:
+    def _added(self) -> Iterator[bytes]:
         if self._file is None:
-            self._open()
-        if self._file is None:
-            return b""
+            try:
+                self._file, self._lines = self._path.open("rb"), LineBuffer()
+            except OSError:
+                return
         if os.fstat(self._file.fileno()).st_size < self._file.tell():  # truncated in place
             self._file.seek(0)
-            self._rest = b""
-        return self._file.read()
+            self._lines = LineBuffer()
+        while data := self._file.read(BLOCK_BYTES):
+            yield self._lines.add(data)
 
     def _is_replaced(self) -> bool:
         if self._file is None:
             return False
         try:
-            now, mine = self._path.stat(), os.fstat(self._file.fileno())
+            return not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
         except FileNotFoundError:  # moved away, and not made again yet
             return False
-        return (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino)
-
-    def _open(self) -> None:
-        try:
-            self._file = self._path.open("rb")
-        except OSError:
-            self._file = None
 
     def close(self) -> None:
-        """Close the file. A later `read` opens it again."""
+        """Close the file. The next look opens it again, from its beginning."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -75,27 +75,27 @@ class Tail:
         """Raises NoEvents if a file or directory is not there."""
         self.sources, _ = find_sources(names)
         self._names = names
-        self._filters = filters
-        self._absent_fields = filters.fields  # that no event so far has
-        self._parsers = [BlockParser(index, LineCounts()) for index in range(len(self.sources))]
-        self._models: dict[tuple[int, str], str] = {}  # by source and worker
+        self._is_whole = filters.since_s is not None
+        self._selection = EventSelection(filters)
         self._files: dict[int, FollowedFile] = {}
 
-    def last(self, count: int, *, of_stdin: bool = False) -> list[Event]:
-        """The last events that pass, by time. Files are followed from here on.
+    def last(self, count: int, *, is_end: bool = False) -> list[Event]:
+        """The last events that pass, by time. Called once, before `follow`.
 
         Args:
-            of_stdin: read standard input to its end. Otherwise all of its events are new ones.
+            is_end: nothing is followed. Then lines without an end count, and standard input is read to its end.
+                Otherwise all events of standard input are new ones.
         """
         found: list[Event] = []
         for index, source in enumerate(self.sources):
-            if source.path is not None or of_stdin:
-                found += deque(self._end_of(index, source), maxlen=count)
+            if source.path is not None or is_end:
+                kept = (event for block in self._end_of(index, source, is_end) for event in self._kept(index, block))
+                found += deque(kept, maxlen=count)
         return in_order(found)[-count:] if count else []
 
     def check_filters(self) -> None:
         """Raise BadFilter if a filter is by a field that neither an event so far has nor a worker logs."""
-        check_fields(self._absent_fields)
+        check_fields(self._selection.absent_fields)
 
     def follow(self, wait: Callable[[], None]) -> Iterator[list[Event]]:
         """New events, as long as `wait` returns. `wait` is called between two looks."""
@@ -107,8 +107,8 @@ class Tail:
                     return
         while True:
             self._find_new()
-            found = [event for index, file in self._files.items() for event in self._kept(index, file.read())]
-            if found:
+            blocks = ((index, block) for index, file in self._files.items() for block in file.blocks())
+            if found := [event for index, block in blocks for event in self._kept(index, block)]:
                 yield in_order(found[-_MAX_WAITING:])
             wait()
 
@@ -117,43 +117,24 @@ class Tail:
         for file in self._files.values():
             file.close()
 
-    def _end_of(self, index: int, source: LogSource) -> Iterator[Event]:
-        blocks = source.blocks()
-        if source.path is not None and source.is_plain():
-            size = source.path.stat().st_size
-            if index not in self._files:
-                self._files[index] = FollowedFile(source.path, size)
-            if self._filters.since_s is None and size > _END_BYTES:
-                blocks = _last_lines(source.path, size)
-        for block in blocks:
-            yield from self._kept(index, block)
+    def _end_of(self, index: int, source: LogSource, is_end: bool) -> Iterator[bytes]:
+        if source.path is None or not source.is_plain():
+            yield from source.blocks()
+            return
+        file = self._files[index] = FollowedFile(source.path, is_whole=self._is_whole)
+        yield from file.blocks()
+        if is_end:
+            yield file.rest
 
     def _find_new(self) -> None:
         """Logs that have appeared in the directories."""
         known = {source.path for source in self.sources}
-        for name in self._names:
-            if name == STDIN or not Path(name).is_dir():
-                continue
-            for source in of_directory(Path(name))[0]:
-                if source.path not in known and source.path is not None and source.is_plain():
-                    self.sources.append(source)
-                    self._parsers.append(BlockParser(len(self.sources) - 1, LineCounts()))
-                    self._files[len(self.sources) - 1] = FollowedFile(source.path, 0)
+        directories = [Path(name) for name in self._names if name != STDIN and Path(name).is_dir()]
+        for source in [source for directory in directories for source in of_directory(directory)[0]]:
+            if source.path not in known and source.path is not None and source.is_plain():
+                self._files[len(self.sources)] = FollowedFile(source.path, is_whole=True)
+                self.sources.append(source)
 
     def _kept(self, index: int, block: bytes) -> list[Event]:
-        kept = []
-        for event in self._parsers[index].parse(block, in_rows=False).events.values():
-            self._absent_fields -= event.fields.keys()
-            worker = index, str(event.fields.get("worker"))
-            if (model := model_named_by(event)) is not None:
-                self._models[worker] = model
-            if self._filters.accepts(event, self._models.get(worker)):
-                kept.append(event)
-        return kept
-
-
-def _last_lines(path: Path, size: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(size - _END_BYTES)
-        file.readline()
-        yield file.read(size - file.tell())
+        part = self._selection.keep(parse_block(block, index, LineCounts(), self._selection.fields), str(index))
+        return [part.event(place) for place in part.rows["place"].to_list()]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ops.logs.errors import LogsError, NoEvents
-from penstock.ops.logs.libraries import pyplot
+from penstock.ops.logs.libraries import matplotlib, pyplot
 from penstock.ops.logs.lines.event import clock, date_and_clock, duration, printable
 from penstock.ops.logs.report.charts import FAINT, INK, Chart, Spans, charts
 from penstock.ops.logs.screens.tables import count
@@ -55,13 +55,13 @@ def write_report(out: Path, read: Callable[[], Digest]) -> None:
         raise LogsError(f"A report is a page or a picture: OUT.html or OUT.png. Given: {out}")
     if not out.absolute().parent.is_dir():
         raise LogsError(f"There is no directory {out.absolute().parent} for the report.")
-    plots = pyplot()
+    matplotlib.use("agg")  # draws without a display
     digest = read()
     if not digest.series:
         raise NoEvents("No event with a time passes, so there is nothing to plot.")
     spans = Spans(digest)
-    with plots.rc_context(_look()):
-        data = _picture(plots, spans) if out.suffix == ".png" else _page(plots, digest, spans).encode()
+    with pyplot.rc_context(_look()):
+        data = _picture(spans) if out.suffix == ".png" else _page(digest, spans).encode()
     out.write_bytes(data)
 
 
@@ -84,11 +84,11 @@ def _look() -> dict[str, Any]:
     }
 
 
-def _picture(plots: Any, spans: Spans) -> bytes:
+def _picture(spans: Spans) -> bytes:
     """The plots in three columns, dark on white."""
     made = charts()
     rows = -(-len(made) // _COLUMNS)
-    figure, cells = plots.subplots(rows, _COLUMNS, figsize=(_COLUMNS * 4.8, rows * 2.9), squeeze=False)
+    figure, cells = pyplot.subplots(rows, _COLUMNS, figsize=(_COLUMNS * 4.8, rows * 2.9), squeeze=False)
     for axes in cells.flat[len(made) :]:
         axes.remove()
     for chart, axes in zip(made, cells.flat, strict=False):
@@ -100,11 +100,11 @@ def _picture(plots: Any, spans: Spans) -> bytes:
         text.set_color("#dddddd")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120, facecolor="white")
-    plots.close(figure)
+    pyplot.close(figure)
     return buffer.getvalue()
 
 
-def _page(plots: Any, digest: Digest, spans: Spans) -> str:
+def _page(digest: Digest, spans: Spans) -> str:
     starts, ends = spans.starts_s[0], spans.starts_s[-1] + spans.width_s
     lines = digest.lines
     about = f"{date_and_clock(starts)} to {date_and_clock(ends)} UTC, {duration(ends - starts)}. "
@@ -123,7 +123,7 @@ def _page(plots: Any, digest: Digest, spans: Spans) -> str:
         about=_safe(about),
         notes="".join(f'<p class="note">{_safe(note)}</p>' for note in notes),
         figures="".join(_tiles(digest)),
-        plots="".join(_figure(plots, chart, spans) for chart in charts()),
+        plots="".join(_figure(chart, spans) for chart in charts()),
         tables=_fact_tables(digest),
         events=_events_table(digest),
     )
@@ -154,13 +154,13 @@ def _tile(label: str, text: str, *, bad: bool) -> str:
     return f'<div class="tile{" bad" if bad else ""}"><b>{_safe(text)}</b><span>{_safe(label)}</span></div>'
 
 
-def _figure(plots: Any, chart: Chart, spans: Spans) -> str:
-    figure, axes = plots.subplots(figsize=_INCHES)
+def _figure(chart: Chart, spans: Spans) -> str:
+    figure, axes = pyplot.subplots(figsize=_INCHES)
     try:
         is_drawn = chart.draw(axes, spans)
         body = _svg(figure, chart.title) if is_drawn else '<p class="none">Nothing in these logs.</p>'
     finally:
-        plots.close(figure)
+        pyplot.close(figure)
     return f"<figure><figcaption><b>{chart.title}</b> {_safe(chart.note)}</figcaption>{body}</figure>"
 
 

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from penstock.ops.logs.lines.event import Event, clock, printable
+from penstock.ops.logs.lines.event import OF_EVERY_LINE, Event, clock, printable
 from penstock.ops.logs.lines.source import LogSource
 from penstock.ops.logs.screens.tables import DIM, LEVEL_STYLES
 
-_OF_EVERY_LINE = ("pid", "model", "service.name", "service.version", "service.instance.id")
-_SHOWN_APART = frozenset(("event", "logger", "level", "timestamp", "worker", "exception", *_OF_EVERY_LINE))
+SHOWN_APART = frozenset(("event", "exception", *OF_EVERY_LINE))
 _MAX_VALUE_CHARS = 200
 
 
@@ -25,7 +24,7 @@ def event_line(event: Event, sources: Sequence[LogSource]) -> Text:
         line.append(f"{printable(str(worker))} ", style="cyan")
     line.append(printable(event.name), style=style or "bold")
     for key, value in event.fields.items():
-        if key not in _SHOWN_APART:
+        if key not in SHOWN_APART:
             line.append(f" {printable(key)}=", style=DIM)
             line.append(_value(value))
     if isinstance(trace := event.fields.get("exception"), str):

@@ -2,14 +2,16 @@
 
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
-from penstock.ops.logs.lines.columns import DONE, STAGES
+from penstock.ops.logs.libraries import pl
+from penstock.ops.logs.lines.columns import BATCH, DONE, STAGES
 from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, printable
+from penstock.ops.logs.lines.parser import Part
 from penstock.ops.logs.lines.reader import in_order
 from penstock.ops.logs.lines.source import LogSource
 from penstock.ops.logs.screens.event_line import event_line
@@ -53,9 +55,10 @@ class RequestStory:
         self._after: Event | None = None
         self._notable: deque[Event] = deque(maxlen=_MAX_KEPT)
 
-    def add(self, events: Iterable[Event]) -> None:
-        """Events of a block."""
-        for event in events:
+    def add(self, part: Part) -> None:
+        """All events of a block but batches."""
+        for place in part.rows.filter(pl.col("event") != BATCH)["place"].to_list():
+            event = part.event(place)
             fields = event.fields
             is_near = self._place is not None and fields.get("partition") == self._place[0]
             is_near = is_near and self._topic in (None, fields.get("topic"))

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from penstock.ops.logs.lines.columns import CLASSES
 from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, number, printable
+from penstock.ops.logs.screens.event_line import SHOWN_APART
 from penstock.ops.logs.screens.tables import BAD, DIM, WARN, Column, Section, bar, curve, is_known
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import integer, share, short
@@ -22,7 +23,7 @@ _SAMPLED = {
     "bulk": "of each worker the first request of each second is logged, where it is of a job",
 }
 _LOGGED = "of each worker the first 100 of each second are logged"
-_SLOW = "requests late or rejected for lateness, or a p95 over three times the usual"
+SLOW = "requests late or rejected for lateness, or a p95 over three times the usual"
 
 
 class Screen(NamedTuple):
@@ -85,9 +86,8 @@ def _reason(event: Event | None) -> str:
 def _details(event: Event | None) -> str:
     if event is None:
         return ""
-    hidden = {"event", "logger", "level", "timestamp", "exception", "worker", "pid", "model"}
     name = event.name if " " in event.name else ""  # a library's sentence
-    return " ".join([name, *[f"{key}={value}" for key, value in event.fields.items() if key not in hidden]])[:300]
+    return " ".join([name, *[f"{key}={value}" for key, value in event.fields.items() if key not in SHOWN_APART]])[:300]
 
 
 def _position(event: Event) -> str:
@@ -103,7 +103,7 @@ def _slow(digest: Digest, num_rows: int) -> Parts:
         yield Text("No answered request is in the logs (request_done).")
     if periods := slow_periods(digest.series):
         yield Section(
-            "Slow periods", _SLOW, period_columns(lambda one: date_and_clock(one.start_s)), periods[:_MAX_ROWS]
+            "Slow periods", SLOW, period_columns(lambda one: date_and_clock(one.start_s)), periods[:_MAX_ROWS]
         )
     yield from _longest_batches(digest, num_rows)
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, printable
-from penstock.ops.logs.screens.screens import Parts, period_columns, shares
+from penstock.ops.logs.screens.screens import SLOW, Parts, period_columns, shares
 from penstock.ops.logs.screens.tables import BAD, DIM, WARN, Column, Section, bar, count, curve, is_known, joined, show
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import PERCENTS, best_rate, integer, rate, share, short
@@ -129,8 +129,7 @@ def _sections(digest: Digest) -> Parts:
         yield Section("Triggers", "why batches ran", columns, digest.batches.by("trigger")[: len(TRIGGERS)])
     if periods := slow_periods(digest.series):
         worst = sorted(sorted(periods, key=lambda one: -one.missed)[:_MAX_PERIODS])
-        note = "requests late or rejected for lateness, or a p95 over three times the usual"
-        yield Section(f"Slow periods: {len(periods)}", note, period_columns(lambda one: clock(one.start_s)), worst)
+        yield Section(f"Slow periods: {len(periods)}", SLOW, period_columns(lambda one: clock(one.start_s)), worst)
     if digest.lives.events or digest.gaps.count:
         yield _workers(digest)
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.ops.logs.libraries import polars
+from penstock.ops.logs.libraries import pl
 from penstock.ops.logs.lines.columns import array
 from penstock.ops.logs.totals.histogram import Histogram, bins_of
 from penstock.ops.logs.totals.series import LOGGED, TRIGGERS
@@ -49,7 +49,6 @@ class BatchTotals:
 
     def add(self, source: int, rows: Any) -> Any:
         """Rows of batch_done. Returns them for a Series."""
-        pl = polars()
         rows = rows.drop_nulls(_NEEDED)
         for histogram, key in ((self.sequences, "sequences"), (self.tokens, "tokens"), (self.seconds, "device_s")):
             histogram.add(array(rows, key))
@@ -96,7 +95,6 @@ def _group(name: Any, kinds: Any) -> BatchGroup:
 
 
 def _by_second(rows: Any) -> Any:
-    pl = polars()
     trigger = pl.col("trigger")
     is_known = trigger.is_in(TRIGGERS[:-1])
     return rows.group_by(pl.col("time_s").floor()).agg(

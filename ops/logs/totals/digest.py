@@ -3,16 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from penstock.ops.logs.libraries import polars
-from penstock.ops.logs.lines.columns import BATCH, DONE, REFUSED
+from penstock.ops.logs.libraries import pl
+from penstock.ops.logs.lines.columns import BATCH, DONE, KINDS, REFUSED
 from penstock.ops.logs.lines.event import Event, number
-from penstock.ops.logs.lines.reader import LogReader, Part
+from penstock.ops.logs.lines.parser import Part
+from penstock.ops.logs.lines.reader import LogReader
 from penstock.ops.logs.lines.source import LogSource
 from penstock.ops.logs.totals.batches import BatchTotals
 from penstock.ops.logs.totals.lives import Gaps, Lives, held_twice_s
-from penstock.ops.logs.totals.rejections import Rejections, rejected_of
+from penstock.ops.logs.totals.rejections import Rejections
 from penstock.ops.logs.totals.requests import RequestTotals
 from penstock.ops.logs.totals.series import CAUSE_UNKNOWN, COUNTED, MISSES, Series, latency_column
 from penstock.ops.logs.totals.tally import Tally, left_out_before, tally_of
@@ -49,17 +48,16 @@ class Digest:
         return held_twice_s(self.lives.events, self._reader.origin)
 
     def _add(self, part: Part) -> None:
-        pl = polars()
         by_event = {name: part.rows.filter(event=name) for name in (BATCH, DONE, REFUSED)}
         self.series.add(self.batches.add(part.source, by_event[BATCH]))
         self.series.add(self.requests.add(part, by_event[DONE]))
         self.series.add(self.rejections.add(part, by_event[REFUSED], self._reader.origin(part.source)))
-        figures = [row for event in part.events for row in self._figures(event)]
+        others = [event for event in part.events.values() if event.name not in KINDS]
+        figures = [row for event in others for row in self._figures(event)]
         if figures:
             names = dict.fromkeys(name for row in figures for name in row)
             self.series.add(pl.DataFrame(figures, dict.fromkeys(names, pl.Float64)))
-        times_s = [event.time_s for event in part.events if event.time_s is not None]
-        self.gaps.add(part.source, np.append(part.rows["time_s"].drop_nulls().to_numpy(), times_s))
+        self.gaps.add(part.source, part.rows["time_s"].drop_nulls().to_numpy())
 
     def _figures(self, event: Event) -> Iterator[dict[str, float | None]]:
         """Count an event; rows of the series."""
@@ -83,7 +81,7 @@ class Digest:
         since_s = min(max(time_s - self._last_load.get(process, time_s - 1.0), 1.0), _LOAD_EVERY_S)
         self._last_load[process] = time_s
         missed, latencies = _mapping(event.fields.get("missed")), _mapping(event.fields.get("latency_le_s"))
-        rejected = rejected_of(event) or {}
+        rejected = event.rejected or {}
         values = {name: event.number(name) or 0.0 for name in COUNTED}
         values |= {name: number(missed.get(name)) or 0.0 for name in MISSES[1:]}
         values["refused"] = float(sum(rejected.values()))

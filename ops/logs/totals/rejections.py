@@ -4,13 +4,11 @@ A load has what its process rejected since the load before. So a line is counted
 logged another load.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from penstock.ops.logs.libraries import polars
-from penstock.ops.logs.lines.columns import MOST, rows_of
-from penstock.ops.logs.lines.event import Event, number
-from penstock.ops.logs.lines.reader import Part
+from penstock.ops.logs.libraries import pl
+from penstock.ops.logs.lines.event import Event
+from penstock.ops.logs.lines.parser import Part
 from penstock.ops.logs.totals.series import CAUSE_UNKNOWN
 from penstock.ops.logs.totals.tally import Tally, tally_of
 
@@ -25,7 +23,6 @@ class Rejections:
     """Counts of whole logs. Sources come one after another, in parts."""
 
     def __init__(self) -> None:
-        pl = polars()
         self.by_code: dict[str, Tally] = {}
         # Lines that no load has counted yet; and of each process its newest one, counted, with 0 requests.
         self._lines = pl.DataFrame(
@@ -44,8 +41,7 @@ class Rejections:
 
         `log`: the name that the log has kept through its rotations.
         """
-        pl = polars()
-        for event in part.events:
+        for event in part.events.values():
             self._add_load(event)
         rows = rows.with_columns(
             pl.col("code").fill_null("?"), requests=pl.col("records").fill_null(1).clip(1), process=_process(log)
@@ -54,8 +50,9 @@ class Rejections:
         for code, requests in rows.filter(pl.col("time_s").is_null()).select("code", "requests").iter_rows():
             tally_of(self.by_code, code).count += requests
         rows = rows.drop_nulls("time_s")
-        ends = {place: event for place, event in enumerate(part.events) if _is_end(event)}
-        marks = rows_of(ends).with_columns(process=_process(log), is_load=pl.col("event") == "worker_load")
+        ends = [place for place, event in part.events.items() if event.name in _ENDS or event.rejected is not None]
+        marks = part.rows.filter(pl.col("place").is_in(ends)).drop_nulls("time_s")
+        marks = marks.with_columns(process=_process(log), is_load=pl.col("event") == "worker_load")
         self._marks = pl.concat([self._marks, marks.select(self._marks.columns)]).sort("time_s")
         self._lines = pl.concat([self._lines, rows.select(self._lines.columns)]).sort("time_s")
         self._lines = pl.concat([self._lines, self._left_out(rows.filter(pl.col("suppressed") > 0))]).sort("time_s")
@@ -63,7 +60,6 @@ class Rejections:
 
     def settle(self, *, is_end: bool = False) -> Any:
         """Count the lines that no load counts, and return them for a Series. `is_end`: no other load follows."""
-        pl = polars()
         lines = self._lines.join_asof(self._marks, strategy="forward", **_BY_TIME)
         newest_s = pl.col("time_s").filter(pl.col("requests") > 0).max().over("process")
         waits = pl.col("is_load").is_null() & (pl.col("time_s") > newest_s - _LOAD_WITHIN_S) & (not is_end)
@@ -81,11 +77,10 @@ class Rejections:
         )
 
     def _add_load(self, event: Event) -> None:
-        for code, requests in (rejected_of(event) or {}).items() if event.name == "worker_load" else ():
+        for code, requests in (event.rejected or {}).items():
             tally_of(self.by_code, code).add_counted(requests, event.time_s)
 
     def _note_examples(self, part: Part, rows: Any) -> None:
-        pl = polars()
         ends = pl.col("place").first().alias("first"), pl.col("place").last().alias("last")
         for code, *places in (
             rows.sort("time_s", maintain_order=True).group_by("code", maintain_order=True).agg(ends).iter_rows()
@@ -95,27 +90,11 @@ class Rejections:
 
     def _left_out(self, rows: Any) -> Any:
         """The lines over the limit before some rows. They follow the line before them at once."""
-        pl = polars()
         before = self._lines.select("process", "time_s", before_s="time_s")
         found = rows.sort("time_s").join_asof(before, strategy="backward", allow_exact_matches=False, **_BY_TIME)
         found = found.with_columns(time_s=pl.coalesce("before_s", "time_s"), requests=pl.col("suppressed"))
         return found.select(self._lines.columns)
 
 
-def rejected_of(load: Event) -> dict[str, int] | None:
-    """The rejections by code that a worker_load counts. None: it does not tell."""
-    rejected = load.fields.get("rejected")
-    if not isinstance(rejected, Mapping):
-        return None
-    return {str(code): int(min(one, MOST)) for code, count in rejected.items() if (one := number(count)) and one > 0}
-
-
-def _is_end(event: Event) -> bool:
-    """Whether an event with a time ends the period of its process."""
-    is_load = event.name == "worker_load" and rejected_of(event) is not None
-    return event.time_s is not None and (is_load or event.name in _ENDS)
-
-
 def _process(log: str) -> Any:
-    pl = polars()
     return pl.concat_str(pl.lit(log), *[pl.col(key).cast(pl.String).fill_null("") for key in _PROCESS], separator="\0")

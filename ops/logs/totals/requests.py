@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from penstock.ops.logs.libraries import polars
+from penstock.ops.logs.libraries import pl
 from penstock.ops.logs.lines.columns import CLASSES, STAGES, array
 from penstock.ops.logs.lines.event import Event
-from penstock.ops.logs.lines.reader import Part
+from penstock.ops.logs.lines.parser import Part
 from penstock.ops.logs.totals.histogram import Histogram
 
 _NUM_SLOWEST = 100
@@ -22,7 +22,6 @@ class RequestTotals:
 
     def add(self, part: Part, rows: Any) -> Any:
         """Rows of request_done. Returns them for a Series."""
-        pl = polars()
         is_bulk = (pl.col("class") == "bulk").fill_null(False)
         for name, of_class in zip(CLASSES, (rows.filter(~is_bulk), rows.filter(is_bulk)), strict=True):
             first = of_class.filter(sample="first")
@@ -39,7 +38,7 @@ class RequestTotals:
     @staticmethod
     def _keep_slowest(kept: list[Event], part: Part, rows: Any) -> None:
         least_ms = _total_ms(kept[-1]) if len(kept) == _NUM_SLOWEST else float("-inf")
-        slow = rows.filter(polars().col("total_ms") > least_ms).top_k(_NUM_SLOWEST, by="total_ms").sort("place")
+        slow = rows.filter(pl.col("total_ms") > least_ms).top_k(_NUM_SLOWEST, by="total_ms").sort("place")
         kept += [part.event(place) for place in slow["place"].to_list()]
         kept.sort(key=_total_ms, reverse=True)
         del kept[_NUM_SLOWEST:]

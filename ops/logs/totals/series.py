@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.ops.logs.libraries import polars
+from penstock.ops.logs.libraries import pl
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -33,7 +33,6 @@ class Series:
     """One row a span of `width_s` seconds. The width doubles when there are too many rows."""
 
     def __init__(self) -> None:
-        pl = polars()
         self.width_s = 1
         self._rows = pl.DataFrame(schema={"second": pl.Int64, **dict.fromkeys((*SUMS, *GREATEST), pl.Float64)})
         self._waiting: list[Any] = []
@@ -46,7 +45,6 @@ class Series:
 
         `spread_s`, where there is such a column: the seconds before the time that share the sums.
         """
-        pl = polars()
         spread_s = pl.col("spread_s").fill_null(1).cast(pl.Int64) if "spread_s" in frame.columns else pl.lit(1)
         last = pl.col("time_s").floor().cast(pl.Int64)
         frame = frame.drop_nulls("time_s").with_columns(
@@ -75,7 +73,7 @@ class Series:
 
     def totals(self) -> dict[str, float]:
         """Sums and greatest values of the whole time."""
-        pl, rows = polars(), self._settled()
+        rows = self._settled()
         sums, greatest = rows.select(pl.col(SUMS).sum()), rows.select(pl.col(GREATEST).max().fill_null(0.0))
         return {**sums.row(0, named=True), **greatest.row(0, named=True)}
 
@@ -88,7 +86,7 @@ class Series:
     def _settled(self) -> Any:
         """All rows, by time."""
         if self._waiting:
-            every = polars().concat([self._rows, *self._waiting], how="diagonal")
+            every = pl.concat([self._rows, *self._waiting], how="diagonal")
             self._rows, self._waiting = _summed(every, self.width_s), []
         while len(self._rows) > _MAX_SPANS:
             self.width_s *= 2
@@ -97,7 +95,6 @@ class Series:
 
 
 def _summed(rows: Any, width_s: int) -> Any:
-    pl = polars()
     spans = rows.group_by(pl.col("second") // width_s * width_s)
     return spans.agg(pl.col(SUMS).sum(), pl.col(GREATEST).max().fill_null(0.0)).sort("second")
 

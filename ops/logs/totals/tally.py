@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from penstock.ops.logs.lines.columns import MOST
-from penstock.ops.logs.lines.event import Event
+from penstock.ops.logs.lines.event import MOST, Event
 
 _MAX_NAMES = 200
 

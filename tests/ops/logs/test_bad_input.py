@@ -250,6 +250,13 @@ def test_journald(tmp_path: Path) -> None:
     assert found.lines.events > 50
 
 
+def test_a_message_of_a_journal_may_be_an_array_of_bytes(tmp_path: Path) -> None:
+    """Its line was taken for one of another program where no other entry was unusual."""
+    messages = [batch(0), [*batch(1).encode()]]
+    entries = [json.dumps({"__REALTIME_TIMESTAMP": "1", "MESSAGE": message}) for message in messages]
+    assert counts(read(tmp_path, "\n".join(entries))) == (2, 0, 0)
+
+
 def test_the_elastic_common_schema(tmp_path: Path) -> None:
     lines = map(json.loads, HOST_A.read_text(encoding="utf-8").splitlines())
     (tmp_path / "worker.log").write_text("".join(json.dumps(to_ecs(None, "", one)) + "\n" for one in lines))

@@ -1,21 +1,30 @@
 """Filters: one small language, and errors that say what is expected."""
 
+import json
+from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.ops.logs.errors import BadFilter
-from penstock.ops.logs.lines.event import Event, parse_time
 from penstock.ops.logs.lines.filters import parse_filters, split_arguments
-from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, digest, lines
+from penstock.ops.logs.lines.parser import LineCounts, parse_block
+from penstock.ops.logs.lines.reader import EventSelection
+from penstock.ops.logs.lines.tail import Tail
+from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, batch, digest, line, lines
 
 NOW_S = datetime(2026, 11, 22, 3, 30, tzinfo=UTC).timestamp()
 
 
 def accepts(*texts: str, time: str = "2026-11-22T03:00:00Z", model: str | None = None, **fields: Any) -> bool:
-    event = Event(0, parse_time(time), {"event": "request_done", "level": "info"} | fields)
-    return parse_filters(texts, NOW_S).accepts(event, model)
+    """Whether a line passes. `model`: that of its worker, by a line before it."""
+    event = {"event": "request_done", "level": "info", "timestamp": time, **fields}
+    lines = [{"event": "worker_ready", "model": model}, event]
+    selection = EventSelection(parse_filters(texts, NOW_S))
+    part = parse_block("\n".join(map(json.dumps, lines)).encode(), 0, LineCounts(), selection.fields)
+    return 1 in selection.keep(part, "worker.log").rows["place"].to_list()
 
 
 def test_terms_of_one_line_all_have_to_hold() -> None:
@@ -118,6 +127,19 @@ def test_a_field_that_no_event_has_is_told(text: str) -> None:
 def test_a_truth_is_written_as_in_the_line() -> None:
     assert accepts("answered=true", answered=True)
     assert not accepts("answered=True", answered=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["worker=5", "worker=5.0", "predicted_s=2", "predicted_s=2.0", "offset=7", "offset=7.00"]
+)
+def test_a_number_is_the_same_however_it_is_written(text: str, tmp_path: Path) -> None:
+    """Also for `tail`, which compared the texts of the line: `predicted_s=2.0` found no line with 2."""
+    values: dict[str, Any] = {"worker": 5, "predicted_s": 2, "offset": 7.0}
+    path = tmp_path / "worker.log"
+    path.write_text(batch(0, **values) + batch(1) + line("batch_failed", **values) + line("batch_failed"))
+    assert digest(path, filters=(text,)).num_kept == 2
+    with closing(Tail([str(path)], parse_filters([text], NOW_S))) as tail:
+        assert [one.name for one in tail.last(9)] == ["batch_done", "batch_failed"]
 
 
 def test_files_and_filters_come_in_any_order() -> None:

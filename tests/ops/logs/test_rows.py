@@ -14,7 +14,7 @@ import pytest
 from penstock.ops.logs.lines import parser
 from penstock.ops.logs.lines.columns import KINDS, read_rows, rows_of
 from penstock.ops.logs.lines.event import parse_time
-from penstock.ops.logs.lines.parser import BlockParser, LineCounts, event_of
+from penstock.ops.logs.lines.parser import LineCounts, event_of, parse_block
 from penstock.ops.logs.totals.digest import Digest
 from tests.ops.logs.helpers import FLEET, HOST_A, SAMPLES, batch, digest, line
 
@@ -169,10 +169,8 @@ def test_times() -> None:
 def test_a_line_that_is_no_row_is_left_to_the_json_parser(other: str) -> None:
     rows = read_rows([batch(1).encode(), other.encode(), batch(2).encode()])
     assert 1 not in rows["place"].to_list()
-    parsed = BlockParser(0, LineCounts()).parse(
-        (batch(1) + other.rstrip("\n") + "\n" + batch(2)).encode(), in_rows=True
-    )
-    assert len(parsed.rows) + sum(one.name == "batch_done" for one in parsed.events.values()) >= 2
+    parsed = parse_block((batch(1) + other.rstrip("\n") + "\n" + batch(2)).encode(), 0, LineCounts())
+    assert parsed.rows["event"].to_list().count("batch_done") >= 2
 
 
 def test_a_value_of_another_type_is_unknown() -> None:
@@ -188,10 +186,10 @@ def test_any_bytes_at_all() -> None:
         for _ in range(rng.randint(1, 20)):
             mutated[rng.randrange(len(mutated))] = rng.randrange(256)
         counts = LineCounts()
-        rows, events, lines = BlockParser(0, counts).parse(bytes(mutated), in_rows=True)
-        assert counts.lines == len(lines)
-        assert {*rows["place"].to_list()}.isdisjoint(events)
-        assert len(rows) + len(events) + counts.foreign + counts.broken >= counts.lines > 0
+        part = parse_block(bytes(mutated), 0, counts)
+        assert counts.lines == len(part.lines)
+        assert part.events.keys() <= {*part.rows["place"].to_list()}
+        assert len(part.rows) + counts.foreign + counts.broken >= counts.lines > 0
 
 
 def test_batches_of_many_kinds_and_times_add_up(tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def test_the_last_lines_of_several_logs_by_time(make_tail: MakeTail) -> None:
 def test_filters_hold_for_the_last_lines_and_the_new_ones(make_tail: MakeTail, tmp_path: Path) -> None:
     path = tmp_path / "worker.log"
     path.write_text("".join(batch(second) + line("stopped") for second in range(30)))
-    tail = make_tail(path, filters=parse_filters(["event=stopped"], NOW_S))
-    assert [event.name for event in tail.last(3)] == ["stopped"] * 3
-    assert followed(tail, append(path, batch(31) + line("stopped"))) == ["stopped"]
+    filters = parse_filters(["event=stopped"], NOW_S)
+    assert [event.name for event in make_tail(path, filters=filters).last(3)] == ["stopped"] * 3
+    assert followed(make_tail(path, filters=filters), append(path, batch(31) + line("stopped"))) == ["stopped"]
 
 
 def test_a_line_is_shown_when_it_is_whole(make_tail: MakeTail, tmp_path: Path) -> None:
@@ -74,6 +74,19 @@ def test_a_line_is_shown_when_it_is_whole(make_tail: MakeTail, tmp_path: Path) -
     whole = line("second")
     tail = make_tail(path)
     assert followed(tail, append(path, whole[:30]), append(path, whole[30:]), append(path, "no event\n")) == ["second"]
+
+
+def test_a_line_that_is_being_written_at_the_start_is_shown_when_it_is_whole(
+    make_tail: MakeTail, tmp_path: Path
+) -> None:
+    """It was lost: its beginning was read as a broken line, and then its end as another."""
+    path = tmp_path / "worker.log"
+    whole = line("second")
+    path.write_text(line("first") + whole[:30])
+    assert [event.name for event in make_tail(path).last(9)] == ["first"]
+    assert followed(make_tail(path), append(path, whole[30:])) == ["second"]
+    path.write_text(line("first") + whole.rstrip())
+    assert [event.name for event in make_tail(path).last(9, is_end=True)] == ["first", "second"]
 
 
 def test_rotation_by_renaming_loses_no_line(make_tail: MakeTail, tmp_path: Path) -> None:
