@@ -1,13 +1,14 @@
 """`penstock logs diff`: the figures of two runs side by side."""
 
 import math
+from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from penstock.ops.logs.lines.event import duration
-from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, row, show_table, table
+from penstock.ops.logs.lines.event import OF_EVERY_LINE, duration
+from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, Column, show_table
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import Fact, facts
 
@@ -25,26 +26,26 @@ def told_apart(first: Path, second: Path) -> tuple[str, str]:
 
 def show_diff(console: Console, first: Digest, second: Digest, names: tuple[str, str]) -> None:
     """Print a row for each figure that either has."""
-    pairs = _paired(first, second)
-    made = table("", f">{names[0]}", f">{names[1]}", ">change", "")
-    row(made, "time", duration(first.series.span_s), duration(second.series.span_s), "")
+    rows: list[tuple[str | Text, str, str, Text]] = []
+    rows.append(("time", duration(first.series.span_s), duration(second.series.span_s), Text()))
     section = ""
-    for before, after in pairs:
+    for before, after in _paired(first, second):
         if before.section != section:
             section = before.section
-            row(made, Text(section, style=HEAD))
-        row(made, f"  {before.name}", before.text, after.text, _change(before, after))
-    show_table(console, made)
-    changed = _settings_changed(first, second)
-    if changed:
+            rows.append((Text(section, style=HEAD), "", "", Text()))
+        rows.append((f"  {before.name}", before.text, after.text, _change(before, after)))
+    show_table(console, _columns("", f">{names[0]}", f">{names[1]}", ">change"), rows)
+    if changed := _settings_changed(first, second):
         console.print(Text("\nSettings", style=HEAD))
-        made = table("", f">{names[0]}", f">{names[1]}", "")
-        for key, one, other in changed:
-            row(made, f"  {key}", one, other)
-        show_table(console, made)
+        show_table(console, _columns("", f">{names[0]}", f">{names[1]}"), changed)
     console.print(
         Text("\nGreen is better by a tenth or more, red is worse. Counts depend on how long each run was.", style=DIM)
     )
+
+
+def _columns(*names: str) -> list[Column]:
+    """Of rows that are their cells. An empty one at the end folds in place of the others."""
+    return [*[Column(name, itemgetter(place)) for place, name in enumerate(names)], Column("", lambda row: "")]
 
 
 def _paired(first: Digest, second: Digest) -> list[tuple[Fact, Fact]]:
@@ -83,9 +84,9 @@ def _style(better: int, change: float) -> str:
 
 def _settings_changed(first: Digest, second: Digest) -> list[tuple[str, str, str]]:
     """Settings in force that differ; a reader compares two versions or two configurations."""
-    own = {"timestamp", "event", "logger", "level", "pid", "worker", "reasons", "metrics_port", "bootstrap_servers"}
+    own = {"event", "reasons", "metrics_port", "bootstrap_servers", *OF_EVERY_LINE} - {"model", "service.version"}
     if not first.settings or not second.settings:
         return []
     keys = sorted((first.settings.keys() | second.settings.keys()) - own)
     pairs = [(key, str(first.settings.get(key, "-")), str(second.settings.get(key, "-"))) for key in keys]
-    return [(key, one[:40], other[:40]) for key, one, other in pairs if one != other]
+    return [(f"  {key}", one[:40], other[:40]) for key, one, other in pairs if one != other]

@@ -51,10 +51,7 @@ def show(console: Console, parts: Iterable[Section | Text]) -> None:
             console.print(part, soft_wrap=True)
             continue
         heading(console, part.title, part.note)
-        made = table(*[column.name for column in part.columns])
-        for row_of in part.rows:
-            row(made, *[column.cell(row_of) for column in part.columns], style=part.style(row_of))
-        show_table(console, made)
+        show_table(console, part.columns, part.rows, part.style)
         for text in part.below:
             console.print(text, soft_wrap=True)
 
@@ -66,60 +63,45 @@ def heading(console: Console, text: str, note: str = "") -> None:
         console.print(Text.assemble((text, HEAD), (f"  {note}" if note else "", DIM)), soft_wrap=True)
 
 
-def table(*columns: str) -> Table:
-    """Columns that begin with `>` are aligned to the right; the last one may fold."""
-    made = _empty_table()
-    for place, name in enumerate(columns):
-        is_last = place == len(columns) - 1
-        justify = "right" if name.startswith(">") else "left"
-        made.add_column(name.removeprefix(">"), justify=justify, no_wrap=not is_last, overflow="fold")  # type: ignore[arg-type]
-    return made
-
-
-def row(made: Table, *cells: object, style: str = "") -> None:
-    """Add a row. Text objects keep their style."""
-    made.add_row(*[cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in cells], style=style)
-
-
-def show_table(console: Console, made: Table) -> None:
+def show_table(
+    console: Console, columns: Sequence[Column], rows: Sequence[Any], style: Callable[[Any], str] = lambda row: ""
+) -> None:
     """Print a table. Where the screen is too narrow for it, its bars are left out, and then its lines run on.
 
-    So no figure is cut: `445 ms` cut to `445 m` would be another time.
+    So no figure is cut: `445 ms` cut to `445 m` would be another time. Bars have no name; the first column has
+    those of rows. The last column may hold sentences, which fold.
     """
-    _keep_whole(made)
-    if _least_width(console, made) > console.width:
-        made = _without_bars(made)
-        _keep_whole(made)
-    least = _least_width(console, made)
-    if least > console.width:
+    without_bars = [column for place, column in enumerate(columns) if column.name or not place]
+    for shown in (columns, without_bars):
+        made = Table(box=None, header_style=DIM, padding=(0, 2, 0, 0), pad_edge=False)
+        cells = [[_cell(column, row) for row in rows] for column in shown]
+        for column, texts in zip(shown, cells, strict=True):
+            _add_column(made, column, texts, folds=column is columns[-1])
+        for row, *of_row in zip(rows, *cells, strict=True):
+            made.add_row(*of_row, style=style(row))
+        least = Measurement.get(console, console.options.update_width(_ANY_WIDTH), made).minimum
+        if least <= console.width:
+            break
+    else:
         made.width = least
     console.print(made, crop=False)
 
 
-def _empty_table() -> Table:
-    return Table(box=None, header_style=DIM, padding=(0, 2, 0, 0), pad_edge=False)
+def _cell(column: Column, row: Any) -> Text:
+    cell = column.cell(row)
+    return cell if isinstance(cell, Text) else Text(printable(str(cell)))
 
 
-def _without_bars(made: Table) -> Table:
-    """The table without its columns that have no name; the first one has names of rows."""
-    kept = [column for place, column in enumerate(made.columns) if column.header or not place]
-    rest = _empty_table()
-    for column in kept:
-        rest.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, overflow=column.overflow)
-    for row_of, *cells in zip(made.rows, *[column.cells for column in kept], strict=True):
-        rest.add_row(*cells, style=row_of.style)
-    return rest
-
-
-def _keep_whole(made: Table) -> None:
-    """Give each column the width of its longest cell. The last one may hold sentences, which fold."""
-    for column in made.columns:
-        widths = [cell_len(str(column.header)), *[cell_len(str(cell)) for cell in column.cells]]
-        column.min_width = max(widths) if column.no_wrap else min(max(widths), _FOLDED_WIDTH)
-
-
-def _least_width(console: Console, made: Table) -> int:
-    return Measurement.get(console, console.options.update_width(_ANY_WIDTH), made).minimum
+def _add_column(made: Table, column: Column, cells: Sequence[Text], *, folds: bool) -> None:
+    name = column.name.removeprefix(">")
+    width = max(map(cell_len, [name, *map(str, cells)]))
+    made.add_column(
+        name,
+        justify="left" if name == column.name else "right",
+        no_wrap=not folds,
+        overflow="fold",
+        min_width=min(width, _FOLDED_WIDTH) if folds else width,
+    )
 
 
 def bar(part: float, width: int = 24) -> Text:
@@ -135,12 +117,8 @@ def curve(values: Sequence[float], name: str, width: int = 60) -> Text:
         return Text("")
     chunks = np.array_split(np.asarray(values, float), min(width, len(values)))
     heights = [float(chunk.mean()) for chunk in chunks]
-    greatest = max(heights)
-    steps = (
-        [0 if not value else max(1, round(value / greatest * 8)) for value in heights]
-        if greatest
-        else [0] * len(chunks)
-    )
+    greatest = max(heights) or 1.0
+    steps = [max(1, round(value / greatest * 8)) if value else 0 for value in heights]
     return Text.assemble(("".join(_BLOCKS[step] for step in steps), BAR), (f"  {name}", DIM))
 
 
@@ -156,6 +134,5 @@ def is_known(value: float) -> bool:
 
 def count(number: float, noun: str) -> str:
     """`1 sequence`, `2 sequences`, `3 batches`."""
-    return (
-        f"{number:,.0f} {noun}" if round(number) == 1 else f"{number:,.0f} {noun}{'es' if noun.endswith('ch') else 's'}"
-    )
+    ending = "" if round(number) == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number:,.0f} {noun}{ending}"
