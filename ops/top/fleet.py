@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from penstock.ops.top.columns import RESTARTS, Figures, figures
@@ -14,28 +13,27 @@ from penstock.ops.top.window import Counted, Window, together
 _MAX_RATES = 60  # that are kept for the curve
 
 
-class MemberRow(NamedTuple):
-    """One member on the screen."""
-
-    name: str
-    model: str
-    state: str  # `up`, `down` (not since the first look) or `gone`
-    gone_s: float  # since it was seen last
-    figures: Figures
-
-
 @dataclass(slots=True)
-class _Member:
+class Member:
+    """One member, which has a row on the screen."""
+
     name: str
     window: Window
     values: Values = field(default_factory=dict)
     model: str = ""
-    seen_s: float | None = None  # when it last answered; None: never
-    is_up: bool = False
+    state: str = "down"  # not since the first look; `up` or, of one that was, `gone`
+    seen_s: float = 0.0  # when it was up last
 
     @property
     def counted(self) -> Counted | None:
-        return self.window.counted() if self.is_up else None
+        """What it has counted in the last seconds. None before its second look."""
+        return self.window.counted() if self.state == "up" else None
+
+    @property
+    def figures(self) -> Figures:
+        """Of one that does not answer its restarts alone are known."""
+        known = figures([self.values], self.counted)
+        return known if self.state == "up" else {RESTARTS: known[RESTARTS]}
 
 
 class Fleet:
@@ -56,9 +54,9 @@ class Fleet:
         self._addresses = list(dict.fromkeys(addresses))
         self._scrape = scrape
         self._clock = clock
-        self._now_s = clock()
+        self.now_s = clock()  # of the latest look
         self._window_s = window_s
-        self._members: dict[tuple[str, str], _Member] = {}
+        self._members: dict[tuple[str, str], Member] = {}
 
     def look(self) -> None:
         """Scrape all addresses at the same time. Raises NoAnswer if none has ever answered."""
@@ -67,9 +65,9 @@ class Fleet:
         self.silent, self.states = {}, {}
         self._complete.clear()
         for member in self._members.values():
-            member.is_up = False
+            member.state = "gone" if member.state == "up" else member.state
         for address, (time_s, answer) in zip(self._addresses, found, strict=True):
-            self._now_s = max(self._now_s, time_s)
+            self.now_s = max(self.now_s, time_s)
             if isinstance(answer, NoAnswer):
                 self.silent[address] = str(answer)
                 continue
@@ -84,14 +82,14 @@ class Fleet:
         if (rate := self.total().get("req/s")) is not None:
             self.rates.append(rate)
 
-    def rows(self) -> list[MemberRow]:
+    def rows(self) -> list[Member]:
         """The members, in the order in which they appeared. One that stood by has another number than it replaces."""
-        shown = [member for (at, _), member in self._members.items() if member.is_up or at not in self._complete]
-        return [self._row(member) for member in shown]
+        members = self._members.items()
+        return [member for (at, _), member in members if member.state == "up" or at not in self._complete]
 
     def total(self) -> Figures:
         """All members that answer together; restarts are of all."""
-        up = [member for member in self._members.values() if member.is_up]
+        up = [member for member in self._members.values() if member.state == "up"]
         counted = [one for member in up if (one := member.counted) is not None]
         made = figures([member.values for member in up], together(counted) if counted else None)
         return {**made, RESTARTS: figures([one.values for one in self._members.values()], None)[RESTARTS]}
@@ -106,25 +104,19 @@ class Fleet:
     def _add(self, address: str, worker: str, time_s: float, values: Values) -> None:
         member = self._members.get((address, worker))
         if member is None:
-            member = _Member(_name(address, worker, self._addresses), Window(self._window_s))
+            member = Member(_name(address, worker, self._addresses), Window(self._window_s))
             self._members[address, worker] = member
         builds = [key for key in values if key.name == "penstock_build_info"]
         if not builds:  # a member that does not answer its supervisor has only its restarts
             member.values = {**member.values, **values}
             return
-        member.is_up, member.seen_s, member.values, member.model = True, time_s, values, builds[0].label("model")
+        member.state, member.seen_s, member.values, member.model = "up", time_s, values, builds[0].label("model")
         member.window.add(time_s, values)
 
     def _is_complete(self, address: str, states: Mapping[str, int]) -> bool:
-        num_up = sum(member.is_up for (at, _), member in self._members.items() if at == address)
+        num_up = sum(member.state == "up" for (at, _), member in self._members.items() if at == address)
         missing = sum(states.values()) - states.get("serving", 0) - states.get("standby", 0)
         return bool(states) and not missing and num_up >= states.get("serving", 0)
-
-    def _row(self, member: _Member) -> MemberRow:
-        if member.is_up:
-            return MemberRow(member.name, member.model, "up", 0.0, figures([member.values], member.counted))
-        state, gone_s = ("down", 0.0) if member.seen_s is None else ("gone", self._now_s - member.seen_s)
-        return MemberRow(member.name, member.model, state, gone_s, {RESTARTS: figures([member.values], None)[RESTARTS]})
 
 
 def _name(address: str, worker: str, addresses: Sequence[str]) -> str:

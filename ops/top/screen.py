@@ -11,7 +11,7 @@ from rich.text import Text
 from penstock.ops.logs.lines.event import duration
 from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, count, curve
 from penstock.ops.top.columns import COLUMNS, Figure, Figures
-from penstock.ops.top.fleet import Fleet, MemberRow
+from penstock.ops.top.fleet import Fleet, Member
 
 _UP = "green"
 _PADDING = 2
@@ -41,7 +41,7 @@ def screen(fleet: Fleet, view: View, moment: datetime, width: int) -> Renderable
     return Group(*parts)
 
 
-def _head(fleet: Fleet, rows: Sequence[MemberRow], moment: datetime) -> Text:
+def _head(fleet: Fleet, rows: Sequence[Member], moment: datetime) -> Text:
     models = sorted({row.model for row in rows if row.model})
     states = ", ".join(f"{number} {state}" for state, number in fleet.states.items() if number)
     head = Text.assemble(("penstock", HEAD), f"  {count(len(rows), 'member')}")
@@ -52,9 +52,9 @@ def _head(fleet: Fleet, rows: Sequence[MemberRow], moment: datetime) -> Text:
     return head.append(f"  {moment:%H:%M:%S}", style=DIM)
 
 
-def _table(fleet: Fleet, rows: Sequence[MemberRow], view: View, width: int) -> Table:
+def _table(fleet: Fleet, rows: Sequence[Member], view: View, width: int) -> Table:
     names = max([len("together"), *[len(row.name) for row in rows]])
-    states = max([len("state"), *[len(_state(row)) for row in rows]])
+    states = max([len("state"), *[len(_state(fleet, row)) for row in rows]])
     shown = _fitting(width - names - states - 2 * _PADDING)
     made = Table(box=None, header_style=DIM, padding=(0, _PADDING, 0, 0), pad_edge=False)
     made.add_column("member", no_wrap=True)
@@ -64,7 +64,7 @@ def _table(fleet: Fleet, rows: Sequence[MemberRow], view: View, width: int) -> T
         made.add_column(title, justify="right", no_wrap=True, min_width=column.width)
     for row in rows:
         style = _UP if row.state == "up" else BAD
-        made.add_row(row.name, Text(_state(row), style=style), *[_cell(one, row.figures) for one in shown])
+        made.add_row(row.name, Text(_state(fleet, row), style=style), *[_cell(one, row.figures) for one in shown])
     if len(rows) > 1:
         total = fleet.total()
         made.add_row("together", "", *[_cell(one, total) for one in shown], style=HEAD)
@@ -87,9 +87,9 @@ def _cell(column: Figure, figures: Figures) -> Text:
     return Text("-" if value is None else column.show(value), style=column.alarms if value else "")
 
 
-def _state(row: MemberRow) -> str:
-    return f"gone {duration(round(row.gone_s))}" if row.state == "gone" else row.state
+def _state(fleet: Fleet, row: Member) -> str:
+    return f"gone {duration(round(fleet.now_s - row.seen_s))}" if row.state == "gone" else row.state
 
 
-def _ordered(rows: list[MemberRow], sort: str) -> list[MemberRow]:
+def _ordered(rows: list[Member], sort: str) -> list[Member]:
     return sorted(rows, key=lambda row: -(row.figures.get(sort) or 0.0))  # by `member`: as they are

@@ -1,7 +1,7 @@
 """Counts of a member during the last seconds: differences of scrapes, through restarts."""
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,22 +16,15 @@ class Counted(NamedTuple):
     seconds: float
     counts: Values
 
-    def total(self, name: str, **labels: str) -> float:
-        """The sum of all series of a name that have these labels."""
-        wanted = set(labels.items())
-        return sum(value for key, value in self.counts.items() if key.name == name and wanted <= set(key.labels))
-
     def rate(self, name: str, **labels: str) -> float:
-        """The same, a second."""
-        return self.total(name, **labels) / self.seconds
+        """The sum of all series of a name that have these labels, a second."""
+        return sum(value for _, value in self._series(name, labels)) / self.seconds
 
     def quantile(self, histogram: str, part: float, **labels: str) -> float | None:
         """A quantile, straight within a bucket; the greatest finite bound beyond it. None without observations."""
         buckets: defaultdict[float, float] = defaultdict(float)
-        wanted = set(labels.items())
-        for key, value in self.counts.items():
-            if key.name == f"{histogram}_bucket" and wanted <= set(key.labels):
-                buckets[float(key.label("le"))] += value
+        for key, value in self._series(f"{histogram}_bucket", labels):
+            buckets[float(key.label("le"))] += value
         bounds = sorted(buckets)
         if not bounds or buckets[bounds[-1]] <= 0:
             return None
@@ -42,6 +35,10 @@ class Counted(NamedTuple):
                 is_last = high == float("inf")
                 return low if is_last else low + (high - low) * (rank - below) / max(buckets[high] - below, 1e-9)
         return bounds[-2]
+
+    def _series(self, name: str, labels: Mapping[str, str]) -> Iterator[tuple[SampleKey, float]]:
+        wanted = set(labels.items())
+        return ((key, value) for key, value in self.counts.items() if key.name == name and wanted <= set(key.labels))
 
 
 class Window:

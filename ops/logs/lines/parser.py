@@ -28,7 +28,10 @@ class Part(NamedTuple):
 
     def event(self, place: int) -> Event:
         """The event of a row, by its `place`."""
-        return self.events.get(place) or event_of(self.source, self.lines[place])
+        event = self.events.get(place) or event_of(self.source, self.lines[place])
+        if event is None:
+            raise RuntimeError("A row is of a line that is no event. This is a bug.")
+        return event
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ def parse_block(block: bytes, source: int, counts: LineCounts, fields: Collectio
     frequent = read_rows(lines, fields)
     is_left = np.ones(len(lines), np.bool_)
     is_left[frequent["place"].to_numpy()] = False
-    found = {place: _event(lines[place], source, counts) for place in np.flatnonzero(is_left).tolist()}
+    found = {place: event_of(source, lines[place], counts) for place in np.flatnonzero(is_left).tolist()}
     events = {place: event for place, event in found.items() if event is not None}
     rows = frequent.merge_sorted(rows_of(events, fields), "place")
     counts.lines += len(lines)
@@ -58,30 +61,24 @@ def parse_block(block: bytes, source: int, counts: LineCounts, fields: Collectio
     return Part(source, rows, events, lines)
 
 
-def _event(line: bytes, source: int, counts: LineCounts) -> Event | None:
-    """The event of a line; None for one that has none, which is counted."""
-    text = _text(line)
-    found = _parsed(text) if text.startswith("{") else None
-    if found is not None and _is_event(found):
-        return event_of(source, found)
-    is_broken = text.startswith("{") and found is None
-    salvaged = _salvaged(text) if found is None else None
-    if is_broken:
+def event_of(source: int, line: bytes, counts: LineCounts | None = None) -> Event | None:
+    """The event of a line; None for one that has none. `counts`: where lines that are broken or foreign are counted.
+
+    An event may follow another program's prefix, or the beginning of a line that was cut.
+    """
+    text = line.decode("utf-8", "replace").strip("\x00 \r\t\n")
+    start, found = (0 if text.startswith("{") else text.find('{"')), None
+    for _ in range(_MAX_STARTS):
+        if start < 0 or (found := _parsed(text[start:])) is not None:
+            break
+        start = text.find('{"', start + 1)
+    fields = found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
+    if counts is not None and text.startswith("{") and (found is None or start):
         counts.broken += 1
         counts.examples += [text[:_EXAMPLE_CHARS]] if len(counts.examples) < _MAX_EXAMPLES else []
-    elif text and salvaged is None:
+    elif counts is not None and text and fields is None:
         counts.foreign += 1
-    return None if salvaged is None else event_of(source, salvaged)
-
-
-def event_of(source: int, line: dict[str, Any] | bytes) -> Event:
-    """A line of which it is known that it is an event, or its fields."""
-    fields = line if isinstance(line, dict) else (_parsed(_text(line)) or _salvaged(_text(line)) or {})
-    return Event(source, parse_time(fields.get("timestamp")), fields)
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", "replace").strip("\x00 \r\t\n")
+    return None if fields is None else Event(source, parse_time(fields.get("timestamp")), fields)
 
 
 def _parsed(text: str) -> Any:
@@ -90,24 +87,6 @@ def _parsed(text: str) -> Any:
     except (ValueError, RecursionError):
         return None
     return from_ecs(found) if isinstance(found, dict) and MARK in found else found
-
-
-def _is_event(found: object) -> bool:
-    return isinstance(found, dict) and isinstance(found.get("event"), str)
-
-
-def _salvaged(text: str) -> dict[str, Any] | None:
-    """The event at the end of a line, after another program's prefix or the beginning of a line that was cut."""
-    start = text.find('{"', 1)
-    for _ in range(_MAX_STARTS):
-        if start < 0:
-            return None
-        found = _parsed(text[start:])
-        if _is_event(found):
-            event: dict[str, Any] = found
-            return event
-        start = text.find('{"', start + 1)
-    return None
 
 
 def _unwrapped(block: bytes) -> bytes:
