@@ -16,7 +16,7 @@ from penstock.ops.cli.workers.reading_bar import reading_bar
 from penstock.ops.logs.errors import BadFilter
 from penstock.ops.logs.lines.filters import Filters, parse_filters, split_arguments
 from penstock.ops.logs.lines.reader import LogReader
-from penstock.ops.logs.lines.source import STDIN, find_sources
+from penstock.ops.logs.lines.source import STDIN, find_sources, told_apart
 from penstock.ops.logs.screens.event_line import event_line
 from penstock.ops.logs.screens.request import RequestStory
 from penstock.ops.logs.screens.screens import SCREENS, Screen
@@ -135,14 +135,14 @@ def diff(
 
     $ penstock logs diff before.log after.log
     """
-    from penstock.ops.logs.screens.diff_screen import show_diff, told_apart
+    from penstock.ops.logs.screens.diff_screen import show_diff
 
     files, texts = split_arguments(given or [])
     if files:
         raise BadUsage(f"diff compares two logs or directories. Given too: {', '.join(files)}")
     filters = _filters(texts)
     both = [Digest(_reader([name], filters)) for name in (first, second)]
-    show_diff(make_console(), both[0], both[1], told_apart(Path(first), Path(second)))
+    show_diff(make_console(), both[0], both[1], told_apart([Path(first), Path(second)]))
     return EXIT_OK
 
 

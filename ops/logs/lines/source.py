@@ -167,7 +167,10 @@ def find_sources(names: Sequence[str]) -> tuple[list[LogSource], list[str]]:
     if not sources:
         left_out = f" {len(skipped)} other files are there." if skipped else ""
         raise NoEvents(f"No log of penstock is in {', '.join(names)}.{left_out}")
-    _tell_apart(sources)
+    for name in {source.name for source in sources if source.path is not None}:
+        alike = [source for source in sources if source.name == name]
+        for source, shown in zip(alike, told_apart([source.path or STANDARD for source in alike]), strict=True):
+            source.name = shown
     logs: dict[tuple[Path | None, str], int] = {}
     places = [logs.setdefault((one.path and one.path.parent, origin(one.name)), len(logs)) for one in sources]
     ordered = sorted(zip(places, sources, strict=True), key=lambda one: (one[0], _age(one[1].name)))
@@ -198,9 +201,8 @@ def of_directory(directory: Path) -> tuple[list[LogSource], list[str]]:
     return found, others
 
 
-def _tell_apart(sources: Sequence[LogSource]) -> None:
-    """Files of one name in several directories are shown by their paths."""
-    names = [source.name for source in sources]
-    for source in sources:
-        if names.count(source.name) > 1 and source.path is not None:
-            source.name = "/".join(source.path.parts[-2:])
+def told_apart(paths: Sequence[Path]) -> list[str]:
+    """The names of files, with as many directories as tell them apart: v1/worker.log and v2/worker.log."""
+    most = max(len(path.parts) for path in paths)
+    named = [[str(Path(*path.parts[-number:])) for path in paths] for number in range(1, most + 1)]
+    return next((names for names in named if len(set(names)) == len(set(paths))), named[-1])

@@ -1,8 +1,8 @@
 """`penstock logs diff`: the figures of two runs side by side."""
 
 import math
+from collections.abc import Sequence
 from operator import itemgetter
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -17,14 +17,7 @@ _NOTABLE = 0.1  # of a change that has a direction: coloured from here on
 _SAME = 0.005
 
 
-def told_apart(first: Path, second: Path) -> tuple[str, str]:
-    """The names of two logs, with as many directories as tell them apart: v1/worker.log and v2/worker.log."""
-    most = max(len(first.parts), len(second.parts))
-    num_parts = next((number for number in range(1, most + 1) if first.parts[-number:] != second.parts[-number:]), 1)
-    return str(Path(*first.parts[-num_parts:])), str(Path(*second.parts[-num_parts:]))
-
-
-def show_diff(console: Console, first: Digest, second: Digest, names: tuple[str, str]) -> None:
+def show_diff(console: Console, first: Digest, second: Digest, names: Sequence[str]) -> None:
     """Print a row for each figure that either has."""
     rows: list[tuple[str | Text, str, str, Text]] = []
     rows.append(("time", duration(first.series.span_s), duration(second.series.span_s), Text()))

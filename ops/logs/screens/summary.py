@@ -69,16 +69,17 @@ def _notes(digest: Digest) -> Iterator[str]:
 
 
 def _show_input(console: Console, digest: Digest) -> None:
-    lines, starts, ends = digest.lines, digest.gaps.first_s.values(), digest.gaps.last_s.values()
+    lines = digest.lines
     logs = count(len(digest.sources), "log") if len(digest.sources) > 1 else digest.sources[0].name
     head = f"{logs}, {integer(lines.lines)} lines, {integer(lines.events)} events"
     if digest.models:
         head += f"; model {', '.join(sorted(digest.models))}"
     console.print(Text(printable(head)), soft_wrap=True)
-    if starts:
-        first, last = date_and_clock(min(starts)), date_and_clock(max(ends))
+    if digest.gaps.span_s is not None:
+        first_s, last_s = digest.gaps.span_s
+        first, last = date_and_clock(first_s), date_and_clock(last_s)
         last = last[11:] if first[:10] == last[:10] else last  # the date is not repeated
-        console.print(Text(f"{first} to {last} UTC, {duration(max(ends) - min(starts))}"))
+        console.print(Text(f"{first} to {last} UTC, {duration(last_s - first_s)}"))
     show_notes(console, digest)
 
 

@@ -44,8 +44,10 @@ class BatchTotals:
 
     def __init__(self) -> None:
         self.sequences, self.tokens, self.seconds, self.dp_gain = (Histogram() for _ in range(4))
-        self._longest: list[Any] = []  # a frame at most
-        self._kinds: list[Any] = []  # a frame at most: batches that are alike by _KIND, added up
+        self.longest: list[dict[str, Any]] = []  # the batches that took longest, longest first
+        kind = dict.fromkeys(_KIND, pl.Int64) | {"trigger": pl.String, "partition": pl.String}
+        sums = dict.fromkeys(("batches", *_SUMMED), pl.Int64) | {"predicted_s": pl.Float64, "device_s": pl.Float64}
+        self._kinds = pl.DataFrame(schema={**kind, **sums})  # batches that are alike by _KIND, added up
 
     def add(self, source: int, rows: Any) -> Any:
         """Rows of batch_done. Returns them for a Series."""
@@ -66,25 +68,19 @@ class BatchTotals:
         kinds = rows.group_by(_KIND, maintain_order=True).agg(
             pl.len().cast(pl.Int64).alias("batches"), pl.col(_SUMMED).sum()
         )
-        self._kinds = [pl.concat([*self._kinds, kinds]).group_by(_KIND, maintain_order=True).sum()]
-        longest = pl.concat([*self._longest, rows.top_k(_NUM_LONGEST, by="device_s")])
-        self._longest = [longest.sort("device_s", descending=True, maintain_order=True).head(_NUM_LONGEST)]
+        self._kinds = pl.concat([self._kinds, kinds]).group_by(_KIND, maintain_order=True).sum()
+        longest = [*self.longest, *rows.top_k(_NUM_LONGEST, by="device_s").to_dicts()]
+        self.longest = sorted(longest, key=lambda row: -row["device_s"])[:_NUM_LONGEST]
         return _by_second(rows)
-
-    @property
-    def longest(self) -> list[dict[str, Any]]:
-        """The batches that took longest, longest first."""
-        return [row for frame in self._longest for row in frame.to_dicts()]
 
     @property
     def all(self) -> BatchGroup:
         """All batches."""
-        return _group("all", self._kinds[0]) if self._kinds else BatchGroup("all", 0, 0, 0, 0, 0.0, 0.0, Histogram())
+        return _group("all", self._kinds)
 
     def by(self, key: str) -> list[BatchGroup]:
         """The batches by `size`, or by `trigger` or `partition`, most of them first."""
-        frames = [one for kinds in self._kinds for one in kinds.partition_by(key, maintain_order=True)]
-        groups = [_group(frame[key][0], frame) for frame in frames]
+        groups = [_group(frame[key][0], frame) for frame in self._kinds.partition_by(key, maintain_order=True)]
         return sorted(groups, key=lambda group: group.name if key == "size" else -group.batches)
 
 

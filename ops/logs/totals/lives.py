@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.ops.logs.lines.event import Event, duration
+from penstock.ops.logs.totals.tally import widened
 
 _MIN_GAP_S = 30.0  # a worker with work logs its load every 10 s
 _MAX_KEPT = 2_000
@@ -66,16 +67,14 @@ class Gaps:
         self.count = 0
         self.num_steps_back = 0  # blocks of lines earlier than all of the block before: a clock that was set back
         self._last: dict[int, float] = {}
-        self.last_s: dict[int, float] = {}
-        self.first_s: dict[int, float] = {}
+        self.span_s: tuple[float, float] | None = None  # the first time and the last
 
     def add(self, source: int, times_s: npt.NDArray[np.float64]) -> None:
         """The times of a block."""
         if not len(times_s):
             return
         first_s, last_s = float(times_s.min()), float(times_s.max())
-        self.first_s[source] = min(self.first_s.get(source, first_s), first_s)
-        self.last_s[source] = max(self.last_s.get(source, last_s), last_s)
+        self.span_s = widened(widened(self.span_s, first_s), last_s)
         before_s = self._last.get(source, first_s)
         if last_s < before_s - _MIN_GAP_S:
             self.num_steps_back += 1

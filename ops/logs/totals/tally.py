@@ -23,12 +23,12 @@ class Tally:
         if self.lines_s is None or event.time_s is None or event.time_s >= self.lines_s[1]:
             self.example = event
         self.sources.add(event.source)
-        self.lines_s = _widened(self.lines_s, event.time_s)
+        self.lines_s = widened(self.lines_s, event.time_s)
 
     def add_counted(self, number: int, time_s: float | None) -> None:
         """Requests that a load counts."""
         self.count += number
-        self.loads_s = _widened(self.loads_s, time_s)
+        self.loads_s = widened(self.loads_s, time_s)
 
     @property
     def span_s(self) -> tuple[float | None, float | None]:
@@ -46,7 +46,8 @@ def left_out_before(event: Event) -> int:
     return max(0, int(min(event.number("suppressed") or 0, MOST)))
 
 
-def _widened(span_s: tuple[float, float] | None, time_s: float | None) -> tuple[float, float] | None:
+def widened(span_s: tuple[float, float] | None, time_s: float | None) -> tuple[float, float] | None:
+    """A span of time, and a time that it is to hold, if that is known."""
     if time_s is None or span_s is None:
         return span_s if time_s is None else (time_s, time_s)
     return min(span_s[0], time_s), max(span_s[1], time_s)
