@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.ops.logs.libraries import pl
-from penstock.ops.logs.lines.columns import BATCH, DONE, KINDS, REFUSED
+from penstock.ops.logs.lines.columns import BATCH, DONE, KINDS
 from penstock.ops.logs.lines.event import Event, number
 from penstock.ops.logs.lines.parser import Part
 from penstock.ops.logs.lines.reader import LogReader
@@ -48,10 +48,9 @@ class Digest:
         return held_twice_s(self.lives.events, self._reader.origin)
 
     def _add(self, part: Part) -> None:
-        by_event = {name: part.rows.filter(event=name) for name in (BATCH, DONE, REFUSED)}
-        self.series.add(self.batches.add(part.source, by_event[BATCH]))
-        self.series.add(self.requests.add(part, by_event[DONE]))
-        self.series.add(self.rejections.add(part, by_event[REFUSED], self._reader.origin(part.source)))
+        self.series.add(self.batches.add(part.source, part.rows.filter(event=BATCH)))
+        self.series.add(self.requests.add(part, part.rows.filter(event=DONE)))
+        self.series.add(self.rejections.add(part, self._reader.origin(part.source)))
         others = [event for event in part.events.values() if event.name not in KINDS]
         figures = [row for event in others for row in self._figures(event)]
         if figures:
