@@ -18,7 +18,7 @@ INTEGERS = ("worker", "pid", "sequences", "tokens", "max_seqlen", "records", "su
 FLOATS = ("dp_gain", "predicted_s", "device_s", *[f"{stage}_ms" for stage in STAGES])
 FIELDS = (*TEXTS, *INTEGERS, *FLOATS)
 OWN = ("place", "time_s")  # columns that are no fields
-_TIME = "%Y-%m-%dT%H:%M:%S%.fZ"  # as workers write it
+_TIME = "%Y-%m-%dT%H:%M:%S.%6fZ"  # as workers write it; polars is four times as fast as with any number of digits
 _FEW = 64  # lines that are not worth another attempt
 
 

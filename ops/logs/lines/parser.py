@@ -48,13 +48,13 @@ class LineCounts:
 
 def parse_block(block: bytes, source: int, counts: LineCounts, fields: Collection[str] = ()) -> Part:
     """All events of whole lines. `fields`: what rows need beside their own. Never raises for what a line holds."""
-    lines = [line for line in _unwrapped(block).split(b"\n") if line and not line.isspace()]
+    lines = [line for line in _unwrapped(block).split(b"\n") if line.strip()]
     frequent = read_rows(lines, fields)
     is_left = np.ones(len(lines), np.bool_)
     is_left[frequent["place"].to_numpy()] = False
     found = {place: event_of(source, lines[place], counts) for place in np.flatnonzero(is_left).tolist()}
     events = {place: event for place, event in found.items() if event is not None}
-    rows = frequent.merge_sorted(rows_of(events, fields), "place")
+    rows = pl.concat([frequent, rows_of(events, fields)]).sort("place")
     counts.lines += len(lines)
     counts.events += len(rows)
     counts.timeless += rows["time_s"].null_count()

@@ -53,7 +53,7 @@ class EventSelection:
             elif rejected:
                 events[place] = load._replace(fields={**_common(load), "event": load.name, "rejected": rejected})
                 added.append(place)
-        rows = kept.rows.merge_sorted(part.rows.filter(pl.col("place").is_in(added)), "place")
+        rows = pl.concat([kept.rows, part.rows.filter(pl.col("place").is_in(added))]).sort("place")
         return part._replace(rows=rows, events=dict(sorted(events.items())))
 
     def _passing_codes(self, loads: Mapping[int, Event], log: str) -> set[tuple[int, str]]:

@@ -83,11 +83,11 @@ class LogSource:
         return any(mark in head for mark in (b'"event":', b'"MESSAGE"', b'"ecs.version"'))
 
     def is_plain(self) -> bool:
-        """Whether it is a file that is not compressed."""
+        """Whether it is a file that is neither compressed nor in UTF-16."""
         if self.path is None:
             return False
         with self.path.open("rb") as file:
-            return _compression(file) is None
+            return _compression(file) is None and file.peek(2)[:2] not in _UTF16
 
     def _open(self) -> io.BufferedReader:
         file = open_input(self.path or STANDARD)

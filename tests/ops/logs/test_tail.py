@@ -136,12 +136,13 @@ def test_logs_that_are_moved_to_another_directory_end_no_tail(make_tail: MakeTai
 
 
 @pytest.mark.parametrize("name", ["worker.log.1.gz", "worker.log.1"])
-def test_the_end_of_a_compressed_log_whatever_its_name(
-    make_tail: MakeTail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize("stored", [gzip.compress, lambda data: data.decode().encode("utf-16")], ids=["gzip", "utf-16"])
+def test_the_end_of_a_log_that_cannot_be_followed_whatever_its_name(
+    make_tail: MakeTail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, stored: Callable[[bytes], bytes]
 ) -> None:
     monkeypatch.setattr("penstock.ops.logs.lines.tail._END_BYTES", 1000)
     path = tmp_path / name
-    path.write_bytes(gzip.compress(HOST_A.read_bytes()))
+    path.write_bytes(stored(HOST_A.read_bytes()))
     assert make_tail(path).last(1)[0].name == "stopped"
 
 
