@@ -177,6 +177,4 @@ def _is_bound(text: str) -> bool:
 
 def _shown(label: str) -> str:
     """A label as a terminal may show it."""
-    if len(label) > _MAX_LABEL_CHARS:
-        label = f"{label[:_MAX_LABEL_CHARS]}…"
-    return label if label.isprintable() else printable(label)
+    return printable(label if len(label) <= _MAX_LABEL_CHARS else f"{label[:_MAX_LABEL_CHARS]}…")

@@ -189,7 +189,7 @@ def _fact_tables(digest: Digest) -> str:
 
 
 def _events_table(digest: Digest) -> str:
-    events = sorted(digest.lives.events, key=lambda event: event.time_s or 0.0)[-_EVENTS:]
+    events = digest.lives.by_time[-_EVENTS:]
     if not events:
         return ""
     rows = "".join(

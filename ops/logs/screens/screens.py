@@ -8,7 +8,7 @@ from rich.text import Text
 from penstock.ops.logs.lines.columns import CLASSES
 from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, number, printable
 from penstock.ops.logs.screens.event_line import SHOWN_APART
-from penstock.ops.logs.screens.tables import BAD, DIM, WARN, Column, Section, bar, curve, is_known
+from penstock.ops.logs.screens.tables import DIM, LEVEL_STYLES, WARN, Column, Section, bar, curve, is_known
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import integer, share, short
 from penstock.ops.logs.totals.slow_periods import slow_periods
@@ -75,8 +75,7 @@ def _by_count(table: dict[str, Tally]) -> list[tuple[str, Tally]]:
 
 
 def _level(event: Event | None) -> Text:
-    level = event.level if event is not None else ""
-    return Text(level, style=WARN if level == "warning" else BAD)
+    return Text() if event is None else Text(event.level, style=LEVEL_STYLES[event.level])
 
 
 def _reason(event: Event | None) -> str:

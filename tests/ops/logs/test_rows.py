@@ -125,17 +125,8 @@ def test_a_broken_line_costs_few_rows_of_the_others(broken: str) -> None:
 
 def test_numbers_of_any_form() -> None:
     rng = random.Random(1)
-    values = [
-        0.0,
-        1e-05,
-        5e-324,
-        1.5e3,
-        -2.25,
-        0.1,
-        1e22,
-        123456.789012,
-        *[rng.lognormvariate(0, 9) for _ in range(500)],
-    ]
+    values = [0.0, 1e-05, 5e-324, 1.5e3, -2.25, 0.1, 1e22, 123456.789012]
+    values += [rng.lognormvariate(0, 9) for _ in range(500)]
     rows = read_rows([batch(0, device_s=one, tokens=place).encode() for place, one in enumerate(values)])
     assert rows["device_s"].to_list() == values
     assert rows["tokens"].to_list() == list(range(len(values)))
