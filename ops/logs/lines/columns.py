@@ -63,7 +63,7 @@ def _schema(more: Collection[str]) -> dict[str, Any]:
 def _typed(read: Any, places: Sequence[int], times_s: Any) -> Any:
     known = pl.when(pl.col(INTEGERS).is_between(-MOST, MOST)).then(pl.col(INTEGERS)).name.keep()
     place, time_s = pl.Series("place", places, pl.Int64), pl.Series("time_s", times_s, pl.Float64)
-    return read.with_columns(place, time_s, known).drop("timestamp")
+    return read.with_columns(place, time_s, known)
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:

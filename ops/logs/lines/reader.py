@@ -71,11 +71,11 @@ class EventSelection:
         models = self._models.setdefault(log, {"": ""})
         is_start = pl.col("event").is_in(["worker_ready", "model_loaded"])
         named = pl.when(is_start).then(pl.col("model")).otherwise(pl.col("topic").str.extract(_TOPIC))
-        rows = rows.with_columns(of_worker=pl.col("worker").cast(pl.String).fill_null("?"), named=named)
-        rows = rows.with_columns(pl.col("named").forward_fill().over("of_worker"))
-        before = pl.col("of_worker").replace_strict(models, default=None, return_dtype=pl.String)
-        models.update(rows.drop_nulls("named").group_by("of_worker").agg(pl.col("named").last()).iter_rows())
-        return rows.with_columns(pl.coalesce("model", "named", before)).drop("of_worker", "named")
+        worker = pl.col("worker").cast(pl.String).fill_null("?")
+        workers = rows.select(worker, named=named.forward_fill().over(worker))
+        before = workers["worker"].replace_strict(models, default=None, return_dtype=pl.String)
+        models.update(workers.drop_nulls("named").group_by("worker").agg(pl.col("named").last()).iter_rows())
+        return rows.with_columns(pl.coalesce("model", workers["named"], before))
 
 
 class LogReader:

@@ -95,6 +95,7 @@ def test_a_line_without_a_time_passes_unless_time_is_asked_for() -> None:
 def test_the_model_is_the_lines_own_or_its_workers() -> None:
     assert accepts("model=intents", model="intents")
     assert not accepts("model=intents")
+    assert accepts("model=intents", "named=3", model="intents", named=3)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +154,7 @@ def test_files_and_filters_come_in_any_order() -> None:
         (("p>30ms",), lambda one: one["device_s"] > 0.03),
         (("pid>2000", "padding_avoided>0.1"), lambda one: one["pid"] > 2000 and one["padding_avoided"] > 0.1),
         (("trigger!=timeout", "tokens<300"), lambda one: one["trigger"] != "timeout" and one["tokens"] < 300),
+        (("timestamp=*T19:16:*",), lambda one: "T19:16:" in one["timestamp"]),
         (("event=request_done",), lambda one: False),
         (("model=all-minilm-l6-v2",), lambda one: True),
         (("model=other",), lambda one: False),
