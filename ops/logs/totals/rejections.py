@@ -58,15 +58,14 @@ class Rejections:
 
     def settle(self, *, is_end: bool = False) -> Any:
         """Count the lines that no load counts, and return them for a Series. `is_end`: no other load follows."""
-        known = self._known.sort(
-            "time_s", "is_load", nulls_last=False
-        )  # a load has counted the lines of its own moment
         is_line, is_counted = pl.col("is_load").is_null(), pl.col("requests") == 0
+        known = self._known.sort("time_s", ~is_line, maintain_order=True)  # a load has counted the lines of its moment
         newest_s = pl.col("time_s").filter(is_line & ~is_counted).max().over("process")
         end = pl.col("is_load").backward_fill().over("process")  # the next one
         waits = end.is_null() & (pl.col("time_s") > newest_s - _LOAD_WITHIN_S) & (not is_end)
         lines = known.with_columns(end=end, waits=waits).filter(is_line)
-        newest = known.group_by("process", is_line.alias("is_line")).last().with_columns(requests=pl.lit(0, pl.Int64))
+        newest = known.group_by("process", is_line.alias("is_line"), maintain_order=True).last()
+        newest = newest.with_columns(requests=pl.lit(0, pl.Int64))
         waiting = lines.filter(pl.col("waits") & ~is_counted)
         self._known = pl.concat([waiting.select(known.columns), newest.select(known.columns)])
         settled = lines.filter(~pl.col("waits") & ~pl.col("end").fill_null(False) & ~is_counted)

@@ -78,6 +78,11 @@ def test_a_load_counts_for_its_own_process_only(tmp_path: Path) -> None:
     assert by_code(digest(written(tmp_path, text))) == {"too_long": 6}
 
 
+def test_a_load_counts_the_lines_of_its_own_moment_whatever_follows_it(tmp_path: Path) -> None:
+    text = refused(1) + load(1, {"too_long": 1}) + line("worker_ready", clock(1), **WORKER)
+    assert by_code(digest(written(tmp_path, text))) == {"too_long": 1}
+
+
 def test_a_container_that_is_started_again_has_the_same_process_id(tmp_path: Path) -> None:
     """The first was killed before it logged a load."""
     again = line("worker_starting", clock(4), **WORKER)
