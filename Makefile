@@ -38,10 +38,12 @@ demo: $(INSTALLED)
 	$(BIN)/penstock demo
 
 quick: $(INSTALLED)
-	$(BIN)/python -m pytest -p no:logging --numprocesses 2 --dist loadgroup --ignore tests/integration --ignore tests/gpu --ignore-glob 'tests/ops/test_bench*' -m 'not slow and not integration' --hypothesis-profile quick
+	$(BIN)/python -m pytest -p no:logging --numprocesses 2 --dist loadfile --ignore tests/integration --ignore tests/gpu --ignore-glob 'tests/ops/test_bench*' -m 'not slow and not integration' --hypothesis-profile quick
 
+# Integration tests mostly wait: three processes keep two cores busy. In the order of their folders, the long files of
+# tests/chaos and tests/integration begin early, and no process is left alone with one of them.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -m gpu tests/gpu

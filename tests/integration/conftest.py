@@ -28,8 +28,6 @@ from tests.log_events import unlisted_in
 
 ECHO = [str(Path(__file__).with_name("echo_worker.py"))]
 PENSTOCK = ["-c", "from penstock.ops.cli.main import main; main()", "worker"]
-# Files whose tests stop and kill brokers of their own; another process may run them beside the others.
-OWN_BROKERS = ("test_frozen_broker", "test_outage", "test_worker_shutdown")
 
 Event = dict[str, Any]
 
@@ -121,13 +119,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.integration)
-            group = "own brokers" if item.path.stem in OWN_BROKERS else "shared broker"
-            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaBroker]:
-    """The shared broker. A test that stops or kills a broker starts its own `KafkaBroker` instead.
+    """The shared broker of this process. A test that stops or kills a broker starts its own `KafkaBroker` instead.
 
     A machine that stands still for less than its session costs it no leader and no coordinator.
     """

@@ -52,6 +52,12 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
     "broker": BrokerSettings,
 }
 NO_BROKER = {"PENSTOCK_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+IMPATIENT = """
+from penstock.ops.cli.jobs import progress
+from penstock.ops.cli.main import main
+progress.STALLED_AFTER_S = 0.2
+main()
+"""
 REPLAY = ["replay", "--topic", "t", "--partition", "0", "--from", "5"]
 
 
@@ -380,13 +386,13 @@ def test_a_worker_whose_metrics_port_is_taken_says_so() -> None:
 
 
 class Process:
-    """`penstock` as a process of its own, to be interrupted."""
+    """`penstock` as a process of its own, to be interrupted. A job is stalled when it has no answer for 0.2 s."""
 
     def __init__(self, *args: str) -> None:
         # As a script's `penstock … &`: there a shell has SIGINT ignored, which a child inherits.
         in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
         self.process = subprocess.Popen(
-            [*in_background, sys.executable, "-c", "from penstock.ops.cli.main import main; main()", *args],
+            [*in_background, sys.executable, "-c", IMPATIENT, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -508,6 +514,7 @@ def test_a_job_that_waits_for_standard_input_can_be_ended(
         processes.append(running := Process(*args, "--bootstrap-servers", broker.bootstrap_servers))
         running.give("text\n" + "hello\n" * 600)  # more than a block: the next one is awaited
         running.wait_for("No answer for a while.")
+        running.wait_until_it_has_read()
         assert running.interrupt(number) == 128 + number
     assert list(tmp_path.iterdir()) == []
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -94,14 +95,23 @@ def test_the_log_says_each_value_in_force_and_its_reason() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&-"])
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_worker_without_standard_files_runs_and_logs(tmp_path: Path, closed: str, processes: str) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_worker_without_standard_files_runs_and_logs(tmp_path: Path, closed: str, processes: int) -> None:
     """As a daemon may be started. Otherwise the first sockets and files take the numbers of the standard ones."""
     log = tmp_path / "log"
-    with MockBroker() as broker:
-        command = [sys.executable, "-c", COMMAND, "cpu", "packed", "worker", "--model", "null", "--once"]
-        command += ["--processes", processes, "--log-file", str(log), "--log-format", "json"]
-        command += ["--bootstrap-servers", broker.bootstrap_servers]
-        ran = subprocess.run(["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *command], timeout=300, check=False)
-    assert ran.returncode == 0, log.read_text()
-    assert log.read_text().count('"event": "stopped"') == int(processes)
+
+    def members_that(event: str) -> int:
+        lines = log.read_text().split("\n")[:-1] if log.exists() else []  # what follows may be a part of one
+        events = map(json.loads, lines)
+        return len({logged["pid"] for logged in events if logged["event"] == event})
+
+    command = [sys.executable, "-c", COMMAND, "cpu", "packed", "worker", "--model", "null"]
+    command += ["--processes", str(processes), "--log-file", str(log), "--log-format", "json"]
+    command += ["--bootstrap-servers", "127.0.0.1:1"]
+    with subprocess.Popen(["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *command]) as process:
+        while members_that("kafka_unreachable") < processes and process.poll() is None:
+            time.sleep(0.05)
+        process.terminate()
+    assert process.returncode == 0, log.read_text()
+    assert members_that("stopped") == processes
+    assert members_that("callback_failed") == 0  # what is printed to a standard file that is not there
