@@ -102,28 +102,6 @@ async def until_told(told: list[MutableMapping[str, Any]], name: str) -> None:
         await asyncio.sleep(0.1)
 
 
-async def test_sigterm_ends_a_worker_that_waits_for_its_broker(broker: KafkaBroker, start_worker: StartWorker) -> None:
-    worker = start_worker(broker, served_name=MODEL)
-    await worker.event("kafka_unreachable")
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
-
-
-async def test_sigterm_ends_a_worker_whose_broker_went_away_in_mid_run(
-    broker: KafkaBroker, start_worker: StartWorker
-) -> None:
-    await asyncio.to_thread(broker.start)
-    worker = start_worker(broker, served_name=MODEL, drain_s=2.0, echo_batch_s=0.2, max_batch_sequences=1, lanes=1)
-    await worker.ready()
-    async with Client(bootstrap_servers=broker.bootstrap_servers, model=MODEL) as client:
-        calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(100)]
-        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.gather(*calls, return_exceptions=True)
-    await asyncio.to_thread(broker.kill)
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
-
-
 async def test_closing_a_client_that_waits_for_its_broker_ends_at_once(broker: KafkaBroker) -> None:
     connecting = asyncio.create_task(Client(bootstrap_servers=broker.bootstrap_servers, model=MODEL).__aenter__())
     await asyncio.sleep(0)

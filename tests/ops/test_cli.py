@@ -368,12 +368,13 @@ def test_a_closed_stderr_does_not_change_the_exit_code() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_whose_metrics_port_is_taken_says_so() -> None:
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_whose_metrics_port_is_taken_says_so_before_any_member_starts(processes: str) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
         command = [sys.executable, "-c", "from penstock.ops.cli.main import main; main()", "worker", "--model", "null"]
         done = subprocess.run(
-            [*command, "--bootstrap-servers", "127.0.0.1:1", "--metrics-port", str(port)],
+            [*command, "--bootstrap-servers", "127.0.0.1:1", "--metrics-port", str(port), "--processes", processes],
             capture_output=True,
             text=True,
             timeout=300,
@@ -383,6 +384,7 @@ def test_a_worker_whose_metrics_port_is_taken_says_so() -> None:
         done.stderr.splitlines()[-1] == f"Error: --metrics-host 127.0.0.1 --metrics-port {port}: Address already in use"
     )
     assert "Traceback" not in done.stderr
+    assert "member_started" not in done.stderr
 
 
 class Process:
