@@ -9,12 +9,10 @@ import pytest
 from penstock.cache import CostKey
 from penstock.engine import BatchOutput, NullEngine, PackedBatch
 from penstock.ops.cli.planning.calibrate_screen import law, show_costs
-from penstock.ops.cli.setting_options import option_name
 from penstock.scheduler import CostTable, PackedCost, PaddedCost
 from penstock.scheduler.costs.table import Sample
 from penstock.worker import process
 from penstock.worker.batching.startup_costs import MeasuredCosts
-from penstock.worker.model_settings import ModelSettings
 from penstock.worker.settings import WorkerSettings
 from tests.engine.helpers import save_encoder
 from tests.ops.command_line import penstock
@@ -27,12 +25,8 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_help_explains_every_setting() -> None:
-    code, text = penstock("calibrate", "--help")
-    assert code == 0
-    for name, field in ModelSettings.model_fields.items():
-        assert f" {option_name(name)} " in text
-        assert " ".join((field.description or "").split()) in text
+def test_help_has_the_choices_of_an_engine_and_nothing_of_kafka() -> None:
+    text = penstock("calibrate", "--help")[1]
     assert "(auto, packed, padded)" in text
     assert "--bootstrap-servers" not in text
 

@@ -11,8 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.ops.cli.checks import parity
-from penstock.ops.cli.checks.parity import ParitySettings
-from penstock.ops.cli.setting_options import option_name
 from penstock.ops.parity import references
 from penstock.ops.parity.calls import distance
 from penstock.ops.parity.compare import Check
@@ -61,14 +59,8 @@ def copy_of(model: Path, target: Path) -> Path:
     return target
 
 
-def test_help_explains_every_setting() -> None:
-    code, text = penstock("parity", "--help")
-    assert code == 0
-    assert "Exit code 0: all passed. 1: a line missed" in text
-    for name, field in ParitySettings.model_fields.items():
-        assert field.description
-        assert f" {option_name(name)} " in text
-        assert " ".join(field.description.split()) in text
+def test_help_explains_the_exit_code() -> None:
+    assert "Exit code 0: all passed. 1: a line missed" in penstock("parity", "--help")[1]
 
 
 @pytest.mark.slow

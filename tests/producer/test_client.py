@@ -357,22 +357,6 @@ async def test_an_answer_that_cannot_be_read_is_an_error_and_not_a_wait(monkeypa
             await within(300, call)
 
 
-@pytest.mark.parametrize("call", [{}, {"ids": []}, {"texts": []}])
-async def test_nothing_to_send_is_refused_here(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any]) -> None:
-    async with connected(monkeypatch, first_ids) as (client, loop):
-        with pytest.raises(InvalidRequest):
-            await client.embed(**call)
-    assert loop.requests == []
-
-
-@pytest.mark.parametrize("ids", [[-1], [2**32], [1.5], [[1, 2]]])
-async def test_ids_that_are_no_ids_are_refused_here(monkeypatch: pytest.MonkeyPatch, ids: list[Any]) -> None:
-    async with connected(monkeypatch, first_ids) as (client, loop):
-        with pytest.raises(InvalidRequest, match="Sequence 1"):
-            await client.embed(ids=[[1], ids])
-    assert loop.requests == []
-
-
 async def test_half_a_surrogate_pair_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(request: Request) -> Reply:
         return Reply("m", "r", vectors=np.zeros((request.num_sequences, 3), np.float32))
@@ -420,16 +404,6 @@ async def test_what_is_no_sequence_is_refused_by_its_index(
         rows = await client.map("embed", **call)
     assert [type(row) for row in rows] == [np.ndarray, error]
     assert "1" in str(rows[1])
-
-
-@pytest.mark.parametrize("call", [{"texts": 5}, {"ids": 5}, {"ids": "abc"}])
-async def test_what_is_no_list_is_refused(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any]) -> None:
-    async with connected(monkeypatch, first_ids) as (client, _):
-        for method in (client.embed, client.classify):
-            with pytest.raises(InvalidRequest, match="must be a list"):
-                await method(**call)
-        with pytest.raises(InvalidRequest, match="must be a list"):
-            await client.map("embed", **call)
 
 
 WRONG: dict[str, list[Any]] = {
