@@ -29,7 +29,6 @@ from penstock.worker.resolved_settings import ResolvedSettings
 POISON = 30_000  # the token on which the engine fails
 KILLER = 30_001  # the token on which the process dies
 BATCH_S = float(os.environ.get("ECHO_BATCH_S", "0"))  # how long each batch takes
-BREAKS = bool(os.environ.get("ECHO_BREAKS"))  # whether everything after the warm-up fails
 GATE = os.environ.get("ECHO_GATE")  # a file: batches of more than one token end when it is there
 HANGS = bool(os.environ.get("ECHO_HANGS"))  # whether batches of more than one token never end
 HANG_S = os.environ.get("ECHO_HANG_S")  # after how long the worker notices it
@@ -46,7 +45,7 @@ class EchoEngine(NullEngine):
         super().__init__(4, name=name)
         if REVISION is not None:
             self._info = replace(self._info, revision=REVISION)
-        self.broken = self.serves = False
+        self.serves = False
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         if KILLER in batch.token_ids:
@@ -57,7 +56,7 @@ class EchoEngine(NullEngine):
             time.sleep(0.02)
         if BATCH_S and len(batch.token_ids) > 1:
             time.sleep(BATCH_S)  # stands for the work of a model
-        if self.broken or POISON in batch.token_ids:
+        if POISON in batch.token_ids:
             raise ValueError("cannot compute this")
         sequences = np.split(batch.token_ids, batch.cu_seqlens[1:-1])
         rows = [np.array([len(ids), ids[0], ids[-1], ids.sum()], np.float32) for ids in sequences]
@@ -85,15 +84,15 @@ if __name__ == "__main__":
     pipeline.Outbox = LateOutbox  # type: ignore[attr-defined]  # the same door
     cost_of = process._cost
 
-    def measure_then_break(engine: EchoEngine, settings: ResolvedSettings, device_share: float) -> LearnedCost:
+    def measure_then_serve(engine: EchoEngine, settings: ResolvedSettings, device_share: float) -> LearnedCost:
         cost = cost_of(engine, settings, device_share)
-        engine.broken, engine.serves = BREAKS, True
+        engine.serves = True
         return cost
 
     watchdog.HANG_S = watchdog.HANG_S if HANG_S is None else float(HANG_S)
     if METADATA_MAX_AGE_MS is not None:
         outbox.METADATA_MAX_AGE_MS = int(METADATA_MAX_AGE_MS)  # type: ignore[attr-defined]  # imported there
     reply_destinations.STALL_S = reply_destinations.STALL_S if STALL_S is None else float(STALL_S)
-    process._cost = measure_then_break  # type: ignore[assignment]  # called with an EchoEngine only
+    process._cost = measure_then_serve  # type: ignore[assignment]  # called with an EchoEngine only
     process.NullEngine = EchoEngine  # type: ignore[attr-defined,assignment]  # the whole worker, but for its arithmetic
     sys.exit(process.run_worker(WorkerSettings(model="null")))  # type: ignore[call-arg]  # the others have defaults

@@ -1,7 +1,7 @@
 """Online and bulk requests together: bulk fills the remaining room and does not delay online requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,14 +9,11 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
-from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.codec import encode_request
-from penstock.producer.wire.headers import CLASS, REPLY_TOPIC
+from penstock.producer.wire.headers import REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
-from penstock.worker.kafka.commits import Committer
-from penstock.worker.kafka.fetching.consumer import Consumer
-from penstock.worker.kafka.fetching.group_member import GroupMember
-from penstock.worker.kafka.progress.offsets import OffsetTracker
+from penstock.worker.kafka.kafka_record import KafkaRecord
+from tests.integration.test_worker_consumer import consumer_of
 
 NUM_BULK, NUM_ONLINE = 600, 12
 
@@ -74,24 +71,6 @@ async def test_bulk_runs_beside_online_and_in_the_gaps_and_every_request_is_answ
     assert "bulk" in triggers
 
 
-async def test_an_online_request_equal_to_a_queued_bulk_request_does_not_wait_as_long(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
-) -> None:
-    model = unique("classes")
-    worker = start_worker(kafka, served_name=model, echo_batch_s=0.1, max_batch_sequences=1, lanes=1)
-    async with both(kafka, model) as (online, bulk):
-        await worker.ready()
-        waiting = [asyncio.create_task(bulk.embed(ids=[ids(number)])) for number in range(NUM_BULK)]
-        await worker.event("batch_done")
-        last = NUM_BULK - 1
-        await online.embed(ids=[ids(last)])
-        await waiting[last]  # answered with it
-        assert sum(task.done() for task in waiting) < NUM_BULK / 2
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-
 async def test_a_job_works_both_topics_to_their_ends(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], committed: Callable[..., Any]
 ) -> None:
@@ -112,35 +91,15 @@ async def test_a_job_works_both_topics_to_their_ends(
     assert taken == {topic: 20, topic + ".bulk": 20}
 
 
-async def test_the_header_alone_makes_a_request_bulk_and_an_unknown_class_is_rejected(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], post: Callable[..., Any]
-) -> None:
-    model = unique("classes")
-    worker = start_worker(kafka, served_name=model)
-    await worker.ready()
-    (bulk,) = await post(kafka, model, [(ids(0), [(CLASS, b"bulk")])])  # alone: an online batch would take it along
-    assert bulk["batch"]["trigger"] == "bulk"
-    classes: list[list[tuple[str, bytes]]] = [[], [(CLASS, b"online")], [(CLASS, b"urgent")]]
-    *good, unknown = await post(kafka, model, [(ids(1 + number), own) for number, own in enumerate(classes)])
-    assert [answer["ok"] and answer["batch"]["trigger"] != "bulk" for answer in good] == [True, True]
-    assert unknown["error"]["code"] == "invalid_request"
-    assert "penstock-class" in unknown["error"]["message"]
-
-
 async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, unique: Callable[[str], str]) -> None:
     topic = unique("requests")
     topics = [topic, f"{topic}.bulk"]
     taken: list[tuple[str, bytes | None]] = []
 
-    async def revoked(_: Any) -> None: ...
+    def received(records: Sequence[KafkaRecord], topic_id: bytes) -> None:
+        taken.extend((record.topic, record.value) for record in records)
 
-    reader = Consumer(
-        KafkaCluster(kafka.bootstrap_servers),
-        topics,
-        GroupMember(f"group-{topic}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
-        received=lambda records, topic_id: taken.extend((record.topic, record.value) for record in records),
-        revoked=revoked,
-    )
+    reader = consumer_of(kafka, *topics, received=received)
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
 
         async def send(value: bytes) -> None:
@@ -155,7 +114,6 @@ async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, uniqu
             return sorted(taken)
 
         await send(b"first")
-        Committer(OffsetTracker(), reader)
         await reader.start()
         assert await take(2) == [(name, b"first") for name in topics]
         reader.pause(topics[1])

@@ -174,22 +174,6 @@ async def test_once_processes_up_to_the_end_and_exits(
     assert again.events("stopped")[0]["answered"] == 0
 
 
-async def test_once_waits_for_a_job_that_sends_more_after_each_answer(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
-) -> None:
-    model = unique("waves")
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False, bulk=True) as client:
-        waves = [[client.embed(ids=[[wave, n + 1]], timeout_s=300) for n in range(20)] for wave in range(3)]
-        first = asyncio.gather(*waves[0])
-        await asyncio.sleep(0)
-        worker = start_worker(kafka, served_name=model, once=True)
-        answers = [await first, *[await asyncio.gather(*wave) for wave in waves[1:]]]
-    assert [[vector[0, 1] for vector in wave] for wave in answers] == [[wave] * 20 for wave in range(3)]
-    assert await worker.exit_code() == 0
-    assert worker.events("stopped")[0]["answered"] == 60
-    assert sum((await committed(kafka, f"penstock.{model}")).values()) == 60
-
-
 async def test_a_drain_that_takes_too_long_ends_and_leaves_its_records_to_other_workers(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
@@ -210,21 +194,6 @@ async def test_a_drain_that_takes_too_long_ends_and_leaves_its_records_to_other_
         quick.process.terminate()
         assert await quick.exit_code() == 0
     assert quick.events("stopped")[0]["answered"] == left
-
-
-async def test_a_broken_engine_ends_the_worker_and_another_answers(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
-) -> None:
-    model = unique("broken")
-    broken = start_worker(kafka, served_name=model, echo_breaks=True)
-    await broken.ready()
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client:
-        calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(20)]
-        assert await broken.exit_code() == 1
-        assert broken.events("engine_unhealthy")
-        start_worker(kafka, served_name=model)
-        vectors = await asyncio.gather(*calls)
-    assert [vector[0, 1] for vector in vectors] == list(range(1, 21))
 
 
 async def test_a_rebalance_waits_for_no_queued_bulk(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 from aiokafka.protocol.api import Request
 
@@ -44,6 +44,17 @@ async def test_a_partition_goes_on_after_a_batch_that_the_broker_failed(broker: 
     await outbox.stop(1.0)
     assert outcomes == [None] * 4
     assert await _read(broker, "timely", 4) == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_partition_goes_on_after_records_that_are_too_large_for_it(broker: KafkaBroker) -> None:
+    """The broker keeps count of what an idempotent producer sends."""
+    await _create(broker, "small", {"max.message.bytes": "1024"})
+    outbox = Outbox(KafkaCluster(broker.bootstrap_servers), client_id="test")
+    await outbox.start()
+    outcomes = [await _send(outbox, "small", bytes(size)) for size in (10, 2000, 10, 2000, 2000, 10)]
+    await outbox.stop(1.0)
+    taken, refused = type(None), MessageSizeTooLargeError
+    assert [type(outcome) for outcome in outcomes] == [taken, refused, taken, refused, refused, taken]
 
 
 async def test_a_partition_goes_on_when_a_permission_is_restored(broker: KafkaBroker) -> None:

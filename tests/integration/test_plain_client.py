@@ -1,34 +1,12 @@
-"""Clients that know only WIRE.md: the program on that page, and another. Neither imports penstock."""
+"""A client that knows only WIRE.md, and imports nothing of penstock. The page's own is tests/producer's."""
 
 import asyncio
-import re
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgpack
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-
-PAGE = Path(__file__).parents[2] / "producer" / "wire" / "WIRE.md"
-
-
-async def test_the_pages_own_client_works(
-    kafka: Any, unique: Callable[[str], str], start_worker: Callable[..., Any], minilm: Path
-) -> None:
-    [program] = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "AIOKafka" in code]
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(program, names)
-    model = unique("page")
-    worker = start_worker(kafka, model=minilm, served_name=model)
-    await worker.ready()
-    one, same, other = await names["embed"](
-        kafka.bootstrap_servers, model, ["my card is lost", "my card is lost", "hi"]
-    )
-    assert len(one) == 384
-    assert one == same
-    assert one != other
-    assert abs(sum(x * x for x in one) - 1) < 1e-3
 
 
 async def test_token_ids_float16_and_errors_as_the_page_describes_them(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.producer import Client, InvalidRequest, PenstockError, TokenClass, TooLong, UnsupportedTask, WrongArgument
+from penstock.producer import Client, InvalidRequest, TokenClass, TooLong, UnsupportedTask, WrongArgument
 from penstock.producer.wire.messages import Options, Request, Text
 from tests.engine.helpers import (
     MAX_TOKENS,
@@ -189,18 +189,3 @@ async def test_each_token_has_the_label_and_the_span_that_transformers_gives_it(
         assert "`texts` item 0 must be a string" in refused.message
         with pytest.raises(UnsupportedTask, match=r"can embed or token_classify\. Asked for: 'rerank'"):
             await client.rerank("w1", ["w2"])
-
-
-async def test_answers_that_are_too_large_for_one_record_come_in_several(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tagger: Path
-) -> None:
-    model = unique("large")
-    worker = start_worker(kafka, model=tagger, served_name=model, dtype="float32", max_reply_bytes=1024)
-    texts = [" ".join(["w1"] * (1 + n % 40)) for n in range(64)] + ["w2 " * 100]
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300) as client:
-        await worker.ready()
-        rows = await client.map("token_classify", texts)
-    *answered, refused = rows
-    assert [len(row) for row in answered if isinstance(row, list)] == [1 + n % 40 for n in range(64)]
-    assert isinstance(refused, PenstockError)
-    assert "102 tokens would exceed 1,024 bytes; send at most" in refused.message

@@ -1,7 +1,7 @@
 """The worker's consumer against a real broker, when one partition's records cannot be read."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -38,6 +38,22 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return faults
 
 
+async def _pass(_: Any) -> None: ...
+
+
+def consumer_of(
+    broker: KafkaBroker,
+    *topics: str,
+    received: Callable[[Sequence[KafkaRecord], bytes], None] = lambda records, topic_id: None,
+    revoked: Callable[[Any], Awaitable[None]] = _pass,
+) -> Consumer:
+    """A consumer of the group of these topics, and its committer."""
+    member = GroupMember(f"group-{topics[0]}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1)
+    made = Consumer(KafkaCluster(broker.bootstrap_servers), topics, member, received=received, revoked=revoked)
+    Committer(OffsetTracker(), made)
+    return made
+
+
 @pytest.mark.parametrize("has_committed", [False, True])
 async def test_an_error_of_one_partition_loses_no_record_of_any(
     kafka: KafkaBroker, unique: Callable[[str], str], faults: list[str], has_committed: bool
@@ -47,21 +63,8 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
     taken: list[tuple[int, int]] = []
 
-    async def revoked(_: Any) -> None: ...
-
     def take_all(records: Sequence[KafkaRecord], topic_id: bytes) -> None:
         taken.extend((record.partition, record.offset) for record in records)
-
-    def consumer() -> Consumer:
-        made = Consumer(
-            KafkaCluster(kafka.bootstrap_servers),
-            [topic],
-            GroupMember(f"group-{topic}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
-            received=take_all,
-            revoked=revoked,
-        )
-        Committer(OffsetTracker(), made)
-        return made
 
     async def send(values: list[bytes]) -> None:
         for partition in range(4):
@@ -77,13 +80,13 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
     async with producer:
         if has_committed:
             await send([b"before"])
-            first = consumer()
+            first = consumer_of(kafka, topic, received=take_all)
             await first.start()
             await take(first, 4)
             assert await first.commit({(topic, partition): PartitionProgress(1) for partition in range(4)})
             await first.stop(10.0)
         await send([b"a", b"b"])
-        reader = consumer()
+        reader = consumer_of(kafka, topic, received=take_all)
         await reader.start()
         faults += ["at the start"] * 2
         await take(reader, 12 if has_committed else 8)
@@ -102,16 +105,10 @@ async def test_a_partition_that_stays_unreadable_does_not_stop_the_others(
     taken: set[int] = set()
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
 
-    async def revoked(_: Any) -> None: ...
+    def received(records: Sequence[KafkaRecord], topic_id: bytes) -> None:
+        taken.update(record.partition for record in records)
 
-    reader = Consumer(
-        KafkaCluster(kafka.bootstrap_servers),
-        [topic],
-        GroupMember(f"group-{topic}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
-        received=lambda records, topic_id: taken.update(record.partition for record in records),
-        revoked=revoked,
-    )
-    Committer(OffsetTracker(), reader)
+    reader = consumer_of(kafka, topic, received=received)
     async with producer:
         for partition in range(4):
             await producer.send_and_wait(topic, BROKEN if partition == 1 else b"fine", partition=partition)
@@ -135,14 +132,7 @@ async def test_a_commit_after_a_rebalance_fails_and_the_member_joins_again(
     async def revoked(_: Any) -> None:
         joined.append(0)
 
-    reader = Consumer(
-        cluster,
-        [topic],
-        GroupMember(f"group-{topic}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
-        received=lambda records, topic_id: None,
-        revoked=revoked,
-    )
-    Committer(OffsetTracker(), reader)
+    reader = consumer_of(kafka, topic, revoked=revoked)
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
         await producer.send_and_wait(topic, b"fine", partition=0)
     await reader.start()
@@ -162,18 +152,8 @@ async def test_a_commit_after_a_rebalance_fails_and_the_member_joins_again(
 
 async def test_a_commit_waits_for_a_coordinator_that_restarts(unique: Callable[[str], str]) -> None:
     topic = unique("requests")
-
-    async def revoked(_: Any) -> None: ...
-
     with KafkaBroker() as broker:
-        reader = Consumer(
-            KafkaCluster(broker.bootstrap_servers),
-            [topic],
-            GroupMember(f"group-{topic}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
-            received=lambda records, topic_id: None,
-            revoked=revoked,
-        )
-        Committer(OffsetTracker(), reader)
+        reader = consumer_of(broker, topic)
         async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
             await producer.send_and_wait(topic, b"fine", partition=0)
         await reader.start()
