@@ -195,6 +195,19 @@ def post(unique: Callable[[str], str]) -> Post:
     return ask
 
 
+async def only_member(broker: KafkaBroker, group: str) -> str:
+    """The id of a group's only member; whoever evicts it when it is killed need not wait for the session's 10 s."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    await admin.start()
+    try:
+        (answer,) = await admin.describe_consumer_groups([group])
+    finally:
+        await admin.close()
+    (described,) = answer.groups
+    (member,) = described[5]
+    return str(member[0])
+
+
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The published all-MiniLM-L6-v2, as the demo finds it."""

@@ -20,7 +20,9 @@ from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.aiokafka_internals.transactional_producer import TransactionalProducer
 from penstock.producer.transport.cluster import KafkaCluster
+from penstock.worker.kafka.fetching.group import evict
 from penstock.worker.kafka.progress.owner_marker import OwnerMarker
+from tests.integration.conftest import only_member
 
 StartWorker = Callable[..., Any]
 Unique = Callable[[str], str]
@@ -143,13 +145,14 @@ async def test_a_member_killed_mid_load_loses_nothing_and_answers_nothing_twice(
     kafka: KafkaBroker, unique: Unique, start: StartWorker
 ) -> None:
     async with pipeline(kafka, unique, "killed") as line:
-        first, second = start(line), start(line)
-        await asyncio.gather(first.ready(), second.ready())
-        await asyncio.gather(first.event("partitions_assigned"), second.event("partitions_assigned"))
-        load = asyncio.create_task(line.streaming(2000, 0.004))
+        first = await start(line).ready()
+        member = await only_member(kafka, line.group)
+        second = await start(line).ready()
+        load = asyncio.create_task(line.streaming(1000, 0.004))
         await asyncio.gather(first.event("batch_done"), second.event("batch_done"))
-        await asyncio.sleep(2)
+        await asyncio.sleep(1)
         first.process.kill()
+        await evict(KafkaCluster(kafka.bootstrap_servers), line.group, member)
         await load
         await line.assert_exactly_once()
         assert second.events("partition_fenced") == []

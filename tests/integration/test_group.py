@@ -13,6 +13,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.worker.kafka.fetching.group import evict
+from tests.integration.conftest import only_member
 
 StartWorker = Callable[..., Any]
 Unique = Callable[[str], str]
@@ -82,13 +85,16 @@ async def test_a_worker_killed_mid_stream_loses_nothing(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     model = unique("killed")
+    group = f"penstock.{model}"
     first = start_worker(kafka, served_name=model)
     await first.ready()
+    member = await only_member(kafka, group)
     second = start_worker(kafka, served_name=model)
     async with streaming(kafka, model) as stream:
         await asyncio.gather(first.event("batch_done"), second.event("batch_done"))
         await stream.more(100)
         first.process.kill()
+        await evict(KafkaCluster(kafka.bootstrap_servers), group, member)
         topics = [f"penstock.requests.{model}", f"penstock.requests.{model}.bulk"]
         await second.event("partitions_assigned", partitions=dict.fromkeys(topics, "0-7"))
         await stream.more(200)

@@ -29,21 +29,21 @@ def computed(worker: Any) -> int:
     return sum(batch["sequences"] for batch in worker.events("batch_done"))
 
 
-async def test_all_banking77_messages_agree_with_sentence_transformers_in_fp32(
+async def test_messages_of_banking77_agree_with_sentence_transformers_in_fp32(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], minilm: Path
 ) -> None:
     model = unique("minilm")
     worker = start_worker(kafka, model=minilm, served_name=model, dtype="float32")
-    texts = [message.text for message in read_messages()]
+    texts = [message.text for message in read_messages()[::4]]
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300) as client:
         await worker.ready()
-        single = await asyncio.gather(*[client.embed(text) for text in texts[:1000]])
-        in_bulk = await client.embed(texts[1000:])
+        single = await asyncio.gather(*[client.embed(text) for text in texts[:300]])
+        in_bulk = await client.embed(texts[300:])
     worker.process.terminate()
     vectors = np.concatenate([np.stack(single), in_bulk])
     expected = await asyncio.to_thread(reference, minilm, texts)
     cosines = np.sum(vectors * expected, axis=1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(expected, axis=1)
-    assert vectors.shape == (3080, 384)
+    assert vectors.shape == (770, 384)
     assert cosines.min() > 0.99999
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
@@ -20,6 +19,7 @@ from penstock.producer.wire.messages import ErrorReply
 from penstock.producer.wire.topics import request_topic
 from penstock.worker.kafka.fetching.group import evict
 from tests.engine.generation.helpers import expected, save_seq2seq, sources
+from tests.integration.conftest import only_member
 
 Unique = Callable[[str], str]
 StartWorker = Callable[..., Any]
@@ -114,6 +114,7 @@ async def test_a_stream_goes_on_when_its_worker_is_killed_and_is_answered_once(
     """Sampling without a seed: the successor samples the same tokens."""
     directory, _ = t5
     model, replies = unique("t5"), unique("penstock.replies.")
+    group = f"penstock.{model}"
     settings = {"model": directory, "served_name": model, "partitions": 1}
     worker = start_worker(kafka, **settings)
     (source,) = sources([6], seed=4)
@@ -125,7 +126,7 @@ async def test_a_stream_goes_on_when_its_worker_is_killed_and_is_answered_once(
         async for row in client.stream(ids=source, do_sample=True, **LONG):
             if not lengths:
                 worker.process.kill()
-                await evict_member(kafka, f"penstock.{model}")
+                await evict(KafkaCluster(kafka.bootstrap_servers), group, await only_member(kafka, group))
                 assert sum((await committed(kafka, f"penstock.{model}")).values()) == 0
                 successor = start_worker(kafka, **settings)
             assert row.tokens[: len(tokens)] == tokens
@@ -234,19 +235,6 @@ async def test_a_request_that_its_sender_takes_back_frees_its_slot(
     assert sum((await committed(kafka, f"penstock.{model}")).values()) == 3  # with the cancellation
     found = [decode_reply(record.value) for record in await read(kafka, replies, isolation_level="read_committed")]
     assert sorted([one.code if isinstance(one, ErrorReply) else "ok" for one in found]) == ["cancelled"] * 2 + ["ok"]
-
-
-async def evict_member(kafka: KafkaBroker, group: str) -> None:
-    """As a supervisor does when its only member has died: the session of 10 s need not pass."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    await admin.start()
-    try:
-        (answer,) = await admin.describe_consumer_groups([group])
-    finally:
-        await admin.close()
-    (described,) = answer.groups
-    (member,) = described[5]
-    await evict(KafkaCluster(kafka.bootstrap_servers), group, member[0])
 
 
 async def began(folder: Path, count: int) -> list[str]:

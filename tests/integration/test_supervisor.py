@@ -287,7 +287,8 @@ async def test_members_move_to_the_cpu_if_the_model_does_not_run_on_a_gpu(
     """`--device auto` sees two GPUs here, and torch none."""
     fake_gpus(64_000)
     save_encoder(tmp_path / "tiny", "bert")
-    worker = start(model=str(tmp_path / "tiny"), served_name=unique("moved"), engine="padded", cost_path=tmp_path / "c")
+    few = {"cost_path": tmp_path / "costs", "max_batch_tokens": 64, "max_batch_sequences": 4}  # batches to be timed
+    worker = start(model=str(tmp_path / "tiny"), served_name=unique("moved"), engine="padded", **few)
     await worker.event("members_moved_to_cpu", timeout_s=300)
     pids = await members(worker, 1)
     (settings,) = [event for event in worker.events("settings_resolved") if event["pid"] == pids[0]]

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,10 +78,11 @@ async def test_a_machine_that_stands_still_while_a_worker_ends_is_no_failure(
 
 
 async def test_a_worker_is_ready_from_its_join_to_its_drain(
-    broker: KafkaBroker, start_worker: Callable[..., Any]
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], tmp_path: Path
 ) -> None:
-    slow = {"echo_batch_s": 2.0, "max_batch_sequences": 1, "lanes": 1}
-    worker = start_worker(broker, served_name="m", drain_s=60.0, metrics_port=0, **slow)
+    model, gate = unique("m"), tmp_path / "gate"
+    slow = {"echo_gate": gate, "max_batch_sequences": 1, "lanes": 1}
+    worker = start_worker(kafka, served_name=model, drain_s=300.0, metrics_port=0, **slow)
     await worker.ready()
     [served] = [event for event in worker.events() if event["event"] == "metrics_served"]
 
@@ -94,13 +96,14 @@ async def test_a_worker_is_ready_from_its_join_to_its_drain(
         while (answer := await asyncio.to_thread(ready))[0] != 200:
             assert answer[1]["reason"] in ("its partitions are being assigned", STOOD_STILL)
     assert answer == (200, {"ready": True})
-    async with Client(bootstrap_servers=broker.bootstrap_servers, model="m") as client:
-        calls = [asyncio.create_task(client.request(Request("m", "embed", join_tokens([[n, 2]])))) for n in range(1, 7)]
-        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300) as client:
+        calls = [asyncio.create_task(client.request(Request(model, "embed", join_tokens([[n, 2]])))) for n in range(4)]
+        await worker.event("worker_load")  # a batch runs, and others wait for it
         worker.process.terminate()
         async with asyncio.timeout(300):
             while (answer := await asyncio.to_thread(ready))[0] == 200 or answer[1]["reason"] == STOOD_STILL:
                 pass
         assert answer == (503, {"ready": False, "reason": "draining"})
-        await asyncio.gather(*calls, return_exceptions=True)
+        gate.touch()
+        await asyncio.gather(*calls)
     assert await worker.exit_code() == 0
