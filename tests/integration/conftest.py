@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgpack
 import pytest
@@ -105,13 +105,11 @@ def _variable(setting: str) -> str:
     return setting.upper() if setting.startswith("echo_") else f"PENSTOCK_{setting.upper()}"
 
 
-Post = Callable[..., Awaitable[list[Event]]]
+Unique = Callable[[str], str]  # a name for a purpose
+Post = Callable[..., Coroutine[Any, Any, list[Event]]]
 Committed = Callable[[KafkaBroker, str], Awaitable[dict[TopicPartition, int]]]
 CountRecords = Callable[[KafkaBroker, str], Awaitable[int]]
-
-
-class StartWorker(Protocol):
-    def __call__(self, broker: KafkaBroker, program: list[str] | None = None, **settings: Any) -> WorkerProcess: ...
+StartWorker = Callable[..., WorkerProcess]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -138,7 +136,7 @@ def patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def unique() -> Callable[[str], str]:
+def unique() -> Unique:
     """Names that are unique on the shared broker: `unique("requests")` is a topic or group of this test alone."""
     return lambda purpose: f"{purpose}-{uuid.uuid4().hex[:12]}"
 
@@ -162,7 +160,7 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
 
 
 @pytest.fixture
-def post(unique: Callable[[str], str]) -> Post:
+def post(unique: Unique) -> Post:
     """`await post(kafka, model, [(ids, headers), …])`: one request each, by plain aiokafka; their answers, in order.
 
     With `timeout_s` each has a deadline, so long after it was sent.

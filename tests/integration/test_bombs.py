@@ -1,9 +1,7 @@
 """Batches that unpack to far more than they are: worker and client skip them, and others are answered meanwhile."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -16,6 +14,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
+from tests.integration.conftest import Committed, StartWorker, Unique
 
 MIB = 1024 * 1024
 BOMBS = {"gzip": 256 * MIB, "snappy": 18 * MIB, "lz4": 128 * MIB, "zstd": 256 * MIB}  # each below 1 MiB in its batch
@@ -48,9 +47,9 @@ def peak_bytes(pid: int) -> int:
 
 async def test_bombs_become_dead_letters_and_other_partitions_are_answered_meanwhile(
     kafka: KafkaBroker,
-    unique: Callable[[str], str],
-    start_worker: Callable[..., Any],
-    committed: Callable[[KafkaBroker, str], Any],
+    unique: Unique,
+    start_worker: StartWorker,
+    committed: Committed,
 ) -> None:
     model, replies = unique("bombs"), unique("penstock.replies.")
     topic = request_topic(model)
@@ -122,7 +121,7 @@ async def test_bombs_become_dead_letters_and_other_partitions_are_answered_meanw
 
 
 async def test_a_client_skips_bombs_on_its_reply_partition(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     model, replies = unique("bombs"), unique("penstock.replies.")
     worker = start_worker(kafka, served_name=model, partitions=4)

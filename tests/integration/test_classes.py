@@ -1,7 +1,7 @@
 """Online and bulk requests together: bulk fills the remaining room and does not delay online requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.worker.kafka.kafka_record import KafkaRecord
+from tests.integration.conftest import Committed, StartWorker, Unique
 from tests.integration.test_worker_consumer import consumer_of
 
 NUM_BULK, NUM_ONLINE = 600, 12
@@ -33,7 +34,7 @@ async def both(broker: KafkaBroker, model: str) -> AsyncIterator[tuple[Client, C
 
 
 async def test_online_requests_are_answered_while_bulk_saturates_the_worker(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     """The worker may hold 64 records, and bulk alone would keep it busy for two minutes."""
     model = unique("classes")
@@ -56,7 +57,7 @@ async def test_online_requests_are_answered_while_bulk_saturates_the_worker(
 
 
 async def test_bulk_runs_beside_online_and_in_the_gaps_and_every_request_is_answered(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     model = unique("classes")
     worker = start_worker(kafka, served_name=model, max_in_flight=64)
@@ -72,7 +73,7 @@ async def test_bulk_runs_beside_online_and_in_the_gaps_and_every_request_is_answ
 
 
 async def test_a_job_works_both_topics_to_their_ends(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], committed: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
     model, replies = unique("classes"), unique("penstock.replies.")
     topic = f"penstock.requests.{model}"
@@ -91,7 +92,7 @@ async def test_a_job_works_both_topics_to_their_ends(
     assert taken == {topic: 20, topic + ".bulk": 20}
 
 
-async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, unique: Callable[[str], str]) -> None:
+async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, unique: Unique) -> None:
     topic = unique("requests")
     topics = [topic, f"{topic}.bulk"]
     taken: list[tuple[str, bytes | None]] = []

@@ -1,7 +1,6 @@
 """Calls that share records, through a real broker and a real worker: each gets its own answer, in far fewer records."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import BackendError, BadTokenId, Client, TooLong
 from penstock.producer.wire.topics import request_topic
+from tests.integration.conftest import CountRecords, StartWorker, Unique
 
 NUM_CALLS = 3000
 FAULTS = {7: ([30_000, 7], BackendError), 500: ([5, 30_522], BadTokenId), 2222: ([7] * 513, TooLong)}
@@ -16,9 +16,9 @@ FAULTS = {7: ([30_000, 7], BackendError), 500: ([5, 30_522], BadTokenId), 2222: 
 
 async def test_thousands_of_single_calls_share_records_and_each_gets_its_own(
     kafka: KafkaBroker,
-    unique: Callable[[str], str],
-    start_worker: Callable[..., Any],
-    count_records: Callable[..., Awaitable[int]],
+    unique: Unique,
+    start_worker: StartWorker,
+    count_records: CountRecords,
 ) -> None:
     model = unique("batching")
     worker = start_worker(kafka, served_name=model)
@@ -40,7 +40,7 @@ async def test_thousands_of_single_calls_share_records_and_each_gets_its_own(
 
 
 async def test_sequences_whose_reply_is_too_large_for_the_worker_come_in_several_records(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     model = unique("large")
     worker = start_worker(kafka, served_name=model, max_reply_bytes=1024, max_sequences=1024)  # 64 rows of 4 floats

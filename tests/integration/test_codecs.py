@@ -1,7 +1,6 @@
 """Requests in every compression of Kafka: the worker answers them all."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -12,12 +11,13 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import request_topic
+from tests.integration.conftest import StartWorker, Unique
 
 CODECS = (None, "gzip", "snappy", "lz4", "zstd")
 
 
 async def test_records_of_every_compression_are_answered(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     model, replies = unique("codecs"), unique("penstock.replies.")
     worker = start_worker(kafka, served_name=model)

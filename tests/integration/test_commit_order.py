@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ from penstock.worker.replies.delivery import Delivery
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import Rejection
+from tests.integration.conftest import Committed, StartWorker, Unique
 
 
 async def test_nothing_is_committed_before_its_reply_is_acknowledged(
     kafka: KafkaBroker,
-    unique: Callable[[str], str],
-    start_worker: Callable[..., Any],
-    committed: Callable[[KafkaBroker, str], Any],
+    unique: Unique,
+    start_worker: StartWorker,
+    committed: Committed,
     tmp_path: Path,
 ) -> None:
     """Replies to one topic are sent, and received here, but the worker gets the acknowledgement only later."""
@@ -86,7 +87,7 @@ async def test_nothing_is_committed_before_its_reply_is_acknowledged(
 
 
 async def test_a_reply_is_sent_then_acknowledged_then_its_offset_is_committed(
-    kafka: KafkaBroker, unique: Callable[[str], str], committed: Callable[[KafkaBroker, str], Any]
+    kafka: KafkaBroker, unique: Unique, committed: Committed
 ) -> None:
     """The delivery stages of one worker, without its engine; each event is noted where it happens."""
     topic, reply_topic, group = unique("requests"), unique("penstock.replies."), unique("group")

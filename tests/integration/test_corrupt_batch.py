@@ -1,8 +1,7 @@
 """A record batch that a broker's disk has spoilt: the worker skips it to a dead letter, and its partition goes on."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import msgpack
 import pytest
@@ -13,6 +12,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
+from tests.integration.conftest import StartWorker
 
 MODEL, REPLIES = "spoilt", "penstock.replies.spoilt"
 MARK = b"to be spoilt"
@@ -26,7 +26,7 @@ def broker() -> Iterator[KafkaBroker]:
 
 
 async def test_a_batch_that_the_disk_has_spoilt_is_skipped_to_a_dead_letter(
-    broker: KafkaBroker, start_worker: Callable[..., Any]
+    broker: KafkaBroker, start_worker: StartWorker
 ) -> None:
     topic = request_topic(MODEL)
     async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:

@@ -2,11 +2,12 @@
 
 import asyncio
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, Overloaded, PenstockError
+from tests.integration.conftest import StartWorker, Unique
 
 BATCH_S = 0.2  # how long every batch takes
 
@@ -51,7 +52,7 @@ async def outcome(call: Awaitable[Any]) -> type[PenstockError] | None:
 
 
 async def test_requests_that_would_be_late_are_rejected_and_admitted_ones_are_in_time(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     """40 requests of 0.2 s each, one at a time, all with two seconds: there is time for nine or ten.
 

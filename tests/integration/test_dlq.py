@@ -4,7 +4,6 @@ import asyncio
 import json
 import struct
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,9 @@ from typer.testing import CliRunner
 
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import KafkaBroker
+from tests.integration.conftest import CountRecords, StartWorker, Unique
 from tests.integration.echo_worker import POISON
 
-Start = Callable[..., Any]
 PARTITION = 2
 SENT_MS = int(time.time() * 1000) - 5000
 
@@ -72,14 +71,14 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start) -> Desk:
+async def desk(kafka: KafkaBroker, unique: Unique, start_worker: StartWorker) -> Desk:
     desk = Desk(kafka, unique("letters"), unique("penstock.replies."))
     await start_worker(kafka, served_name=desk.model).ready()
     return desk
 
 
 async def test_letters_are_listed_shown_answered_and_replayed_until_they_would_loop(
-    desk: Desk, unique: Callable[[str], str], count_records: Callable[..., Any]
+    desk: Desk, unique: Unique, count_records: CountRecords
 ) -> None:
     letters_topic = f"{desk.topic}.dead-letter"
     await desk.send(5, POISON, POISON + 600)
@@ -158,7 +157,7 @@ async def test_letters_are_listed_shown_answered_and_replayed_until_they_would_l
 
 
 async def test_a_range_of_requests_is_replayed_to_the_bulk_topic(
-    desk: Desk, unique: Callable[[str], str], count_records: Callable[..., Any]
+    desk: Desk, unique: Unique, count_records: CountRecords
 ) -> None:
     await desk.send(1, 2, 3, 4, headers=(("penstock-deadline-ms", b"9999999999999"), ("x", b"mine")))
     keys = {record.key for record in await desk.read(desk.replies, 4)}

@@ -5,9 +5,7 @@ import os
 import signal
 import struct
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgpack
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -16,6 +14,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.worker.kafka.progress import commit_metadata
+from tests.integration.conftest import Committed, StartWorker, Unique
 
 BEHIND = 300  # records behind the slow head of line, in its partition
 
@@ -58,9 +57,9 @@ async def group_commit(kafka: KafkaBroker, group: str, source: TopicPartition) -
 
 async def test_a_member_killed_behind_a_slow_head_of_line_leaves_one_duplicate(
     kafka: KafkaBroker,
-    unique: Callable[[str], str],
-    start_worker: Callable[..., Any],
-    committed: Callable[[KafkaBroker, str], Any],
+    unique: Unique,
+    start_worker: StartWorker,
+    committed: Committed,
     tmp_path: Path,
 ) -> None:
     """The head's reply is never acknowledged, so nothing is committed as the prefix. The others are finished."""
@@ -97,7 +96,7 @@ async def test_a_member_killed_behind_a_slow_head_of_line_leaves_one_duplicate(
 
 
 async def test_a_member_that_slept_through_its_eviction_finishes_nothing_that_others_have_answered(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], tmp_path: Path
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     """Its batches end after it has heard of the eviction: what it finished then was answered twice."""
     model, reply_topic, gate = unique("zombie"), unique("penstock.replies."), tmp_path / "gate"
@@ -123,7 +122,7 @@ async def test_a_member_that_slept_through_its_eviction_finishes_nothing_that_ot
 
 
 async def test_commit_metadata_of_another_program_is_ignored_with_one_warning(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     model, reply_topic = unique("foreign"), unique("penstock.replies.")
     topic, group = f"penstock.requests.{model}", f"penstock.{model}"
@@ -142,7 +141,7 @@ async def test_commit_metadata_of_another_program_is_ignored_with_one_warning(
 
 
 async def test_a_broker_that_takes_no_metadata_gets_the_offset_alone(
-    unique: Callable[[str], str], start_worker: Callable[..., Any], tmp_path: Path
+    unique: Unique, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     model = unique("short")
     topic, group = f"penstock.requests.{model}", f"penstock.{model}"

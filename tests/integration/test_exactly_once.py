@@ -7,7 +7,7 @@ import signal
 import struct
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,8 @@ from penstock.producer.aiokafka_internals.transactional_producer import Transact
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.fetching.group import evict
 from penstock.worker.kafka.progress.owner_marker import OwnerMarker
-from tests.integration.conftest import only_member
+from tests.integration.conftest import Committed, StartWorker, Unique, only_member
 
-StartWorker = Callable[..., Any]
-Unique = Callable[[str], str]
-Committed = Callable[[KafkaBroker, str], Any]
 PARTITIONS = 4
 POISON = 30_000  # see echo_worker.py
 

@@ -3,9 +3,7 @@
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
@@ -15,15 +13,16 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
+from tests.integration.conftest import Committed, StartWorker, Unique
 
 IN_FLIGHT, STALL_S = 64, 2.0
 
 
 async def test_a_dead_reply_partition_holds_up_others_for_a_bounded_time(
     kafka: KafkaBroker,
-    unique: Callable[[str], str],
-    start_worker: Callable[..., Any],
-    committed: Callable[[KafkaBroker, str], Any],
+    unique: Unique,
+    start_worker: StartWorker,
+    committed: Committed,
     tmp_path: Path,
 ) -> None:
     model = unique("fair")

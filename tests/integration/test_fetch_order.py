@@ -1,7 +1,7 @@
 """A backlog of bulk in every partition does not keep online records out of a fetch."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -14,12 +14,13 @@ from penstock.worker.kafka.fetching.consumer import Consumer
 from penstock.worker.kafka.fetching.group_member import GroupMember
 from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.progress.offsets import OffsetTracker
+from tests.integration.conftest import Unique
 
 MEMBERS = 5
 RECORD = bytes(100 * 1024)
 
 
-async def test_the_first_fetch_holds_every_online_record(kafka: KafkaBroker, unique: Callable[[str], str]) -> None:
+async def test_the_first_fetch_holds_every_online_record(kafka: KafkaBroker, unique: Unique) -> None:
     online = unique("requests")
     bulk = bulk_topic(online)
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 from typing import Any
 
 import aiokafka.producer.message_accumulator as accumulator
@@ -18,6 +17,7 @@ from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC, SOURCE
 from penstock.producer.wire.joint_letters import decode_letter_records, is_joint
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
+from tests.integration.conftest import Committed, StartWorker, Unique
 from tests.integration.test_worker_hostile import RawName
 
 NUM_RECORDS = int(os.environ.get("FLOOD_RECORDS", "40000"))  # 500,000 take 0.7 MB, and this test a minute
@@ -52,9 +52,9 @@ async def send_flood(kafka: KafkaBroker, topic: str) -> int:
 
 async def test_a_flood_of_empty_records_holds_up_no_other_partition_and_multiplies_nothing(
     kafka: KafkaBroker,
-    unique: Callable[[str], str],
-    start_worker: Callable[..., Any],
-    committed: Callable[[KafkaBroker, str], Any],
+    unique: Unique,
+    start_worker: StartWorker,
+    committed: Committed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, replies = unique("flood"), unique("penstock.replies.")

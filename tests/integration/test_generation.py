@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,7 @@ from penstock.producer.wire.headers import CORRELATION_ID, REPLY_PARTITION, requ
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import request_topic
 from tests.engine.generation.helpers import VOCAB, expected, save_seq2seq, sources
-
-Unique = Callable[[str], str]
-StartWorker = Callable[..., Any]
-CountRecords = Callable[[KafkaBroker, str], Any]
+from tests.integration.conftest import CountRecords, StartWorker, Unique
 
 POISON = VOCAB - 1  # a token whose embedding is finite, and overflows in the encoder's first product
 

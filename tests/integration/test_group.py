@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -15,11 +15,7 @@ from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.fetching.group import evict
-from tests.integration.conftest import only_member
-
-StartWorker = Callable[..., Any]
-Unique = Callable[[str], str]
-Committed = Callable[[KafkaBroker, str], Any]
+from tests.integration.conftest import Committed, StartWorker, Unique, only_member
 
 
 class Stream:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_PARTITION, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
+from tests.integration.conftest import StartWorker, Unique
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ async def change(broker: KafkaBroker, what: str, argument: Any) -> None:
 
 
 async def test_a_reply_to_an_added_partition_is_delivered_at_once(
-    broker: KafkaBroker, start_worker: Callable[..., Any]
+    broker: KafkaBroker, start_worker: StartWorker
 ) -> None:
     model, replies = "growing", "penstock.replies.growing"
     await change(broker, "create_topics", [NewTopic(replies, 1, 1)])
@@ -58,7 +59,7 @@ async def test_a_reply_to_an_added_partition_is_delivered_at_once(
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 async def test_reply_topics_that_do_not_exist_hold_up_nobody(
-    broker: KafkaBroker, start_worker: Callable[..., Any], delivery: str
+    broker: KafkaBroker, start_worker: StartWorker, delivery: str
 ) -> None:
     model, replies = f"nowhere-{delivery}", "penstock.replies.nowhere"
     topic = request_topic(model)
@@ -84,7 +85,7 @@ async def test_reply_topics_that_do_not_exist_hold_up_nobody(
 
 
 async def test_a_client_sends_to_added_partitions(
-    broker: KafkaBroker, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    broker: KafkaBroker, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "METADATA_MAX_AGE_MS", 500)
     model = unique("grown")

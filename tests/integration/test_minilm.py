@@ -2,7 +2,6 @@
 
 import asyncio
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from penstock.ops.demo.banking77 import HEAD, read_messages
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.wire.messages import Request
+from tests.integration.conftest import StartWorker, Unique
 
 
 def reference(model: Path, texts: list[str]) -> Float32Array:
@@ -30,7 +30,7 @@ def computed(worker: Any) -> int:
 
 
 async def test_messages_of_banking77_agree_with_sentence_transformers_in_fp32(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], minilm: Path
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, minilm: Path
 ) -> None:
     model = unique("minilm")
     worker = start_worker(kafka, model=minilm, served_name=model, dtype="float32")
@@ -48,7 +48,7 @@ async def test_messages_of_banking77_agree_with_sentence_transformers_in_fp32(
 
 
 async def test_a_repeated_request_is_answered_from_the_cache_with_equal_results(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], minilm: Path, tmp_path: Path
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, minilm: Path, tmp_path: Path
 ) -> None:
     model = unique("cached")
     worker = start_worker(
@@ -90,7 +90,7 @@ async def test_a_repeated_request_is_answered_from_the_cache_with_equal_results(
 
 
 async def test_the_client_may_tokenize_and_the_answer_is_the_same(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], minilm: Path
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, minilm: Path
 ) -> None:
     model = unique("tokens")
     worker = start_worker(kafka, model=minilm, served_name=model, dtype="float32")

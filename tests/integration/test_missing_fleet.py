@@ -1,7 +1,6 @@
 """A job for a model that no worker serves ends at once, and creates no topic."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from typer.testing import CliRunner
 from penstock.ops.cli.jobs import fleet_probe
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import StartWorker
+from tests.integration.conftest import StartWorker, Unique
 
 
 async def embed(kafka: KafkaBroker, model: str, folder: Path, *options: str) -> tuple[int, str]:
@@ -35,7 +34,7 @@ async def topics(kafka: KafkaBroker) -> list[str]:
 async def test_a_job_needs_a_worker_unless_it_is_to_wait(
     kafka: KafkaBroker,
     start_worker: StartWorker,
-    unique: Callable[[str], str],
+    unique: Unique,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import csv
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from penstock.ops.kafka import KafkaBroker
 from penstock.producer import BackendError, Client
 from penstock.producer.wire.topics import bulk_topic, request_topic
 from tests.engine.helpers import save_classifier
-from tests.integration.conftest import CountRecords, StartWorker
+from tests.integration.conftest import CountRecords, StartWorker, Unique
 from tests.integration.test_tasks import QUERY, add_tokenizer
 
 POISON = "w90"  # its embedding is finite, and overflows in the first norm
@@ -34,7 +33,7 @@ def overflowing(tmp_path: Path) -> Path:
 
 async def test_rankings_classes_and_jobs_have_an_error_in_its_place(
     kafka: KafkaBroker,
-    unique: Callable[[str], str],
+    unique: Unique,
     start_worker: StartWorker,
     count_records: CountRecords,
     overflowing: Path,

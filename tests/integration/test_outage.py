@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Iterator, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, Expired, ShuttingDown
+from tests.integration.conftest import StartWorker
 
-StartWorker = Callable[..., Any]
 MODEL = "m"
 MOST_BUSY = 0.25  # share of one processor while waiting for the broker
 

@@ -4,7 +4,6 @@ import asyncio
 import random
 import struct
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -14,11 +13,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import BackendError, BadTokenId, Client, PenstockError, TooLong
 from penstock.producer.wire.messages import Options, Reply, Request, join_tokens
+from tests.integration.conftest import StartWorker, Unique
 
 POISON = 30_000  # the echo engine fails on it
 MAX_TOKENS, VOCABULARY = 512, 30_522
-StartWorker = Callable[..., Any]
-Unique = Callable[[str], str]
 
 
 def echo(ids: list[int]) -> list[float]:

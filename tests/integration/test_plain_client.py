@@ -2,15 +2,16 @@
 
 import asyncio
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from tests.integration.conftest import StartWorker, Unique
+
 
 async def test_token_ids_float16_and_errors_as_the_page_describes_them(
-    kafka: Any, unique: Callable[[str], str], start_worker: Callable[..., Any]
+    kafka: Any, unique: Unique, start_worker: StartWorker
 ) -> None:
     model, replies = unique("plain"), unique("penstock.replies.")
     worker = start_worker(kafka, served_name=model)

@@ -2,13 +2,13 @@
 
 import asyncio
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
+from tests.integration.conftest import Committed, StartWorker, Unique
 from tests.integration.echo_worker import KILLER
 
 NUM_GOOD = 60
@@ -18,9 +18,9 @@ PARTITION = 2  # of the record that kills; the others have good requests alone
 
 async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_are_answered(
     kafka: KafkaBroker,
-    unique: Callable[[str], str],
-    start_worker: Callable[..., Any],
-    committed: Callable[[KafkaBroker, str], Any],
+    unique: Unique,
+    start_worker: StartWorker,
+    committed: Committed,
 ) -> None:
     model, replies = unique("killer"), unique("penstock.replies.")
     topic, group = f"penstock.requests.{model}", f"penstock.{model}"

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,9 +18,9 @@ from penstock.producer import Client
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.joint_letters import decode_letter_records, is_joint
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
+from tests.integration.conftest import StartWorker, Unique
 from tests.integration.echo_worker import POISON
 
-Start = Callable[..., Any]
 MODES = pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 
 
@@ -122,7 +122,7 @@ async def open_desk(broker: KafkaBroker, model: str) -> AsyncIterator[Desk]:
 
 @MODES
 async def test_a_topic_that_is_recreated_under_a_worker_is_answered_whole(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start, delivery: str
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, delivery: str
 ) -> None:
     async with open_desk(kafka, unique("recreated")) as desk:
         worker = await start_worker(kafka, served_name=desk.model, delivery=delivery).ready()
@@ -137,7 +137,7 @@ async def test_a_topic_that_is_recreated_under_a_worker_is_answered_whole(
 
 @MODES
 async def test_a_topic_that_is_recreated_without_a_worker_is_answered_whole(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start, delivery: str
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, delivery: str
 ) -> None:
     """The commit of the old topic is there, and within the new one: it names the topic that it is of."""
     async with open_desk(kafka, unique("recreated")) as desk:
@@ -160,7 +160,7 @@ async def test_a_topic_that_is_recreated_without_a_worker_is_answered_whole(
 
 @MODES
 async def test_requests_that_kafka_has_deleted_unread_are_counted(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start, delivery: str
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, delivery: str
 ) -> None:
     async with open_desk(kafka, unique("deleted")) as desk:
         worker = await start_worker(kafka, served_name=desk.model, delivery=delivery).ready()
@@ -182,7 +182,7 @@ async def test_requests_that_kafka_has_deleted_unread_are_counted(
 
 @MODES
 async def test_answers_reach_reply_and_dead_letter_topics_that_are_recreated(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start, delivery: str
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, delivery: str
 ) -> None:
     async with open_desk(kafka, unique("recreated")) as desk:
         letters = dead_letter_topic(desk.topic)
@@ -202,7 +202,7 @@ async def test_answers_reach_reply_and_dead_letter_topics_that_are_recreated(
 
 
 async def test_no_header_takes_the_key_of_another_record(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     """Not that of a record that comes later, either. What the sender says stays visible."""
     async with open_desk(kafka, unique("claimed")) as desk:
@@ -217,7 +217,7 @@ async def test_no_header_takes_the_key_of_another_record(
 
 
 async def test_a_client_goes_on_when_its_reply_topic_is_recreated(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     async with open_desk(kafka, unique("recreated")) as desk:
         await start_worker(kafka, served_name=desk.model).ready()

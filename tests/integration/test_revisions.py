@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,7 @@ import pytest
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, MixedRevisions
-
-Unique = Callable[[str], str]
-StartWorker = Callable[..., Any]
+from tests.integration.conftest import StartWorker, Unique
 
 OLD, NEW = "old", "newer"  # the tests' engine adds the length of its revision to each number of a vector
 # Records of more than 8 KiB, which the client spreads over the partitions, and so over both workers.

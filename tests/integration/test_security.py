@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,11 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
 from penstock.worker.kafka.fetching.group import evict
-from tests.integration.conftest import PENSTOCK, StartWorker
+from tests.integration.conftest import PENSTOCK, StartWorker, Unique
 
 PASSWORD = "s3cret-Passw0rd"
 LISTENERS = {"SASL": "SASL_SSL", "MUTUAL": "SSL", "CLEAR": "SASL_PLAINTEXT"}
 _LOGIN = "org.apache.kafka.common.security"
-Unique = Callable[[str], str]
 
 
 @dataclass(frozen=True)

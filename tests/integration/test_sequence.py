@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from torch import nn
 from penstock.engine.cells.models.loading import save_cells
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import BackendError, Client, EmptyInput, InvalidRequest, UnsupportedTask
-
-Unique = Callable[[str], str]
-StartWorker = Callable[..., Any]
+from tests.integration.conftest import StartWorker, Unique
 
 VOCAB, WORDS, WIDTH, LABELS, LAYERS = 50, 8, 16, 4, 2
 OWN_CELLS = '''

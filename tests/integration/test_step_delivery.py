@@ -19,10 +19,8 @@ from penstock.producer.wire.messages import ErrorReply
 from penstock.producer.wire.topics import request_topic
 from penstock.worker.kafka.fetching.group import evict
 from tests.engine.generation.helpers import expected, save_seq2seq, sources
-from tests.integration.conftest import only_member
+from tests.integration.conftest import StartWorker, Unique, only_member
 
-Unique = Callable[[str], str]
-StartWorker = Callable[..., Any]
 Ask = Callable[[KafkaBroker, str], Any]  # the fixtures `committed` and `count_records`
 
 LONG: dict[str, Any] = {"max_new_tokens": 1000, "min_new_tokens": 1000}

@@ -21,7 +21,7 @@ import pytest
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from tests.engine.helpers import save_encoder
-from tests.integration.conftest import PENSTOCK, Event, StartWorker, WorkerProcess
+from tests.integration.conftest import PENSTOCK, Event, StartWorker, Unique, WorkerProcess
 
 # The command with a short ping bound.
 IMPATIENT = """
@@ -34,7 +34,6 @@ echo "0, GPU-0, Fake, {free}"
 echo "1, GPU-1, Fake, {free}"
 """
 
-Unique = Callable[[str], str]
 Start = Callable[..., WorkerProcess]
 
 

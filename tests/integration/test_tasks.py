@@ -4,7 +4,6 @@ The checkpoints are small and random; what matters is that every score arrives a
 """
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ from tests.engine.helpers import (
     save_tagger,
     write_json,
 )
-
-Unique = Callable[[str], str]
-StartWorker = Callable[..., Any]
+from tests.integration.conftest import StartWorker, Unique
 
 QUERY = "w1 w7 w30"
 DOCUMENTS = ["w2 w2", "w9 w1 w4 w4 w8 w100", "w3", "w7 w30 w1", "w50 w51 w52 w53 w54 w55 w56 w57"]

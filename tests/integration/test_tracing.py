@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from penstock.producer import Client, InvalidRequest
 from penstock.producer.tracing.tracing import FLUSH_S
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import request_topic
-from tests.integration.conftest import PENSTOCK, StartWorker
+from tests.integration.conftest import PENSTOCK, StartWorker, Unique
 from tests.tracing import MemorySpans, context_of
 
 EXIT_S = 25.0
@@ -84,7 +84,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 async def test_a_call_is_one_trace_through_the_client_the_members_their_cache_and_their_batches(
     kafka: KafkaBroker,
-    unique: Callable[[str], str],
+    unique: Unique,
     start_worker: StartWorker,
     collector: Collector,
     monkeypatch: pytest.MonkeyPatch,
@@ -182,7 +182,7 @@ def stages(collector: Collector, process: Exported) -> list[str]:
 
 
 async def test_without_a_collector_requests_are_answered_and_the_worker_ends_in_time(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts connections and never answers
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")

@@ -2,9 +2,8 @@
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import msgpack
 import pytest
@@ -14,6 +13,7 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.protocol.admin import CreateAclsRequest
 
 from penstock.ops.kafka import KafkaBroker
+from tests.integration.conftest import StartWorker
 
 ACLS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -21,8 +21,6 @@ ACLS = {
     "broker.session.timeout.ms": "60000",  # as of the shared broker
 }
 TOPIC, TRANSACTIONAL_ID, LITERAL, PREFIXED, WRITE, DENY = 2, 5, 3, 4, 4, 2  # numbers of Kafka's protocol
-
-StartWorker = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")

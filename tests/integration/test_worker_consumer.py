@@ -17,6 +17,7 @@ from penstock.worker.kafka.fetching.group import evict
 from penstock.worker.kafka.fetching.group_member import GroupMember
 from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
+from tests.integration.conftest import Unique
 
 BROKEN = b"broken"
 
@@ -56,7 +57,7 @@ def consumer_of(
 
 @pytest.mark.parametrize("has_committed", [False, True])
 async def test_an_error_of_one_partition_loses_no_record_of_any(
-    kafka: KafkaBroker, unique: Callable[[str], str], faults: list[str], has_committed: bool
+    kafka: KafkaBroker, unique: Unique, faults: list[str], has_committed: bool
 ) -> None:
     """Also of partitions without records so far, whose position only the group knows."""
     topic = unique("requests")
@@ -99,7 +100,7 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
 
 
 async def test_a_partition_that_stays_unreadable_does_not_stop_the_others(
-    kafka: KafkaBroker, unique: Callable[[str], str], faults: list[str]
+    kafka: KafkaBroker, unique: Unique, faults: list[str]
 ) -> None:
     topic = unique("requests")
     taken: set[int] = set()
@@ -123,7 +124,7 @@ async def test_a_partition_that_stays_unreadable_does_not_stop_the_others(
 
 @pytest.mark.parametrize("cause", ["evicted", "old generation"])
 async def test_a_commit_after_a_rebalance_fails_and_the_member_joins_again(
-    kafka: KafkaBroker, unique: Callable[[str], str], cause: str
+    kafka: KafkaBroker, unique: Unique, cause: str
 ) -> None:
     """UnknownMemberId and IllegalGeneration: nothing is committed, and what is offered later is."""
     topic, cluster = unique("requests"), KafkaCluster(kafka.bootstrap_servers)
@@ -150,7 +151,7 @@ async def test_a_commit_after_a_rebalance_fails_and_the_member_joins_again(
     await reader.stop(10.0)
 
 
-async def test_a_commit_waits_for_a_coordinator_that_restarts(unique: Callable[[str], str]) -> None:
+async def test_a_commit_waits_for_a_coordinator_that_restarts(unique: Unique) -> None:
     topic = unique("requests")
     with KafkaBroker() as broker:
         reader = consumer_of(broker, topic)

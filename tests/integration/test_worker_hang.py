@@ -2,18 +2,15 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
-from typing import Any
 
 from penstock.ops.kafka import KafkaBroker
+from tests.integration.conftest import Post, StartWorker, Unique
 
 HANG_S, DRAIN_S = 3.0, 1.0
 
-Start = Callable[..., Any]
-
 
 async def test_a_worker_whose_engine_hangs_exits_and_another_answers(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start, post: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, post: Post
 ) -> None:
     model = unique("hang")
     worker = start_worker(kafka, served_name=model, echo_hangs=1, echo_hang_s=HANG_S)
@@ -28,7 +25,7 @@ async def test_a_worker_whose_engine_hangs_exits_and_another_answers(
 
 
 async def test_sigterm_ends_a_worker_whose_engine_hangs(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start, post: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, post: Post
 ) -> None:
     model = unique("hang")
     worker = start_worker(kafka, served_name=model, echo_hangs=1, drain_s=DRAIN_S, max_batch_sequences=1, lanes=1)
@@ -42,7 +39,7 @@ async def test_sigterm_ends_a_worker_whose_engine_hangs(
 
 
 async def test_a_second_sigterm_ends_a_worker_at_once(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start, post: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, post: Post
 ) -> None:
     """Its first one waits for a batch that never ends."""
     model = unique("hang")

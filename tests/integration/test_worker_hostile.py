@@ -2,7 +2,6 @@
 
 import asyncio
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import aiokafka.producer.message_accumulator as accumulator
@@ -13,6 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from penstock.ops.kafka import KafkaBroker
+from tests.integration.conftest import Committed, StartWorker, Unique
 
 
 class RawName(str):
@@ -31,9 +31,9 @@ def python_builder(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("python_builder")
 async def test_a_header_name_that_is_not_utf8_fails_its_own_record_alone(
     kafka: KafkaBroker,
-    unique: Callable[[str], str],
-    start_worker: Callable[..., Any],
-    committed: Callable[[KafkaBroker, str], Any],
+    unique: Unique,
+    start_worker: StartWorker,
+    committed: Committed,
 ) -> None:
     model, replies = unique("names"), unique("penstock.replies.")
     topic, group = f"penstock.requests.{model}", f"penstock.{model}"
@@ -80,9 +80,9 @@ async def test_a_header_name_that_is_not_utf8_fails_its_own_record_alone(
 
 async def test_letters_and_replies_that_no_broker_takes_end_with_an_error_and_block_nothing(
     kafka: KafkaBroker,
-    unique: Callable[[str], str],
-    start_worker: Callable[..., Any],
-    committed: Callable[[KafkaBroker, str], Any],
+    unique: Unique,
+    start_worker: StartWorker,
+    committed: Committed,
 ) -> None:
     """Compressed, a record is small enough for the broker that would close the connection on its dead letter."""
     model, replies = unique("large"), unique("penstock.replies.")

@@ -1,18 +1,17 @@
 """Back-pressure by sequences: a few records of many sequences fill a worker like many records of one."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.wire.messages import Request, join_tokens
+from tests.integration.conftest import StartWorker, Unique
 
 RECORDS, ROWS = 24, 1000  # eight bytes a sequence: eight or nine records are one slice of the fetch buffer
 
 
 async def test_records_of_many_sequences_are_admitted_a_few_at_a_time_and_none_is_lost(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     model = unique("rows")
     settings = {"served_name": model, "max_in_flight": 64, "max_batch_sequences": 100, "lanes": 1}

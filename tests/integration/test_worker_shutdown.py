@@ -15,6 +15,7 @@ import pytest
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.wire.messages import Request, join_tokens
+from tests.integration.conftest import StartWorker, Unique
 
 DRAIN_S, LEAVE_S = 1.0, 5.0
 EXIT_S = 30.0  # for a machine that stands still. A frozen broker would hold each step up for aiokafka's 40 s
@@ -42,7 +43,7 @@ def freeze(broker: KafkaBroker) -> None:
 
 @pytest.mark.parametrize("lose", [freeze, KafkaBroker.kill], ids=["frozen", "killed"])
 async def test_sigterm_in_mid_run_ends_the_worker_within_the_bound(
-    broker: KafkaBroker, start_worker: Callable[..., Any], lose: Callable[[KafkaBroker], None]
+    broker: KafkaBroker, start_worker: StartWorker, lose: Callable[[KafkaBroker], None]
 ) -> None:
     slow = {"echo_batch_s": 0.2, "max_batch_sequences": 1, "lanes": 1}  # too slow for 100 sequences in DRAIN_S
     worker = start_worker(broker, served_name="m", drain_s=DRAIN_S, **slow)
@@ -65,7 +66,7 @@ async def test_sigterm_in_mid_run_ends_the_worker_within_the_bound(
 
 
 async def test_a_machine_that_stands_still_while_a_worker_ends_is_no_failure(
-    kafka: KafkaBroker, start_worker: Callable[..., Any], unique: Callable[[str], str]
+    kafka: KafkaBroker, start_worker: StartWorker, unique: Unique
 ) -> None:
     worker = start_worker(kafka, model="null", served_name=unique("m"))
     await worker.ready()
@@ -78,7 +79,7 @@ async def test_a_machine_that_stands_still_while_a_worker_ends_is_no_failure(
 
 
 async def test_a_worker_is_ready_from_its_join_to_its_drain(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], tmp_path: Path
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     model, gate = unique("m"), tmp_path / "gate"
     slow = {"echo_gate": gate, "max_batch_sequences": 1, "lanes": 1}
