@@ -46,10 +46,7 @@ def peak_bytes(pid: int) -> int:
 
 
 async def test_bombs_become_dead_letters_and_other_partitions_are_answered_meanwhile(
-    kafka: KafkaBroker,
-    unique: Unique,
-    start_worker: StartWorker,
-    committed: Committed,
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
     model, replies = unique("bombs"), unique("penstock.replies.")
     topic = request_topic(model)

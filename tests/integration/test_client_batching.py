@@ -15,10 +15,7 @@ FAULTS = {7: ([30_000, 7], BackendError), 500: ([5, 30_522], BadTokenId), 2222: 
 
 
 async def test_thousands_of_single_calls_share_records_and_each_gets_its_own(
-    kafka: KafkaBroker,
-    unique: Unique,
-    start_worker: StartWorker,
-    count_records: CountRecords,
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, count_records: CountRecords
 ) -> None:
     model = unique("batching")
     worker = start_worker(kafka, served_name=model)

@@ -27,11 +27,7 @@ from tests.integration.conftest import Committed, StartWorker, Unique
 
 
 async def test_nothing_is_committed_before_its_reply_is_acknowledged(
-    kafka: KafkaBroker,
-    unique: Unique,
-    start_worker: StartWorker,
-    committed: Committed,
-    tmp_path: Path,
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed, tmp_path: Path
 ) -> None:
     """Replies to one topic are sent, and received here, but the worker gets the acknowledgement only later."""
     model, late, free = unique("order"), f"penstock.replies.{unique('')}.late", unique("penstock.replies.")

@@ -56,11 +56,7 @@ async def group_commit(kafka: KafkaBroker, group: str, source: TopicPartition) -
 
 
 async def test_a_member_killed_behind_a_slow_head_of_line_leaves_one_duplicate(
-    kafka: KafkaBroker,
-    unique: Unique,
-    start_worker: StartWorker,
-    committed: Committed,
-    tmp_path: Path,
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed, tmp_path: Path
 ) -> None:
     """The head's reply is never acknowledged, so nothing is committed as the prefix. The others are finished."""
     model, free = unique("slow-head"), unique("penstock.replies.")

@@ -19,11 +19,7 @@ IN_FLIGHT, STALL_S = 64, 2.0
 
 
 async def test_a_dead_reply_partition_holds_up_others_for_a_bounded_time(
-    kafka: KafkaBroker,
-    unique: Unique,
-    start_worker: StartWorker,
-    committed: Committed,
-    tmp_path: Path,
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed, tmp_path: Path
 ) -> None:
     model = unique("fair")
     topic, dead, release = request_topic(model), unique("penstock.replies.") + ".late", tmp_path / "release"

@@ -51,11 +51,7 @@ async def send_flood(kafka: KafkaBroker, topic: str) -> int:
 
 
 async def test_a_flood_of_empty_records_holds_up_no_other_partition_and_multiplies_nothing(
-    kafka: KafkaBroker,
-    unique: Unique,
-    start_worker: StartWorker,
-    committed: Committed,
-    monkeypatch: pytest.MonkeyPatch,
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, replies = unique("flood"), unique("penstock.replies.")
     topic, group = request_topic(model), f"penstock.{model}"

@@ -29,12 +29,7 @@ def cluster() -> Iterator[BrokerCluster]:
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 async def test_requests_are_answered_and_committed_while_the_leader_of_their_replies_hangs(
-    cluster: BrokerCluster,
-    unique: Unique,
-    start_worker: StartWorker,
-    committed: Ask,
-    count_records: Ask,
-    delivery: str,
+    cluster: BrokerCluster, unique: Unique, start_worker: StartWorker, committed: Ask, count_records: Ask, delivery: str
 ) -> None:
     """It coordinates the group too, and leads a third of the request partitions."""
     model, replies = unique("m"), unique("penstock.replies.")

@@ -32,11 +32,7 @@ async def topics(kafka: KafkaBroker) -> list[str]:
 
 
 async def test_a_job_needs_a_worker_unless_it_is_to_wait(
-    kafka: KafkaBroker,
-    start_worker: StartWorker,
-    unique: Unique,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kafka: KafkaBroker, start_worker: StartWorker, unique: Unique, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet_probe, "_ANSWER_S", 60.0)  # however long the machine stands still
     model = unique("m")

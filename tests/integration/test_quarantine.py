@@ -17,10 +17,7 @@ PARTITION = 2  # of the record that kills; the others have good requests alone
 
 
 async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_are_answered(
-    kafka: KafkaBroker,
-    unique: Unique,
-    start_worker: StartWorker,
-    committed: Committed,
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
     model, replies = unique("killer"), unique("penstock.replies.")
     topic, group = f"penstock.requests.{model}", f"penstock.{model}"

@@ -30,10 +30,7 @@ def python_builder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("python_builder")
 async def test_a_header_name_that_is_not_utf8_fails_its_own_record_alone(
-    kafka: KafkaBroker,
-    unique: Unique,
-    start_worker: StartWorker,
-    committed: Committed,
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
     model, replies = unique("names"), unique("penstock.replies.")
     topic, group = f"penstock.requests.{model}", f"penstock.{model}"
@@ -79,10 +76,7 @@ async def test_a_header_name_that_is_not_utf8_fails_its_own_record_alone(
 
 
 async def test_letters_and_replies_that_no_broker_takes_end_with_an_error_and_block_nothing(
-    kafka: KafkaBroker,
-    unique: Unique,
-    start_worker: StartWorker,
-    committed: Committed,
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
     """Compressed, a record is small enough for the broker that would close the connection on its dead letter."""
     model, replies = unique("large"), unique("penstock.replies.")

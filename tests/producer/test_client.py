@@ -264,9 +264,7 @@ async def test_in_flight_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert loop.waiting == 3
 
 
-async def test_a_deadline_holds_while_waiting_for_a_permit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_deadline_holds_while_waiting_for_a_permit(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch, lambda request: None, max_in_flight=1) as (client, loop):
         first = asyncio.create_task(client.embed(ids=[[1]], timeout_s=30))
         await asyncio.sleep(0)
@@ -293,9 +291,7 @@ async def test_closing_fails_what_is_pending_and_what_comes_later(
             await client.embed(ids=[[1]])
 
 
-async def test_closing_wakes_calls_that_wait_behind_unsent_records(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_closing_wakes_calls_that_wait_behind_unsent_records(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch, first_ids, max_in_flight=2, batch_calls=False) as (client, loop):
         monkeypatch.setattr(loop, "put", lambda *record: None)  # the broker is away: nothing is ever done
         calls = [asyncio.create_task(client.embed(ids=[[n]], timeout_s=60)) for n in range(4)]
