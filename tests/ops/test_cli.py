@@ -83,6 +83,7 @@ class TestHelp:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
 
+    @pytest.mark.slow
     def test_a_wrong_model_is_told_before_torch_is_imported(self) -> None:
         """Which takes seconds."""
         commands = [
@@ -514,6 +515,7 @@ def test_a_real_broker_that_is_killed_ends_its_command(processes: list[Process])
     assert running.process.wait(timeout=300) == 1
 
 
+@pytest.mark.slow
 def test_no_answer_to_one_text_asks_for_a_worker() -> None:
     with MockBroker() as broker:
         code, text = penstock(

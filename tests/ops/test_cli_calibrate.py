@@ -71,6 +71,7 @@ def test_the_padded_engines_times_are_its_own(bert: Path, tmp_path: Path) -> Non
     assert " 2 sequences " in text
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_used_is_said_and_does_not_hide_the_figures(bert: Path, tmp_path: Path) -> None:
     path = tmp_path / "costs"
     path.write_bytes(b"not a database" * 1000)

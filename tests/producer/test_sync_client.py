@@ -158,6 +158,7 @@ threading.Thread(target=lambda: client.embed("never answered"), daemon=True).sta
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("raise SystemExit(7)", 7), ("del client", 0)])
 def test_an_interpreter_ends_without_close(end: str, code: int) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(end=end)], capture_output=True, text=True, timeout=300)
