@@ -218,9 +218,10 @@ async def test_a_huge_text_holds_up_neither_the_event_loop_nor_other_texts() -> 
     tokenizer.close()
 
 
-async def test_closing_does_not_wait_for_the_thread() -> None:
+async def test_closing_does_not_wait_for_the_threads() -> None:
     tokenizer, may_begin = Tokenizer.from_directory(CHECKPOINT), threading.Event()
-    tokenizer._long_texts.submit(may_begin.wait)
+    for executor in (tokenizer._executor, tokenizer._long_texts):
+        executor.submit(may_begin.wait)
     long = asyncio.create_task(tokenizer.encode_async(["card " * 14_000], truncate=False))
     await asyncio.sleep(0)
     tokenizer.close()

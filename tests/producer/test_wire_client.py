@@ -11,7 +11,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import MockBroker
-from penstock.producer.errors import PenstockError, TooLong
+from penstock.producer.errors import BackendError, PenstockError, TooLong
 from penstock.producer.wire import codec as wire
 from penstock.producer.wire.codec import decode_request, encode_error, encode_reply
 from penstock.producer.wire.headers import parse_address, parse_deadline_ms
@@ -44,8 +44,8 @@ async def answer_one(servers: str, answer: bytes) -> tuple[Request, dict[str, An
         record = await consumer.getone()
         headers = dict(record.headers)
         address = parse_address(headers)
-        stray = [("kafka_correlationId", b"of another client")]
-        await producer.send_and_wait(address.topic, answer, partition=address.partition, headers=stray)
+        stray = encode_error(BackendError("of another client")), [("kafka_correlationId", b"of another client")]
+        await producer.send_and_wait(address.topic, stray[0], partition=address.partition, headers=stray[1])
         await producer.send_and_wait(address.topic, answer, partition=address.partition, headers=address.headers())
         return decode_request(record.value), {
             "address": address,
