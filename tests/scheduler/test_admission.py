@@ -124,8 +124,8 @@ def test_after_a_tenfold_burst_rejections_stop_at_once_and_for_good() -> None:
 @pytest.mark.parametrize(("slo_s", "stall_s"), [(0.03, 0.015), (0.025, 0.02), (0.05, 0.04)])
 def test_recovers_from_stalls_in_overload(slo_s: float, stall_s: float) -> None:
     """After a stall admitted jobs are late. The few that are not must not change the estimate of a backlog."""
-    chosen = SchedulerSettings(0.002, 1024, 16_384, slo_s)
-    cost = PackedCost(floor_s=0.0, alpha_s=4.8e-4, beta_s=3.3e-7, gamma_s=0.0)
+    chosen = SchedulerSettings(0.002, 256, 4096, slo_s)
+    cost = PackedCost(floor_s=0.0, alpha_s=4.8e-4, beta_s=1.3e-6, gamma_s=0.0)
     capacity = saturation(cost, 51, chosen)
     number = itertools.count()
 

@@ -13,7 +13,9 @@ from tests.scheduler.jobs import one_job
 from tests.scheduler.simulation import Simulation, poisson, saturation
 
 COST = PackedCost(floor_s=1e-3, alpha_s=5e-4, beta_s=3.7e-6, gamma_s=0.0)
+PADDED = PaddedCost(floor_s=1e-3, alpha_s=5e-4, beta_s=3.7e-6, gamma_s=0.0)
 CPU = PackedCost(floor_s=0.0, alpha_s=1e-3, beta_s=4e-5, gamma_s=0.0)
+PADDED_CPU = PaddedCost(floor_s=0.0, alpha_s=1e-3, beta_s=4e-5, gamma_s=0.0)
 FLOOR = 2**-8
 STEP = PackedCost(floor_s=FLOOR, alpha_s=0.0, beta_s=2**-12, gamma_s=0.0)  # up to 16 tokens cost no more than one
 
@@ -32,8 +34,7 @@ def plan(decision: Plan | Wait | None) -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trigger", ["lazy", "hungry"])
-@pytest.mark.parametrize("load", [0.02, 0.5, 0.8, 0.9])
+@pytest.mark.parametrize(("trigger", "load"), [("lazy", 0.02), ("hungry", 0.5), ("lazy", 0.8), ("hungry", 0.9)])
 def test_saturating_bulk_raises_onlines_p99_by_two_ms_at_most(trigger: TriggerName, load: float) -> None:
     chance = random.Random(5)
     chosen = limits(trigger)
@@ -49,10 +50,19 @@ def test_saturating_bulk_raises_onlines_p99_by_two_ms_at_most(trigger: TriggerNa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("cost", [COST, PaddedCost(1e-3, 5e-4, 3.7e-6, 0.0), CPU, PaddedCost(0.0, 1e-3, 4e-5, 0.0)])
-@pytest.mark.parametrize("noise", [0.0, 0.2])
-@pytest.mark.parametrize("load", [0.2, 0.7])
+@pytest.mark.parametrize(
+    ("lanes", "cost", "noise", "load"),  # each value beside each of the others
+    [
+        (1, COST, 0.0, 0.7),
+        (2, COST, 0.2, 0.2),
+        (1, PADDED, 0.0, 0.7),
+        (2, PADDED, 0.2, 0.2),
+        (1, CPU, 0.2, 0.2),
+        (2, CPU, 0.0, 0.7),
+        (1, PADDED_CPU, 0.2, 0.7),
+        (2, PADDED_CPU, 0.0, 0.2),
+    ],
+)
 def test_a_bulk_sequence_longer_than_its_half_of_the_slice_is_all_that_comes_on_top(
     lanes: int, cost: PackedCost | PaddedCost, noise: float, load: float
 ) -> None:

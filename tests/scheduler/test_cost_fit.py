@@ -62,7 +62,7 @@ def test_timings_that_cannot_be_true_are_left_out(bad: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1e-4, 0.05, 20, 1000])
-@pytest.mark.parametrize("which", range(len(BATCHES)))
+@pytest.mark.parametrize("which", [*range(0, 15, 3), 15, 16, 17])
 def test_one_timing_out_of_all_proportion_poisons_nothing(which: int, times: float) -> None:
     """The others are predicted within 15 %, and so is what lies beside them."""
     true = PackedCost(*LAW)

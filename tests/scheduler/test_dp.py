@@ -162,10 +162,10 @@ def assert_sound(instance: Instance, cuts: Sequence[int], seconds: Sequence[floa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num", "how_many"),
-    [(1, 100), (2, 300), (3, 600), (4, 1000), (5, 1500), (6, 1800), (7, 2000), (8, 1800), (9, 1400)],
+    [(1, 50), (2, 100), (3, 200), (4, 300), (5, 500), (6, 600), (7, 700), (8, 600), (9, 450)],
 )
 def test_no_set_partition_of_padded_batches_is_cheaper(num: int, how_many: int) -> None:
-    """10,500 instances: contiguity in length order loses nothing, for any cost that never falls with the longest."""
+    """3,500 instances: contiguity in length order loses nothing, for any cost that never falls with the longest."""
     rng = random.Random(num)
     instances = [random_instance(rng, num) for _ in range(how_many)]
     members = subsets(num)
@@ -235,21 +235,11 @@ def long_instance(rng: random.Random, cost: CostFunction) -> Instance:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [PackedCost, PaddedCost])
-def test_the_compiled_costs_are_those_of_the_table(kind: type[PackedCost] | type[PaddedCost]) -> None:
+def test_the_compiled_costs_are_those_of_the_law_and_of_the_table(kind: type[PackedCost] | type[PaddedCost]) -> None:
     """O(nB) from the table's own cells, against the same recurrence over costs computed by the cost function."""
     rng = random.Random(3)
-    for _ in range(150):
-        instance = long_instance(rng, any_table(rng, kind, 5000 if kind is PackedCost else 300))
-        cuts, seconds = instance.cuts()
-        assert_sound(instance, cuts, seconds)
-        assert sum(seconds) == pytest.approx(instance.least_s(), rel=1e-9)
-
-
-@pytest.mark.slow
-def test_a_law_without_a_table_is_compiled_too() -> None:
-    rng = random.Random(4)
-    for round_ in range(300):
-        cost = law(rng, (PackedCost, PaddedCost)[round_ % 2])
+    for round_ in range(150):
+        cost = any_table(rng, kind, 5000 if kind is PackedCost else 300) if round_ % 2 else law(rng, kind)
         instance = long_instance(rng, cost)
         cuts, seconds = instance.cuts()
         assert_sound(instance, cuts, seconds)
@@ -309,9 +299,9 @@ def run_python(code: str, **environment: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["penstock.scheduler", "penstock.worker", "penstock.ops.cli.main"])
-def test_numba_is_loaded_on_first_use_only(module: str) -> None:
-    code = f"import sys, {module}\nfrom penstock.scheduler.policies.partition import PartitionPolicy\n"
+def test_numba_is_loaded_on_first_use_only() -> None:
+    code = "import sys, penstock.scheduler, penstock.worker, penstock.ops.cli.main\n"
+    code += "from penstock.scheduler.policies.partition import PartitionPolicy\n"
     code += "PartitionPolicy('fifo')\n"
     code += "print('numba' in sys.modules)\nPartitionPolicy('dp')\nprint('numba' in sys.modules)"
     assert run_python(code).split() == ["False", "True"]
@@ -357,12 +347,12 @@ def test_the_dp_runs_where_the_disk_is_full(installed: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("suffix", "length"), [("nbi", 0), ("nbi", 20), ("nbc", 3), ("nbc", 60)])
-def test_the_dp_runs_where_what_was_kept_is_damaged(installed: Path, suffix: str, length: int) -> None:
+def test_the_dp_runs_where_what_was_kept_is_damaged(installed: Path) -> None:
     """A process that was killed, or a disk that was full, may leave half an index or half a function."""
     environment = {"PYTHONPATH": str(installed), **QUICK}
     assert run_python(CUT, **environment).strip() == "((1, 3), (0, 2))"
-    kept = sorted((installed / "penstock" / "scheduler" / "policies" / "__pycache__").glob(f"*.{suffix}"))
-    assert len(kept) == 1
-    kept[0].write_bytes(kept[0].read_bytes()[:length])
-    assert run_python(CUT, **environment).strip() == "((1, 3), (0, 2))"
+    folder = installed / "penstock" / "scheduler" / "policies" / "__pycache__"
+    for suffix, length in (("nbc", 60), ("nbi", 20), ("nbi", 0)):
+        (kept,) = folder.glob(f"*.{suffix}")
+        kept.write_bytes(kept.read_bytes()[:length])
+        assert run_python(CUT, **environment).strip() == "((1, 3), (0, 2))"

@@ -4,6 +4,7 @@ import ctypes
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -35,20 +36,14 @@ class CompileError(Exception):
     """The compiler's log."""
 
 
-def compile_entries(source: str, arch: str, options: tuple[str, ...], folder: Path) -> list[Entry]:
-    """Compile for sm_`arch`. Raises CompileError for errors and warnings. `folder` is for temporary files."""
-    ptx = folder / "kernel.ptx"
-    ptx.write_bytes(compile_ptx(source, arch, options))
-    ptxas = _wheel("cuda_nvcc") / "bin" / "ptxas"
-    command = [
-        str(ptxas),
-        "--verbose",
-        f"--gpu-name=sm_{arch}",
-        str(ptx),
-        "--output-file",
-        str(folder / "kernel.cubin"),
-    ]
-    ran = subprocess.run(command, capture_output=True, text=True)
+def assemble(ptx: bytes, arch: str) -> list[Entry]:
+    """Compile PTX for sm_`arch`, which may be newer than the PTX's own. Raises CompileError for errors."""
+    command = [str(_wheel("cuda_nvcc") / "bin" / "ptxas"), "--verbose", f"--gpu-name=sm_{arch}"]
+    with tempfile.TemporaryDirectory() as name:
+        source = Path(name) / "kernel.ptx"
+        source.write_bytes(ptx)
+        command += [str(source), "--output-file", str(source.with_suffix(".cubin"))]
+        ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode != 0:
         raise CompileError(ran.stderr)
     return [
@@ -58,7 +53,7 @@ def compile_entries(source: str, arch: str, options: tuple[str, ...], folder: Pa
 
 
 def compile_ptx(source: str, arch: str, options: tuple[str, ...]) -> bytes:
-    """PTX for compute_`arch`. Raises CompileError as `compile_entries` does."""
+    """PTX for compute_`arch`. Raises CompileError for errors and warnings."""
     nvrtc = _nvrtc()
     include = f"-I{_wheel('cuda_runtime') / 'include'}"
     encoded = [option.encode() for option in (*options, "-ftz=true", f"-arch=compute_{arch}", include)]

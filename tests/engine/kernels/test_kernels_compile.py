@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import torch
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.kernels import activation, candidates, chain_lstm, lstm, paged_attention, pool, short_product
 from penstock.engine.kernels.library import OPTIONS, kernel, row_geometry, source_text
-from tests.engine.kernels.nvrtc import compile_entries, compile_ptx
+from tests.engine.kernels.nvrtc import Entry, assemble, compile_ptx
 
 pytestmark = pytest.mark.slow
 
@@ -35,15 +36,26 @@ READ_WEIGHTS_FIRST = (
 HIDDEN_SIZES = (8, 72, 264, 768, 1000, 1024, 1032, 2048, 4096, 6144, 8192)
 
 
+@cache
+def ptx_of(source: str, dtype: torch.dtype, arch: str) -> bytes:
+    """Compiled once for all tests. What is for sm_80 is the same text for sm_89: see the test of it."""
+    return compile_ptx(source_text(source, dtype), "80" if arch == "89" else arch, OPTIONS)
+
+
+@cache
+def entries_of(source: str, dtype: torch.dtype, arch: str) -> list[Entry]:
+    return assemble(ptx_of(source, dtype, arch), arch)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("source", "arch"),
     [(source, arch) for source in SOURCES for arch in (("90a",) if source in HOPPER else ARCHITECTURES)],
 )
 def test_compiles_without_spills(
-    source: str, dtype: torch.dtype, arch: str, tmp_path: Path, record_property: Callable[[str, object], None]
+    source: str, dtype: torch.dtype, arch: str, record_property: Callable[[str, object], None]
 ) -> None:
-    entries = compile_entries(source_text(source, dtype), arch, OPTIONS, tmp_path)
+    entries = entries_of(source, dtype, arch)
     assert entries
     for entry in entries:
         record_property(entry.name, entry.registers)
@@ -51,10 +63,18 @@ def test_compiles_without_spills(
     assert {entry.name: entry.spill_bytes for entry in entries if entry.spill_bytes} == {}
 
 
+def test_sources_distinguish_hopper_from_older_devices_alone() -> None:
+    texts = [source_text(source, torch.float16) for source in SOURCES]
+    assert {test for text in texts for test in re.findall(r".*__CUDA_ARCH.*", text)} == {"#if __CUDA_ARCH__ >= 900"}
+    smallest = source_text("greedy_step", torch.float16)
+    of_80, of_89 = (compile_ptx(smallest, arch, OPTIONS) for arch in ("80", "89"))
+    assert of_80.replace(b"sm_80", b"sm_89") == of_89
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_products_with_gates_compile_without_spills(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_products_with_gates_compile_without_spills(dtype: torch.dtype) -> None:
     text = f"#define ACTIVATION Gated<Gelu>\n{source_text('wide_product', dtype)}"
-    (entry,) = compile_entries(text, "90a", OPTIONS, tmp_path)
+    (entry,) = assemble(compile_ptx(text, "90a", OPTIONS), "90a")
     assert (entry.name, entry.spill_bytes) == ("wide_product", 0)
 
 
@@ -75,13 +95,12 @@ def test_products_with_gates_compile_without_spills(dtype: torch.dtype, tmp_path
         ("candidates", {f"candidates_{size}" for size in candidates.SIZES}),
     ],
 )
-def test_entry_points_that_are_launched_exist(source: str, launched: set[str], tmp_path: Path) -> None:
-    entries = compile_entries(source_text(source, torch.float16), "90", OPTIONS, tmp_path)
-    assert launched <= {entry.name for entry in entries}
+def test_entry_points_that_are_launched_exist(source: str, launched: set[str]) -> None:
+    assert launched <= {entry.name for entry in entries_of(source, torch.float16, "90")}
 
 
-def test_what_pooling_takes_of_shared_memory_for_itself(tmp_path: Path) -> None:
-    entries = compile_entries(source_text("pool", torch.float16), "90", OPTIONS, tmp_path)
+def test_what_pooling_takes_of_shared_memory_for_itself() -> None:
+    entries = entries_of("pool", torch.float16, "90")
     assert {entry.shared_bytes for entry in entries} == {128}  # at a hidden size of 8,192 it is what is over 48 KiB
 
 
@@ -126,8 +145,7 @@ def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_kernel_waits_for_the_one_before(source: str) -> None:
     """All are launched early (launch.py): one that did not wait would read what is still being written."""
-    arch = "90a" if source in HOPPER else "90"
-    ptx = compile_ptx(source_text(source, torch.float16), arch, OPTIONS).decode()
+    ptx = ptx_of(source, torch.float16, "90a" if source in HOPPER else "90").decode()
     entries = {part.split("(")[0].strip(): part for part in ptx.split(".entry ")[1:]}
     assert entries
     for name, text in entries.items():
