@@ -134,16 +134,19 @@ def test_a_heads_layer_does_not_depend_on_the_other_rows(activation: str, width:
 
 
 FAMILIES = ("bert", "mpnet", "deberta-v2", "modernbert")
-MODELS = [(family, save_encoder) for family in FAMILIES] + [("bert", save_classifier), ("bert", save_tagger)]
+MODELS: list[tuple[str, Any, dict[str, Any]]] = [(family, save_encoder, {}) for family in FAMILIES]
+MODELS += [("bert", save_classifier, {"num_labels": 77}), ("bert", save_tagger, {})]
+MODELS += [("bert", save_classifier, {"problem_type": "multi_label_classification"})]
 LENGTHS = (1, 2, 3, 3, 3, 16, 33, 64, 64, 65, 66, 66, 66, 130, *[7] * 9, 1, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("family", "save"), MODELS, ids=lambda value: getattr(value, "__name__", value))
-def test_a_models_result_does_not_depend_on_its_batch(tmp_path: Path, family: str, save: Any, dtype: str) -> None:
-    more = {"problem_type": "multi_label_classification"} if save is save_classifier else {}
-    save(tmp_path, family, **more)
+@pytest.mark.parametrize(("family", "save", "config"), MODELS)
+def test_a_models_result_does_not_depend_on_its_batch(
+    tmp_path: Path, family: str, save: Any, config: dict[str, Any], dtype: str
+) -> None:
+    save(tmp_path, family, **config)
     engine, sequences = cpu_engine(tmp_path, dtype), random_sequences(LENGTHS)
     for task in sorted(engine.info.tasks):
         for pooling in ("cls", "mean", "max") if task == "embed" else (None,):

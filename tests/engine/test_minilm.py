@@ -82,15 +82,6 @@ def test_bfloat16_stays_within_a_ten_thousandth(
     assert (rows * reference).sum(axis=1).min() >= 0.9999
 
 
-@needs_bfloat16
-def test_bfloat16_rows_do_not_depend_on_the_rest_of_the_batch(minilm: str, token_ids: list[Int32Array]) -> None:
-    engine = load_engine(minilm, dtype="bfloat16")
-    together = engine.run(pack(token_ids)).rows
-    for index in range(0, len(token_ids), 9):
-        (alone,) = engine.run(pack([token_ids[index]])).rows
-        assert float(alone @ together[index]) >= 0.99999
-
-
 def test_modules_and_limits_are_read(minilm: str) -> None:
     engine = load_engine(minilm, name="minilm", dtype="float32")
     info = engine.info

@@ -52,24 +52,16 @@ def reduced(hidden: Any, pooling: str) -> Any:
     return {"cls": hidden[0], "last": hidden[-1], "mean": hidden.mean(axis=0), "max": hidden.max(axis=0)}[pooling]
 
 
-def of_512_tokens(directory: Path, family: str) -> Any:
-    """A random encoder that takes 512 tokens."""
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packs_of_any_lengths_and_poolings_equal_transformers(tmp_path: Path, family: str) -> None:
+    """Any of 24 sequences in any order and number, each pooled in any way: 40 packs of 1 to 16 rows.
+
+    Among their lengths are those where kernels change.
+    """
     beside = config_of(family).max_position_embeddings - MAX_TOKENS  # rows that RoBERTa and kin do not use
-    return save_encoder(directory, family, max_position_embeddings=512 + beside)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_lengths_where_kernels_change_up_to_512(tmp_path: Path, family: str) -> None:
-    model = of_512_tokens(tmp_path, family)
-    assert largest_error(tmp_path, model, (1, 2, 127, 128, 129, 512)) <= 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_random_packs(tmp_path: Path, family: str) -> None:
-    """Any of 24 sequences in any order and number, each pooled in any way: 40 packs of 1 to 16 rows."""
-    model, rng = of_512_tokens(tmp_path, family), np.random.default_rng(0)
-    lengths = [1, 512, *(int(length) for length in np.exp(rng.uniform(0, np.log(512), 22)))]
+    model = save_encoder(tmp_path, family, max_position_embeddings=512 + beside)
+    rng = np.random.default_rng(0)
+    lengths = [1, 2, 127, 128, 129, 512, *(int(length) for length in np.exp(rng.uniform(0, np.log(512), 18)))]
     sequences = random_sequences(lengths)
     hidden = [reference_hidden(model, sequence) for sequence in sequences]
     engine = cpu_engine(tmp_path)

@@ -14,6 +14,7 @@ from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.selection import choose
 from tests.engine.generation.helpers import KINDS, LENGTHS, SMALL, alone, small_generator, start
+from tests.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +71,7 @@ class _Bench:
     def __init__(self, generator: Generator) -> None:
         self.generator = generator
         self.wanted: dict[int, list[int]] = {}
+        self.finished: set[int] = set()
         self.tokens: dict[int, list[int]] = {}
 
     def start(self, length: int, kind: int) -> None:
@@ -90,12 +92,16 @@ class _Bench:
             for one in self.generator.decode(ids, quantum):
                 self.tokens.setdefault(one.id, []).extend(one.tokens)
                 assert one.finish != "invalid"
+                assert one.id not in self.finished
+                self.finished.update({one.id} if one.finish else ())
         self.generator.check_integrity()
 
     def cancel(self, id: int) -> None:
-        if self.generator.cancel(id):
-            self.wanted[id] = []
-            self.tokens[id] = []
+        was_here = id in self.generator.waiting or id in self.generator.active
+        assert self.generator.cancel(id) == was_here
+        if was_here:
+            self.wanted[id] = self.tokens[id] = []
+            self.finished.add(id)
         self.generator.check_integrity()
 
     def drain(self) -> None:
@@ -118,13 +124,18 @@ ACTIONS = st.lists(
     min_size=4,
     max_size=25,
 )
-FAILING = st.dictionaries(st.integers(0, 60), st.sampled_from(("before", "after")), min_size=3, max_size=30)
+FAILING = st.dictionaries(st.integers(0, 60), st.sampled_from(("before", "after")), max_size=30)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(50))
 @given(ACTIONS, FAILING)
-def test_calls_that_fail_lose_no_page_and_change_no_token(actions: list[Action], failing: dict[int, Moment]) -> None:
-    """Any calls fail, within any schedule, and the requests are given again."""
+def test_whatever_joins_leaves_or_fails_each_request_has_its_own_tokens(
+    actions: list[Action], failing: dict[int, Moment]
+) -> None:
+    """Joins at any step, decodes of any part of the active requests with any quantum, cancels; few pages.
+
+    Any calls fail meanwhile, and the requests are given again.
+    """
     generator = small_generator(num_pages=40, max_rows=7)
     bench = _Bench(generator)
     for length, kind in product(LENGTHS, range(len(KINDS))):

@@ -1,24 +1,15 @@
 """Requests that join and leave: schedules, cancellation, memory that is full."""
 
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from penstock.engine.generation.generator import Generator, Progress
-from penstock.engine.model.seq2seq import Seq2SeqWeights
+from penstock.engine.generation.generator import Progress
 from tests.engine.generation.helpers import (
     KINDS,
-    LENGTHS,
-    SMALL,
     alone,
     drain,
-    model_of,
     options_of,
     small_generator,
     source_of,
@@ -26,57 +17,6 @@ from tests.engine.generation.helpers import (
 )
 
 pytestmark = pytest.mark.slow
-
-Action = tuple[str, int, int]  # what, and two numbers that it reads
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("start"), st.sampled_from(LENGTHS), st.integers(0, len(KINDS) - 1)),
-        st.tuples(st.just("encode"), st.just(0), st.just(0)),
-        st.tuples(st.just("decode"), st.integers(0, 255), st.integers(1, 4)),
-        st.tuples(st.just("cancel"), st.integers(0, 20), st.just(0)),
-    ),
-    max_size=25,
-)
-
-
-@settings(max_examples=25)
-@given(ACTIONS)
-def test_any_schedule_gives_each_request_its_own_tokens(actions: list[Action]) -> None:
-    """Joins at any step, decodes of any part of the active requests with any quantum, cancels; few pages."""
-    generator = small_generator(num_pages=40, max_rows=7)
-    wanted: dict[int, list[int]] = {}
-    tokens: dict[int, list[int]] = {}
-    finished: set[int] = set()
-    ids = count()
-
-    def take(progress: list[Progress]) -> None:
-        for one in progress:
-            assert one.id not in finished
-            tokens.setdefault(one.id, []).extend(one.tokens)
-            finished.update({one.id} if one.finish else set())
-
-    for what, first, second in actions:
-        match what:
-            case "start":
-                id = next(ids)
-                start(generator, id, first, second)
-                wanted[id] = alone(first, second)
-            case "encode":
-                generator.encode()
-            case "decode":
-                chosen = [id for place, id in enumerate(generator.active) if first >> place & 1]
-                take(generator.decode(chosen, quantum=second))
-            case "cancel":
-                was_here = first in generator.waiting or first in generator.active
-                assert generator.cancel(first) == was_here
-                if was_here:
-                    del wanted[first]
-                    finished.add(first)
-        generator.check_integrity()
-    while generator.waiting or generator.active:
-        take(generator.step())
-    assert {id: tokens[id] for id in wanted} == wanted
-    assert generator.num_free_pages == 40
 
 
 def test_a_request_that_joins_late_leaves_the_others_as_they_are() -> None:
@@ -174,20 +114,6 @@ def test_the_steps_that_ran_are_told_whatever_the_quantum(kind: int) -> None:
     assert several == [4] * (len(single) // 4) + [len(single) % 4] * (len(single) % 4 > 0)
 
 
-def test_scores_that_are_not_numbers_end_their_request_alone() -> None:
-    weights = with_nan_word(model_of("marian")[0].weights, 3)
-    generator = Generator(weights, replace(SMALL, num_pages=22))
-    start(generator, 0, 9, 0)
-    generator.start(1, np.array([3, 20], np.int32), options_of(num_beams=3))
-    progress = generator.step()
-    assert Progress(1, (), "invalid") in progress
-    assert generator.active == (0,)
-    (first,) = [one.tokens for one in progress if one.id == 0]
-    assert [*first, *drain(generator)[0]] == alone(9, 0)
-    start(generator, 2, 24, 2)  # takes the same pages
-    assert drain(generator) == {2: alone(24, 2)}
-
-
 @pytest.mark.parametrize("kind", [{}, {"num_beams": 3}, {"do_sample": True}], ids=str)
 def test_a_request_whose_options_leave_no_token_ends_alone(kind: dict[str, Any]) -> None:
     generator = small_generator()
@@ -196,11 +122,3 @@ def test_a_request_whose_options_leave_no_token_ends_alone(kind: dict[str, Any])
     progress = generator.step()
     assert [one.finish for one in progress] == [None, "no token"]
     assert [*progress[0].tokens, *drain(generator)[0]] == alone(9, 0)
-
-
-def with_nan_word(weights: Seq2SeqWeights, token: int) -> Seq2SeqWeights:
-    """The weights with a word of the source that is not a number."""
-    words = weights.encoder.embeddings.words.clone()
-    words[token] = torch.nan
-    encoder = replace(weights.encoder, embeddings=replace(weights.encoder.embeddings, words=words))
-    return replace(weights, encoder=encoder)

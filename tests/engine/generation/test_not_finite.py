@@ -13,7 +13,7 @@ from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
 from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
 from penstock.engine.loading.generation import load_generation_model
-from tests.engine.generation.helpers import SMALL, VOCAB, generate, save_seq2seq, sources
+from tests.engine.generation.helpers import SMALL, VOCAB, drain, generate, save_seq2seq, sources
 
 POISON = VOCAB - 1  # a token whose embedding is finite, and overflows in the encoder's first product
 WAYS: tuple[dict[str, Any], ...] = (
@@ -62,6 +62,9 @@ def test_scores_that_are_not_finite_end_their_request_alone(
     assert tokens[2] == []
     for id in finishes:
         assert tokens[id] == generate(overflowing, [batch[id]], **WAYS[way])[0]
+    for id in finishes:
+        generator.start(id, batch[id], options)  # takes the pages
+    assert drain(generator) == {id: tokens[id] for id in finishes}
     assert generator.num_free_pages == SMALL.num_pages
 
 

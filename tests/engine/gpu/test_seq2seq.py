@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.engine.errors import DeviceFailed, InvalidOption, UnsupportedDevice
 from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.device import DecoderRows, Seq2SeqDevice
-from penstock.engine.generation.generator import Generator, Progress
+from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
 from penstock.engine.gpu.generation import seq2seq as seq2seq_module
 from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
@@ -157,24 +157,6 @@ def test_each_joins_and_leaves_at_every_step_whoever_chooses_its_tokens(works_ah
     for id, source in enumerate(batch):
         if id != 4:
             assert tokens[id] == expected(model, source, **kinds[id % len(kinds)]), id
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_scores_that_are_not_numbers_end_their_request_alone(num_beams: int) -> None:
-    checkpoint, model = model_of("marian")
-    words = checkpoint.weights.encoder.embeddings.words.clone()
-    words[3] = torch.nan
-    encoder = checkpoint.weights.encoder
-    encoder = replace(encoder, embeddings=replace(encoder.embeddings, words=words))
-    weights = replace(checkpoint.weights, encoder=encoder)
-    generator = Generator(weights, SMALL, device=device_of(weights))
-    (source,), options = sources([9]), {"max_new_tokens": 6, "num_beams": num_beams}
-    generator.start(0, np.array([3, 20], np.int32), options_of(**options))
-    generator.start(1, source, options_of(**options))
-    assert Progress(0, (), "invalid") in generator.step(quantum=2)
-    assert generator.active == (1,)
-    generator.start(2, source, options_of(**options))  # takes the seat and the pages
-    assert drain(generator)[2] == expected(model, source, **options)
 
 
 def test_a_request_whose_options_leave_no_token_does_not_start() -> None:

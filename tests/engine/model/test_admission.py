@@ -312,7 +312,10 @@ class TestClasses:
             ([3], "must be a list of names"),
             (["HF_ColBERT"], "'HF_ColBERT' is not implemented"),
             (["RobertaModel"], "'RobertaModel' is not implemented"),
-            (["MyBertModel"], "'MyBertModel' is not implemented"),
+            (
+                ["MyBertModel"],
+                "'MyBertModel' is not implemented. Supported.*BertForSequenceClassification, .*BertModel",
+            ),
         ],
     )
     def test_other_lists(self, tmp_path: Path, names: Any, reason: str) -> None:
