@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from penstock.cache import CostKey, CostTables
+from tests.examples import examples
 
 KEY = CostKey("AMD EPYC, 2 cores", "minilm", "0123abcd", "bfloat16", "penstock 0.1.0, torch 2.11.0, packed")
 TABLE = {"floor_s": 0.001, "factors": [[1.0, 1.25], [0.9, 1.0]], "padded": False}
@@ -126,6 +127,7 @@ async def test_a_damaged_row_is_a_warning_until_it_is_put_again(tmp_path: Path, 
     assert [log["event"] for log in logs] == ["cost_tables_unusable"]
 
 
+@settings(max_examples=examples(40))
 @given(data=st.data())
 async def test_bytes_changed_anywhere_give_a_table_or_none_and_never_an_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

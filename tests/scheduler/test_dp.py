@@ -300,7 +300,7 @@ def run_python(code: str, **environment: str) -> str:
 
 @pytest.mark.slow
 def test_numba_is_loaded_on_first_use_only() -> None:
-    code = "import sys, penstock.scheduler, penstock.worker, penstock.ops.cli.main\n"
+    code = "import sys, penstock.scheduler.cellular, penstock.worker, penstock.ops.cli.main\n"
     code += "from penstock.scheduler.policies.partition import PartitionPolicy\n"
     code += "PartitionPolicy('fifo')\n"
     code += "print('numba' in sys.modules)\nPartitionPolicy('dp')\nprint('numba' in sys.modules)"

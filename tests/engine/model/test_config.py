@@ -10,6 +10,7 @@ import pytest
 
 from penstock.engine import load_engine
 from penstock.engine.errors import CheckpointError, EngineError
+from penstock.engine.families import FAMILIES
 from penstock.engine.generation.loading import load_seq2seq
 from penstock.engine.model.config import Config, require_int, setting
 from penstock.engine.model.files import read_json
@@ -17,7 +18,7 @@ from tests.engine import helpers
 from tests.engine.generation.helpers import save_seq2seq
 
 _STRANGE = ("x", ["x"], 5, {"a": {"rope_type": ["x"]}})
-_HUGE = (1 << 31, 10**12, 10**30)
+_HUGE = (1 << 31, 10**30)
 _NOT_IN_ALL = ("id2label", "rope_parameters", "rope_scaling", "sentence_transformers", "problem_type", "label2id")
 
 
@@ -83,12 +84,13 @@ def _refuse_or_load(directory: Path, load: Callable[[str], object], strange: Seq
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", helpers.FAMILIES)
+@pytest.mark.parametrize("family", sorted({id(one): name for name, one in FAMILIES.items()}.values()))
 def test_no_value_ends_the_load_of_a_classifier_with_a_bare_error(tmp_path: Path, family: str) -> None:
     helpers.save_classifier(tmp_path, family)
     _refuse_or_load(tmp_path, lambda model: load_engine(model, dtype="float32", device="cpu"), (*_STRANGE, *_HUGE))
 
 
+@pytest.mark.slow
 def test_no_value_ends_the_load_of_a_padded_model_with_a_bare_error(tmp_path: Path) -> None:
     helpers.save_encoder(tmp_path, "bert")
     _refuse_or_load(

@@ -2,8 +2,6 @@
 
 import math
 import random
-import subprocess
-import sys
 import weakref
 from dataclasses import replace
 
@@ -405,16 +403,3 @@ def test_the_kernels_were_compiled_once() -> None:
     model.cancel(0)
     model.drain()
     assert [len(kernel.signatures) for kernel in load_kernels()] == [1] * 10
-
-
-@pytest.mark.slow
-def test_numba_is_loaded_with_the_first_scheduler_only() -> None:
-    code = """
-import sys
-from penstock.scheduler.cellular import CellRule, CellScheduler, CellSettings
-print('numba' in sys.modules)
-CellScheduler([CellRule('lstm', 4)], CellSettings())
-print('numba' in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
