@@ -127,6 +127,7 @@ async def test_a_damaged_row_is_a_warning_until_it_is_put_again(tmp_path: Path, 
     assert [log["event"] for log in logs] == ["cost_tables_unusable"]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(data=st.data())
 async def test_bytes_changed_anywhere_give_a_table_or_none_and_never_an_error(

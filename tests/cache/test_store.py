@@ -497,6 +497,7 @@ def write_until_killed(path: Path, num_writes: int) -> None:
         process.kill()
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_killed_leaves_a_file_that_works(tmp_path: Path) -> None:
     path = tmp_path / "cache.db"
     for _ in range(3):
@@ -509,6 +510,7 @@ async def test_a_process_that_is_killed_leaves_a_file_that_works(tmp_path: Path)
         assert logs == []
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25))
 @given(st.data())
 def test_a_log_that_a_crash_has_cut_or_garbled_gives_no_wrong_answer(data: st.DataObject) -> None:
@@ -606,6 +608,7 @@ async def test_a_full_disk_stops_writes_until_there_is_room(tmp_path: Path) -> N
         assert await cache.get_many(map(key, range(5000))) == values(1, 2, 3, 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30))
 @given(st.data())
 def test_a_damaged_file_never_gives_a_wrong_answer(data: st.DataObject) -> None:

@@ -1,7 +1,8 @@
 """Small random checkpoints of every family, and batches."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from penstock.engine import PackedBatch, TaskOptions, load_engine
 from penstock.engine.cpu.engine import CpuEngine
@@ -185,6 +187,19 @@ def reference_hidden(model: Any, sequence: Int32Array, types: Int32Array | None 
     with torch.no_grad():
         hidden = model(input_ids=torch.from_numpy(sequence)[None].long(), **more).last_hidden_state[0].numpy()
     return np.asarray(hidden, dtype=np.float32)
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | changes)
+
+
+@contextmanager
+def edited_tensors(directory: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of a checkpoint, which are saved again as the caller leaves them."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    yield tensors
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def write_json(path: Path, value: Any) -> None:

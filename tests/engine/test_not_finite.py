@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from penstock.engine import BatchOutput, EngineLanes, PackedBatch, from_torch, load_engine
 from penstock.engine.errors import CheckpointError, NotFinite, UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.types import TaskOptions
 from tests.engine.helpers import (
     BFLOAT16,
+    edited_tensors,
     needs_bfloat16,
     pack,
     random_sequences,
@@ -32,11 +33,9 @@ Save = Callable[..., Any]
 
 
 def make_huge(directory: Path) -> None:
-    file = directory / "model.safetensors"
-    tensors = load_file(file)
-    (words,) = [name for name in tensors if name.endswith("word_embeddings.weight")]
-    tensors[words][HUGE] = 3e38
-    save_file(tensors, file, metadata={"format": "pt"})
+    with edited_tensors(directory) as tensors:
+        (words,) = [name for name in tensors if name.endswith("word_embeddings.weight")]
+        tensors[words][HUGE] = 3e38
 
 
 @pytest.mark.parametrize(
@@ -124,12 +123,10 @@ def test_weights_that_are_not_finite_are_refused_by_name(
     tmp_path: Path, tensor: str, value: float, dtype: torch.dtype
 ) -> None:
     save_classifier(tmp_path, "bert")
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    (name,) = [name for name in tensors if name.endswith(tensor)]
-    tensors[name].view(-1)[-1] = value
-    tensors[name] = tensors[name].to(dtype)
-    save_file(tensors, file, metadata={"format": "pt"})
+    with edited_tensors(tmp_path) as tensors:
+        (name,) = [name for name in tensors if name.endswith(tensor)]
+        tensors[name].view(-1)[-1] = value
+        tensors[name] = tensors[name].to(dtype)
     engines = ["packed"] if dtype is torch.float8_e5m2 else ["packed", "padded"]  # transformers refuses such files
     for engine in engines:
         with pytest.raises(CheckpointError, match=rf"'{name}' holds values that are not finite"):
@@ -142,11 +139,9 @@ def test_a_model_without_any_finite_result_is_refused_though_its_weights_are_fin
     tmp_path: Path, save: Save, engine: str
 ) -> None:
     save(tmp_path, "bert")
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    (name,) = [name for name in tensors if name.endswith("embeddings.LayerNorm.weight")]
-    tensors[name].fill_(3e38)
-    save_file(tensors, file, metadata={"format": "pt"})
+    with edited_tensors(tmp_path) as tensors:
+        (name,) = [name for name in tensors if name.endswith("embeddings.LayerNorm.weight")]
+        tensors[name].fill_(3e38)
     with pytest.raises(UnsupportedCheckpoint, match=r"NaN or infinity, though.* in float32: No --dtype"):
         load_engine(str(tmp_path), engine=engine, device="cpu", dtype="float32")
 
@@ -164,10 +159,8 @@ def test_a_head_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["packed", "padded"])
 def test_weights_that_overflow_in_the_chosen_dtype_are_refused_with_another(tmp_path: Path, engine: str) -> None:
     save_encoder(tmp_path, "bert")
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    tensors["encoder.layer.1.output.dense.weight"][0, 0] = -torch.finfo(torch.float32).max
-    save_file(tensors, file, metadata={"format": "pt"})
+    with edited_tensors(tmp_path) as tensors:
+        tensors["encoder.layer.1.output.dense.weight"][0, 0] = -torch.finfo(torch.float32).max
     with pytest.raises(
         UnsupportedDevice, match=r"'encoder\.layer\.1\.output\.dense\.weight'.*bfloat16.*--dtype float32"
     ):

@@ -14,6 +14,8 @@ from penstock.engine.types import TaskOptions
 from penstock.ops.demo.banking77 import HEAD
 from tests.engine.helpers import pack
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 3e-3
 CLASSIFIED = re.compile(r'classify --text "(.+)" --model all-minilm-l6-v2\n label +score\n (\w+) +(\d\.\d+)\n')

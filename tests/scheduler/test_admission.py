@@ -75,6 +75,7 @@ def test_wrong_predictions_are_made_up_for_by_what_is_spared() -> None:
     assert late_or_rejected(outcome, Cause.QUEUED) <= 0.001 * len(outcome.answered)
 
 
+@pytest.mark.slow
 def test_tight_deadlines_do_not_push_out_who_was_let_in() -> None:
     """Under EDF a request with a tight deadline overtakes relaxed ones, which must still end in time."""
     chance = random.Random(3)

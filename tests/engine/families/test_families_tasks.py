@@ -1,6 +1,5 @@
 """Scores of pairs and of tokens, against sentence-transformers and transformers."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.engine.helpers import (
     FAMILIES,
     VOCAB,
     cpu_engine,
+    edit_json,
     pack,
     random_sequences,
     save_classifier,
@@ -34,11 +34,6 @@ def save_cross_encoder(directory: Path, **config: Any) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(VOCAB - 5))]
     (directory / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     write_json(directory / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "model_max_length": 100})
-
-
-def edit_config(directory: Path, **changes: Any) -> None:
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    write_json(directory / "config.json", config | changes)
 
 
 def assert_scores_equal(directory: Path) -> None:
@@ -71,7 +66,7 @@ SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.lin
 )
 def test_pairs_score_as_in_sentence_transformers(tmp_path: Path, stated: dict[str, Any]) -> None:
     save_cross_encoder(tmp_path)
-    edit_config(tmp_path, **stated)
+    edit_json(tmp_path / "config.json", **stated)
     assert_scores_equal(tmp_path)
 
 
@@ -93,7 +88,7 @@ def test_a_cross_encoder_still_classifies_as_transformers_does(tmp_path: Path) -
 
 def test_an_activation_that_is_not_known_is_named_and_never_imported(tmp_path: Path) -> None:
     save_cross_encoder(tmp_path)
-    edit_config(tmp_path, sentence_transformers={"activation_fn": "os.system"})
+    edit_json(tmp_path / "config.json", sentence_transformers={"activation_fn": "os.system"})
     with pytest.raises(UnsupportedCheckpoint, match=r"activation 'os.system'.*Sigmoid"):
         cpu_engine(tmp_path)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.generation.generator import Generator
@@ -14,6 +13,9 @@ from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
 from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
 from penstock.engine.loading.generation import load_generation_model
 from tests.engine.generation.helpers import SMALL, VOCAB, drain, generate, save_seq2seq, sources
+from tests.engine.helpers import edited_tensors
+
+pytestmark = pytest.mark.slow
 
 POISON = VOCAB - 1  # a token whose embedding is finite, and overflows in the encoder's first product
 WAYS: tuple[dict[str, Any], ...] = (
@@ -32,10 +34,8 @@ def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Seq2SeqCheckpoint:
 
 
 def set_value(directory: Path, name: str, row: int, value: float) -> None:
-    file = directory / "model.safetensors"
-    tensors = load_file(file)
-    tensors[name][row] = value
-    save_file(tensors, file, metadata={"format": "pt"})
+    with edited_tensors(directory) as tensors:
+        tensors[name][row] = value
 
 
 @pytest.mark.parametrize("searches", [False, True], ids=["chosen here", "chosen by the device"])

@@ -23,7 +23,7 @@ from tests.engine.generation.helpers import (
     save_seq2seq,
     sources,
 )
-from tests.engine.helpers import write_json
+from tests.engine.helpers import edit_json, write_json
 
 pytestmark = pytest.mark.slow
 
@@ -126,8 +126,7 @@ def test_options_of_a_config_without_a_generation_config(tmp_path: Path) -> None
 def test_any_option_of_a_config_without_a_generation_config_counts(options: dict[str, Any], tmp_path: Path) -> None:
     save_seq2seq(tmp_path, "bart")
     (tmp_path / "generation_config.json").unlink()
-    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    write_json(tmp_path / "config.json", config | options)
+    edit_json(tmp_path / "config.json", **options)
     model = _AUTO_MODEL.from_pretrained(tmp_path, dtype=torch.float32).eval()
     batch = sources((5, 17))
     assert generate(load_seq2seq(str(tmp_path)), batch) == [expected(model, source) for source in batch]
@@ -136,8 +135,7 @@ def test_any_option_of_a_config_without_a_generation_config_counts(options: dict
 def test_an_option_of_a_config_without_a_generation_config_may_not_be_implemented(tmp_path: Path) -> None:
     save_seq2seq(tmp_path, "bart")
     (tmp_path / "generation_config.json").unlink()
-    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    write_json(tmp_path / "config.json", config | {"encoder_no_repeat_ngram_size": 2})
+    edit_json(tmp_path / "config.json", encoder_no_repeat_ngram_size=2)
     with pytest.raises(InvalidOption, match="encoder_no_repeat_ngram_size is not implemented"):
         load_seq2seq(str(tmp_path)).options()
 

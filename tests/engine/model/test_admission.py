@@ -24,6 +24,8 @@ from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.messages import Text
 from tests.engine.helpers import (
     VOCAB,
+    edit_json,
+    edited_tensors,
     pack,
     randomise,
     save_classifier,
@@ -67,10 +69,6 @@ def refuse(directory: Path, reason: str) -> None:
     for engine in ("packed", "padded"):
         with pytest.raises(CheckpointError, match=reason):
             load(directory, engine)
-
-
-def edit(path: Path, **changes: Any) -> None:
-    write_json(path, json.loads(path.read_text(encoding="utf-8")) | changes)
 
 
 def entries_of(directory: Path) -> Any:
@@ -206,7 +204,7 @@ class TestModules:
 
     @pytest.mark.parametrize("kind", ["SparseEncoder", "MultiVectorEncoder", "ColBERT", "Own"])
     def test_other_models_of_sentence_transformers(self, sentences: Path, kind: str) -> None:
-        edit(sentences / "config_sentence_transformers.json", model_type=kind)
+        edit_json(sentences / "config_sentence_transformers.json", model_type=kind)
         refuse(sentences, f"a {kind}.*is not implemented")
 
     def test_a_splade_model(self, tmp_path: Path) -> None:
@@ -234,7 +232,7 @@ class TestModules:
         transformer = SentenceTransformer(str(plain), device="cpu")[0]
         reference = SentenceTransformer(modules=[transformer, Pooling(48, "lasttoken"), Normalize()], device="cpu")
         reference.save(str(tmp_path / "model"))
-        edit(tmp_path / "model" / "config.json", architectures=["Qwen3ForCausalLM"])
+        edit_json(tmp_path / "model" / "config.json", architectures=["Qwen3ForCausalLM"])
         np.testing.assert_allclose(answers(tmp_path / "model", TEXTS), reference.encode(TEXTS), atol=1e-5)
 
     @pytest.mark.parametrize("engine", ["packed", "padded"])
@@ -320,12 +318,12 @@ class TestClasses:
     )
     def test_other_lists(self, tmp_path: Path, names: Any, reason: str) -> None:
         save_encoder(tmp_path, "bert")
-        edit(tmp_path / "config.json", architectures=names)
+        edit_json(tmp_path / "config.json", architectures=names)
         refuse(tmp_path, reason)
 
     def test_a_list_is_not_needed_with_modules(self, sentences: Path) -> None:
         expected = answers(sentences, TEXTS)
-        edit(sentences / "config.json", architectures=None)
+        edit_json(sentences / "config.json", architectures=None)
         np.testing.assert_array_equal(answers(sentences, TEXTS), expected)
 
     def test_an_encoder_as_transformers_5_saves_it(self, tmp_path: Path) -> None:
@@ -347,7 +345,7 @@ class TestOwnCode:
 
         save(tmp_path, transformers.NomicBertModel(_NOMIC(**_SMALL)))
         expected = SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS)
-        edit(tmp_path / "config.json", auto_map=AUTO_MAP)
+        edit_json(tmp_path / "config.json", auto_map=AUTO_MAP)
         (tmp_path / "own.py").write_text("raise SystemExit('it was run')", encoding="utf-8")
         np.testing.assert_allclose(answers(tmp_path, TEXTS), expected, atol=1e-5)
 
@@ -364,7 +362,7 @@ class TestOwnCode:
     )
     def test_what_it_does_not(self, tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
         save_encoder(tmp_path, "bert")
-        edit(tmp_path / "config.json", auto_map=AUTO_MAP, **changes)
+        edit_json(tmp_path / "config.json", auto_map=AUTO_MAP, **changes)
         refuse(tmp_path, reason)
 
 
@@ -379,16 +377,15 @@ class TestWeights:
     )
     def test_quantised_ones(self, tmp_path: Path, changes: dict[str, Any]) -> None:
         save_encoder(tmp_path, "bert")
-        edit(tmp_path / "config.json", **changes)
+        edit_json(tmp_path / "config.json", **changes)
         refuse(tmp_path, "quantised weights.*Serve the checkpoint that was quantised")
 
     @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
     def test_quantised_ones_that_nothing_states(self, tmp_path: Path, dtype: torch.dtype) -> None:
         save_encoder(tmp_path, "bert")
         name = "encoder.layer.1.output.dense.weight"
-        tensors = load_file(tmp_path / "model.safetensors")
-        tensors[name] = (tensors[name] * 10).to(dtype)
-        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with edited_tensors(tmp_path) as tensors:
+            tensors[name] = (tensors[name] * 10).to(dtype)
         refuse(tmp_path, f"'{name}' is {str(dtype).removeprefix('torch.')}")
 
     @pytest.mark.parametrize("has_base", [True, False])
@@ -404,16 +401,14 @@ class TestWeights:
     @pytest.mark.parametrize("missing", ["classifier.weight", "bert.encoder.layer.1.output.dense.bias"])
     def test_missing_ones_are_not_made_up(self, tmp_path: Path, missing: str) -> None:
         save_classifier(tmp_path, "bert", num_labels=3)
-        tensors = load_file(tmp_path / "model.safetensors")
-        del tensors[missing]
-        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with edited_tensors(tmp_path) as tensors:
+            del tensors[missing]
         refuse(tmp_path, missing)
 
     def test_those_of_another_shape(self, tmp_path: Path) -> None:
         save_encoder(tmp_path, "bert")
-        tensors = load_file(tmp_path / "model.safetensors")
-        tensors["encoder.layer.1.output.dense.weight"] = torch.randn(48, 90)
-        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with edited_tensors(tmp_path) as tensors:
+            tensors["encoder.layer.1.output.dense.weight"] = torch.randn(48, 90)
         refuse(tmp_path, r"'encoder\.layer\.1\.output\.dense\.weight' has shape \(48, 90\)")
 
     @pytest.mark.parametrize(
@@ -422,8 +417,8 @@ class TestWeights:
     @pytest.mark.parametrize("engine", ["packed", "padded"])
     def test_those_of_layers_that_would_not_be_run(self, tmp_path: Path, name: str, engine: str) -> None:
         save_encoder(tmp_path, "bert")
-        tensors = load_file(tmp_path / "model.safetensors")
-        save_file(tensors | {name: torch.randn(48, 96)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with edited_tensors(tmp_path) as tensors:
+            tensors[name] = torch.randn(48, 96)
         with pytest.raises(UnsupportedCheckpoint, match=f"{name}.*would not be used"):
             load(tmp_path, engine)
 
@@ -439,7 +434,7 @@ class TestWeights:
     )
     def test_labels_of_another_head(self, tmp_path: Path, changes: dict[str, Any]) -> None:
         save_classifier(tmp_path, "bert", num_labels=3)
-        edit(tmp_path / "config.json", **changes)
+        edit_json(tmp_path / "config.json", **changes)
         for engine in ("packed", "padded"):
             with pytest.raises(
                 CheckpointError, match=r"id2label|'classifier\..*' has shape|transformers cannot load it"

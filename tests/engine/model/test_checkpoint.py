@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.engine import TaskOptions, load_engine
 from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint, UnsupportedDevice
-from tests.engine.helpers import pack, random_sequences, reference_hidden, save_encoder, write_json
+from tests.engine.helpers import edit_json, pack, random_sequences, reference_hidden, save_encoder, write_json
 
 SEQUENCES = random_sequences((1, 6, 31, 6))
 
@@ -28,13 +28,10 @@ def load(directory: Path, **more: Any) -> Any:
     return load_engine(str(directory), dtype="float32", device="cpu", **more)
 
 
-def edit_config(directory: Path, **changes: Any) -> None:
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    write_json(directory / "config.json", config | changes)
-
-
 def test_unknown_architectures_are_named_and_the_known_ones_listed(bert: tuple[Any, Path]) -> None:
-    edit_config(bert[1], model_type="deberta", architectures=["DebertaModel"])  # the first one; the later two are known
+    edit_json(
+        bert[1] / "config.json", model_type="deberta", architectures=["DebertaModel"]
+    )  # the first one; the later two are known
     with pytest.raises(UnsupportedCheckpoint, match=r"'deberta' \(DebertaModel\).*albert, bert, camembert, .*roberta"):
         load(bert[1])
 
@@ -52,7 +49,7 @@ def test_unknown_architectures_are_named_and_the_known_ones_listed(bert: tuple[A
     ],
 )
 def test_configurations_that_do_not_fit_are_refused(bert: tuple[Any, Path], change: dict[str, Any], words: str) -> None:
-    edit_config(bert[1], **change)
+    edit_json(bert[1] / "config.json", **change)
     with pytest.raises(CheckpointError, match=words):
         load(bert[1])
 
@@ -161,7 +158,7 @@ def test_the_revision_follows_the_content_not_the_place(bert: tuple[Any, Path], 
     first = load(bert[1]).info.revision
     copy = shutil.copytree(bert[1], tmp_path / "copy")
     assert load(copy).info.revision == first
-    edit_config(copy, layer_norm_eps=1e-5)
+    edit_json(copy / "config.json", layer_norm_eps=1e-5)
     assert load(copy).info.revision != first
 
 

@@ -1,6 +1,5 @@
 """Prompts and cut embeddings as sentence-transformers computes them, for small models that it saved itself."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.tokenizer_files import TokenizerError
 from penstock.producer.wire.messages import Options, Request, Text
-from tests.engine.helpers import pack, save_classifier, save_sentence_transformer, save_tokenizer, write_json
+from tests.engine.helpers import edit_json, pack, save_classifier, save_sentence_transformer, save_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -109,8 +108,7 @@ def test_query_and_document_are_known_and_empty_without_a_configuration(tmp_path
 
 
 def edit(directory: Path, **changes: Any) -> None:
-    path = directory / "model" / "config_sentence_transformers.json"
-    write_json(path, json.loads(path.read_text(encoding="utf-8")) | changes)
+    edit_json(directory / "model" / "config_sentence_transformers.json", **changes)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +140,7 @@ def test_a_cross_encoder_with_a_default_prompt_is_refused(tmp_path: Path) -> Non
     save_classifier(plain, "bert", num_labels=1, pad_token_id=0)
     save_tokenizer(plain, ["where"])
     CrossEncoder(str(plain), device="cpu").save_pretrained(str(saved))
-    path = saved / "config_sentence_transformers.json"
-    write_json(path, json.loads(path.read_text("utf-8")) | {"prompts": {"r": "rank: "}, "default_prompt_name": "r"})
+    edit_json(saved / "config_sentence_transformers.json", prompts={"r": "rank: "}, default_prompt_name="r")
     with pytest.raises(UnsupportedCheckpoint, match="default prompt"):
         load_engine(str(saved), dtype="float32", device="cpu")
 
@@ -204,7 +201,7 @@ def test_a_checkpoint_states_the_lengths_that_it_was_trained_for(
     save_model(tmp_path)
     model = tmp_path / "model"
     (model / "README.md").write_text(card, encoding="utf-8")
-    write_json(model / "config.json", json.loads((model / "config.json").read_text(encoding="utf-8")) | config)
+    edit_json(model / "config.json", **config)
     for engine in ("packed", "padded"):
         assert load_engine(str(model), dtype="float32", device="cpu", engine=engine).info.dimensions == expected
 
@@ -212,8 +209,7 @@ def test_a_checkpoint_states_the_lengths_that_it_was_trained_for(
 @pytest.mark.parametrize("stated", [16, [[16]], [True], ["16"]])
 def test_matryoshka_dimensions_that_are_no_lengths_are_refused(tmp_path: Path, stated: Any) -> None:
     save_model(tmp_path)
-    path = tmp_path / "model" / "config.json"
-    write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"matryoshka_dimensions": stated})
+    edit_json(tmp_path / "model" / "config.json", matryoshka_dimensions=stated)
     with pytest.raises(CheckpointError, match="must be a list of positive integers"):
         load_engine(str(tmp_path / "model"), dtype="float32", device="cpu")
 

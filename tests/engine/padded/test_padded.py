@@ -23,6 +23,7 @@ from tests.engine.helpers import (
     PAD,
     VOCAB,
     cpu_engine,
+    edit_json,
     needs_bfloat16,
     pack,
     random_sequences,
@@ -94,11 +95,6 @@ def padded_engine(directory: Path, **more: Any) -> PaddedEngine:
     assert isinstance(engine, PaddedEngine)
     assert engine.info.padded
     return engine
-
-
-def edit_config(directory: Path, **changes: Any) -> None:
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    write_json(directory / "config.json", config | changes)
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +247,7 @@ def test_auto_runs_what_the_runtime_knows_packed_and_says_nothing(bert: Path) ->
 class TestRefusals:
     def test_an_unknown_architecture(self, tmp_path: Path) -> None:
         save_encoder(tmp_path, "bert")
-        edit_config(tmp_path, model_type="ownbert")
+        edit_json(tmp_path / "config.json", model_type="ownbert")
         with pytest.raises(
             UnsupportedCheckpoint, match="transformers does not implement model_type 'ownbert'"
         ) as refused:

@@ -145,6 +145,7 @@ def test_one_slow_task_rejects_nothing_where_larger_tasks_are_known_to_be_faster
     assert not server.rejected
 
 
+@pytest.mark.slow
 def test_one_slow_task_of_the_most_rows_is_forgotten_though_jobs_keep_the_device_busy() -> None:
     scheduler = measured_scheduler(64)
     for quantum in (1, 2, 4):

@@ -307,6 +307,7 @@ def test_the_slots_of_a_cancelled_job_are_free_once_its_rows_have_ended() -> Non
     assert (scheduler.num_joined, scheduler.num_waiting) == (1, 0)
 
 
+@pytest.mark.slow
 def test_jobs_that_leave_while_they_wait_behind_a_full_pool_take_no_memory() -> None:
     scheduler = CellScheduler(LSTM, CellSettings(max_slots=1))
     scheduler.add([CellJob(0, chain(9), 0.0), CellJob(1, chain(9), 0.0)], 0.0)
