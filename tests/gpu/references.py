@@ -1,8 +1,11 @@
 """Shared by the kernels' tests: data, exact results in float64, and the rule that compares them."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import pairwise
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +13,7 @@ from torch import Tensor
 HALVES = (torch.float16, torch.bfloat16)
 HIDDEN_SIZES = (8, 72, 384, 768, 1000, 1024, 1032, 4096)
 ROWS = (1, 7, 129, 4097)
+UNTOUCHED = -7.0  # where attention writes nothing
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -51,16 +55,72 @@ def assert_as_exact_as_torch(ours: Tensor, plain: Tensor, exact: Tensor) -> None
     assert error <= 2 * max(plain_error, rounding), (error, plain_error, rounding)  # a NaN fails too
 
 
+def make_qkv(
+    lengths: Sequence[int] | np.ndarray, hidden: int, dtype: torch.dtype, seed: int
+) -> tuple[Tensor, np.ndarray]:
+    """qkv [T + 3, 3 * hidden] with three rows of NaN after the last sequence, and cu_seqlens."""
+    cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    qkv = randn(int(cu_seqlens[-1]) + 3, 3 * hidden, dtype=dtype, seed=seed)
+    qkv[-3:] = math.nan
+    return qkv, cu_seqlens
+
+
+def untouched(qkv: Tensor) -> Tensor:
+    """The output [T + 3, hidden] of attention, which no launch has written."""
+    return torch.full((len(qkv), qkv.shape[1] // 3), UNTOUCHED, dtype=qkv.dtype, device="cuda")
+
+
+def errors(attend: Callable[[Tensor], Tensor], out: Tensor, qkv: Tensor, cu_seqlens: np.ndarray) -> np.ndarray:
+    """[N, 2]: for each sequence the largest error of `out` and of torch in the same precision, against float64.
+
+    attend: torch's attention of one sequence [L, 3 * hidden] to [L, hidden], in its precision.
+    """
+    pairs = []
+    for start, end in pairwise(cu_seqlens):
+        if start < end:
+            rows = qkv[start:end]
+            exact = attend(rows.double())
+            pairs.append([(result.double() - exact).abs().max().item() for result in (out[start:end], attend(rows))])
+    return np.array(pairs)
+
+
+def assert_nan_stays_in_its_sequence(run: Callable[[], Tensor], qkv: Tensor, cu_seqlens: np.ndarray) -> None:
+    """run: attention of qkv, of which every second sequence becomes NaN."""
+    clean, bounds = run(), list(pairwise(cu_seqlens))
+    for start, end in bounds[::2]:
+        qkv[start:end] = math.nan
+    poisoned = run()
+    assert all(poisoned[start:end].isnan().all() for start, end in bounds[::2])
+    assert all(torch.equal(poisoned[start:end], clean[start:end]) for start, end in bounds[1::2])
+
+
+def assert_bits_do_not_depend_on_batch_mates(
+    run: Callable[[Tensor, np.ndarray], Tensor], qkv: Tensor, cu_seqlens: np.ndarray
+) -> None:
+    """run: attention of qkv with its bounds. The second and the sixth sequence are also run alone."""
+    together = run(qkv, cu_seqlens)
+    for start, end in (cu_seqlens[i : i + 2] for i in (1, 5)):
+        alone = run(qkv[start:end].clone(), np.array([0, end - start], np.int32))
+        assert torch.equal(alone, together[start:end])
+
+
+def captured(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph of `launch`, which runs once before: it compiles then, which a capture does not allow."""
+    launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    return graph
+
+
 def cu_seqlens_of(lengths: Sequence[int]) -> Tensor:
     return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
 
 
 def replayed(launch: Callable[[], None], restore: Callable[[], object]) -> None:
     """Capture `launch` in a CUDA graph, `restore` the data that it ran on before, and replay."""
-    launch()  # compiles, which a capture does not allow
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
+    graph = captured(launch)
     restore()
     graph.replay()
     torch.cuda.synchronize()

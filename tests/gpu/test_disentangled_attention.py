@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,15 +12,23 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
 from penstock.engine.model.relative import relative_rows
+from tests.gpu.references import (
+    HALVES,
+    UNTOUCHED,
+    assert_bits_do_not_depend_on_batch_mates,
+    assert_nan_stays_in_its_sequence,
+    captured,
+    errors,
+    make_qkv,
+    untouched,
+)
 
 pytestmark = pytest.mark.gpu
 
 TRANSFORMERS: Any = modeling_deberta_v2  # untyped
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300, 512)
-HALVES = (torch.float16, torch.bfloat16)
 BUCKETS, POSITIONS = 256, 512  # as published
 REACH = 1024
-UNTOUCHED = -7.0
 TERMS = (("c2p", "p2c"), ("c2p",), ("p2c",))
 
 
@@ -49,20 +56,9 @@ def make_layer(
     return Layer(heads, embeddings("c2p"), embeddings("p2c"), table, scale)
 
 
-def make_batch(
-    lengths: Sequence[int] | np.ndarray, hidden: int, dtype: torch.dtype, seed: int
-) -> tuple[Tensor, np.ndarray]:
-    """qkv with three rows of NaN after the last sequence, and cu_seqlens."""
-    cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    generator = torch.Generator("cuda").manual_seed(seed)
-    qkv = torch.randn(int(cu_seqlens[-1]) + 3, 3 * hidden, generator=generator, device="cuda").to(dtype)
-    qkv[-3:] = math.nan
-    return qkv, cu_seqlens
-
-
 def run(layer: Layer, qkv: Tensor, cu_seqlens: np.ndarray, max_seqlen: int | None = None) -> Tensor:
     longest = max(1, int(np.diff(cu_seqlens).max())) if max_seqlen is None else max_seqlen
-    out = torch.full((len(qkv), qkv.shape[1] // 3), UNTOUCHED, dtype=qkv.dtype, device="cuda")
+    out = untouched(qkv)
     cu_seqlens_device = torch.from_numpy(cu_seqlens).cuda()
     disentangled_attention(
         out, qkv, cu_seqlens_device, longest, layer.heads, layer.kr, layer.qr, layer.table, layer.scale
@@ -88,16 +84,9 @@ def torch_attention(layer: Layer, qkv: Tensor) -> Tensor:
     return (torch.softmax(scores, dim=2) @ value).transpose(0, 1).reshape(length, width // 3)
 
 
-def errors(layer: Layer, out: Tensor, qkv: Tensor, cu_seqlens: np.ndarray) -> np.ndarray:
-    """[N, 2]: for each sequence the largest error of `out` and of torch in the same precision, against float64."""
-    pairs = []
-    for start, end in pairwise(cu_seqlens):
-        if start < end:
-            rows = qkv[start:end]
-            exact = torch_attention(layer, rows.double())
-            ours, theirs = out[start:end], torch_attention(layer, rows)
-            pairs.append([(result.double() - exact).abs().max().item() for result in (ours, theirs)])
-    return np.array(pairs)
+def compare(layer: Layer, out: Tensor, qkv: Tensor, cu_seqlens: np.ndarray) -> np.ndarray:
+    """[N, 2]: the errors of the kernel and of torch."""
+    return errors(lambda rows: torch_attention(layer, rows), out, qkv, cu_seqlens)
 
 
 @pytest.mark.parametrize("terms", TERMS)
@@ -108,9 +97,9 @@ def test_each_sequence_is_at_most_twice_as_far_from_float64_as_torch(
 ) -> None:
     heads = 12
     layer = make_layer(heads, head_dim, dtype, terms)
-    qkv, cu_seqlens = make_batch(LENGTHS, heads * head_dim, dtype, seed=head_dim)
+    qkv, cu_seqlens = make_qkv(LENGTHS, heads * head_dim, dtype, seed=head_dim)
     out = run(layer, qkv, cu_seqlens)
-    ours, theirs = errors(layer, out, qkv, cu_seqlens).T
+    ours, theirs = compare(layer, out, qkv, cu_seqlens).T
     assert (ours <= 2 * theirs).all(), (ours, theirs)  # a NaN fails too
     assert (out[-3:] == UNTOUCHED).all()
 
@@ -127,9 +116,9 @@ def test_random_packs(seed: int) -> None:
         TERMS[seed % 3],
     )
     layer = make_layer(heads, head_dim, dtype, terms)
-    qkv, cu_seqlens = make_batch(lengths, heads * head_dim, dtype, seed)
+    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, dtype, seed)
     out = run(layer, qkv, cu_seqlens)
-    ours, theirs = errors(layer, out, qkv, cu_seqlens).max(axis=0)
+    ours, theirs = compare(layer, out, qkv, cu_seqlens).max(axis=0)
     assert ours <= 2 * theirs
     assert (out[cu_seqlens[-1] :] == UNTOUCHED).all()
 
@@ -137,8 +126,8 @@ def test_random_packs(seed: int) -> None:
 @pytest.mark.parametrize("buckets", [16, 256])
 def test_sequences_beyond_the_positions(buckets: int) -> None:
     layer = make_layer(2, 64, torch.float16, buckets=buckets)
-    qkv, cu_seqlens = make_batch((700, 1024, 1000), 128, torch.float16, seed=3)
-    ours, theirs = errors(layer, run(layer, qkv, cu_seqlens), qkv, cu_seqlens).T
+    qkv, cu_seqlens = make_qkv((700, 1024, 1000), 128, torch.float16, seed=3)
+    ours, theirs = compare(layer, run(layer, qkv, cu_seqlens), qkv, cu_seqlens).T
     assert (ours <= 2 * theirs).all(), (ours, theirs)
 
 
@@ -147,18 +136,18 @@ def test_nothing_is_assumed_of_the_table() -> None:
     generator = torch.Generator("cuda").manual_seed(1)
     table = torch.randint(0, 2 * BUCKETS, layer.table.shape, generator=generator, device="cuda", dtype=torch.int32)
     layer = layer._replace(table=table)
-    qkv, cu_seqlens = make_batch((200, 77), 128, torch.float16, seed=4)
-    ours, theirs = errors(layer, run(layer, qkv, cu_seqlens), qkv, cu_seqlens).T
+    qkv, cu_seqlens = make_qkv((200, 77), 128, torch.float16, seed=4)
+    ours, theirs = compare(layer, run(layer, qkv, cu_seqlens), qkv, cu_seqlens).T
     assert (ours <= 2 * theirs).all(), (ours, theirs)
 
 
 def test_large_scores_and_a_late_maximum() -> None:
     """Scores of several hundred, largest at the last keys: the reference must move, and nothing may overflow."""
     layer = make_layer(2, 64, torch.float16)
-    qkv, cu_seqlens = make_batch((500, 100, 40), 128, torch.float16, seed=5)
+    qkv, cu_seqlens = make_qkv((500, 100, 40), 128, torch.float16, seed=5)
     for end in cu_seqlens[1:]:
         qkv[end - 3 : end, : 2 * 128] *= 8
-    ours, theirs = errors(layer, run(layer, qkv, cu_seqlens), qkv, cu_seqlens).T
+    ours, theirs = compare(layer, run(layer, qkv, cu_seqlens), qkv, cu_seqlens).T
     assert (ours <= 2 * theirs).all(), (ours, theirs)
 
 
@@ -207,12 +196,10 @@ def test_as_near_to_transformers_in_float64_as_transformers_in_float16(length: i
 def test_bits_do_not_depend_on_batch_mates(length: int) -> None:
     layer = make_layer(3, 64, torch.float16)
     lengths = (50, length, 7, 400, 0, length, 33)
-    qkv, cu_seqlens = make_batch(lengths, 192, torch.float16, seed=length)
-    together = run(layer, qkv, cu_seqlens, max_seqlen=1024)
-    for i in (1, 5):
-        start, end = cu_seqlens[i : i + 2]
-        alone = run(layer, qkv[start:end].clone(), np.array([0, length], np.int32))
-        assert torch.equal(alone, together[start:end])
+    qkv, cu_seqlens = make_qkv(lengths, 192, torch.float16, seed=length)
+    assert_bits_do_not_depend_on_batch_mates(
+        lambda qkv, bounds: run(layer, qkv, bounds, max_seqlen=1024 if len(bounds) > 2 else None), qkv, cu_seqlens
+    )
 
 
 @pytest.mark.parametrize("terms", TERMS)
@@ -220,16 +207,8 @@ def test_bits_do_not_depend_on_batch_mates(length: int) -> None:
 def test_nan_stays_in_its_sequence(head_dim: int, terms: Sequence[str]) -> None:
     layer = make_layer(2, head_dim, torch.float16, terms)
     lengths = (17, 5, 90, 1, 64, 131)
-    qkv, cu_seqlens = make_batch(lengths, 2 * head_dim, torch.float16, seed=1)
-    clean = run(layer, qkv, cu_seqlens)
-    for i in range(0, len(lengths), 2):
-        qkv[cu_seqlens[i] : cu_seqlens[i + 1]] = math.nan
-    poisoned = run(layer, qkv, cu_seqlens)
-    for i, (start, end) in enumerate(pairwise(cu_seqlens)):
-        if i % 2:
-            assert torch.equal(poisoned[start:end], clean[start:end])
-        else:
-            assert poisoned[start:end].isnan().all()
+    qkv, cu_seqlens = make_qkv(lengths, 2 * head_dim, torch.float16, seed=1)
+    assert_nan_stays_in_its_sequence(lambda: run(layer, qkv, cu_seqlens), qkv, cu_seqlens)
 
 
 def test_a_graph_serves_every_batch_of_its_bucket() -> None:
@@ -242,17 +221,13 @@ def test_a_graph_serves_every_batch_of_its_bucket() -> None:
     def launch() -> None:
         disentangled_attention(out, qkv, cu_seqlens, longest, heads, layer.kr, layer.qr, layer.table, layer.scale)
 
-    launch()  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
+    graph = captured(launch)
     for seed in range(5):
         random = np.random.default_rng(seed)
         lengths = np.zeros(sequences, np.int32)
         used = int(random.integers(1, sequences + 1))
         lengths[:used] = random.integers(1, min(longest, tokens // used) + 1, used)
-        fresh, starts = make_batch(lengths, heads * head_dim, torch.float16, seed)
+        fresh, starts = make_qkv(lengths, heads * head_dim, torch.float16, seed)
         total = int(starts[-1])
         qkv[:total] = fresh[:total]
         qkv[total:] = math.nan
@@ -265,7 +240,7 @@ def test_a_graph_serves_every_batch_of_its_bucket() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     layer = make_layer(2, 64, torch.float16)
-    qkv, cu_seqlens = make_batch((20,), 128, torch.float16, seed=0)
+    qkv, cu_seqlens = make_qkv((20,), 128, torch.float16, seed=0)
     assert layer.kr is not None
     with pytest.raises(ValueError, match="plain attention"):
         run(layer._replace(kr=None, qr=None), qkv, cu_seqlens)

@@ -1,7 +1,6 @@
 """Packed attention on a GPU, against float64 and against torch's own attention in the same precision."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -24,22 +23,20 @@ from penstock.engine.kernels.packed_attention import (
     rotary_attention,
 )
 from penstock.engine.model.weights import RotaryAttention
+from tests.gpu.references import (
+    HALVES,
+    UNTOUCHED,
+    assert_bits_do_not_depend_on_batch_mates,
+    assert_nan_stays_in_its_sequence,
+    captured,
+    errors,
+    make_qkv,
+    untouched,
+)
 
 pytestmark = pytest.mark.gpu
 
 EDGES = (1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 300, 511, 512, 513, 1000, 1024)
-HALVES = (torch.float16, torch.bfloat16)
-UNTOUCHED = -7.0
-
-
-def make(lengths: Sequence[int], heads: int, head_dim: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, np.ndarray]:
-    """qkv with three rows of NaN after the last sequence, and cu_seqlens."""
-    cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    generator = torch.Generator("cuda").manual_seed(seed)
-    shape = (int(cu_seqlens[-1]) + 3, 3 * heads * head_dim)
-    qkv = torch.randn(shape, generator=generator, device="cuda").to(dtype)
-    qkv[-3:] = math.nan
-    return qkv, cu_seqlens
 
 
 @dataclass(frozen=True)
@@ -123,24 +120,17 @@ def distances(length: int) -> Tensor:
 
 
 def run(qkv: Tensor, cu_seqlens: np.ndarray, heads: int, queries: int, kind: Plain = PLAIN) -> Tensor:
-    hidden = qkv.shape[1] // 3
-    out = torch.full((len(qkv), hidden), UNTOUCHED, dtype=qkv.dtype, device="cuda")
+    out = untouched(qkv)
     capacity = plan_capacity(int(cu_seqlens[-1]), len(cu_seqlens) - 1, queries)
     plan = torch.from_numpy(plan_items(cu_seqlens, capacity, queries)).cuda()
     kind.launch(out, qkv, plan, heads, queries)
     return out
 
 
-def errors(out: Tensor, qkv: Tensor, cu_seqlens: np.ndarray, heads: int, kind: Plain = PLAIN) -> np.ndarray:
-    """[N, 2]: for each sequence the largest error of `out` and of torch in the same precision, against float64."""
-    pairs = []
-    for start, end in pairwise(cu_seqlens):
-        if start < end:
-            rows = qkv[start:end]
-            exact = kind.torch(rows.double(), heads)
-            results = (out[start:end], kind.torch(rows, heads))
-            pairs.append([(result.double() - exact).abs().max().item() for result in results])
-    return np.array(pairs)
+def compare(qkv: Tensor, cu_seqlens: np.ndarray, heads: int, queries: int, kind: Plain = PLAIN) -> np.ndarray:
+    """[N, 2]: the errors of the kernel and of torch."""
+    out = run(qkv, cu_seqlens, heads, queries, kind)
+    return errors(lambda rows: kind.torch(rows, heads), out, qkv, cu_seqlens)
 
 
 @pytest.mark.parametrize("queries", QUERIES)
@@ -151,8 +141,8 @@ def test_a_batch_is_at_most_twice_as_far_from_float64_as_torch(
     kind: Plain, head_dim: int, dtype: torch.dtype, queries: int
 ) -> None:
     heads = 5
-    qkv, cu_seqlens = make(EDGES, heads, head_dim, dtype, seed=head_dim)
-    ours, theirs = errors(run(qkv, cu_seqlens, heads, queries, kind), qkv, cu_seqlens, heads, kind).T
+    qkv, cu_seqlens = make_qkv(EDGES, heads * head_dim, dtype, seed=head_dim)
+    ours, theirs = compare(qkv, cu_seqlens, heads, queries, kind).T
     assert ours.max() <= 2 * theirs.max(), (ours, theirs)  # a NaN fails too
 
 
@@ -163,9 +153,9 @@ def test_random_packs(seed: int) -> None:
     lengths = random.integers(0, (130, 600)[seed % 2], random.integers(1, 20)).tolist()
     lengths[0] = 1 + 17 * (seed % 60)
     head_dim, dtype, heads = (32, 64, 128)[seed % 3], HALVES[seed // 2 % 2], int(random.integers(1, 6))
-    qkv, cu_seqlens = make(lengths, heads, head_dim, dtype, seed)
+    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, dtype, seed)
     out = run(qkv, cu_seqlens, heads, QUERIES[seed // 4 % 2], kind)
-    ours, theirs = errors(out, qkv, cu_seqlens, heads, kind).max(axis=0)
+    ours, theirs = errors(lambda rows: kind.torch(rows, heads), out, qkv, cu_seqlens).max(axis=0)
     half_ulp = torch.finfo(dtype).eps / 2 * float(out[: cu_seqlens[-1]].abs().max())
     assert ours <= 2 * max(theirs, half_ulp)  # in a small pack torch may be luckier than its precision
     assert (out[cu_seqlens[-1] :] == UNTOUCHED).all()
@@ -175,10 +165,10 @@ def test_random_packs(seed: int) -> None:
 def test_large_scores_and_a_late_maximum(queries: int) -> None:
     """Scores of several hundred, largest at the last key: the reference must move, and nothing may overflow."""
     heads, lengths = 2, (500, 100, 193)
-    qkv, cu_seqlens = make(lengths, heads, 64, torch.float16, seed=5)
+    qkv, cu_seqlens = make_qkv(lengths, heads * 64, torch.float16, seed=5)
     for end in cu_seqlens[1:]:
         qkv[end - 3 : end, : 2 * heads * 64] *= 8
-    ours, theirs = errors(run(qkv, cu_seqlens, heads, queries), qkv, cu_seqlens, heads).T
+    ours, theirs = compare(qkv, cu_seqlens, heads, queries).T
     assert ours.max() <= 2 * theirs.max(), (ours, theirs)
 
 
@@ -188,12 +178,10 @@ def test_large_scores_and_a_late_maximum(queries: int) -> None:
 def test_bits_do_not_depend_on_batch_mates(kind: Plain, length: int, queries: int) -> None:
     heads, head_dim = 3, 64
     lengths = (50, length, 700, 128, 0, length, 333)
-    qkv, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed=length)
-    together = run(qkv, cu_seqlens, heads, queries, kind)
-    for i in (1, 5):
-        start, end = cu_seqlens[i : i + 2]
-        alone = run(qkv[start:end].clone(), np.array([0, length], np.int32), heads, queries, kind)
-        assert torch.equal(alone, together[start:end])
+    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, torch.float16, seed=length)
+    assert_bits_do_not_depend_on_batch_mates(
+        lambda qkv, bounds: run(qkv, bounds, heads, queries, kind), qkv, cu_seqlens
+    )
 
 
 @pytest.mark.parametrize("queries", QUERIES)
@@ -201,16 +189,8 @@ def test_bits_do_not_depend_on_batch_mates(kind: Plain, length: int, queries: in
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_nan_stays_in_its_sequence(kind: Plain, head_dim: int, queries: int) -> None:
     heads, lengths = 2, (170, 5, 90, 300, 64, 129)
-    qkv, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed=1)
-    clean = run(qkv, cu_seqlens, heads, queries, kind)
-    for i in range(0, len(lengths), 2):
-        qkv[cu_seqlens[i] : cu_seqlens[i + 1]] = math.nan
-    poisoned = run(qkv, cu_seqlens, heads, queries, kind)
-    for i, (start, end) in enumerate(pairwise(cu_seqlens)):
-        if i % 2:
-            assert torch.equal(poisoned[start:end], clean[start:end])
-        else:
-            assert poisoned[start:end].isnan().all()
+    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, torch.float16, seed=1)
+    assert_nan_stays_in_its_sequence(lambda: run(qkv, cu_seqlens, heads, queries, kind), qkv, cu_seqlens)
 
 
 @pytest.mark.parametrize("queries", QUERIES)
@@ -220,14 +200,10 @@ def test_a_graph_serves_every_batch_of_its_bucket(queries: int) -> None:
     qkv = torch.zeros(tokens, 3 * heads * head_dim, dtype=torch.float16, device="cuda")
     out = torch.zeros(tokens, heads * head_dim, dtype=torch.float16, device="cuda")
     plan = torch.zeros(capacity, 2, dtype=torch.int32, device="cuda")
-    packed_attention(out, qkv, plan, heads, 0.125, queries)  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        packed_attention(out, qkv, plan, heads, 0.125, queries)
+    graph = captured(lambda: packed_attention(out, qkv, plan, heads, 0.125, queries))
     for seed in range(5):
         lengths = np.random.default_rng(seed).integers(0, 171, sequences).tolist()
-        fresh, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed)
+        fresh, cu_seqlens = make_qkv(lengths, heads * head_dim, torch.float16, seed)
         total = int(cu_seqlens[-1])
         qkv[:total] = fresh[:total]
         qkv[total:] = math.nan
@@ -242,16 +218,16 @@ def test_a_graph_serves_every_batch_of_its_bucket(queries: int) -> None:
 def test_a_backlog_of_16384_tokens(queries: int) -> None:
     heads, head_dim = 12, 64
     lengths = np.random.default_rng(0).integers(5, 501, 65).tolist()
-    qkv, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed=0)
-    ours, theirs = errors(run(qkv, cu_seqlens, heads, queries), qkv, cu_seqlens, heads).max(axis=0)
+    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, torch.float16, seed=0)
+    ours, theirs = compare(qkv, cu_seqlens, heads, queries).max(axis=0)
     assert ours <= 2 * theirs
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_one_sequence_of_8191_tokens(kind: Plain) -> None:
     heads, head_dim = 1, 64
-    qkv, cu_seqlens = make((8191,), heads, head_dim, torch.bfloat16, seed=2)
-    ours, theirs = errors(run(qkv, cu_seqlens, heads, 128, kind), qkv, cu_seqlens, heads, kind).max(axis=0)
+    qkv, cu_seqlens = make_qkv((8191,), heads * head_dim, torch.bfloat16, seed=2)
+    ours, theirs = compare(qkv, cu_seqlens, heads, 128, kind).max(axis=0)
     assert ours <= 2 * theirs
 
 
@@ -279,7 +255,7 @@ def test_a_layer_of_t5_attends_as_in_transformers(queries: int) -> None:
     torch.nn.init.normal_(layer.relative_attention_bias.weight)
     buckets = distance_buckets(torch.arange(-128, 129, device="cuda"), 32, 128)
     bias = layer.relative_attention_bias.weight[buckets].T.detach().half()
-    qkv, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed=3)
+    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, torch.float16, seed=3)
     out = torch.empty(len(qkv), heads * head_dim, dtype=torch.float16, device="cuda")
     plan = torch.from_numpy(plan_items(cu_seqlens, 32, queries)).cuda()
     packed_attention(out, qkv, plan, heads, 0.125, queries, distance_table(bias, 0.125))

@@ -1,8 +1,6 @@
 """Short attention on a GPU, against float64 and against torch's own attention in the same precision."""
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,23 +10,21 @@ from torch import Tensor
 
 from penstock.engine.kernels.packed_attention import distance_table
 from penstock.engine.kernels.short_attention import plan_capacity, plan_items, short_attention
+from tests.gpu.references import (
+    HALVES,
+    UNTOUCHED,
+    assert_bits_do_not_depend_on_batch_mates,
+    assert_nan_stays_in_its_sequence,
+    captured,
+    errors,
+    make_qkv,
+    untouched,
+)
 
 pytestmark = pytest.mark.gpu
 
 EDGES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128)
-HALVES = (torch.float16, torch.bfloat16)
-UNTOUCHED = -7.0
 LAST = 40  # distance with a bias of its own
-
-
-def make(lengths: Sequence[int], heads: int, head_dim: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, np.ndarray]:
-    """qkv with three rows of NaN after the last sequence, and cu_seqlens."""
-    cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    generator = torch.Generator("cuda").manual_seed(seed)
-    shape = (int(cu_seqlens[-1]) + 3, 3 * heads * head_dim)
-    qkv = torch.randn(shape, generator=generator, device="cuda").to(dtype)
-    qkv[-3:] = math.nan
-    return qkv, cu_seqlens
 
 
 def make_bias(heads: int, dtype: torch.dtype) -> Tensor:
@@ -37,10 +33,9 @@ def make_bias(heads: int, dtype: torch.dtype) -> Tensor:
 
 
 def run(qkv: Tensor, cu_seqlens: np.ndarray, heads: int, bias: Tensor | None = None) -> Tensor:
-    hidden = qkv.shape[1] // 3
-    out = torch.full((len(qkv), hidden), UNTOUCHED, dtype=qkv.dtype, device="cuda")
+    out = untouched(qkv)
     items = plan_items(cu_seqlens, plan_capacity(int(cu_seqlens[-1]), len(cu_seqlens) - 1))
-    scale = (hidden // heads) ** -0.5
+    scale = (out.shape[1] // heads) ** -0.5
     table = None if bias is None else distance_table(bias, scale)
     short_attention(out, qkv, torch.from_numpy(items).cuda(), heads, scale, table)
     return out
@@ -58,16 +53,9 @@ def torch_attention(qkv: Tensor, heads: int, bias: Tensor | None) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2).reshape(length, width // 3)
 
 
-def errors(out: Tensor, qkv: Tensor, cu_seqlens: np.ndarray, heads: int, bias: Tensor | None = None) -> np.ndarray:
-    """[N, 2]: for each sequence the largest error of `out` and of torch in the same precision, against float64."""
-    pairs = []
-    for start, end in pairwise(cu_seqlens):
-        if start < end:
-            rows = qkv[start:end]
-            exact = torch_attention(rows.double(), heads, bias)
-            ours, theirs = (out[start:end], torch_attention(rows, heads, bias))
-            pairs.append([(result.double() - exact).abs().max().item() for result in (ours, theirs)])
-    return np.array(pairs)
+def compare(qkv: Tensor, cu_seqlens: np.ndarray, heads: int, bias: Tensor | None = None) -> np.ndarray:
+    """[N, 2]: the errors of the kernel and of torch."""
+    return errors(lambda rows: torch_attention(rows, heads, bias), run(qkv, cu_seqlens, heads, bias), qkv, cu_seqlens)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -77,9 +65,9 @@ def test_each_sequence_is_at_most_twice_as_far_from_float64_as_torch(
     head_dim: int, dtype: torch.dtype, biased: bool
 ) -> None:
     heads = 12
-    qkv, cu_seqlens = make(EDGES, heads, head_dim, dtype, seed=head_dim)
+    qkv, cu_seqlens = make_qkv(EDGES, heads * head_dim, dtype, seed=head_dim)
     bias = make_bias(heads, dtype) if biased else None
-    ours, theirs = errors(run(qkv, cu_seqlens, heads, bias), qkv, cu_seqlens, heads, bias).T
+    ours, theirs = compare(qkv, cu_seqlens, heads, bias).T
     assert ours.max() <= 2 * theirs.max(), (ours, theirs)  # a NaN fails too
 
 
@@ -89,9 +77,9 @@ def test_random_packs(seed: int) -> None:
     lengths = random.integers(0, 129, random.integers(1, 40)).tolist()
     lengths[0] = 1 + seed
     head_dim, dtype, heads = (32, 64, 128)[seed % 3], HALVES[seed % 2], int(random.integers(1, 5))
-    qkv, cu_seqlens = make(lengths, heads, head_dim, dtype, seed)
+    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, dtype, seed)
     out = run(qkv, cu_seqlens, heads)
-    ours, theirs = errors(out, qkv, cu_seqlens, heads).max(axis=0)
+    ours, theirs = errors(lambda rows: torch_attention(rows, heads, None), out, qkv, cu_seqlens).max(axis=0)
     assert ours <= 2 * theirs
     assert (out[cu_seqlens[-1] :] == UNTOUCHED).all()
 
@@ -99,19 +87,19 @@ def test_random_packs(seed: int) -> None:
 def test_large_scores_and_a_late_maximum() -> None:
     """Scores of several hundred, largest at the last key: the reference must move, and nothing may overflow."""
     heads, lengths = 2, (128, 100, 40)
-    qkv, cu_seqlens = make(lengths, heads, 64, torch.float16, seed=5)
+    qkv, cu_seqlens = make_qkv(lengths, heads * 64, torch.float16, seed=5)
     for end in cu_seqlens[1:]:
         qkv[end - 3 : end, : 2 * heads * 64] *= 8
-    ours, theirs = errors(run(qkv, cu_seqlens, heads), qkv, cu_seqlens, heads).T
+    ours, theirs = compare(qkv, cu_seqlens, heads).T
     assert (ours <= 2 * theirs).all(), (ours, theirs)
 
 
 def test_a_bias_of_minus_infinity_removes_a_key() -> None:
     heads, length = 2, 37
-    qkv, cu_seqlens = make((length,), heads, 64, torch.bfloat16, seed=6)
+    qkv, cu_seqlens = make_qkv((length,), heads * 64, torch.bfloat16, seed=6)
     bias = torch.zeros(heads, 2 * LAST + 1, dtype=torch.bfloat16, device="cuda")
     bias[:, : LAST - 3] = -math.inf  # keys that are more than three tokens before their query
-    ours, theirs = errors(run(qkv, cu_seqlens, heads, bias), qkv, cu_seqlens, heads, bias).T
+    ours, theirs = compare(qkv, cu_seqlens, heads, bias).T
     assert (ours <= 2 * theirs).all(), (ours, theirs)
 
 
@@ -119,27 +107,15 @@ def test_a_bias_of_minus_infinity_removes_a_key() -> None:
 def test_bits_do_not_depend_on_batch_mates(length: int) -> None:
     heads, head_dim = 3, 64
     lengths = (50, length, 7, 128, 0, length, 33)
-    qkv, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed=length)
-    together = run(qkv, cu_seqlens, heads)
-    for i in (1, 5):
-        start, end = cu_seqlens[i : i + 2]
-        alone = run(qkv[start:end].clone(), np.array([0, length], np.int32), heads)
-        assert torch.equal(alone, together[start:end])
+    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, torch.float16, seed=length)
+    assert_bits_do_not_depend_on_batch_mates(lambda qkv, bounds: run(qkv, bounds, heads), qkv, cu_seqlens)
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_nan_stays_in_its_sequence(head_dim: int) -> None:
     heads, lengths = 2, (17, 5, 90, 1, 64, 31)
-    qkv, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed=1)
-    clean = run(qkv, cu_seqlens, heads)
-    for i in range(0, len(lengths), 2):
-        qkv[cu_seqlens[i] : cu_seqlens[i + 1]] = math.nan
-    poisoned = run(qkv, cu_seqlens, heads)
-    for i, (start, end) in enumerate(pairwise(cu_seqlens)):
-        if i % 2:
-            assert torch.equal(poisoned[start:end], clean[start:end])
-        else:
-            assert poisoned[start:end].isnan().all()
+    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, torch.float16, seed=1)
+    assert_nan_stays_in_its_sequence(lambda: run(qkv, cu_seqlens, heads), qkv, cu_seqlens)
 
 
 def test_a_graph_serves_every_batch_of_its_bucket() -> None:
@@ -148,14 +124,10 @@ def test_a_graph_serves_every_batch_of_its_bucket() -> None:
     qkv = torch.zeros(tokens, 3 * heads * head_dim, dtype=torch.float16, device="cuda")
     out = torch.zeros(tokens, heads * head_dim, dtype=torch.float16, device="cuda")
     plan = torch.zeros(capacity, 2, dtype=torch.int32, device="cuda")
-    short_attention(out, qkv, plan, heads, 0.125)  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        short_attention(out, qkv, plan, heads, 0.125)
+    graph = captured(lambda: short_attention(out, qkv, plan, heads, 0.125))
     for seed in range(5):
         lengths = np.random.default_rng(seed).integers(0, 22, sequences).tolist()
-        fresh, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed)
+        fresh, cu_seqlens = make_qkv(lengths, heads * head_dim, torch.float16, seed)
         total = int(cu_seqlens[-1])
         qkv[:total] = fresh[:total]
         qkv[total:] = math.nan
@@ -169,8 +141,8 @@ def test_a_graph_serves_every_batch_of_its_bucket() -> None:
 def test_a_backlog_of_16384_tokens() -> None:
     heads, head_dim = 12, 64
     lengths = np.random.default_rng(0).integers(2, 101, 328).tolist()
-    qkv, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed=0)
-    ours, theirs = errors(run(qkv, cu_seqlens, heads), qkv, cu_seqlens, heads).max(axis=0)
+    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, torch.float16, seed=0)
+    ours, theirs = compare(qkv, cu_seqlens, heads).max(axis=0)
     assert ours <= 2 * theirs
 
 
