@@ -14,16 +14,22 @@ HALVES = (torch.float16, torch.bfloat16)
 HIDDEN_SIZES = (8, 72, 384, 768, 1000, 1024, 1032, 4096)
 ROWS = (1, 7, 129, 4097)
 UNTOUCHED = -7.0  # where attention writes nothing
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
     "tanh": torch.tanh,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "gelu_10": lambda x: F.gelu(x).clamp(-10, 10),
+    "gelu_10": lambda x: activate(x, "gelu").clamp(-10, 10),
     "identity": lambda x: x,
 }
+
+
+def activate(x: Tensor, kind: str) -> Tensor:
+    """In x's own precision; the exact GELU's tail without cancellation, which torch's has in float64 too."""
+    if kind == "gelu":
+        return 0.5 * x * torch.erfc(-x / math.sqrt(2)) if x.dtype == torch.float64 else F.gelu(x)
+    return _ACTIVATIONS[kind](x)
 
 
 def randn(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> Tensor:

@@ -4,38 +4,12 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.kernels.activation import KINDS, bias_activation, gated
-from tests.gpu.references import HALVES, HIDDEN_SIZES, ROWS, assert_as_exact_as_torch, randn, replayed
+from tests.gpu.references import HALVES, HIDDEN_SIZES, ROWS, activate, assert_as_exact_as_torch, randn, replayed
 
 pytestmark = pytest.mark.gpu
-
-
-def activate(x: Tensor, kind: str) -> Tensor:
-    """In x's own precision; the exact GELU's tail without cancellation, which torch's has in float64 too."""
-    match kind:
-        case "gelu" if x.dtype == torch.float64:
-            return 0.5 * x * torch.erfc(-x / math.sqrt(2))
-        case "gelu":
-            return F.gelu(x)
-        case "gelu_tanh":
-            return F.gelu(x, approximate="tanh")
-        case "relu":
-            return F.relu(x)
-        case "silu":
-            return F.silu(x)
-        case "tanh":
-            return x.tanh()
-        case "quick_gelu":
-            return x * torch.sigmoid(1.702 * x)
-        case "gelu_10":
-            return activate(x, "gelu").clamp(-10, 10)
-        case "identity":
-            return x
-        case _:
-            raise ValueError(kind)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

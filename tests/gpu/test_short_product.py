@@ -8,8 +8,8 @@ from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.residual_norm import split_norm
 from penstock.engine.kernels.short_product import TILES, Tile, short_product, split_product
 from tests.gpu.references import (
-    ACTIVATIONS,
     HALVES,
+    activate,
     assert_as_exact_as_torch,
     exact_norm,
     exact_sum,
@@ -50,9 +50,8 @@ def test_every_activation(has_bias: bool, kind: str, dtype: torch.dtype) -> None
     bias = randn(512, dtype=dtype, seed=6) if has_bias else None
     out = torch.empty(50, 512, dtype=dtype, device="cuda")
     short_product(out, x, weight, bias, kind, Tile(64, 32))
-    act = ACTIVATIONS[kind]
-    exact = act(F.linear(x.double(), weight.double(), None if bias is None else bias.double()))
-    assert_as_exact_as_torch(out, act(F.linear(x, weight, bias)), exact)
+    exact = activate(F.linear(x.double(), weight.double(), None if bias is None else bias.double()), kind)
+    assert_as_exact_as_torch(out, activate(F.linear(x, weight, bias), kind), exact)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

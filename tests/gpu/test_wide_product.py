@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.kernels.wide_product import wide_product
-from tests.gpu.references import ACTIVATIONS, HALVES, assert_as_exact_as_torch, norm_parameters, randn, replayed
+from tests.gpu.references import HALVES, activate, assert_as_exact_as_torch, norm_parameters, randn, replayed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,9 +44,8 @@ def test_every_activation(has_bias: bool, kind: str, dtype: torch.dtype) -> None
     bias = randn(512, dtype=dtype, seed=6) if has_bias else None
     out = torch.empty(500, 512, dtype=dtype, device="cuda")
     wide_product(out, x, weight, bias, kind)
-    act = ACTIVATIONS[kind]
-    exact = act(F.linear(x.double(), weight.double(), None if bias is None else bias.double()))
-    assert_as_exact_as_torch(out, act(F.linear(x, weight, bias)), exact)
+    exact = activate(F.linear(x.double(), weight.double(), None if bias is None else bias.double()), kind)
+    assert_as_exact_as_torch(out, activate(F.linear(x, weight, bias), kind), exact)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -59,10 +58,9 @@ def test_gates(kind: str, has_bias: bool, rows: int, width: int, depth: int, dty
     guarded = torch.full((rows + 600, width), 7.0, dtype=dtype, device="cuda")
     out = guarded[300 : 300 + rows]
     wide_product(out, x, weight, bias, kind, is_gated=True)
-    act = ACTIVATIONS[kind]
     first, last = F.linear(x, weight, bias).chunk(2, dim=1)
     exact, gate = F.linear(x.double(), weight.double(), None if bias is None else bias.double()).chunk(2, dim=1)
-    assert_as_exact_as_torch(out, act(first) * last, act(exact) * gate)
+    assert_as_exact_as_torch(out, activate(first, kind) * last, activate(exact, kind) * gate)
     assert (guarded[:300] == 7.0).all()
     assert (guarded[300 + rows :] == 7.0).all()
 

@@ -178,50 +178,6 @@ def test_no_set_partition_of_padded_batches_is_cheaper(num: int, how_many: int) 
     np.testing.assert_allclose(found, cheapest, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow
-@settings(max_examples=examples(200))
-@given(
-    st.lists(st.integers(1, LONGEST), min_size=1, max_size=7).map(sorted),
-    st.tuples(*[st.integers(0, 20).map(float)] * 4),
-    st.integers(1, 8),
-    st.integers(1, 100),
-    st.one_of(st.just(math.inf), st.integers(1, 500).map(float)),
-)
-def test_no_set_partition_of_padded_batches_is_cheaper_with_shrinking(
-    lengths: list[int], terms: tuple[float, ...], max_sequences: int, max_tokens: int, max_seconds: float
-) -> None:
-    cost = PaddedCost(*terms)
-    instance = Instance(tuple(lengths), cost, max_sequences, max_tokens, max_seconds)
-    cuts, seconds = instance.cuts()
-    assert_sound(instance, cuts, seconds)
-    cheapest = cheapest_of_all(instance.costs(subsets(len(lengths)))[:, None])[0]
-    assert sum(seconds) == pytest.approx(cheapest, rel=1e-9)
-
-
-@pytest.mark.slow
-def test_no_contiguous_partition_of_packed_batches_is_cheaper() -> None:
-    rng = random.Random(2)
-    for _ in range(1500):
-        num = rng.randint(1, MOST)
-        cost = rng.choice((law(rng, PackedCost), any_table(rng, PackedCost, 100)))
-        instance = Instance(
-            tuple(sorted(rng.randint(1, LONGEST) for _ in range(num))),
-            cost,
-            rng.choice((NO_CAP, rng.randint(1, num))),
-            rng.choice((NO_CAP, rng.randint(1, LONGEST * num))),
-            rng.choice((math.inf, rng.uniform(0.5, 60))),
-        )
-        runs = [(start, stop) for start in range(num) for stop in range(start + 1, num + 1)]
-        members = np.array([[float(start <= index < stop) for index in range(num)] for start, stop in runs])
-        run_s = dict(zip(runs, instance.costs(members).tolist(), strict=True))
-        best = [0.0]
-        for stop in range(1, num + 1):
-            best.append(min(best[start] + run_s[start, stop] for start in range(stop)))
-        cuts, seconds = instance.cuts()
-        assert_sound(instance, cuts, seconds)
-        assert sum(seconds) == pytest.approx(best[-1], rel=1e-9)
-
-
 def long_instance(rng: random.Random, cost: CostFunction) -> Instance:
     num = rng.choice((1, 2, 127, 128, 129, rng.randint(3, 500)))
     return Instance(

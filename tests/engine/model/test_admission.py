@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,11 +86,18 @@ def save_dense(directory: Path, **config: Any) -> None:
     save_file({"linear.weight": torch.randn(48, 48), "linear.bias": torch.randn(48)}, directory / "model.safetensors")
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Transformer, Pooling and Normalize, as sentence-transformers saves them."""
+    directory = tmp_path_factory.mktemp("saved")
+    save_sentence_transformer(directory, WORDS, normalize=True)
+    return directory / "model"
+
+
 @pytest.fixture
-def sentences(tmp_path: Path) -> Path:
-    """A Transformer, Pooling and Normalize, saved by sentence-transformers, free to be spoiled."""
-    save_sentence_transformer(tmp_path, WORDS, normalize=True)
-    return tmp_path / "model"
+def sentences(saved: Path, tmp_path: Path) -> Path:
+    """A copy of `saved`, free to be spoiled."""
+    return shutil.copytree(saved, tmp_path / "model")
 
 
 def save(directory: Path, model: Any) -> Path:

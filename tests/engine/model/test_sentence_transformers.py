@@ -1,5 +1,6 @@
 """Prompts and cut embeddings as sentence-transformers computes them, for small models that it saved itself."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.engine.helpers import edit_json, pack, save_classifier, save_sentence
 
 pytestmark = pytest.mark.slow
 
+STATED = "config_sentence_transformers.json"
 PROMPTS = {"query": "search query : ", "document": "passage : ", "topic": "cluster : "}
 TEXTS = ["a river in spring", "where is the river", "snow", "the snow is in spring where a river is the query"]
 WORDS = sorted({word for text in (*TEXTS, *PROMPTS.values(), "instruct : first") for word in text.split()})
@@ -48,6 +50,12 @@ def prompted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """A model whose default is its query's prompt, and its directory."""
     directory = tmp_path_factory.mktemp("prompted")
     return save_model(directory, prompts=PROMPTS, default_prompt_name="query"), directory / "model"
+
+
+@pytest.fixture
+def spoiled(prompted: tuple[Any, Path], tmp_path: Path) -> Path:
+    """A copy of the directory of that model, free to be spoiled."""
+    return shutil.copytree(prompted[1], tmp_path / "model")
 
 
 @pytest.mark.parametrize("engine", ["packed", "padded"])
@@ -107,10 +115,6 @@ def test_query_and_document_are_known_and_empty_without_a_configuration(tmp_path
     np.testing.assert_allclose(got, embed(tmp_path / "model", TEXTS), atol=0)
 
 
-def edit(directory: Path, **changes: Any) -> None:
-    edit_json(directory / "model" / "config_sentence_transformers.json", **changes)
-
-
 @pytest.mark.parametrize(
     "broken",
     [
@@ -121,18 +125,16 @@ def edit(directory: Path, **changes: Any) -> None:
         {"prompts": {"query": "\ud800"}},
     ],
 )
-def test_prompts_that_cannot_be_read_are_an_error(tmp_path: Path, broken: dict[str, Any]) -> None:
-    save_model(tmp_path, prompts=PROMPTS)
-    edit(tmp_path, **broken)
+def test_prompts_that_cannot_be_read_are_an_error(spoiled: Path, broken: dict[str, Any]) -> None:
+    edit_json(spoiled / STATED, **broken)
     with pytest.raises(TokenizerError, match="prompt"):
-        Tokenizer.from_directory(tmp_path / "model")
+        Tokenizer.from_directory(spoiled)
 
 
-def test_prompts_of_another_kind_of_model_are_ignored(tmp_path: Path) -> None:
+def test_prompts_of_another_kind_of_model_are_ignored(spoiled: Path) -> None:
     """As in sentence-transformers, which loads a cross-encoder for embeddings without its prompts."""
-    save_model(tmp_path, prompts=PROMPTS, default_prompt_name="query")
-    edit(tmp_path, model_type="CrossEncoder")
-    assert Tokenizer.from_directory(tmp_path / "model").prompts == Prompts()
+    edit_json(spoiled / STATED, model_type="CrossEncoder")
+    assert Tokenizer.from_directory(spoiled).prompts == Prompts()
 
 
 def test_a_cross_encoder_with_a_default_prompt_is_refused(tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_a_cross_encoder_with_a_default_prompt_is_refused(tmp_path: Path) -> Non
     save_classifier(plain, "bert", num_labels=1, pad_token_id=0)
     save_tokenizer(plain, ["where"])
     CrossEncoder(str(plain), device="cpu").save_pretrained(str(saved))
-    edit_json(saved / "config_sentence_transformers.json", prompts={"r": "rank: "}, default_prompt_name="r")
+    edit_json(saved / STATED, prompts={"r": "rank: "}, default_prompt_name="r")
     with pytest.raises(UnsupportedCheckpoint, match="default prompt"):
         load_engine(str(saved), dtype="float32", device="cpu")
 
@@ -196,27 +198,23 @@ CARD = '* Loss: MatryoshkaLoss\n  ```json\n  {"matryoshka_dims": [\n 48,\n 24, 1
     [({}, "", ()), ({"matryoshka_dimensions": [8, 16, 64]}, "", (8, 16, 48)), ({}, CARD, (12, 24, 48))],
 )
 def test_a_checkpoint_states_the_lengths_that_it_was_trained_for(
-    tmp_path: Path, config: dict[str, Any], card: str, expected: tuple[int, ...]
+    spoiled: Path, config: dict[str, Any], card: str, expected: tuple[int, ...]
 ) -> None:
-    save_model(tmp_path)
-    model = tmp_path / "model"
-    (model / "README.md").write_text(card, encoding="utf-8")
-    edit_json(model / "config.json", **config)
+    (spoiled / "README.md").write_text(card, encoding="utf-8")
+    edit_json(spoiled / "config.json", **config)
     for engine in ("packed", "padded"):
-        assert load_engine(str(model), dtype="float32", device="cpu", engine=engine).info.dimensions == expected
+        assert load_engine(str(spoiled), dtype="float32", device="cpu", engine=engine).info.dimensions == expected
 
 
 @pytest.mark.parametrize("stated", [16, [[16]], [True], ["16"]])
-def test_matryoshka_dimensions_that_are_no_lengths_are_refused(tmp_path: Path, stated: Any) -> None:
-    save_model(tmp_path)
-    edit_json(tmp_path / "model" / "config.json", matryoshka_dimensions=stated)
+def test_matryoshka_dimensions_that_are_no_lengths_are_refused(spoiled: Path, stated: Any) -> None:
+    edit_json(spoiled / "config.json", matryoshka_dimensions=stated)
     with pytest.raises(CheckpointError, match="must be a list of positive integers"):
-        load_engine(str(tmp_path / "model"), dtype="float32", device="cpu")
+        load_engine(str(spoiled), dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize("stated", [0, "16", [16], True])
-def test_a_truncate_dim_that_is_no_length_is_refused(tmp_path: Path, stated: Any) -> None:
-    save_model(tmp_path)
-    edit(tmp_path, truncate_dim=stated)
+def test_a_truncate_dim_that_is_no_length_is_refused(spoiled: Path, stated: Any) -> None:
+    edit_json(spoiled / STATED, truncate_dim=stated)
     with pytest.raises(CheckpointError, match="truncate_dim must be a positive integer"):
-        load_engine(str(tmp_path / "model"), dtype="float32", device="cpu")
+        load_engine(str(spoiled), dtype="float32", device="cpu")
