@@ -1,6 +1,8 @@
 """Shared by the kernels' tests: data, exact results in float64, and the rule that compares them."""
 
 import math
+import os
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import pairwise
@@ -108,6 +110,21 @@ def assert_bits_do_not_depend_on_batch_mates(
     for start, end in (cu_seqlens[i : i + 2] for i in (1, 5)):
         alone = run(qkv[start:end].clone(), np.array([0, end - start], np.int32))
         assert torch.equal(alone, together[start:end])
+
+
+def is_shared() -> bool:
+    """Whether other processes use a GPU of this machine: what they take is not free either. False: it is not known.
+
+    A container may not see them. Those of pytest-xdist are known to be there.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return True
+    query = ("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
+    try:
+        found = subprocess.run(query, capture_output=True, text=True)
+    except FileNotFoundError:
+        return False
+    return found.returncode == 0 and len(set(found.stdout.split())) > 1
 
 
 def captured(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:

@@ -15,6 +15,7 @@ from penstock.engine.gpu import GpuEncoder
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.types import Float32Array, Int32Array
 from tests.engine.helpers import FAMILIES, MAX_TOKENS, PAD, pack, random_sequences, reference_hidden, save_encoder
+from tests.gpu.references import is_shared
 
 pytestmark = pytest.mark.gpu
 
@@ -178,6 +179,8 @@ def test_what_captures_hold_is_what_the_device_lacks(encoders: tuple[GpuEncoder,
     assert encoder._graphs is not None
     assert len(encoder._graphs) == len(packs)
     taken_bytes = free_bytes - torch.cuda.mem_get_info()[0]
+    if is_shared():
+        pytest.skip("other processes use the device, and what they take is not free either")
     assert taken_bytes <= encoder._graphs.held_bytes + (32 << 20)  # the driver's first graph may take more than counts
 
 

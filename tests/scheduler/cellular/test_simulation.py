@@ -120,21 +120,21 @@ def test_expired_jobs_leave_under_overload_and_the_others_end_in_time() -> None:
 
 
 def decision_us(num_active: int, num_decisions: int = 300) -> float:
-    """Median microseconds to end a task of a saturated scheduler and to plan the next."""
+    """Median microseconds of this thread to end a task of a saturated scheduler and to plan the next."""
     scheduler = CellScheduler([CellRule("lstm", 512, max_steps=4)], SETTINGS)
     graphs = itertools.cycle([job.graph for job in jobs_of(1.0, 4096)])
     jobs = (CellJob(number, graph, float(number)) for number, graph in enumerate(graphs))
     scheduler.add([next(jobs) for _ in range(num_active)], 0.0)
     task, times = scheduler.poll(0.0), []
     for _ in range(2 * num_decisions):  # the first half loads what is compiled, and reaches the usual mix of lengths
-        began = time.perf_counter()
+        began = time.thread_time()
         following = scheduler.poll(0.0)
-        planned = time.perf_counter()
+        planned = time.thread_time()
         assert isinstance(task, CellTask)
         is_stopped = np.zeros(len(task.jobs), np.bool_)
-        told = time.perf_counter()
+        told = time.thread_time()
         ended = scheduler.finished(task.id, 0.0, task.steps, is_stopped, 1e-4)
-        times.append(planned - began + time.perf_counter() - told)
+        times.append(planned - began + time.thread_time() - told)
         scheduler.add([next(jobs) for _ in ended], 0.0)
         task = following
     return statistics.median(times[num_decisions:]) * 1e6
