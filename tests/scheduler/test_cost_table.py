@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scheduler import CorruptTable, CostTable, PackedCost, PaddedCost, fit_cost_table
-from tests.scheduler.cached_cost import cached_cost
 from tests.scheduler.many_costs import many_seconds
 
 LAW = (2.0, 1.0, 0.01, 0.0001)
@@ -67,30 +66,6 @@ def test_one_batch_and_many_cost_the_same(
 def test_without_factors_a_table_is_its_law() -> None:
     law = PackedCost(*LAW)
     assert CostTable(law).seconds(30, 500, 20, 3) == law.seconds(30, 500, 20, 3)
-
-
-def test_the_papers_dictionary_is_read_back_and_interpolated() -> None:
-    seconds = {10: {1: 1.0, 4: 2.0}, 50: {1: 3.0, 4: 8.0}}
-    cost = cached_cost(seconds)
-    assert cost.padded
-    for length, count in itertools.product((10, 50), (1, 4)):
-        assert cost.seconds(0, 0, length, count) == pytest.approx(seconds[length][count])
-    assert cost.seconds(0, 0, 30, 1) == pytest.approx(2.0)
-    assert cost.seconds(0, 0, 30, 2) == pytest.approx(2.0 * 2 / 3 + 5.0 / 3)
-    assert cost.seconds(0, 0, 3, 1) == pytest.approx(1.0)
-
-
-def test_beyond_the_papers_dictionary_seconds_grow_in_proportion() -> None:
-    cost = cached_cost({10: {1: 1.0, 4: 2.0}, 50: {1: 3.0, 4: 8.0}})
-    assert cost.seconds(0, 0, 50, 8) == pytest.approx(16.0)
-    assert cost.seconds(0, 0, 100, 4) == pytest.approx(16.0)
-    assert cost.seconds(0, 0, 100, 8) == pytest.approx(32.0)
-
-
-@pytest.mark.parametrize("seconds", [{}, {10: {}}, {10: {1: 1.0}, 20: {2: 1.0}}])
-def test_a_dictionary_with_gaps_is_rejected(seconds: dict[int, dict[int, float]]) -> None:
-    with pytest.raises(ValueError, match="same counts at every length"):
-        cached_cost(seconds)
 
 
 def test_a_table_survives_json() -> None:

@@ -21,7 +21,6 @@ import penstock.scheduler
 from penstock.scheduler import CostFunction, CostTable, LearnedCost, PackedCost, PaddedCost
 from penstock.scheduler.policies.dp import cheapest_cuts, load_kernel
 from tests.examples import examples
-from tests.scheduler.cached_cost import cached_cost
 from tests.scheduler.many_costs import many_seconds
 
 Floats = npt.NDArray[np.float64]
@@ -34,9 +33,8 @@ def any_cost(rng: random.Random) -> CostTable:
     """f(longest, count) that never falls with `longest`, and does anything at all with `count`."""
     steps = [[rng.choice((0.0, rng.random())) for _ in range(MOST)] for _ in range(LONGEST)]
     seconds = np.cumsum(np.array(steps), axis=0) + np.array([rng.random() * 5 + 1e-3 for _ in range(MOST)])
-    return cached_cost(
-        {length + 1: {count + 1: s for count, s in enumerate(row)} for length, row in enumerate(seconds)}
-    )
+    sizes, lengths = (tuple(map(float, range(1, most + 1))) for most in (MOST, LONGEST))
+    return CostTable(PaddedCost(1.0, 0.0, 0.0, 0.0), sizes, lengths, tuple(map(tuple, seconds.T.tolist())))
 
 
 @dataclass(frozen=True)
