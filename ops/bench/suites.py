@@ -105,7 +105,7 @@ PIPELINE = BenchSuite(
         Option(
             "model",
             None,
-            "a checkpoint; bert-base, minilm or bert-tiny, random weights; null. Default: the demo's, on a GPU bert-base",
+            "a checkpoint; bert-base, minilm, bert-tiny: random weights; null. Default: the demo's, on a GPU bert-base",
         ),
         Option("worker_args", "", "further arguments of the model's `penstock worker`, in one string"),
         Option("commands", 1, "worker commands of the model's fleet, each started in the same way", int),
