@@ -29,9 +29,8 @@ Uint32Array = npt.NDArray[np.uint32]
 # Below these, tokenizing takes less time than a switch to another thread and back (some 50 µs for 100 characters).
 _FEW_TEXTS = 4
 _FEW_CHARACTERS = 2000
-_CHUNK_CHARACTERS = 1 << 16
+_CHUNK_CHARACTERS = 1 << 16  # of known words looked up in 1.5 ms, which the event loop can wait; in the library 10 ms
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token of one byte, as the library's ByteFallback names it
-_KNOWN_CHARACTERS = 1 << 16  # looking up so many takes 1.5 ms, which the event loop can wait
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,14 +130,18 @@ class Tokenizer:
     async def encode_async(
         self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
     ) -> list[Encoded]:
-        """`encode`, at once for texts of known words and for few others; for many others in this object's thread.
+        """`encode`, here for texts of known words and for few others; for many others in this object's thread.
 
-        Calls at the same time take turns there. A text that is longer than a turn has a thread of its own kind.
+        Calls at the same time take turns there. A text that is longer than a turn has a thread of its own kind. Between
+        two turns here the event loop has one.
         """
         encoder = self._encoder(truncate, max_tokens)
         with _refusing_surrogates(texts):
-            is_short = _num_characters(texts) <= _KNOWN_CHARACTERS
-            found = encoder.find(texts, spans) if is_short else [None] * len(texts)
+            found: list[Encoded | None] = []
+            for chunk in _chunks(texts):
+                if found:
+                    await asyncio.sleep(0)
+                found += encoder.find(chunk, spans)
             new = _missing(texts, found)
             if len(new) <= _FEW_TEXTS and _num_characters(new) <= _FEW_CHARACTERS:
                 return _filled(found, encoder.encode_new(new, spans))
@@ -211,7 +214,7 @@ class _Encoder:
 
 
 def _chunks(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
-    """Runs of texts that take some 10 ms each, so that calls which come meanwhile wait no longer than that."""
+    """Runs of texts of `_CHUNK_CHARACTERS`, so that calls which come meanwhile wait no longer than for one of them."""
     chunk: list[Text] = []
     num_characters = 0
     for text in texts:

@@ -133,7 +133,8 @@ class RequestValidator:
         message = decode_request(value)
         self._check(message)
         prompted = self._prompts.apply(message)
-        _require_bounded(prompted.text or ())
+        if prompted.text is not None:
+            _require_bounded(prompted.text)
         return prompted
 
     def _check(self, request: Request) -> None:
