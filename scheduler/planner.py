@@ -4,7 +4,7 @@ import heapq
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 from penstock.scheduler.costs.cost import CostFunction, predicted_s
@@ -50,6 +50,17 @@ class _Front(NamedTuple):
             sum([work_s[place] for place in places]),
             seconds,
         )
+
+
+_Candidate = tuple[int, int, float, float]  # a sequence: id, tokens, deadline, work_s
+
+
+def _candidates(queue: JobQueue) -> Iterator[_Candidate]:
+    """Its sequences in due order."""
+    for job in queue:
+        token_s = job.work_s / job.tokens
+        for one, length in zip(job.ids, job.lengths, strict=True):
+            yield one, length, job.deadline, length * token_s
 
 
 class Planner:
@@ -140,23 +151,23 @@ class Planner:
         if not bulk or not are_all:
             return drafts
         growth_s = self.bulk_share.growth_s(now)
-        queued = chain.from_iterable(job.one_by_one() for job in bulk)
+        queued = _candidates(bulk)
         ends, first = self._ends(drafts, now, lanes), max(0, len(drafts) - lanes)
         last = zip(drafts[first:], ends[first:], strict=True)
         filled = [*drafts[:first], *[self._fill(draft, end, queued, growth_s) for draft, end in last]]
         self.bulk_share.grown(sum([draft.seconds for draft in filled]) - sum(batch_s))
         return filled
 
-    def _fill(self, draft: Draft, end: float, queued: Iterator[QueuedJob], growth_s: float) -> Draft:
+    def _fill(self, draft: Draft, end: float, queued: Iterator[_Candidate], growth_s: float) -> Draft:
         """The batch with as many of the first bulk sequences as make it at most `growth_s` longer, and none late."""
         max_seconds = draft.seconds + min(growth_s, min(draft.deadlines) - end)
         # Enough candidates even if the batch itself took no time: a short batch has room that costs nothing.
         room_s, ids, lengths = max_seconds, list(draft.ids), list(draft.lengths)
-        for one in islice(queued, self._caps.max_sequences):
-            room_s -= one.work_s
-            if one.deadline >= end + growth_s:
-                ids += one.ids
-                lengths += one.lengths
+        for one, length, deadline, work_s in islice(queued, self._caps.max_sequences):
+            room_s -= work_s
+            if deadline >= end + growth_s:
+                ids.append(one)
+                lengths.append(length)
             if room_s < 0:
                 break
         filled = fifo(lengths, self._cost, self._caps._replace(max_seconds=max_seconds), 1)

@@ -194,9 +194,10 @@ class Scheduler:
                 margin_s = (late_s if late_s < share_s else share_s) - reply_share_s
                 latest_begin = deadline - max(0.0, margin_s)
                 latest_begin -= _longest_s(lengths, estimator.token_s, token_s, max(share_s, estimator.small_s))
-            due, tokens = deadline if by_deadline else arrival, sum(lengths)
-            work_s = tokens * token_s
-            queued.append(QueuedJob(due, number, ids, lengths, tokens, arrival, deadline, work_s, latest_begin))
+            due = deadline if by_deadline else arrival
+            tokens, squares = sum(lengths), sum([length * length for length in lengths])
+            times = arrival, deadline, tokens * token_s, latest_begin
+            queued.append(QueuedJob(due, number, ids, lengths, tokens, squares, *times))
         return queued
 
     def _admit(self, jobs: list[QueuedJob], begin: float) -> list[RejectedJob]:

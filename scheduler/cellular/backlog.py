@@ -177,5 +177,5 @@ def _queued(entry: QueuedCellJob) -> QueuedJob:
     job, estimate = entry.job, entry.estimate
     deadline = math.inf if job.deadline is None else job.deadline
     latest_begin = deadline - estimate.path_s
-    one = (job.id,), (1,), 1
+    one = (job.id,), (1,), 1, 1
     return QueuedJob(entry.due, entry.number, *one, job.arrival, deadline, estimate.work_s, latest_begin)

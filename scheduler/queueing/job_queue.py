@@ -19,6 +19,7 @@ class QueuedJob(NamedTuple):
     ids: Sequence[int]
     lengths: Sequence[int]
     tokens: int  # sum of the lengths
+    squares: int  # sum of the squared lengths
     arrival: float
     deadline: float  # inf: none
     work_s: float  # estimated seconds for which it keeps the lanes busy, all of them together
@@ -26,25 +27,33 @@ class QueuedJob(NamedTuple):
 
     def first(self, count: int) -> "QueuedJob":
         """The first of its sequences."""
-        return self._with(self.ids[:count], self.lengths[:count])
+        return self._without(self.ids[:count], self.lengths[:count], self.lengths[count:], 0)
 
-    def without(self, ids: Container[int]) -> "QueuedJob":
-        """Its other sequences, of which there is one at least."""
-        left = [(one, length) for one, length in zip(self.ids, self.lengths, strict=True) if one not in ids]
-        return self._with([one for one, _ in left], [length for _, length in left])
+    def without(self, ids: Container[int], count: int) -> "QueuedJob":
+        """Its other sequences, of which there is one at least. `count`: how many of its own are among `ids`."""
+        first, lengths = self.ids[:count], self.lengths
+        if all([one in ids for one in first]):
+            return self._without(self.ids[count:], lengths[count:], lengths[:count], sum(lengths[:count]))
+        pairs = list(zip(self.ids, lengths, strict=True))
+        left = [(one, length) for one, length in pairs if one not in ids]
+        gone = [length for one, length in pairs if one in ids]
+        ahead = sum([length for one, length in pairs[: self.ids.index(left[0][0])]])
+        return self._without([one for one, _ in left], [length for _, length in left], gone, ahead)
 
-    def one_by_one(self) -> "Iterator[QueuedJob]":
-        """Each of its sequences as a job of its own."""
-        for place in range(len(self.ids)):
-            yield self._with(self.ids[place : place + 1], self.lengths[place : place + 1])
+    def _without(self, ids: Sequence[int], lengths: Sequence[int], gone: Sequence[int], ahead: int) -> "QueuedJob":
+        """Some of its sequences, without others of the lengths `gone`, of which `ahead` tokens were before the first.
 
-    def _with(self, ids: Sequence[int], lengths: Sequence[int]) -> "QueuedJob":
-        """Some of its sequences. The last of them must begin by the moment at which the job's last one must."""
-        tokens, token_s = sum(lengths), self.work_s / self.tokens
-        last_begin = self.latest_begin + (self.tokens - self.lengths[-1]) * token_s
-        latest_begin = last_begin - (tokens - lengths[-1]) * token_s
+        Each may begin later by the work that was before the first. Where there was work between them too, some may
+        begin later still. That is left out: which of them must begin first is not known.
+        """
+        token_s, tokens = self.work_s / self.tokens, self.tokens - sum(gone)
         return self._replace(
-            ids=ids, lengths=lengths, tokens=tokens, work_s=tokens * token_s, latest_begin=latest_begin
+            ids=ids,
+            lengths=lengths,
+            tokens=tokens,
+            squares=self.squares - sum([length * length for length in gone]),
+            work_s=tokens * token_s,
+            latest_begin=self.latest_begin + ahead * token_s,
         )
 
 
@@ -127,7 +136,7 @@ class JobQueue:
         self._job_of.update([(one, job.number) for job in jobs for one in job.ids])
         self._by_number.update([(job.number, job) for job in jobs])
         self.tokens += sum([job.tokens for job in jobs])
-        self.squares += _squares(jobs)
+        self.squares += sum([job.squares for job in jobs])
         self.work_s += work_s
 
     def remove(self, ids: Iterable[int]) -> int:
@@ -137,13 +146,13 @@ class JobQueue:
             return 0
         counts = Counter(gone.values())
         before = sorted([self._by_number.pop(number) for number in counts])
-        left = [job.without(gone) for job in before if counts[job.number] < len(job.ids)]
+        left = [job.without(gone, counts[job.number]) for job in before if counts[job.number] < len(job.ids)]
         begin, end = bisect_left(self._jobs, before[0]), bisect_left(self._jobs, before[-1]) + 1
         between = [job for job in self._jobs[begin:end] if job.number in self._by_number]
         self._by_number.update([(job.number, job) for job in left])
         self._jobs[begin:end] = sorted([*between, *left])
         self.tokens -= sum([job.tokens for job in before]) - sum([job.tokens for job in left])
-        self.squares -= _squares(before) - _squares(left)
+        self.squares -= sum([job.squares for job in before]) - sum([job.squares for job in left])
         gone_s = sum([job.work_s for job in before]) - sum([job.work_s for job in left])
         self.work_s -= gone_s
         self._bounds = None
@@ -215,7 +224,3 @@ class JobQueue:
         """Without the work of the first jobs, of which the sequences of one at most are left, at the front now."""
         behind = timeline[:, num_before:] + [[-gone_s], [gone_s]]
         return np.insert(behind, 0, [0.0, left[0].latest_begin], axis=1) if left else behind
-
-
-def _squares(jobs: Iterable[QueuedJob]) -> int:
-    return sum([length * length for job in jobs for length in job.lengths])

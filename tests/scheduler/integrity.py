@@ -20,6 +20,7 @@ def check_queue(queue: JobQueue) -> None:
     assert queue._by_number == {job.number: job for job in jobs}
     assert queue._job_of == {one: job.number for job in jobs for one in job.ids}
     assert all(len(job.ids) == len(job.lengths) > 0 and job.tokens == sum(job.lengths) for job in jobs)
+    assert all(job.squares == sum(length**2 for length in job.lengths) for job in jobs)
     assert queue.tokens == sum(length for job in jobs for length in job.lengths)
     assert queue.squares == sum(length**2 for job in jobs for length in job.lengths)
     if jobs and queue._bounds is not None:

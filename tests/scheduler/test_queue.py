@@ -20,7 +20,8 @@ def waiting(number: int, due: float, lengths: Sequence[int] = (1,), token_s: flo
     """The ids of job 3 begin at 30."""
     ids = range(10 * number, 10 * number + len(lengths))
     latest_begin = due - 0.25 - token_s * sum(lengths[:-1])
-    return QueuedJob(due, number, ids, lengths, sum(lengths), due - 1, due, token_s * sum(lengths), latest_begin)
+    tokens, squares = sum(lengths), sum(length**2 for length in lengths)
+    return QueuedJob(due, number, ids, lengths, tokens, squares, due - 1, due, token_s * tokens, latest_begin)
 
 
 def without(jobs: Sequence[QueuedJob], ids: Collection[int]) -> list[QueuedJob]:
@@ -29,8 +30,11 @@ def without(jobs: Sequence[QueuedJob], ids: Collection[int]) -> list[QueuedJob]:
         kept = [(one, length) for one, length in zip(job.ids, job.lengths, strict=True) if one not in ids]
         if kept:
             lengths = [length for _, length in kept]
-            whole = waiting(job.number, job.due, lengths, job.work_s / job.tokens)
-            left.append(whole._replace(ids=[one for one, _ in kept]))
+            token_s = job.work_s / job.tokens
+            part = waiting(job.number, job.due, lengths, token_s)
+            ahead = sum(job.lengths[: list(job.ids).index(kept[0][0])])
+            latest_begin = job.latest_begin + ahead * token_s
+            left.append(part._replace(ids=[one for one, _ in kept], latest_begin=latest_begin))
     return left
 
 

@@ -172,9 +172,11 @@ class Dispatcher:
                     self._runner.cancel(ids)
                 if rest:
                     self._run(rest)
-            if (events := self._runner.advance()) is None:
+            events = self._runner.advance()
+            if events is not None:
+                self._take(events)
+            elif not self._ended:  # it may have found requests that are late
                 break
-            self._take(events)
         if self._rejections and not self._closed:
             rejections, self._rejections = self._rejections, []
             self._callbacks.rejected(rejections)

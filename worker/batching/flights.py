@@ -28,7 +28,7 @@ class Flight:
     """Sequences that run for one or several requests.
 
     Those of one key, which are one member each, whichever requests they are of; or a block, of one request and as many
-    keys, which is the only member. A block is taken apart where another request has an equal sequence.
+    keys, which is the only member. A block is taken apart once another request has an equal sequence.
     """
 
     leader: SequenceBlock  # its jobs have its class and its deadline
@@ -37,9 +37,7 @@ class Flight:
     arrival: float  # when the first of them came
     number: int  # its own, whichever job it has
     num_open: int  # jobs that have not ended
-    gone: frozenset[int] = (
-        frozenset()
-    )  # jobs of a block that have ended, or were taken out of it, while others have not
+    gone: set[int] | None = None  # of a block: jobs that have ended, while others have not
     started: float | None = None  # when a job left the queue last; None: none has
     streamed: float = -math.inf  # when the last partial result was reported
     former: Former | None = None  # until the runner has admitted the job
@@ -53,7 +51,7 @@ class Flight:
     def jobs(self) -> Sequence[int]:
         """Those that have not ended."""
         ids = range(self.job_id, self.job_id + len(self.leader.keys))
-        return ids if self.num_open == len(ids) else [job_id for job_id in ids if job_id not in self.gone]
+        return ids if self.gone is None else [job_id for job_id in ids if job_id not in self.gone]
 
     def part(self, job_ids: Sequence[int]) -> SequenceBlock:
         """The leader's sequences with these jobs, at least one."""
@@ -106,18 +104,20 @@ class Flights:
         # One after another: what a block has added, the next one finds.
         for part in chain.from_iterable(map(self._parts, blocks)):
             key = _key(part)
-            whole = self._by_key.get(key)
-            if whole is None or (self._by_step and self._is_overtaken(whole, part)):
+            flight = self._by_key.get(key)
+            if flight is not None and len(flight.leader.keys) > 1:
+                alone = self._take_apart(flight)
+                if flight.number in new:
+                    new.update([one.number for one in alone])
+                    needing += alone
+                flight = self._by_key[key]
+            if flight is None or (self._by_step and self._is_overtaken(flight, part)):
                 flight = self._begin(part)
-                is_new = True
-            else:
-                flight = self._alone(whole, key)
-                is_new = flight is not whole and whole.number in new
-                flight.members.append(part)
-                part.request.flights.append(flight.number)
-            if is_new:
                 new.add(flight.number)
                 needing.append(flight)
+            else:
+                flight.members.append(part)
+                part.request.flights.append(flight.number)
             if flight.leader is not part and self._is_behind(flight, part):
                 if flight.former is None and flight.number not in new:
                     flight.former = Former(flight.job_id, flight.leader)
@@ -208,7 +208,9 @@ class Flights:
         flight = self._by_job.get(job_id)
         if flight is None:
             return None
-        flight = self._alone(flight, flight.leader.keys[job_id - flight.job_id])
+        if len(flight.leader.keys) > 1:
+            self._take_apart(flight)
+            flight = self._by_job[job_id]
         self.end_all(flight, [job_id])
         return flight
 
@@ -224,7 +226,13 @@ class Flights:
         for key in keys:
             if by_key.get(key) is flight:
                 del by_key[key]
-        self._close(flight, job_ids)
+        flight.num_open -= len(job_ids)
+        if flight.num_open:
+            flight.gone = {*job_ids} if flight.gone is None else flight.gone
+            flight.gone.update(job_ids)
+        else:
+            del self._by_number[flight.number]
+            self._num_members -= len(flight.members)
 
     def requests(self, *, queued: bool) -> set[PendingRequest]:
         """Requests that have not ended; with `queued`, those of which a sequence has not begun."""
@@ -261,7 +269,7 @@ class Flights:
         for place, key in enumerate(keys):
             (shared if key in seen or key in self._by_key else new).append(place)
             seen.add(key)
-        return [*([block.part(new)] if new else []), *[block.part([place]) for place in shared]]
+        return [*([block.part(new)] if new else []), *[block.part((place,)) for place in shared]]
 
     def _begin(self, block: SequenceBlock) -> Flight:
         """A flight of its own, in the queue."""
@@ -282,28 +290,20 @@ class Flights:
         self.queued_tokens += sum(block.lengths)
         return flight
 
-    def _alone(self, flight: Flight, key: bytes) -> Flight:
-        """The flight of one key, for which a sequence is taken out of its block."""
-        if len(flight.leader.keys) == 1:
-            return flight
-        place = flight.leader.keys.index(key)
-        job_id, member = flight.job_id + place, flight.leader.part([place])
-        number = self._take_ids(1)
-        alone = Flight(member, job_id, [member], flight.arrival, number, 1)
-        self._by_job[job_id] = self._by_key[key] = self._by_number[number] = alone
-        member.request.flights.append(number)
-        self._num_members += 1
-        self._close(flight, [job_id])
-        return alone
-
-    def _close(self, flight: Flight, job_ids: Sequence[int]) -> None:
-        """These jobs are not the flight's any more."""
-        flight.num_open -= len(job_ids)
-        if flight.num_open:
-            flight.gone = flight.gone.union(job_ids)
-            return
+    def _take_apart(self, flight: Flight) -> list[Flight]:
+        """A flight for each sequence of a block that has not ended, in its place: what it shares, it shares alone."""
+        alone = []
+        for job_id in flight.jobs:
+            member = flight.part((job_id,))
+            number = self._take_ids(1)
+            one = Flight(member, job_id, [member], flight.arrival, number, 1)
+            self._by_job[job_id] = self._by_key[member.keys[0]] = self._by_number[number] = one
+            member.request.flights.append(number)
+            alone.append(one)
         del self._by_number[flight.number]
-        self._num_members -= len(flight.members)
+        self._num_members += len(alone) - 1
+        flight.num_open = 0
+        return alone
 
     def _take_ids(self, num_ids: int) -> int:
         """The first of so many numbers that no job and no flight has had."""

@@ -253,15 +253,14 @@ class LaneRunner:
 
 def _jobs(flights: Iterable[Flight]) -> list[Job]:
     """A job for what each request leads."""
-    columns: dict[PendingRequest, tuple[Sequence[int], Sequence[int]]] = {}
+    led: dict[PendingRequest, list[Flight]] = {}
     for flight in flights:
-        request, ids, lengths = flight.leader.request, flight.jobs, flight.leader.lengths
-        if len(ids) < len(lengths):
-            lengths = flight.part(ids).lengths
-        if (before := columns.get(request)) is not None:
-            ids, lengths = [*before[0], *ids], [*before[1], *lengths]
-        columns[request] = ids, lengths
-    return [
-        Job(ids, lengths, request.times.queued, request.deadline, request.bulk)
-        for request, (ids, lengths) in columns.items()
-    ]
+        led.setdefault(flight.leader.request, []).append(flight)
+    jobs = []
+    for request, own in led.items():
+        ids, lengths = own[0].jobs, own[0].leader.lengths
+        if len(own) > 1:
+            ids = [job_id for flight in own for job_id in flight.jobs]
+            lengths = [length for flight in own for length in flight.leader.lengths]
+        jobs.append(Job(ids, lengths, request.times.queued, request.deadline, request.bulk))
+    return jobs

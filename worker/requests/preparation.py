@@ -206,7 +206,9 @@ class RequestPreparer:
         if types is None:
             keys = [make_key(one, None) for one in parts]
         else:
-            keys = list(map(make_key, parts, _split_bytes(types, lengths)))
+            # A sequence whose types are all zero has one key, whether others of its request have types or not.
+            pairs = zip(parts, _split_bytes(types, lengths), strict=True)
+            keys = [make_key(one, own if any(own) else None) for one, own in pairs]
         return [SequenceBlock(request, range(len(lengths)), ids, lengths, types, options, keys)]
 
     def _shared(self, message: Request) -> _Shared:

@@ -295,6 +295,8 @@ def test_keys_are_equal_where_results_are() -> None:
     ]
     assert len({base, *different}) == len(different) + 1
     assert key(texts_of("ab")) != key(texts_of(("a", "b")))  # equal ids of other types
+    beside = prepare(make_preparer(tokenizer=FakeTokenizer()), texts_of("ab", ("a", "b")))
+    assert [one.keys[0] for one in beside] == [key(texts_of("ab")), key(texts_of(("a", "b")))]
 
 
 def test_without_a_cache_keys_still_tell_sequences_apart() -> None:
