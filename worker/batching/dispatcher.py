@@ -113,7 +113,7 @@ class Dispatcher:
             return
         results: list[tuple[SequenceBlock, Sequence[Float32Array]]] = []
         for flight, places in self.flights.runs(ids):
-            members = [flight.part(ids[places])] if len(flight.members) == 1 else flight.members
+            members = [flight.part(ids[places])] if flight.is_block else flight.members
             results += [(member, rows[places]) for member in members if not member.request.is_failed]
             self.flights.end_all(flight, ids[places])
         if began is not None:
@@ -122,9 +122,10 @@ class Dispatcher:
         self._callbacks.ran(stats)
         self._callbacks.results(results, stats)
 
-    def wanted(self, ids: Sequence[int], now: float) -> list[int]:
+    def wanted(self, ids: Sequence[int], now: float) -> tuple[list[int], list[SequenceBlock]]:
         """See `RunnerOwner`. Sequences that are late by now are rejected."""
         wanted: list[int] = []
+        blocks: list[SequenceBlock] = []
         for flight, places in self.flights.runs(ids):
             is_wanted = False
             for member in flight.members:
@@ -137,13 +138,15 @@ class Dispatcher:
                     self._end(request, deadline_error(Cause.QUEUED, now - request.deadline))
             if is_wanted:
                 wanted += ids[places]
+                blocks.append(flight.part(ids[places]) if flight.is_block else flight.leader)
             else:
                 self.flights.end_all(flight, ids[places])
-        return wanted
+        return wanted, blocks
 
     def blocks(self, ids: Sequence[int]) -> list[SequenceBlock]:
         """See `RunnerOwner`."""
-        return [flight.part(ids[places]) for flight, places in self.flights.runs(ids)]
+        runs = self.flights.runs(ids)
+        return [flight.part(ids[places]) if flight.is_block else flight.leader for flight, places in runs]
 
     def give_up(self, error: BaseException) -> None:
         """See `RunnerOwner`. The runner cannot be trusted with any job."""

@@ -37,6 +37,8 @@ class Flight:
     arrival: float  # when the first of them came
     number: int  # its own, whichever job it has
     num_open: int  # jobs that have not ended
+    key: bytes  # of its only sequence; of a block that of the first
+    is_block: bool  # whether it has several sequences
     gone: set[int] | None = None  # of a block: jobs that have ended, while others have not
     started: float | None = None  # when a job left the queue last; None: none has
     streamed: float = -math.inf  # when the last partial result was reported
@@ -54,9 +56,9 @@ class Flight:
         return ids if self.gone is None else [job_id for job_id in ids if job_id not in self.gone]
 
     def part(self, job_ids: Sequence[int]) -> SequenceBlock:
-        """The leader's sequences with these jobs, at least one."""
-        leader, first = self.leader, self.job_id
-        return leader if len(leader.keys) == 1 else leader.part([job_id - first for job_id in job_ids])
+        """A block's sequences with these jobs, at least one."""
+        first = self.job_id
+        return self.leader.part([job_id - first for job_id in job_ids])
 
 
 class Flights:
@@ -74,7 +76,7 @@ class Flights:
     def __init__(self, *, by_step: bool) -> None:
         """`by_step`: jobs run for many steps, between which they may be left. Their blocks have one sequence each."""
         self._by_step = by_step
-        self._next_id = 0
+        self._next_id = 0  # of a job or a flight
         self._by_key: dict[bytes, Flight] = {}
         self._by_job: dict[int, Flight] = {}
         self._by_number: dict[int, Flight] = {}  # which its requests know, so that a new job is no news to them
@@ -103,16 +105,16 @@ class Flights:
         needing: list[Flight] = []  # both kinds, in the order in which they are offered
         # One after another: what a block has added, the next one finds.
         for part in chain.from_iterable(map(self._parts, blocks)):
-            key = _key(part)
+            key = self._key_of(part)
             flight = self._by_key.get(key)
-            if flight is not None and len(flight.leader.keys) > 1:
+            if flight is not None and flight.is_block:
                 alone = self._take_apart(flight)
                 if flight.number in new:
                     new.update([one.number for one in alone])
                     needing += alone
                 flight = self._by_key[key]
             if flight is None or (self._by_step and self._is_overtaken(flight, part)):
-                flight = self._begin(part)
+                flight = self._begin(part, key)
                 new.add(flight.number)
                 needing.append(flight)
             else:
@@ -128,7 +130,8 @@ class Flights:
             if self._by_step and part.request.deadline is not None:
                 heapq.heappush(self._deadlines, (part.request.deadline, next(self._num_joined), part, flight))
         for flight in promoted:
-            self._renumber(flight, self._take_ids(1))
+            self._renumber(flight, self._next_id)
+            self._next_id += 1
         return [flight for flight in needing if flight.num_open]
 
     def admit(self, flights: Iterable[Flight]) -> None:
@@ -189,11 +192,10 @@ class Flights:
 
     def start(self, job_ids: Sequence[int], now: float) -> None:
         """These jobs have left the queue of the runner: they run, or are in a batch that is to run."""
-        waiting = [job_id for job_id in job_ids if job_id in self._queued]
-        for flight, _ in self.runs(waiting):
-            flight.started = now
-        for job_id in waiting:
-            self._leave_queue(job_id)
+        for job_id in job_ids:
+            if job_id in self._queued:
+                self._leave_queue(job_id)
+                self._by_job[job_id].started = now
 
     def streaming(self, job_id: int, now: float) -> Flight | None:
         """The flight of a job that has a partial result; None if it was left, or had one just before."""
@@ -208,7 +210,7 @@ class Flights:
         flight = self._by_job.get(job_id)
         if flight is None:
             return None
-        if len(flight.leader.keys) > 1:
+        if flight.is_block:
             self._take_apart(flight)
             flight = self._by_job[job_id]
         self.end_all(flight, [job_id])
@@ -217,7 +219,7 @@ class Flights:
     def end_all(self, flight: Flight, job_ids: Sequence[int]) -> None:
         """Jobs of a flight have ended."""
         leader, first = flight.leader, flight.job_id
-        keys = (_key(leader),) if len(leader.keys) == 1 else [leader.keys[job_id - first] for job_id in job_ids]
+        keys = (flight.key,) if not flight.is_block else [leader.keys[job_id - first] for job_id in job_ids]
         by_job, by_key, queued = self._by_job, self._by_key, self._queued
         for job_id in job_ids:
             del by_job[job_id]
@@ -257,6 +259,11 @@ class Flights:
                 self.end_all(flight, ids)
         return ended, rest
 
+    def _key_of(self, block: SequenceBlock) -> bytes:
+        """Of its first sequence. Those that stream, in steps, share nothing with those that do not."""
+        key = block.keys[0]
+        return key + b"stream" if self._by_step and block.request.message.options.stream else key
+
     def _parts(self, block: SequenceBlock) -> Sequence[SequenceBlock]:
         """The block whole where no sequence of it is in flight or there twice; else those that are, each by itself."""
         keys = block.keys
@@ -271,13 +278,13 @@ class Flights:
             seen.add(key)
         return [*([block.part(new)] if new else []), *[block.part((place,)) for place in shared]]
 
-    def _begin(self, block: SequenceBlock) -> Flight:
+    def _begin(self, block: SequenceBlock, key: bytes) -> Flight:
         """A flight of its own, in the queue."""
-        num_jobs = len(block.keys)
-        job_id = self._take_ids(num_jobs)
-        flight = Flight(block, job_id, [block], block.request.times.queued, job_id, num_jobs)
+        num_jobs, job_id = len(block.keys), self._next_id
+        self._next_id += num_jobs
+        flight = Flight(block, job_id, [block], block.request.times.queued, job_id, num_jobs, key, num_jobs > 1)
         if num_jobs == 1:
-            self._by_key[_key(block)] = self._by_job[job_id] = flight
+            self._by_key[key] = self._by_job[job_id] = flight
             self._queued[job_id] = block.lengths[0]
         else:
             self._by_key.update(dict.fromkeys(block.keys, flight))
@@ -295,8 +302,8 @@ class Flights:
         alone = []
         for job_id in flight.jobs:
             member = flight.part((job_id,))
-            number = self._take_ids(1)
-            one = Flight(member, job_id, [member], flight.arrival, number, 1)
+            number, self._next_id = self._next_id, self._next_id + 1
+            one = Flight(member, job_id, [member], flight.arrival, number, 1, member.keys[0], is_block=False)
             self._by_job[job_id] = self._by_key[member.keys[0]] = self._by_number[number] = one
             member.request.flights.append(number)
             alone.append(one)
@@ -304,12 +311,6 @@ class Flights:
         self._num_members += len(alone) - 1
         flight.num_open = 0
         return alone
-
-    def _take_ids(self, num_ids: int) -> int:
-        """The first of so many numbers that no job and no flight has had."""
-        first = self._next_id
-        self._next_id += num_ids
-        return first
 
     def _is_overtaken(self, flight: Flight, block: SequenceBlock) -> bool:
         return flight.started is not None and flight.leader.request.bulk and not block.request.bulk
@@ -332,12 +333,6 @@ class Flights:
         """A job is not queued any more."""
         self.queued_tokens -= self._queued.pop(job_id)
         self.num_queued -= 1
-
-
-def _key(block: SequenceBlock) -> bytes:
-    """Of one sequence. Those that stream share nothing with those that do not."""
-    key = block.keys[0]
-    return key + b"stream" if block.request.message.options.stream else key
 
 
 def deadline_of(block: SequenceBlock) -> float:

@@ -80,8 +80,11 @@ class RunnerOwner(Protocol):
         """A batch has the results of these jobs. `on_events` follows. began: when a lane took it up."""
         ...
 
-    def wanted(self, ids: Sequence[int], now: float) -> list[int]:
-        """Of jobs that are to run now, those that a request waits for in time. The others have ended."""
+    def wanted(self, ids: Sequence[int], now: float) -> tuple[list[int], list[SequenceBlock]]:
+        """Of jobs that are to run now, those that a request waits for in time, and `blocks` of those.
+
+        The others have ended.
+        """
         ...
 
     def blocks(self, ids: Sequence[int]) -> list[SequenceBlock]:

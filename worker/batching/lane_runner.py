@@ -127,13 +127,12 @@ class LaneRunner:
         """
         # In the order of their ids sequences of one request lie side by side. Within a batch the order is of no effect.
         now, planned = self._clock(), sorted(batch.ids)
-        ids = self._owner.wanted(planned, now)
+        ids, blocks = self._owner.wanted(planned, now)
         if len(ids) < len(planned):
             self._forget([job_id for job_id in planned if job_id not in ids])
         if not ids:
             self._driver.finish(batch, now, failed=True)
             return False
-        blocks = self._owner.blocks(ids)
         num_fitting = self.token_budget.num_fitting(lengths_of(blocks))
         if num_fitting < len(ids):
             self._driver.run_first([self._part(batch, ids[num_fitting:], batch.num_retries)])
@@ -253,14 +252,14 @@ class LaneRunner:
 
 def _jobs(flights: Iterable[Flight]) -> list[Job]:
     """A job for what each request leads."""
-    led: dict[PendingRequest, list[Flight]] = {}
+    columns: dict[PendingRequest, tuple[list[int], list[int]]] = {}
     for flight in flights:
-        led.setdefault(flight.leader.request, []).append(flight)
-    jobs = []
-    for request, own in led.items():
-        ids, lengths = own[0].jobs, own[0].leader.lengths
-        if len(own) > 1:
-            ids = [job_id for flight in own for job_id in flight.jobs]
-            lengths = [length for flight in own for length in flight.leader.lengths]
-        jobs.append(Job(ids, lengths, request.times.queued, request.deadline, request.bulk))
-    return jobs
+        leader = flight.leader
+        if (own := columns.get(leader.request)) is None:
+            own = columns[leader.request] = [], []
+        own[0].extend(flight.jobs)
+        own[1].extend(leader.lengths)
+    return [
+        Job(ids, lengths, request.times.queued, request.deadline, request.bulk)
+        for request, (ids, lengths) in columns.items()
+    ]
