@@ -37,6 +37,8 @@ class _Front(NamedTuple):
 
     def first(self, count: int) -> "_Front":
         ids, lengths, deadlines, work_s = self
+        if count >= len(ids):
+            return self
         return _Front(ids[:count], lengths[:count], deadlines[:count], work_s[:count])
 
     def draft(self, places: Sequence[int], seconds: float) -> Draft:

@@ -2,7 +2,6 @@
 
 import math
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -144,25 +143,37 @@ class JobQueue:
         gone = {one: number for one in ids if (number := self._job_of.pop(one, None)) is not None}
         if not gone:
             return 0
-        counts = Counter(gone.values())
+        counts: dict[int, int] = {}
+        for number in gone.values():
+            counts[number] = counts.get(number, 0) + 1
         before = sorted([self._by_number.pop(number) for number in counts])
         left = [job.without(gone, counts[job.number]) for job in before if counts[job.number] < len(job.ids)]
-        begin, end = bisect_left(self._jobs, before[0]), bisect_left(self._jobs, before[-1]) + 1
-        between = [job for job in self._jobs[begin:end] if job.number in self._by_number]
-        self._by_number.update([(job.number, job) for job in left])
-        self._jobs[begin:end] = sorted([*between, *left])
-        self.tokens -= sum([job.tokens for job in before]) - sum([job.tokens for job in left])
-        self.squares -= sum([job.squares for job in before]) - sum([job.squares for job in left])
-        gone_s = sum([job.work_s for job in before]) - sum([job.work_s for job in left])
-        self.work_s -= gone_s
+        gone_s = self._forget(before) + self._forget(left, -1)
         self._bounds = None
-        are_first = begin == 0 and not between and len(left) <= 1
+        are_first = before[-1] is self._jobs[len(before) - 1] and len(left) <= 1
+        if are_first:
+            self._jobs[: len(before)] = left
+        else:
+            begin, end = bisect_left(self._jobs, before[0]), bisect_left(self._jobs, before[-1]) + 1
+            between = [job for job in self._jobs[begin:end] if job.number in self._by_number]
+            self._jobs[begin:end] = sorted([*between, *left])
+        self._by_number.update([(job.number, job) for job in left])
         if self._timeline is not None:
             self._timeline = self._timeline_behind(len(before), left, gone_s, self._timeline) if are_first else None
         if not self._jobs:
             # Rounding leaves no work behind in an empty queue.
             self.work_s, self._safe_begin, self._timeline = 0.0, math.inf, None
         return len(gone)
+
+    def _forget(self, jobs: Sequence[QueuedJob], times: int = 1) -> float:
+        """Take jobs out of the sums, or with -1 back into them. Returns their work."""
+        work_s = 0.0
+        for job in jobs:
+            self.tokens -= times * job.tokens
+            self.squares -= times * job.squares
+            work_s += times * job.work_s
+        self.work_s -= work_s
+        return work_s
 
     def bounds(self) -> Bounds:
         """Over all jobs, at least one."""
