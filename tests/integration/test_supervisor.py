@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import sys
 import time
 import urllib.error
@@ -123,18 +122,17 @@ async def until_ready(port: int) -> None:
             await asyncio.sleep(0.1)
 
 
-def a_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+async def port_of(worker: WorkerProcess) -> int:
+    """The one port of all members; each has its own too."""
+    return int((await worker.event("metrics_served", pid=worker.process.pid))["port"])
 
 
 async def test_a_killed_member_is_started_again_and_no_request_is_lost(
     kafka: KafkaBroker, unique: Unique, start: Start
 ) -> None:
     model = unique("killed")
-    port = a_free_port()
-    worker = start(served_name=model, processes=3, metrics_port=port)
+    worker = start(served_name=model, processes=3, metrics_port=0)
+    port = await port_of(worker)
     pids = await members(worker, 3)
     async with calls(kafka, model) as more:
         await more(100)
@@ -198,8 +196,8 @@ async def test_a_member_whose_event_loop_stands_still_is_replaced(unique: Unique
 
 async def test_a_roll_replaces_every_member_and_loses_nothing(kafka: KafkaBroker, unique: Unique, start: Start) -> None:
     model = unique("rolled")
-    port = a_free_port()
-    worker = start(served_name=model, processes=2, metrics_port=port)
+    worker = start(served_name=model, processes=2, metrics_port=0)
+    port = await port_of(worker)
     old = await members(worker, 2)
     async with calls(kafka, model) as more:
         await more(50)

@@ -31,7 +31,7 @@ def next_attempt(
     num_tokens: int,
     **logged: int,
 ) -> Attempt | None:
-    """What becomes of jobs that failed together, after so many retries. None: one failed alone.
+    """The next run of jobs that failed together, after so many retries. None: one failed alone.
 
     - A lack of memory: the halves run, and the budget shrinks.
     - Another failure that may pass: they run again, up to `MAX_RETRIES` times, after growing pauses.

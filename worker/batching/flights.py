@@ -230,7 +230,8 @@ class Flights:
                 del by_key[key]
         flight.num_open -= len(job_ids)
         if flight.num_open:
-            flight.gone = {*job_ids} if flight.gone is None else flight.gone
+            if flight.gone is None:
+                flight.gone = set()
             flight.gone.update(job_ids)
         else:
             del self._by_number[flight.number]

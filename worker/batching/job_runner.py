@@ -24,7 +24,7 @@ class JobEvents(NamedTuple):
 
 
 class JobRunner(Protocol):
-    """What runs the jobs of a dispatcher. Called on the event loop, and never blocks.
+    """Runs the jobs of a dispatcher. Called on the event loop, and never blocks.
 
     It tells its `RunnerOwner` what becomes of the jobs. Each ends once: rejected, finished, failed, expired, cancelled,
     or not wanted any more when its batch is to run.
@@ -59,7 +59,7 @@ class JobRunner(Protocol):
         ...
 
     def running(self) -> Iterable[WorkUnderway]:
-        """What the engine is at."""
+        """The batches, or the task of steps, that the engine has not finished."""
         ...
 
     def stop(self) -> None:
