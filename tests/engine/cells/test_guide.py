@@ -12,6 +12,7 @@ def blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_guides_code_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     code = "\n".join(blocks())
     exec(compile(code, str(GUIDE), "exec"), {})

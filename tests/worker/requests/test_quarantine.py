@@ -134,8 +134,9 @@ async def test_a_killer_is_run_three_times_and_costs_no_other_record_its_answer(
 
 
 async def test_an_owner_that_is_fenced_beside_a_suspect_and_lives_does_not_make_it_poison(
-    broker: Broker, make_record: MakeRecord
+    broker: Broker, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(commits, "LAST_COMMIT_S", 0.05)
     for _ in range(2):
         one = Owner(broker, {A: 1}, {(A, 0)})
         with pytest.raises(Died):
