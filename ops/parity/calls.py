@@ -21,14 +21,12 @@ class Call:
     task: str
     prompt_name: str | None = None  # None: the checkpoint's default
     of_pairs: bool = False
-    dimensions: int | None = None
 
     @property
     def what(self) -> str:
         """Name of the call in the report."""
         prompt = "" if self.prompt_name is None else f", prompt {self.prompt_name}"
-        cut = "" if self.dimensions is None else f", {self.dimensions} dimensions"
-        return f"{self.task}{' of pairs' if self.of_pairs and self.task != 'rerank' else ''}{prompt}{cut}"
+        return f"{self.task}{' of pairs' if self.of_pairs and self.task != 'rerank' else ''}{prompt}"
 
 
 def answer_of(row: Row) -> Answer:

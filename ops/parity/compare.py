@@ -108,15 +108,7 @@ class Comparison:
     ) -> list[Answer] | PenstockError:
         top_k = 0 if call.task in ("classify", "token_classify") else 1
         truncate = truncate and self._reference.limit is not None
-        normalize = None if call.dimensions is None else True
-        options = Options(
-            truncate=truncate,
-            top_k=top_k,
-            prompt_name=call.prompt_name,
-            prompt=prompt,
-            dimensions=call.dimensions,
-            normalize=normalize,
-        )
+        options = Options(truncate=truncate, top_k=top_k, prompt_name=call.prompt_name, prompt=prompt)
         try:
             return [answer_of(row) for row in await self._ask(call.task, texts, options)]
         except PenstockError as error:

@@ -6,10 +6,11 @@ its reading of the checkpoint is what a comparison tests.
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
@@ -25,25 +26,15 @@ class NoReferenceError(Exception):
     """Neither library has an answer that a task here has too, or the library is missing or refuses the directory."""
 
 
-class Reference(Protocol):
+@dataclass(frozen=True, slots=True)
+class Reference:
     """One way to call one of the libraries. Answers are those to a text alone, which is cut at the model's limit."""
 
     name: str
     tokenizer: Any  # transformers'
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        """The calls that it answers."""
-        ...
-
-    @property
-    def limit(self) -> int | None:
-        """Tokens at which it cuts texts; None: nowhere."""
-        ...
-
-    def answer(self, call: Call, text: Text) -> Answer:
-        """Raises what the library raises."""
-        ...
+    calls: Sequence[Call]  # that it answers
+    limit: int | None  # tokens at which it cuts texts; None: nowhere
+    answer: Callable[[Call, Text], Answer]  # raises what the library raises
 
 
 def references(directory: Path, dtype: torch.dtype, device: str) -> list[Reference]:
@@ -61,25 +52,25 @@ def _references(directory: Path, dtype: torch.dtype, device: str) -> list[Refere
     if (directory / "modules.json").is_file():
         kind = _json(directory / "config_sentence_transformers.json").get("model_type", "SentenceTransformer")
         if kind == "CrossEncoder":
-            return [_CrossEncoder(directory, options, device)]
+            return [_cross_encoder(directory, options, device)]
         if kind != "SentenceTransformer":
             raise NoReferenceError(f"{directory} is a {kind}, whose answers no task here has.")
-        return [_SentenceTransformer(directory, options, device)]
+        return [_sentence_transformer(directory, options, device)]
     architecture = next(iter(_json(directory / "config.json").get("architectures") or ()), "")
     if architecture.endswith("ForSequenceClassification"):
-        classifier, states = _Classifier(directory, options, device), _states_activation(directory)
-        if classifier.num_labels == 1:
-            return [classifier, _CrossEncoder(directory, options, device)]
-        return [_CrossEncoder(directory, options, device) if states else classifier]
+        found = transformers.AutoConfig.from_pretrained(directory, **_LOCAL)
+        if found.num_labels == 1:
+            return [_classifier(directory, options, device), _cross_encoder(directory, options, device)]
+        return [(_cross_encoder if _states_activation(directory) else _classifier)(directory, options, device)]
     if architecture.endswith("ForTokenClassification"):
-        return [_Tagger(directory, options, device)]
+        return [_tagger(directory, options, device)]
     if architecture.endswith(_GENERATES):
-        return [_Generator(directory, options, device)]
+        return [_generator(directory, options, device)]
     if architecture and not architecture.endswith("Model"):
         raise NoReferenceError(
             f"{directory} is a {architecture}: neither encode, predict nor a pipeline answers what a task here answers."
         )
-    return [_SentenceTransformer(directory, options, device)]
+    return [_sentence_transformer(directory, options, device)]
 
 
 def _states_activation(directory: Path) -> bool:
@@ -89,164 +80,90 @@ def _states_activation(directory: Path) -> bool:
     return bool(own.get("activation_fn") or config.get("sbert_ce_default_activation_function"))
 
 
-class _SentenceTransformer:
-    """`SentenceTransformer.encode`, with each prompt of the checkpoint, and cut to the shortest of its dimensions."""
+def _sentence_transformer(directory: Path, options: Mapping[str, Any], device: str) -> Reference:
+    """`SentenceTransformer.encode`, with each prompt of the checkpoint."""
+    model = _loaded("SentenceTransformer", directory, options, device)
+    prompts = [name for name, prompt in model.prompts.items() if prompt]
 
-    name = "SentenceTransformer.encode"
-
-    def __init__(self, directory: Path, options: Mapping[str, Any], device: str) -> None:
-        self._model = _sentence_transformers().SentenceTransformer(
-            str(directory), device=device, model_kwargs=dict(options), trust_remote_code=False, local_files_only=True
-        )
-        self.tokenizer = self._model.tokenizer
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        """See `Reference`."""
-        prompts = [name for name, prompt in self._model.prompts.items() if prompt]
-        return [Call("embed"), *[Call("embed", name) for name in prompts]]
-
-    @property
-    def limit(self) -> int | None:
-        """See `Reference`."""
-        return _limit(self._model.max_seq_length)
-
-    def answer(self, call: Call, text: Text) -> Answer:
-        """See `Reference`."""
-        more = {} if call.dimensions is None else {"truncate_dim": call.dimensions, "normalize_embeddings": True}
-        vectors = self._model.encode([text], prompt_name=call.prompt_name, convert_to_tensor=True, **more)
+    def answer(call: Call, text: Text) -> Answer:
+        vectors = model.encode([text], prompt_name=call.prompt_name, convert_to_tensor=True)
         return vectors[0].float().cpu().numpy()  # type: ignore[no-any-return]  # untyped
 
+    calls = [Call("embed"), *[Call("embed", name) for name in prompts]]
+    return Reference("SentenceTransformer.encode", model.tokenizer, calls, _limit(model.max_seq_length), answer)
 
-class _CrossEncoder:
+
+def _cross_encoder(directory: Path, options: Mapping[str, Any], device: str) -> Reference:
     """`CrossEncoder.predict`. Of several labels: by the activation of the checkpoint, else as the pipeline has it."""
+    model = _loaded("CrossEncoder", directory, options, device)
+    config = model.model.config
+    usual = {"multi_label_classification": torch.nn.Sigmoid(), "regression": torch.nn.Identity()}
+    is_plain = isinstance(model.activation_fn, torch.nn.Identity)
+    activation = usual.get(config.problem_type, torch.nn.Softmax(dim=-1)) if is_plain else model.activation_fn
 
-    name = "CrossEncoder.predict"
-
-    def __init__(self, directory: Path, options: Mapping[str, Any], device: str) -> None:
-        self._model = _sentence_transformers().CrossEncoder(
-            str(directory), device=device, model_kwargs=dict(options), trust_remote_code=False, local_files_only=True
-        )
-        self.tokenizer = self._model.tokenizer
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        """See `Reference`."""
-        return [Call("rerank" if self._model.num_labels == 1 else "classify", of_pairs=True)]
-
-    @property
-    def limit(self) -> int | None:
-        """See `Reference`."""
-        return _limit(getattr(self._model, "max_seq_length", None) or self._model.max_length)
-
-    def answer(self, call: Call, text: Text) -> Answer:
-        """See `Reference`."""
-        if self._model.num_labels == 1:
-            return float(self._model.predict([text], convert_to_tensor=True)[0])
-        config = self._model.model.config
-        own, is_plain = self._model.activation_fn, isinstance(self._model.activation_fn, torch.nn.Identity)
-        usual = {"multi_label_classification": torch.nn.Sigmoid(), "regression": torch.nn.Identity()}
-        activation = usual.get(config.problem_type, torch.nn.Softmax(dim=-1)) if is_plain else own
-        [scores] = self._model.predict([text], activation_fn=activation, convert_to_tensor=True).tolist()
+    def answer(call: Call, text: Text) -> Answer:
+        if call.task == "rerank":
+            return float(model.predict([text], convert_to_tensor=True)[0])
+        [scores] = model.predict([text], activation_fn=activation, convert_to_tensor=True).tolist()
         return {str(config.id2label[i]): score for i, score in enumerate(scores)}
 
+    calls = [Call("rerank" if model.num_labels == 1 else "classify", of_pairs=True)]
+    limit = _limit(getattr(model, "max_seq_length", None) or model.max_length)
+    return Reference("CrossEncoder.predict", model.tokenizer, calls, limit, answer)
 
-class _Classifier:
+
+def _classifier(directory: Path, options: Mapping[str, Any], device: str) -> Reference:
     """The pipeline `text-classification`, of texts and of pairs."""
+    pipeline = _pipeline("text-classification", directory, options, device)
 
-    name = "pipeline text-classification"
-
-    def __init__(self, directory: Path, options: Mapping[str, Any], device: str) -> None:
-        self._pipeline = _pipeline("text-classification", directory, options, device)
-        self.tokenizer = self._pipeline.tokenizer
-
-    @property
-    def num_labels(self) -> int:
-        return int(self._pipeline.model.config.num_labels)
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        """See `Reference`."""
-        return [Call("classify"), Call("classify", of_pairs=True)]
-
-    @property
-    def limit(self) -> int | None:
-        """See `Reference`."""
-        return _limit(self.tokenizer.model_max_length)
-
-    def answer(self, call: Call, text: Text) -> Answer:
-        """See `Reference`."""
+    def answer(call: Call, text: Text) -> Answer:
         asked = text if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
         # A list: of a pair alone the pipeline returns the scores without a list around them.
-        [scores] = self._pipeline([asked], top_k=None, truncation=True)
+        [scores] = pipeline([asked], top_k=None, truncation=True)
         return {str(one["label"]): float(one["score"]) for one in scores}
 
+    calls = [Call("classify"), Call("classify", of_pairs=True)]
+    limit = _limit(pipeline.tokenizer.model_max_length)
+    return Reference("pipeline text-classification", pipeline.tokenizer, calls, limit, answer)
 
-class _Tagger:
+
+def _tagger(directory: Path, options: Mapping[str, Any], device: str) -> Reference:
     """The pipeline `token-classification`, with the scores of all labels."""
+    own = {"pipeline_class": _all_scores(), "ignore_labels": []}
+    pipeline = _pipeline("token-classification", directory, options, device, **own)
+    labels = pipeline.model.config.id2label
 
-    name = "pipeline token-classification"
-
-    def __init__(self, directory: Path, options: Mapping[str, Any], device: str) -> None:
-        self._pipeline = _pipeline(
-            "token-classification", directory, options, device, pipeline_class=_all_scores(), ignore_labels=[]
-        )
-        self.tokenizer = self._pipeline.tokenizer
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        """See `Reference`."""
-        return [Call("token_classify")]
-
-    @property
-    def limit(self) -> int | None:
-        """See `Reference`."""
-        return _limit(self.tokenizer.model_max_length)
-
-    def answer(self, call: Call, text: Text) -> Answer:
-        """See `Reference`."""
-        labels = self._pipeline.model.config.id2label
+    def answer(call: Call, text: Text) -> Answer:
         return [
             (
-                int(token["start"]),
-                int(token["end"]),
-                {str(labels[i]): float(score) for i, score in enumerate(token["scores"])},
+                int(one["start"]),
+                int(one["end"]),
+                {str(labels[i]): float(score) for i, score in enumerate(one["scores"])},
             )
-            for token in self._pipeline(text)
-            if token["start"] < token["end"]  # a reply has no token that covers no character, such as a lone blank
+            for one in pipeline(text)
+            if one["start"] < one["end"]  # a reply has no token that covers no character, such as a lone blank
         ]
 
+    limit = _limit(pipeline.tokenizer.model_max_length)
+    return Reference("pipeline token-classification", pipeline.tokenizer, [Call("token_classify")], limit, answer)
 
-class _Generator:
+
+def _generator(directory: Path, options: Mapping[str, Any], device: str) -> Reference:
     """`generate` of the Seq2Seq model, of texts that are not cut: its pipeline does not."""
-
-    name = "generate"
-
-    def __init__(self, directory: Path, options: Mapping[str, Any], device: str) -> None:
-        auto: Any = transformers.AutoModelForSeq2SeqLM  # transformers leaves it untyped
-        self._model = auto.from_pretrained(directory, **options, **_LOCAL).to(device).eval()
-        self._device = device
-        self.tokenizer = _tokenizer(directory)
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        """See `Reference`."""
-        return [Call("generate")]
-
-    @property
-    def limit(self) -> int | None:
-        """See `Reference`."""
-        return None
+    auto: Any = transformers.AutoModelForSeq2SeqLM  # transformers leaves it untyped
+    model = auto.from_pretrained(directory, **options, **_LOCAL).to(device).eval()
+    tokenizer = _tokenizer(directory)
 
     @torch.inference_mode()
-    def answer(self, call: Call, text: Text) -> Answer:
-        """See `Reference`. The ids do not hold the start token."""
-        inputs = self.tokenizer(text, return_tensors="pt").to(self._device)
+    def answer(call: Call, text: Text) -> Answer:
+        inputs = tokenizer(text, return_tensors="pt").to(device)
         inputs.pop("token_type_ids", None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice about options, which are the checkpoint's
-            [ids] = self._model.generate(**inputs).tolist()
-        return tuple(ids[1:])
+            [ids] = model.generate(**inputs).tolist()
+        return tuple(ids[1:])  # without the start token
+
+    return Reference("generate", tokenizer, [Call("generate")], None, answer)
 
 
 _LOCAL: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": True}
@@ -277,7 +194,8 @@ def _all_scores() -> Any:
     return type("AllScores", (base,), {"aggregate": aggregate})
 
 
-def _sentence_transformers() -> Any:
+def _loaded(kind: str, directory: Path, options: Mapping[str, Any], device: str) -> Any:
+    """A model of sentence-transformers' class `kind`."""
     if find_spec("sentence_transformers") is None:
         raise NoReferenceError(
             "The reference of this checkpoint is sentence-transformers, which is not installed: "
@@ -285,7 +203,8 @@ def _sentence_transformers() -> Any:
         )
     import sentence_transformers  # slow to import, and the pipelines of transformers need none
 
-    return sentence_transformers
+    make = getattr(sentence_transformers, kind)
+    return make(str(directory), device=device, model_kwargs=dict(options), **_LOCAL)
 
 
 def _limit(stated: int | None) -> int | None:
