@@ -1,4 +1,4 @@
-"""Counts of a bulk job, over all of its runs."""
+"""Counts of a bulk job: of its rows, over all of its runs, and of the replies of this one."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from penstock.producer.answer_stream import Result, num_chars
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.row_blocks import Block
-from penstock.producer.wire.messages import Classification
+from penstock.producer.wire.messages import REQUEST_TOKENS, Classification, Reply
 
 
 @dataclass(slots=True)
@@ -61,3 +61,19 @@ class JobReport:
         vectors = {int(length) for length in data["vector_lengths"]}
         errors, labels = ({name: int(count) for name, count in data[part].items()} for part in ("errors", "labels"))
         return cls(int(data["rows"]), int(data["failed"]), Counter(errors), Counter(labels), lengths, vectors)
+
+
+class ReplyTally:
+    """Rows and tokens of the replies that a client has received."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.cached = 0  # rows that came from the workers' cache
+        self.tokens = 0  # of the rows; of those from the cache as well
+
+    def add(self, reply: Reply, num_rows: int) -> None:
+        """Count a reply."""
+        self.rows += num_rows
+        self.cached += reply.cached
+        tokens = reply.batch.get(REQUEST_TOKENS, 0)
+        self.tokens += tokens if isinstance(tokens, int) else 0

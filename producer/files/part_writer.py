@@ -12,9 +12,9 @@ from penstock.producer.errors import PenstockError
 from penstock.producer.files.durable import give_up, sync
 from penstock.producer.files.encoders import TableEncoder
 from penstock.producer.files.file_job import TooManyErrors
+from penstock.producer.files.job_report import ReplyTally
 from penstock.producer.files.join_parts import JoinedFile
 from penstock.producer.files.part_directory import PartDirectory
-from penstock.producer.files.reply_tally import ReplyTally
 from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 from penstock.producer.one_revision import OneRevision

@@ -1,6 +1,7 @@
 """Reader of one or several tables: blocks of rows, in bounded memory. See `penstock.producer.files`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import glob
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
@@ -27,7 +28,7 @@ _FORMATS = {
     ".jsonl": _Format(read_jsonl, count_jsonl),
     ".parquet": _Format(read_parquet, count_parquet),
 }
-EXTENSIONS = tuple(_FORMATS)
+_HIDDEN = (".", "_")  # beginnings of names that Spark and others give to files that are no tables
 
 
 class Reader:
@@ -115,6 +116,39 @@ def open_reader(
         return Reader(paths, texts, _content(paths, texts, _FORMATS[extension].read))
     except OSError as error:
         raise TableError(f"{error.filename or paths[0]} cannot be read: {error.strerror or error}.") from error
+
+
+def input_paths(given: Iterable[Path], output: Path) -> list[Path]:
+    """The files that `given` names, in its order; those of a directory or a pattern are in order of their paths.
+
+    The output, and parts of bulk jobs, are left out of directories and patterns.
+
+    Raises:
+        TableError: a directory or a pattern has no table.
+    """
+    paths: list[Path] = []
+    for path in given:
+        if path == STANDARD or path.is_file():
+            paths.append(path)
+            continue
+        is_pattern = not path.is_dir() and glob.has_magic(str(path))
+        if not is_pattern and not path.is_dir():
+            paths.append(path)  # the reader says that it does not exist
+            continue
+        candidates = map(Path, glob.iglob(str(path), recursive=True)) if is_pattern else path.rglob("*")
+        found = sorted(_tables(candidates, output.resolve()))
+        if not found:
+            raise TableError(f"{path} {'matches' if is_pattern else 'holds'} no table ({', '.join(_FORMATS)}).")
+        paths += found
+    return paths
+
+
+def _tables(candidates: Iterable[Path], output: Path) -> Iterator[Path]:
+    """The tables among the candidates, without `output`, a resolved path, however they are spelled."""
+    for path in candidates:
+        is_hidden = path.name.startswith(_HIDDEN) or path.parent.name.endswith(".parts")
+        if path.suffix.lower() in _FORMATS and not is_hidden and path.is_file() and path.resolve() != output:
+            yield path
 
 
 def count_rows(paths: str | Path | Sequence[Path]) -> int | None:

@@ -9,10 +9,9 @@ from typing import IO, Any
 from penstock.producer.answer_stream import Result
 from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, TableEncoder
 from penstock.producer.files.job_manifest import describe_job
-from penstock.producer.files.job_report import JobReport
+from penstock.producer.files.job_report import JobReport, ReplyTally
 from penstock.producer.files.part_directory import PartDirectory, kept_manifest, parts_path
 from penstock.producer.files.part_writer import PartWriter, refuse_existing
-from penstock.producer.files.reply_tally import ReplyTally
 from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 from penstock.producer.files.standard_streams import STANDARD

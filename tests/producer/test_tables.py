@@ -20,7 +20,7 @@ from penstock.producer.errors import BackendError, PenstockError
 from penstock.producer.files import (
     TableError,
     count_rows,
-    csv_records,
+    csv_reader,
     jsonl_reader,
     open_reader,
     open_writer,
@@ -81,7 +81,7 @@ def test_csv_comes_back_cell_by_cell(tmp_path_factory: pytest.TempPathFactory, r
 
 
 def test_broken_csv_rows_keep_their_place_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_records, "MAX_ROW_CHARS", 131_072)
+    monkeypatch.setattr(csv_reader, "MAX_ROW_CHARS", 131_072)
     source = tmp_path / "in.csv"
     long = b"x" * 140_000
     source.write_bytes(
@@ -174,7 +174,7 @@ def test_broken_quotes_cost_their_own_line_and_no_other_row(
 def test_an_open_quote_is_given_up_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(csv_records, bound, 10_000)
+    monkeypatch.setattr(csv_reader, bound, 10_000)
     limits = "10,000 characters, or 2,097,152" if bound == "MAX_ROW_CHARS" else "67,108,864 characters, or 10,000"
     source = tmp_path / "in.csv"
     source.write_text('id,text\n1,"open\n' + "".join(f"{number},text {number}\n" for number in range(2, 50_000)))

@@ -11,9 +11,9 @@ from penstock.ops.cli.jobs.job_summary import print_lengths
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail, say
 from penstock.producer.errors import PenstockError
 from penstock.producer.files import TableError, open_reader
-from penstock.producer.files.input_paths import input_paths
 from penstock.producer.files.job_report import JobReport
 from penstock.producer.files.row_blocks import Block
+from penstock.producer.files.table_reader import input_paths
 from penstock.producer.files.table_writer import check_writer
 from penstock.producer.wire.messages import Options
 from penstock.worker.batching.kept_tables import REVISION_CHARS, tables_of

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from penstock.ops.cli.jobs.progress import rates
 from penstock.ops.cli.terminal import say
 from penstock.producer.files.file_job import BulkResult
-from penstock.producer.files.job_report import JobReport
-from penstock.producer.files.reply_tally import ReplyTally
+from penstock.producer.files.job_report import JobReport, ReplyTally
 
 _SHOWN_LABELS = 10
 
