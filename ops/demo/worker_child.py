@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from penstock.ops.kafka.guard import StartGate
+from penstock.ops.kafka.owned import StartGate
 
 STOP_TIMEOUT_S = 10.0
 _TAIL_LINES = 15

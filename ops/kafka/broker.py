@@ -2,10 +2,12 @@
 
 import atexit
 import contextlib
+import re
 import signal
 import subprocess
 import time
 import uuid
+from abc import ABC, abstractmethod
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +16,10 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from penstock.ops.kafka.errors import BrokerFailed
-from penstock.ops.kafka.guard import StartGate
 from penstock.ops.kafka.jars import fetch_jars, java_path
-from penstock.ops.kafka.owned_folder import OwnedFolder
+from penstock.ops.kafka.owned import OwnedFolder, StartGate
 from penstock.ops.kafka.ports import ReservedPorts, answers
 from penstock.ops.kafka.server_properties import ONE_NODE, listener_properties
-from penstock.ops.kafka.startup_failure import startup_failure
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
@@ -27,6 +27,8 @@ STOP_TIMEOUT_S = 20.0
 FAST_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m")
 # For benchmarks: with the flags above the broker limits a fast worker.
 FULL_SPEED = ("-XX:+UseG1GC", "-Xms512m", "-Xmx4g")
+_ERROR = re.compile("^Caused by:|^Exception in| ERROR ")
+_MAX_LINES, _TAIL_BYTES = 20, 3000  # of a log that are shown
 LOG_FLAGS = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
@@ -46,7 +48,32 @@ class ClusterNode:
     cluster_id: str = field(default_factory=new_cluster_id)
 
 
-class KafkaBroker:
+class LocalBroker(ABC):
+    """A context manager that starts a broker, or several, and closes them."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start what is not running, and wait until it is ready."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop it for good."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class KafkaBroker(LocalBroker):
     """One broker process with its data. All methods block: in a coroutine, use `asyncio.to_thread`.
 
     Address and data survive `stop` and `kill`, until `close` (or leaving the context). The broker never
@@ -111,19 +138,6 @@ class KafkaBroker:
     def pid(self) -> int | None:
         """Process id of the broker; None if it is not running."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start the broker and wait until it answers a metadata request. No effect if it is running.
@@ -250,4 +264,10 @@ class KafkaBroker:
         self._guard = self._process = None
 
     def _failure(self) -> str:
-        return startup_failure(self.log_path, self._log_start)
+        """The errors that the broker has logged since its start, and their causes. Its last lines if it logged none.
+
+        A broker that fails logs hundreds of lines on its way down after the error, and its settings before.
+        """
+        log = self.log_path.read_bytes()[self._log_start :].decode(errors="replace")
+        errors = [line for line in log.splitlines() if _ERROR.search(line)]
+        return "\n".join(list(dict.fromkeys(errors))[:_MAX_LINES]) or log[-_TAIL_BYTES:]

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
 
-from penstock.ops.kafka.broker import ClusterNode, KafkaBroker, new_cluster_id
+from penstock.ops.kafka.broker import ClusterNode, KafkaBroker, LocalBroker, new_cluster_id
 
 # Three brokers share the machine with what they are tested with.
 SMALL = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m")
@@ -22,7 +21,7 @@ _REPLICATED = {
 }
 
 
-class BrokerCluster:
+class BrokerCluster(LocalBroker):
     """Three nodes, each broker and controller; three replicas of everything, of which two must have a record.
 
     One node may fail without effect. With two away, no record is accepted until one is back. As a context manager it
@@ -72,16 +71,3 @@ class BrokerCluster:
         """Stop all nodes for good and remove their data."""
         for node in self.nodes:
             node.close()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

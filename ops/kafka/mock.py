@@ -14,14 +14,20 @@ For development only. As observed with librdkafka 2.16 and aiokafka 0.14:
 - No administration: creating, deleting and describing topics or groups fails.
 """
 
+import contextlib
+import functools
+import socket
+import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from penstock.ops.kafka.errors import BrokerFailed, BrokerMissing
-from penstock.ops.kafka.forwarder import Forwarder
 
 START_TIMEOUT_S = 180.0
 LOG_ERRORS_ONLY = 3  # syslog severity; the mock announces itself at 5 (notice)
+_BYTES = 64 * 1024
+_END_S = 2.0
 
 
 class MockBroker:
@@ -31,7 +37,7 @@ class MockBroker:
         """`port`: of 127.0.0.1; None for a free one."""
         self._owner: Any = None  # the librdkafka client that owns the mock cluster
         self._port = port
-        self._forwarder: Forwarder | None = None
+        self._forwarder: _Forwarder | None = None
         self._bootstrap_servers = ""
 
     @property
@@ -58,7 +64,7 @@ class MockBroker:
         (node,) = nodes
         self._bootstrap_servers = f"{node.host}:{node.port}"
         if self._port is not None:
-            self._forwarder = Forwarder(self._port, node.port)
+            self._forwarder = _Forwarder(self._port, node.port)
             self._bootstrap_servers = f"127.0.0.1:{self._port}"
         return self
 
@@ -70,3 +76,54 @@ class MockBroker:
             self._forwarder.close()
             self._forwarder = None
         self._bootstrap_servers = ""
+
+
+class _Forwarder:
+    """Forwards from a port of 127.0.0.1, on threads, until `close`. For a few connections of small messages."""
+
+    def __init__(self, port: int, to: int) -> None:
+        """Listen. Raises BrokerFailed if the port is taken."""
+        self._to = to
+        try:
+            self._listening = socket.create_server(("127.0.0.1", port))
+        except OSError as error:
+            raise BrokerFailed(f"Port {port} of 127.0.0.1 cannot be used: {error.strerror}.") from error
+        self._threads = [_started(self._accept)]
+
+    def close(self) -> None:
+        """Accept no more, and wait a moment for the connections, which end with the server behind."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # ends `accept`
+        for thread in list(self._threads):
+            thread.join(_END_S)
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listening.accept()
+            except OSError:
+                return
+            self._threads.append(_started(functools.partial(self._forward, caller)))
+
+    def _forward(self, caller: socket.socket) -> None:
+        with caller, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._to)) as server:
+            back = _started(lambda: _copy(server, caller))
+            _copy(caller, server)
+            back.join()
+
+
+def _started(run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Copy one direction. Its end ends the other one."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(_BYTES):
+            target.sendall(data)
+    for end in (source, target):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ops.bench.common.processes import descendants
-from penstock.ops.kafka.owned_folder import OwnedFolder
+from penstock.ops.kafka.owned import OwnedFolder
 from tests.engine.helpers import save_encoder, save_tokenizer
 
 COMMAND = (sys.executable, "-c", "from penstock.ops.cli.main import main; main()")

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.ops.cli.jobs import local_fleet
 from penstock.ops.cli.jobs.job_settings import FileJobSettings
-from penstock.ops.kafka.owned_folder import OwnedFolder
+from penstock.ops.kafka.owned import OwnedFolder
 
 # Killed by itself at the moment at which the guard would start.
 OWNER = """
@@ -86,7 +86,7 @@ def test_the_folder_of_a_killed_owner_is_removed_by_the_next(folders: Path) -> N
     owner = """
 import os, signal, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from penstock.ops.kafka.owned_folder import OwnedFolder
+from penstock.ops.kafka.owned import OwnedFolder
 made = OwnedFolder("a-")
 (made.path / "data").write_text("much")
 os.kill(os.getpid(), signal.SIGKILL)
@@ -105,7 +105,7 @@ def test_a_folder_in_another_place_is_removed_there(folders: Path) -> None:
     owner = """
 import os, signal, sys
 from pathlib import Path
-from penstock.ops.kafka.owned_folder import OwnedFolder
+from penstock.ops.kafka.owned import OwnedFolder
 made = OwnedFolder("a-", Path(sys.argv[1]))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -17,7 +17,7 @@ from penstock.ops.cli.setting_options import option_name
 from penstock.ops.cli.terminal import BadUsage, narrate_logs, say, stderr
 from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.kafka import FAST_START, FULL_SPEED, KafkaBroker
-from penstock.ops.kafka.owned_folder import OwnedFolder
+from penstock.ops.kafka.owned import OwnedFolder
 from penstock.producer.settings import KafkaSettings
 from penstock.worker.model_settings import ModelSettings
 
