@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from penstock.producer.answer_stream import Result
 from penstock.producer.files.arrow_rows import objects_of
-from penstock.producer.files.result_columns import Columns, free_name
+from penstock.producer.files.result_columns import ResultColumns, free_name
 from penstock.producer.files.row_blocks import Block, JsonLine, Object
 
 if TYPE_CHECKING:
@@ -17,24 +18,26 @@ if TYPE_CHECKING:
 
 
 class TableEncoder(Protocol):
-    """Encoder of one format, made with (columns of the input, schema of the input, names of the results)."""
+    """Encoder of one format, made with (columns of the input, schema of the input, columns of the results)."""
 
     header: bytes  # before the first row of the output
 
-    def encode(self, block: Block, results: Columns) -> bytes:
-        """Bytes of a block, to be appended to those before it."""
+    def encode(self, block: Block, results: Sequence[Result]) -> bytes:
+        """Bytes of a block with one result a row, to be appended to those before it."""
         ...
 
 
 class CsvEncoder:
     """Lines of CSV. They end in CRLF: otherwise Python 3.11 leaves a lone CR unquoted."""
 
-    def __init__(self, columns: Sequence[str] | None, schema: Any, names: Sequence[str]) -> None:
+    def __init__(self, columns: Sequence[str] | None, schema: Any, results: ResultColumns) -> None:
         self._columns = list(columns or ())
-        self.header = _csv_lines([[*self._columns, *[free_name(name, self._columns) for name in names]]])
+        self._results = results
+        self.header = _csv_lines([[*self._columns, *[free_name(name, self._columns) for name in results.names]]])
 
-    def encode(self, block: Block, results: Columns) -> bytes:
-        rows = zip(_objects(block), zip(*results.values(), strict=True), strict=True)
+    def encode(self, block: Block, results: Sequence[Result]) -> bytes:
+        """See `TableEncoder`."""
+        rows = zip(_objects(block), self._results.rows(results), strict=True)
         return _csv_lines([[*[fields[name] for name in self._columns], *values] for fields, values in rows])
 
 
@@ -43,13 +46,14 @@ class JsonlEncoder:
 
     header = b""
 
-    def __init__(self, columns: Sequence[str] | None, schema: Any, names: Sequence[str]) -> None:
-        pass
+    def __init__(self, columns: Sequence[str] | None, schema: Any, results: ResultColumns) -> None:
+        self._results = results
 
-    def encode(self, block: Block, results: Columns) -> bytes:
+    def encode(self, block: Block, results: Sequence[Result]) -> bytes:
+        """See `TableEncoder`."""
         lines = []
-        for fields, values in zip(_objects(block), zip(*results.values(), strict=True), strict=True):
-            named = {free_name(name, fields): value for name, value in zip(results, values, strict=True)}
+        for fields, values in zip(_objects(block), self._results.rows(results), strict=True):
+            named = {free_name(name, fields): value for name, value in zip(self._results.names, values, strict=True)}
             lines.append((_extended(fields, named) if isinstance(fields, JsonLine) else _json(fields | named)) + b"\n")
         return b"".join(lines)
 
@@ -59,11 +63,13 @@ class ArrowEncoder:
 
     header = b""
 
-    def __init__(self, columns: Sequence[str] | None, schema: Any, names: Sequence[str]) -> None:
+    def __init__(self, columns: Sequence[str] | None, schema: Any, results: ResultColumns) -> None:
         import pyarrow as pa
 
         types = {"embedding": pa.list_(pa.float32()), "score": pa.float64(), "scores": pa.list_(pa.float64())}
         types["labels"] = pa.list_(pa.string())
+        names = results.names
+        self._results = results
         self._result_types = [types.get(name, pa.string()) for name in names]
         self._input = schema or pa.schema([(name, pa.string()) for name in columns or ()])
         self.vectors = len(self._input) + names.index("embedding") if "embedding" in names else None  # their column
@@ -71,7 +77,8 @@ class ArrowEncoder:
         for name, kind in zip(names, self._result_types, strict=True):
             self.schema = self.schema.append(pa.field(free_name(name, self._input.names), kind))
 
-    def encode(self, block: Block, results: Columns) -> bytes:
+    def encode(self, block: Block, results: Sequence[Result]) -> bytes:
+        """See `TableEncoder`."""
         import pyarrow as pa
 
         source = block.source
@@ -79,7 +86,7 @@ class ArrowEncoder:
             source = pa.RecordBatch.from_pylist(list(source), schema=self._input)
         values = [
             _vectors(column) if name == "embedding" else pa.array(column, kind)
-            for (name, column), kind in zip(results.items(), self._result_types, strict=True)
+            for (name, column), kind in zip(self._results.of(results).items(), self._result_types, strict=True)
         ]
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.schema) as stream:

@@ -3,26 +3,34 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Annotated
 
 import numpy as np
+from pydantic import PlainSerializer
 
 from penstock.producer.answer_stream import Result, num_chars
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.row_blocks import Block
 from penstock.producer.wire.messages import REQUEST_TOKENS, Classification, Reply
 
+# In JSON, in falling order of the counts, or in the order of the keys.
+_Falling = Annotated[Counter[str], PlainSerializer(lambda counts: dict(counts.most_common()))]
+_Rising = Annotated[Counter[int], PlainSerializer(lambda counts: dict(sorted(counts.items())))]
+
 
 @dataclass(slots=True)
 class JobReport:
-    """Counts of the rows that were written. Its size depends on the labels of the model, not on the rows."""
+    """Counts of the rows that were written. Its size depends on the labels of the model, not on the rows.
+
+    pydantic reads and writes it, in the manifest and as `--report`.
+    """
 
     rows: int = 0
     failed: int = 0
-    errors: Counter[str] = field(default_factory=Counter)  # by code
-    labels: Counter[str] = field(default_factory=Counter)  # best label
-    lengths: Counter[int] = field(default_factory=Counter)  # texts of at most so many characters, a power of two
-    vector_lengths: set[int] = field(default_factory=set)
+    errors: _Falling = field(default_factory=Counter)  # by code
+    labels: _Falling = field(default_factory=Counter)  # best label
+    lengths: _Rising = field(default_factory=Counter)  # texts of at most so many characters, a power of two
+    vector_lengths: Annotated[set[int], PlainSerializer(sorted)] = field(default_factory=set)
 
     def add(self, block: Block, results: Sequence[Result]) -> None:
         """Count the rows of a block."""
@@ -42,25 +50,6 @@ class JobReport:
         for text in block.texts:
             if not isinstance(text, PenstockError):
                 self.lengths[1 << (max(num_chars(text), 1) - 1).bit_length()] += 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as JSON holds it; counts of labels and errors are in falling order."""
-        return {
-            "rows": self.rows,
-            "failed": self.failed,
-            "errors": dict(self.errors.most_common()),
-            "labels": dict(self.labels.most_common()),
-            "lengths": {str(chars): count for chars, count in sorted(self.lengths.items())},
-            "vector_lengths": sorted(self.vector_lengths),
-        }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The report that `to_dict` gave. Raises KeyError, TypeError, AttributeError, ValueError or OverflowError."""
-        lengths = Counter({int(chars): int(count) for chars, count in data["lengths"].items()})
-        vectors = {int(length) for length in data["vector_lengths"]}
-        errors, labels = ({name: int(count) for name, count in data[part].items()} for part in ("errors", "labels"))
-        return cls(int(data["rows"]), int(data["failed"]), Counter(errors), Counter(labels), lengths, vectors)
 
 
 class ReplyTally:

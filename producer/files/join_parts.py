@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
 
 from penstock.producer.files.durable import give_up, sync
 from penstock.producer.files.encoders import ArrowEncoder, TableEncoder
@@ -47,7 +47,10 @@ class JoinedFile:
             self.close()
             self._lengths = frozenset(vector_lengths)
             self._file = self._path.open("wb")
-            self._sink = _sink(self._encoder, self._lengths, self._file)
+            if isinstance(self._encoder, ArrowEncoder):
+                self._sink = _ParquetSink(self._encoder, self._lengths, self._file)
+            else:
+                self._sink = _Sink(self._encoder.header, self._file)
             self._num_joined = 0
         for part in parts[self._num_joined :]:
             self._sink.add(part)
@@ -70,53 +73,32 @@ class JoinedFile:
         self._file = self._sink = None
 
 
-class _Sink(Protocol):
-    """An open output."""
-
-    def add(self, part: Path) -> None:
-        """Append the rows of a part."""
-        ...
-
-    def finish(self) -> None:
-        """Write what follows the last row."""
-        ...
-
-    def close(self) -> None:
-        """Release what is held, whether or not the output is finished. The file is still open."""
-        ...
-
-
-def _sink(encoder: TableEncoder, vector_lengths: frozenset[int], file: IO[bytes]) -> _Sink:
-    if isinstance(encoder, ArrowEncoder):
-        return _ParquetSink(encoder, vector_lengths, file)
-    return _TextSink(encoder.header, file)
-
-
-class _TextSink:
-    """Lines, one part after the other."""
+class _Sink:
+    """An open output: lines, one part after the other."""
 
     def __init__(self, header: bytes, file: IO[bytes]) -> None:
         self._file = file
         file.write(header)
 
     def add(self, part: Path) -> None:
+        """Append the rows of a part."""
         with part.open("rb") as content:
             shutil.copyfileobj(content, self._file, 1 << 20)
 
     def finish(self) -> None:
-        pass
+        """Write what follows the last row."""
 
     def close(self) -> None:
-        pass
+        """Release what is held, whether or not the output is finished. The file is still open."""
 
 
-class _ParquetSink:
+class _ParquetSink(_Sink):
     """Row groups, whose bounds are not those of the parts."""
 
     def __init__(self, encoder: ArrowEncoder, vector_lengths: frozenset[int], file: IO[bytes]) -> None:
         import pyarrow as pa
 
-        self._file = file
+        super().__init__(encoder.header, file)
         self._schema = encoder.schema  # of the parts
         self._vectors = encoder.vectors
         self._fixed: pa.Field | None = None

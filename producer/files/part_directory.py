@@ -3,10 +3,9 @@
 import fcntl
 import os
 from pathlib import Path
-from typing import Any
 
 from penstock.producer.files.durable import publish
-from penstock.producer.files.job_manifest import Manifest, stamp_of
+from penstock.producer.files.job_manifest import FileJob, Manifest, stamp_of
 from penstock.producer.files.row_blocks import TableError
 
 _MANIFEST = "manifest.json"
@@ -31,7 +30,7 @@ def kept_manifest(target: Path) -> Manifest | None:
 class PartDirectory:
     """An open directory, locked against other processes until `close` or the end of this one."""
 
-    def __init__(self, target: Path, job: dict[str, Any], *, restart: bool) -> None:
+    def __init__(self, target: Path, job: FileJob, *, restart: bool) -> None:
         """Create the directory, or continue the job whose parts it holds.
 
         Args:
@@ -56,13 +55,13 @@ class PartDirectory:
             self.close()
             raise
 
-    def _load(self, job: dict[str, Any], restart: bool) -> Manifest:
+    def _load(self, job: FileJob, restart: bool) -> Manifest:
         if restart:
             self._manifest_path.unlink(missing_ok=True)
         try:
             manifest = Manifest.load(self._manifest_path)
         except FileNotFoundError:
-            return Manifest(job)
+            return Manifest.new(job)
         manifest.check_job(job, self.path)
         return manifest
 

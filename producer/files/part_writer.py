@@ -15,7 +15,6 @@ from penstock.producer.files.file_job import TooManyErrors
 from penstock.producer.files.job_report import ReplyTally
 from penstock.producer.files.join_parts import JoinedFile
 from penstock.producer.files.part_directory import PartDirectory
-from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 from penstock.producer.one_revision import OneRevision
 
@@ -39,7 +38,6 @@ class PartWriter:
         path: Path,
         directory: PartDirectory,
         encoder: TableEncoder,
-        columns: ResultColumns,
         *,
         overwrite: bool,
         allow_mixed_revisions: bool,
@@ -52,7 +50,6 @@ class PartWriter:
         self.is_resumable = directory.manifest.is_resumable
         self._directory = directory
         self._encoder = encoder
-        self._columns = columns
         self._overwrite = overwrite
         self._joined = JoinedFile(directory.joined, encoder)
         self._file: IO[bytes] | None = None  # the unfinished part
@@ -68,7 +65,7 @@ class PartWriter:
             if self._file is None:
                 self._file = self._directory.unfinished.open("wb")
                 self._begun = time.monotonic()
-            self._file.write(self._encoder.encode(block, self._columns.of(results)))
+            self._file.write(self._encoder.encode(block, results))
             self.report.add(block, results)
             self._rows += len(results)
             self._chars += sum([num_chars(text) for text in block.texts if not isinstance(text, PenstockError)])

@@ -1,6 +1,6 @@
 """Columns that results become, by task."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,10 @@ class ResultColumns:
             columns["scores"] = [row and list(row.scores) for row in rows]
         columns["error"] = [f"{row.code}: {row.message}" if isinstance(row, PenstockError) else None for row in results]
         return columns
+
+    def rows(self, results: Sequence[Result]) -> Iterator[tuple[Any, ...]]:
+        """The same by rows."""
+        return zip(*self.of(results).values(), strict=True)
 
 
 def free_name(name: str, taken: Collection[str]) -> str:

@@ -1,7 +1,7 @@
 """Reader of one or several tables: blocks of rows, in bounded memory. See `penstock.producer.files`."""
 
 import glob
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,8 +10,10 @@ from typing import Any, NamedTuple, Self
 
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.csv_reader import count_csv, read_csv
+from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, TableEncoder
 from penstock.producer.files.jsonl_reader import count_jsonl, read_jsonl
 from penstock.producer.files.parquet_reader import count_parquet, read_parquet
+from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, Content, Header, TableError
 from penstock.producer.files.standard_streams import STANDARD, input_shown
 
@@ -21,12 +23,13 @@ _COUNT_LIMIT_BYTES = 1 << 30  # larger text files are not counted before they ar
 class _Format(NamedTuple):
     read: Callable[[Path, Sequence[str]], Content]
     count: Callable[[Path], int]
+    encoder: Callable[[Sequence[str] | None, Any, ResultColumns], TableEncoder]
 
 
-_FORMATS = {
-    ".csv": _Format(read_csv, count_csv),
-    ".jsonl": _Format(read_jsonl, count_jsonl),
-    ".parquet": _Format(read_parquet, count_parquet),
+FORMATS = {
+    ".csv": _Format(read_csv, count_csv, CsvEncoder),
+    ".jsonl": _Format(read_jsonl, count_jsonl, JsonlEncoder),
+    ".parquet": _Format(read_parquet, count_parquet, ArrowEncoder),
 }
 _HIDDEN = (".", "_")  # beginnings of names that Spark and others give to files that are no tables
 
@@ -113,7 +116,7 @@ def open_reader(
                 f"{path} is no file that can be read twice. Pipe csv or jsonl to standard input (-, with --format)."
             )
     try:
-        return Reader(paths, texts, _content(paths, texts, _FORMATS[extension].read))
+        return Reader(paths, texts, _content(paths, texts, FORMATS[extension].read))
     except OSError as error:
         raise TableError(f"{error.filename or paths[0]} cannot be read: {error.strerror or error}.") from error
 
@@ -138,7 +141,7 @@ def input_paths(given: Iterable[Path], output: Path) -> list[Path]:
         candidates = map(Path, glob.iglob(str(path), recursive=True)) if is_pattern else path.rglob("*")
         found = sorted(_tables(candidates, output.resolve()))
         if not found:
-            raise TableError(f"{path} {'matches' if is_pattern else 'holds'} no table ({', '.join(_FORMATS)}).")
+            raise TableError(f"{path} {'matches' if is_pattern else 'holds'} no table ({', '.join(FORMATS)}).")
         paths += found
     return paths
 
@@ -147,7 +150,7 @@ def _tables(candidates: Iterable[Path], output: Path) -> Iterator[Path]:
     """The tables among the candidates, without `output`, a resolved path, however they are spelled."""
     for path in candidates:
         is_hidden = path.name.startswith(_HIDDEN) or path.parent.name.endswith(".parts")
-        if path.suffix.lower() in _FORMATS and not is_hidden and path.is_file() and path.resolve() != output:
+        if path.suffix.lower() in FORMATS and not is_hidden and path.is_file() and path.resolve() != output:
             yield path
 
 
@@ -158,28 +161,22 @@ def count_rows(paths: str | Path | Sequence[Path]) -> int | None:
         return None
     if paths[0].suffix.lower() != ".parquet" and sum(path.stat().st_size for path in paths) > _COUNT_LIMIT_BYTES:
         return None
-    count = _FORMATS[format_of(paths[0])].count
+    count = FORMATS[format_of(paths[0])].count
     return sum(count(path) for path in paths)
 
 
 def format_of(path: Path, standard_format: str | None = None) -> str:
-    """The extension that says a file's format. Raises TableError for another."""
+    """The extension that says a file's format. Raises TableError for another, and for one that needs an extra."""
     if path == STANDARD:
         if standard_format is None:
             raise TableError("Standard input and output have no extension: give --format.")
         return standard_format
-    by_extension(path, _FORMATS)
-    return path.suffix.lower()
-
-
-def by_extension(path: Path, known: Mapping[str, Any]) -> Any:
-    """The item of `known` for the file's extension. Raises TableError: it is not among them, or needs an extra."""
     extension = path.suffix.lower()
-    if extension not in known:
-        raise TableError(f"{path}: the extension must be one of {', '.join(known)}.")
+    if extension not in FORMATS:
+        raise TableError(f"{path}: the extension must be one of {', '.join(FORMATS)}.")
     if extension == ".parquet" and find_spec("pyarrow") is None:
         raise TableError(f"{path}: Parquet needs pyarrow, which is not installed: pip install 'penstock[parquet]'")
-    return known[extension]
+    return extension
 
 
 def _content(paths: Sequence[Path], texts: Sequence[str], read: Callable[[Path, Sequence[str]], Content]) -> Content:

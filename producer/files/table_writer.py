@@ -1,29 +1,22 @@
 """Writers of tables: the input's rows with their results. See `penstock.producer.files`."""
 
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from penstock.producer.answer_stream import Result
-from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, TableEncoder
-from penstock.producer.files.job_manifest import describe_job
+from penstock.producer.files.encoders import TableEncoder
+from penstock.producer.files.job_manifest import FileJob
 from penstock.producer.files.job_report import JobReport, ReplyTally
 from penstock.producer.files.part_directory import PartDirectory, kept_manifest, parts_path
 from penstock.producer.files.part_writer import PartWriter, refuse_existing
 from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 from penstock.producer.files.standard_streams import STANDARD
-from penstock.producer.files.table_reader import Reader, by_extension, format_of
+from penstock.producer.files.table_reader import FORMATS, Reader, format_of
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.messages import NO_OPTIONS, Options
-
-_ENCODERS: dict[str, Callable[[Sequence[str] | None, Any, Sequence[str]], TableEncoder]] = {
-    ".csv": CsvEncoder,
-    ".jsonl": JsonlEncoder,
-    ".parquet": ArrowEncoder,
-}
 
 
 def open_writer(
@@ -50,16 +43,13 @@ def open_writer(
             are of another job.
     """
     path = Path(path)
-    columns = ResultColumns(task, options)
-    encoder = _encoder(path, reader, columns)
-    job = _job(path, reader, task, model, options)
+    encoder = _encoder(path, format_of(path), reader, task, options)
+    job = FileJob.of(reader.paths, reader.texts, task, options, model, path.suffix.lower())
     try:
         directory = PartDirectory(path, job, restart=restart or STANDARD in reader.paths)
     except OSError as error:
         raise cannot_write(path, error) from error
-    writer = PartWriter(
-        path, directory, encoder, columns, overwrite=overwrite, allow_mixed_revisions=allow_mixed_revisions
-    )
+    writer = PartWriter(path, directory, encoder, overwrite=overwrite, allow_mixed_revisions=allow_mixed_revisions)
     if not directory.is_published:
         try:
             refuse_existing(path, overwrite)
@@ -86,13 +76,14 @@ def check_writer(
 
     Raises TableError where the job would be refused.
     """
+    _encoder(path, format_of(path, standard_format), reader, task, options)
     if path == STANDARD:
-        _check_stream(reader, format_of(STANDARD, standard_format))
         return 0
-    _encoder(path, reader, ResultColumns(task, options))
     kept = None if restart or STANDARD in reader.paths else kept_manifest(path)
     if kept is not None:
-        kept.check_job(_job(path, reader, task, model, options), parts_path(path))
+        kept.check_job(
+            FileJob.of(reader.paths, reader.texts, task, options, model, path.suffix.lower()), parts_path(path)
+        )
     if kept is None or not kept.is_of(path):
         refuse_existing(path, overwrite)
     folder = path.absolute().parent
@@ -102,24 +93,13 @@ def check_writer(
     return 0 if kept is None else kept.report.rows
 
 
-def _encoder(path: Path, reader: Reader, columns: ResultColumns) -> TableEncoder:
-    """The encoder of the output. Raises TableError if its format is unknown, or cannot hold the input's rows."""
-    make_encoder: Callable[..., TableEncoder] = by_extension(path, _ENCODERS)
-    _check_columns(path, reader, path.suffix.lower())
-    return make_encoder(reader.columns, reader.schema, columns.names)
-
-
-def _job(path: Path, reader: Reader, task: str, model: str, options: Options) -> dict[str, Any]:
-    defaults = NO_OPTIONS._asdict()
-    given = {name: value for name, value in options._asdict().items() if value != defaults[name]}
-    return describe_job(
-        inputs=reader.paths,
-        texts=reader.texts,
-        task=task,
-        options=json.loads(json.dumps(given)),  # as the manifest is read again
-        model=model,
-        extension=path.suffix.lower(),
-    )
+def _encoder(path: Path, extension: str, reader: Reader, task: str, options: Options) -> TableEncoder:
+    """The encoder of the output. Raises TableError if the output, or its format, cannot hold the input's rows."""
+    if path == STANDARD and extension == ".parquet":
+        raise TableError("Standard output is csv or jsonl. Write Parquet to a file.")
+    if reader.columns is None and extension != ".jsonl":
+        raise TableError(f"{path}: lines of JSON have no common columns; write a .jsonl file.")
+    return FORMATS[extension].encoder(reader.columns, reader.schema, ResultColumns(task, options))
 
 
 class StreamWriter:
@@ -136,18 +116,16 @@ class StreamWriter:
         allow_mixed_revisions: bool = False,
     ) -> None:
         """Write the header. Raises TableError for an extension other than .csv and .jsonl."""
-        _check_stream(reader, extension)
         self.tally = ReplyTally()
         self.revision = OneRevision(allow_mixed=allow_mixed_revisions)
         self.report = JobReport()
         self._file = file
-        self._columns = ResultColumns(task, options)
-        self._encoder = _ENCODERS[extension](reader.columns, reader.schema, self._columns.names)
+        self._encoder = _encoder(STANDARD, extension, reader, task, options)
         self._put(self._encoder.header)
 
     def write(self, block: Block, results: Sequence[Result]) -> None:
         """Write the block's rows with one result each. Called in the order of the file. Raises TableError."""
-        self._put(self._encoder.encode(block, self._columns.of(results)))
+        self._put(self._encoder.encode(block, results))
         self.report.add(block, results)
 
     def _put(self, content: bytes) -> None:
@@ -156,14 +134,3 @@ class StreamWriter:
             self._file.flush()
         except OSError as error:
             raise cannot_write("Standard output", error) from error
-
-
-def _check_stream(reader: Reader, extension: str) -> None:
-    if extension == ".parquet":
-        raise TableError("Standard output is csv or jsonl. Write Parquet to a file.")
-    _check_columns(STANDARD, reader, extension)
-
-
-def _check_columns(path: Path, reader: Reader, extension: str) -> None:
-    if reader.columns is None and extension != ".jsonl":
-        raise TableError(f"{path}: lines of JSON have no common columns; write a .jsonl file.")

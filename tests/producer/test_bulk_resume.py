@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import resource
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from penstock.producer.files import (
     row_blocks,
 )
 from penstock.producer.files import part_writer as parts
+from penstock.producer.files.job_report import JobReport
 from penstock.producer.wire.messages import Classification, Options, Text
 
 NUM_ROWS = 30
@@ -179,14 +181,7 @@ def test_a_report_counts_the_rows_of_all_runs(tmp_path: Path) -> None:
     interrupt(source, target)
     reports = []
     run(source, target, set_up=lambda writer: reports.append(writer.report))
-    assert reports[0].to_dict() == {
-        "rows": 30,
-        "failed": 5,
-        "errors": {"invalid_request": 5},
-        "labels": {},
-        "lengths": {"8": 25},
-        "vector_lengths": [2],
-    }
+    assert reports == [JobReport(30, 5, Counter(invalid_request=5), Counter(), Counter({8: 25}), {2})]
 
 
 class TestRefusals:

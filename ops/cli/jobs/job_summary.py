@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping
 
+from pydantic import TypeAdapter
+
 from penstock.ops.cli.jobs.progress import rates
 from penstock.ops.cli.terminal import say
 from penstock.producer.files.file_job import BulkResult
@@ -45,7 +47,8 @@ def summary_json(done: BulkResult, report: JobReport, tally: ReplyTally) -> byte
         "answered_rows": tally.rows,
         "cached_rows": tally.cached,
     }
-    return json.dumps({**report.to_dict(), "last_run": last_run}, indent=2, ensure_ascii=False).encode() + b"\n"
+    of_all_runs = TypeAdapter(JobReport).dump_python(report, mode="json")
+    return json.dumps({**of_all_runs, "last_run": last_run}, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
