@@ -24,11 +24,10 @@ from penstock.ops.cli.dead_letters import letter_selection
 from penstock.ops.cli.dead_letters.answerer import open_answerer
 from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
 from penstock.ops.cli.dead_letters.dlq import AnswerSettings
-from penstock.ops.cli.dead_letters.letter_answers import LetterAnswers
 from penstock.ops.cli.dead_letters.letter_selection import Selection, read_letters
 from penstock.ops.cli.dead_letters.letter_table import Listing, as_json
 from penstock.ops.cli.dead_letters.record_sender import RecordSender, open_sender
-from penstock.ops.cli.dead_letters.replayer import Replayer, ReplayOptions
+from penstock.ops.cli.dead_letters.replayer import LetterAnswers, Replayer, ReplayOptions
 from penstock.ops.cli.terminal import EXIT_PROBLEM, BadUsage
 from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
 from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
@@ -171,9 +170,15 @@ def request(number: int, *headers: tuple[str, bytes], ids: Sequence[int] = (5, 6
     return one
 
 
-async def test_a_dry_run_connects_to_no_broker_to_write() -> None:
+async def test_a_dry_run_connects_to_no_broker_to_write(capsys: pytest.CaptureFixture[str]) -> None:
     async with open_sender(KafkaCluster("127.0.0.1:1"), execute=False) as sender:
-        assert sender is None
+        replayer = Replayer(OPTIONS, sender)
+        await replayer.offer(("t", 7, 1), RECORD, [], "t")
+        assert await replayer.finish() == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "Would send 1 record to t.",
+        "This was a dry run. Add --execute to send.",
+    ]
 
 
 class TopicsThatGrow:
@@ -218,7 +223,7 @@ class TestAnswers:
     ) -> list[dict[str, Any]]:
         given: dict[str, Any] = {"model": "null", "max_batch_tokens": 3}
         settings = AnswerSettings(**given)
-        sender = None if broker is None else RecordSender(broker, KafkaCluster("nowhere:1"))  # type: ignore[arg-type]
+        sender = RecordSender(broker, KafkaCluster("nowhere:1"))  # type: ignore[arg-type]  # without one: a dry run
         async with open_answerer(settings, settings) as answerer:
             answers = LetterAnswers(replace(OPTIONS, as_json=True), answerer, sender)
             for one in letters:

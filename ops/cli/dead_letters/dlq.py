@@ -27,6 +27,7 @@ from penstock.ops.cli.dead_letters.replayer import (
     AsJson,
     DeadlineS,
     Execute,
+    LetterAnswers,
     MaxReplays,
     Replayer,
     ReplayOptions,
@@ -234,7 +235,6 @@ async def _replay(
 async def _answer(settings: AnswerSettings, selection: Selection, options: ReplayOptions, execute: bool) -> int:
     settings.require_model()
     from penstock.ops.cli.dead_letters.answerer import open_answerer  # loads what the other commands do not need
-    from penstock.ops.cli.dead_letters.letter_answers import LetterAnswers
 
     cluster = KafkaCluster.of(settings)
     async with open_answerer(settings, settings) as answerer, open_sender(cluster, execute=execute) as sender:

@@ -1,21 +1,25 @@
-"""Sends records again: with new headers, a bounded number of times each, or not at all in a dry run."""
+"""Sends records again, with new headers and a bounded number of times each, or answers those of dead letters."""
 
 import json
 import time
-from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
 from penstock.ops.cli.dead_letters.record_sender import RecordSender
-from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, say
+from penstock.ops.cli.terminal import EXIT_PROBLEM, BadUsage, say
+from penstock.ops.logs.lines.event import printable
 from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
 from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
+from penstock.producer.errors import PenstockError
 from penstock.producer.wire.headers import Headers, content_key, num_replays, position, replay_headers
 from penstock.producer.wire.topics import check_topic
 
-DRY_RUN = "This was a dry run. Add --execute to send."
+if TYPE_CHECKING:
+    from penstock.ops.cli.dead_letters.answerer import Answerer  # loads what only `penstock dlq answer` needs
 
 Position = tuple[str, int, int]  # topic, partition, offset
 
@@ -75,14 +79,12 @@ def headers_again(headers: Headers, source: Position, options: ReplayOptions) ->
 
 
 class Replayer:
-    """Takes records one at a time."""
+    """Sends records again. It takes one at a time."""
 
-    def __init__(self, options: ReplayOptions, sender: RecordSender | None) -> None:
-        """Without a `sender` this is a dry run. The caller opens and closes it."""
+    def __init__(self, options: ReplayOptions, sender: RecordSender) -> None:
+        """The caller opens and closes the sender."""
         self._options = options
         self._sender = sender
-        self._sent: Counter[str] = Counter()  # by topic; in a dry run, what would be sent
-        self._skipped: Counter[str] = Counter()  # by reason
 
     async def offer(self, source: Position, record: Any, headers: Headers, to: str) -> None:
         """Send a record to topic `to`. `source`: where a worker read it, or would."""
@@ -94,53 +96,78 @@ class Replayer:
             self.skip(source, f"sent again {count} times already")
             return
         self._report(source, to=to)
-        self._sent[to] += 1
-        if self._sender is not None:
-            key = content_key(record.value or b"") if record.key is None else record.key
-            again = headers_again(headers, source, self._options)
-            await self._sender.send_alike(to, source[1], key, record.value, again)
+        key = content_key(record.value or b"") if record.key is None else record.key
+        await self._sender.send_alike(to, source[1], key, record.value, headers_again(headers, source, self._options))
 
     def skip(self, source: Position, reason: str) -> None:
         """Leave a record out."""
-        self._skipped[reason] += 1
+        self._sender.skipped[reason] += 1
         self._report(source, skipped=reason)
 
     async def finish(self) -> int:
         """Wait for the acknowledgements, print what was done, and return the exit code."""
-        refused = await refusals(self._sender)
-        done = "Would send" if self._sender is None else "Sent"
-        for topic, count in self._sent.items():
-            say(f"{done} {num_of('record', count - refused[topic])} to {topic}.")
-        for reason, count in self._skipped.items():
-            say(f"Skipped {num_of('record', count)}: {reason}.", "yellow")
-        say_refused(self._sender)
-        if not self._sent and not self._skipped:
-            say("No record matches.")
-            return EXIT_PROBLEM
-        if self._sender is None:
-            say(DRY_RUN)
-        return EXIT_PROBLEM if refused else EXIT_OK
+        code = await self._sender.finish("record", "record")
+        if self._sender.has_any:
+            return code
+        say("No record matches.")
+        return EXIT_PROBLEM
 
     def _report(self, source: Position, **what: str) -> None:
         if self._options.as_json:
             print(json.dumps({"source": position(*source).decode(), **what}))
 
 
-async def refusals(sender: RecordSender | None) -> Counter[str]:
-    """Wait until all records are acknowledged or refused. Returns the number of refused ones by topic."""
-    if sender is None:
-        return Counter()
-    await sender.flush()
-    return sender.refused
+class LetterAnswers:
+    """Answers dead letters, and prints the outcome of each. It takes one at a time."""
 
+    def __init__(self, options: ReplayOptions, answerer: "Answerer", sender: RecordSender) -> None:
+        """The caller opens and closes both."""
+        self._options = options
+        self._answerer = answerer
+        self._sender = sender
 
-def say_refused(sender: RecordSender | None) -> None:
-    """Print how many records each topic has refused, and why the first."""
-    if sender is not None:
-        for topic, count in sender.refused.items():
-            say(f"{topic} refused {num_of('record', count)}. {sender.reason(topic)}", "red")
+    async def add(self, letter: DeadLetter) -> None:
+        """Answer a letter. One that fails again gets no second error reply and no second letter."""
+        source = letter.position
+        if letter.obstacle or source is None:
+            self._sender.skipped[letter.obstacle] += 1
+            self._report(letter, "skipped", reason=letter.obstacle)
+            return
+        try:
+            original = self._original(letter, source)
+            reply = await self._answerer.answer(original, letter.topic_id, bulk=letter.is_bulk)
+        except PenstockError as error:
+            self._sender.failed[error.code] += 1
+            self._report(letter, "failed", code=error.code, message=error.message)
+            return
+        address = reply.address
+        what = {"task": reply.task, "sequences": reply.num_sequences, "bytes": len(reply.value)}
+        self._report(letter, "answered", **what, to=address.topic)
+        await self._sender.send(address.topic, address.partition, reply.key, reply.value, address.headers())
 
+    async def finish(self) -> int:
+        """Wait for the acknowledgements, print what was done, and return the exit code."""
+        code = await self._sender.finish("reply", "letter")
+        if not self._sender.has_any:
+            say("No dead letter matches.")
+        return code
 
-def num_of(noun: str, count: int) -> str:
-    """`3 records`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    def _original(self, letter: DeadLetter, source: Position) -> Any:
+        """A `KafkaRecord`: the original of a letter, with the headers with which it would be sent again."""
+        topic, partition, offset = source
+        return SimpleNamespace(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            timestamp=letter.sent_ms,
+            key=letter.record.key,
+            value=letter.record.value,
+            headers=headers_again(letter.original_headers, source, self._options),
+        )
+
+    def _report(self, letter: DeadLetter, outcome: str, **what: Any) -> None:
+        if self._options.as_json:
+            print(json.dumps({"id": letter.id, "source": letter.source, "outcome": outcome, **what}))
+            return
+        details = ", ".join(f"{name} {value}" for name, value in what.items())
+        print(printable(f"{letter.id}  {outcome}: {details}"))
