@@ -34,17 +34,17 @@ COMMANDS = {
     "broker": "Run a Kafka broker for development on this machine.",
     "bench": "Measure workers, engines and policies. Needs a checkout.",
 }
-# Folder -> its commands. The function of a command, or the typer app of several, has the name of its module.
+# Folder -> its commands whose module has their name, as the function of a command, or the typer app of several, has.
 FOLDERS = {
     "checks": ("check", "config", "convert", "parity"),
     "planning": ("calibrate", "capacity"),
     "workers": ("worker", "top", "logs"),
-    "jobs": ("embed", "classify", "generate", "rerank"),
     "dead_letters": ("dlq", "replay"),
     "development": ("demo", "broker", "asyncapi"),
 }
 _BENCH = "penstock.ops.bench"  # part of a checkout, not of the wheel
 MODULES = {name: f"penstock.ops.cli.{folder}.{name}" for folder, names in FOLDERS.items() for name in names}
+MODULES |= dict.fromkeys(("embed", "classify", "generate", "rerank"), "penstock.ops.cli.jobs.task_commands")
 MODULES["bench"] = f"{_BENCH}.subcommands"
 
 

@@ -22,9 +22,8 @@ from typer.testing import CliRunner
 from penstock.ops.cli import terminal
 from penstock.ops.cli.command_settings import settings_by_command
 from penstock.ops.cli.development.broker import default_port
-from penstock.ops.cli.jobs import embed as embed_module
-from penstock.ops.cli.jobs import generate as generate_module
-from penstock.ops.cli.jobs.embed import EmbedSettings
+from penstock.ops.cli.jobs import task_commands
+from penstock.ops.cli.jobs.task_commands import EmbedSettings
 from penstock.ops.cli.main import COMMANDS, EPILOG, app
 from penstock.ops.cli.setting_options import option_name
 from penstock.ops.kafka import MockBroker
@@ -127,7 +126,7 @@ def test_options_of_the_request_are_those_of_the_command_line(
         asked.append(options)
         return 0
 
-    monkeypatch.setattr(embed_module, "run_job", run_job)
+    monkeypatch.setattr(task_commands, "run_job", run_job)
     assert penstock("embed", "--model", "m", "--text", "x", *args)[0] == 0
     assert asked == [options]
 
@@ -142,7 +141,7 @@ def test_the_variable_that_names_a_workers_checkpoint_names_its_model(
         names.append(settings.served_name)
         return 0
 
-    monkeypatch.setattr(embed_module, "run_job", run_job)
+    monkeypatch.setattr(task_commands, "run_job", run_job)
     assert penstock("embed", "--text", "x", env={"PENSTOCK_MODEL": model})[0] == 0
     assert names == ["nobody"]
 
@@ -166,7 +165,7 @@ def test_options_of_generation_that_are_0_or_off_are_sent(
         asked.append(options)
         return 0
 
-    monkeypatch.setattr(generate_module, "run_job", run_job)
+    monkeypatch.setattr(task_commands, "run_job", run_job)
     assert penstock("generate", "--model", "m", "--text", "x", *args)[0] == 0
     assert asked == [Options(generation=generation)]
 

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from penstock.ops.cli.command_settings import settings_by_command
 from penstock.ops.cli.development.broker import BrokerSettings
-from penstock.ops.cli.jobs.classify import ClassifySettings
-from penstock.ops.cli.jobs.generate import GenerateSettings
+from penstock.ops.cli.jobs.task_commands import ClassifySettings, GenerateSettings
 from penstock.ops.cli.main import app
 from penstock.ops.cli.planning.capacity import CapacitySettings
 from penstock.ops.cli.terminal import EXIT_USAGE

@@ -1,0 +1,211 @@
+"""`penstock embed`, `classify`, `generate` and `rerank`: files of texts, or one text."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+import uvloop
+from pydantic import Field, model_validator
+
+from penstock.ops.cli.jobs.job_settings import FileJobSettings, JobSettings, OneText, Paths
+from penstock.ops.cli.setting_options import takes
+from penstock.ops.cli.terminal import EXIT_USAGE, fail, narrate_logs
+from penstock.producer.wire.generation import read_generation
+from penstock.producer.wire.messages import Options
+
+
+class EmbedSettings(JobSettings):
+    """Settings of `penstock embed`."""
+
+    pooling: Literal["cls", "mean", "max", "last"] | None = Field(
+        None, description="How token vectors become one vector. Default: the checkpoint's."
+    )
+    prompt_name: str | None = Field(
+        None, description="Name of the checkpoint's prompt to prepend to each text. Default: the checkpoint's default."
+    )
+    prompt: str | None = Field(None, description="The prompt itself, in place of a name.")
+    dimensions: int | None = Field(
+        None, ge=1, description="Length that vectors are cut to, for models trained so. Default: the checkpoint's."
+    )
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> Self:
+        if self.prompt_name is not None and self.prompt is not None:
+            raise ValueError("give at most one of --prompt-name and --prompt")
+        return self
+
+
+@takes(EmbedSettings)
+def embed(settings: EmbedSettings, paths: Paths = None, text: OneText = None) -> int:
+    """Compute vectors for a text, or for every row of a file.
+
+    A worker must be running for the model, or --local starts one.
+
+    $ penstock embed --model minilm --text "Where is my card?"
+
+    $ penstock embed --model minilm in.parquet out.parquet --column message
+
+    $ penstock embed --model e5-base in.csv out.csv --prompt "passage: "
+
+    $ penstock embed --local --model DIRECTORY in.parquet out.parquet --column message
+
+    The output has the input's columns and two more: embedding, error.
+
+    A file is a bulk job: workers answer it in the time that online requests leave. A --text is an online request.
+
+    A job that is ended continues with the same command.
+
+    Exit code 0: every row is answered. 1: some rows hold an error, or
+    the output cannot be written. 2: invalid input.
+    """
+    options = Options(
+        pooling=settings.pooling,
+        truncate=settings.truncate,
+        prompt_name=settings.prompt_name,
+        prompt=settings.prompt,
+        dimensions=settings.dimensions,
+    )
+    return run_job("embed", settings, options, (settings.column,), paths, text)
+
+
+class ClassifySettings(JobSettings):
+    """Settings of `penstock classify`."""
+
+    top_k: int = Field(1, ge=0, description="Number of labels for each text, best first. 0: all.")
+
+
+@takes(ClassifySettings)
+def classify(settings: ClassifySettings, paths: Paths = None, text: OneText = None) -> int:
+    """Compute labels for a text, or for every row of a file.
+
+    A worker must be running for the model, or --local starts one.
+
+    $ penstock classify --model intents --text "Where is my card?"
+
+    $ penstock classify --model intents in.csv out.csv --column message
+
+    $ penstock classify --local --model DIRECTORY in.csv out.csv --column message
+
+    The output has the input's columns and three more: label, score, error.
+
+    A file is a bulk job: workers answer it in the time that online requests leave. A --text is an online request.
+
+    A job that is ended continues with the same command.
+
+    Exit code 0: every row is answered. 1: some rows hold an error, or
+    the output cannot be written. 2: invalid input.
+    """
+    options = Options(top_k=settings.top_k, truncate=settings.truncate)
+    return run_job("classify", settings, options, (settings.column,), paths, text)
+
+
+class GenerateSettings(JobSettings):
+    """Settings of `penstock generate`. What is not given is the checkpoint's own."""
+
+    max_new_tokens: int | None = Field(None, ge=1, description="Most tokens of an answer. Default: the checkpoint's.")
+    num_beams: int | None = Field(None, ge=1, description="Beams of beam search. 1: none. Default: the checkpoint's.")
+    length_penalty: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="Of beam search: above 0 prefers long answers. Default: the checkpoint's.",
+    )
+    do_sample: bool = Field(False, description="Choose tokens at random, by their probabilities.")
+    temperature: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Of sampling: less is closer to the likeliest token."
+    )
+    top_k: int | None = Field(None, ge=0, description="Number of likeliest tokens that sampling draws from. 0: all.")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="Of sampling: among the likeliest tokens of this probability together."
+    )
+    seed: int | None = Field(
+        None, ge=0, description="Of sampling: the same seed gives the same answers. Default: others at each run."
+    )
+
+    @property
+    def options(self) -> Options:
+        """The options of the requests."""
+        names = self.model_fields_set - set(JobSettings.model_fields)
+        given = {name: getattr(self, name) for name in names}  # 0 and False are values
+        return Options(truncate=self.truncate, generation=read_generation(given))
+
+
+@takes(GenerateSettings)
+def generate(settings: GenerateSettings, paths: Paths = None, text: OneText = None) -> int:
+    """Generate a text for a text, or for every row of a file, with an encoder-decoder model: T5, BART or Marian.
+
+    A worker must be running for the model, or --local starts one.
+
+    $ penstock generate --model t5-small --text "translate English to German: Good morning." --max-new-tokens 40
+
+    $ penstock generate --model t5-small in.csv out.csv --column message --num-beams 4
+
+    The output has the input's columns and three more: generated, finish, error. finish is stop, or length where
+    --max-new-tokens ended an answer.
+
+    A file is a bulk job: workers answer it in the time that online requests leave. A --text is an online request.
+
+    A job that is ended continues with the same command.
+
+    Exit code 0: every row is answered. 1: some rows hold an error, or
+    the output cannot be written. 2: invalid input.
+    """
+    return run_job("generate", settings, settings.options, (settings.column,), paths, text)
+
+
+class RerankSettings(FileJobSettings):
+    """Settings of `penstock rerank`."""
+
+    query_column: str = Field("query", description="Column (CSV, Parquet) or key (JSONL) that holds the query.")
+    document_column: str = Field("document", description="Column or key that holds the document.")
+
+
+@takes(RerankSettings)
+def rerank(settings: RerankSettings, paths: Paths = None) -> int:
+    """Compute the score of a query and a document for every row of a file.
+
+    A worker must be running for the model, or --local starts one.
+
+    $ penstock rerank --model cross-encoder pairs.csv scored.csv --document-column passage
+
+    $ penstock rerank --local --model DIRECTORY pairs.csv scored.csv --document-column passage
+
+    The output has the input's columns and two more: score, error.
+
+    A file is a bulk job: workers answer it in the time that online requests leave.
+
+    A job that is ended continues with the same command.
+
+    Exit code 0: every row is answered. 1: some rows hold an error, or
+    the output cannot be written. 2: invalid input.
+    """
+    columns = (settings.query_column, settings.document_column)
+    return run_job("rerank", settings, Options(truncate=settings.truncate), columns, paths)
+
+
+def run_job(
+    task: str,
+    settings: FileJobSettings,
+    options: Options,
+    columns: Sequence[str],
+    paths: Sequence[Path] | None,
+    text: str | None = None,
+) -> int:
+    """Run one command and return its exit code. `columns`: that of the texts, or the two of pairs."""
+    narrate_logs(settings.bootstrap_servers)
+    if text is not None and not paths:
+        from penstock.ops.cli.jobs.local_fleet import local_broker
+        from penstock.ops.cli.jobs.one_text import answer_one
+
+        with local_broker(settings) as reaching:
+            return uvloop.run(answer_one(task, reaching, options, text))
+    if paths is None or len(paths) < 2 or text is not None:
+        fail(f"Give a file to read and a file to write{'' if task == 'rerank' else ', or one --text'}.")
+        return EXIT_USAGE
+    *sources, target = paths
+    if settings.dry_run:
+        from penstock.ops.cli.jobs.job_estimate import estimate_job
+
+        return estimate_job(task, settings, options, columns, sources, target)
+    from penstock.ops.cli.jobs.file_job_command import run_file_job
+
+    return run_file_job(task, settings, options, columns, sources, target)
