@@ -13,7 +13,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
-from penstock.ops.cli.environment import unknown_variables
+from penstock.ops.cli.command_settings import unknown_variables
 from penstock.ops.cli.option_panels import in_panels, panel_of
 from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail
 from penstock.producer.secret_url import SecretUrl, without_secrets
