@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.engine import load_engine
-from penstock.ops.cli.checks.finding import CheckSettings
 from penstock.ops.cli.checks.kafka_probe import probe_kafka
+from penstock.ops.cli.checks.probes import CheckSettings
 from penstock.ops.kafka import MockBroker
 from penstock.producer.wire.topics import request_topic
 from tests.engine.helpers import save_encoder

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from penstock import Client, Expired, KafkaUnreachable, SyncClient
 from penstock.ops.cli.checks import probes
-from penstock.ops.cli.checks.finding import Finding
+from penstock.ops.cli.checks.probes import Finding
 from penstock.ops.cli.command_settings import settings_by_command
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import MockBroker

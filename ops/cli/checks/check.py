@@ -7,9 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.ops.cli.checks import probes
-from penstock.ops.cli.checks.finding import CheckSettings, Finding
 from penstock.ops.cli.checks.kafka_probe import probe_kafka
-from penstock.ops.cli.checks.member_memory import MemberMemory
+from penstock.ops.cli.checks.probes import CheckSettings, Finding, MemberMemory
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, narrate_logs
 from penstock.worker.supervision.machine import this_machine

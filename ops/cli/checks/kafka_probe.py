@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from penstock.ops.cli.checks.finding import CheckSettings, Finding
+from penstock.ops.cli.checks.probes import CheckSettings, Finding
 from penstock.producer.aiokafka_internals.admin import FailoverAdmin
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC, bulk_topic, request_topic

@@ -3,16 +3,75 @@
 import asyncio
 import os
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
-from penstock.ops.cli.checks.finding import CheckSettings, Finding
-from penstock.ops.cli.checks.member_memory import MemberMemory
+from pydantic import Field
+
+from penstock.engine.host_memory import free_host_bytes
 from penstock.producer.wire.messages import STEPPED_TASKS
 from penstock.worker.command import placements_for
 from penstock.worker.model_settings import NULL_MODEL
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.supervision.machine import free_gpu_bytes, resident_bytes
+from penstock.worker.supervision.member_starter import growth_bytes
 from penstock.worker.supervision.mps import MpsUnavailable, mps_program
-from penstock.worker.supervision.placement import CannotPlace, Machine
+from penstock.worker.supervision.placement import CannotPlace, Machine, Placement, num_fitting
+
+
+class CheckSettings(WorkerSettings):
+    """A worker's settings, all of them optional. Only what is given is checked."""
+
+    model: str | None = Field(  # type: ignore[assignment]  # wider than the worker's: a model is optional here
+        None, description="Checkpoint to load: a directory, or a Hugging Face id."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    what: str  # the part that was examined
+    state: Literal["OK", "problem", "not checked"]
+    found: str
+    remedy: str = ""  # the action that would help
+
+
+class MemberMemory:
+    """Whether memory holds a worker's members: the supervisor's arithmetic, from one load here.
+
+    Made before the model is loaded in this process; `measure` is called while it is. A member takes more once its
+    batches have been timed. The supervisor counts that too, when the first member has loaded.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        """`machine`: with the memory that is free on each GPU now."""
+        self._free = {gpu.uuid: gpu.free_bytes for gpu in machine.gpus}
+        self._taken: dict[bool, int] = {}  # by whether on a GPU
+
+    def measure(self, device: str) -> None:
+        """Take the memory that the model takes on this device: "cpu", or the first visible GPU."""
+        if device == "cpu":
+            self._taken[False] = resident_bytes(os.getpid())
+            return
+        uuid, before = next(iter(self._free.items()), ("", None))
+        left = None if before is None else free_gpu_bytes(uuid)
+        if before is not None and left is not None:
+            self._taken[True] = max(0, before - left)
+
+    def shortage(self, members: Sequence[Placement]) -> str | None:
+        """Of the members of one device: the arithmetic if not all fit, else empty. None if their memory is unknown."""
+        uuid = members[0].uuid
+        taken = self._taken.get(uuid is not None)
+        if taken is None:
+            return None
+        free = self._free[uuid] if uuid is not None else free_host_bytes()
+        if uuid is None and free is not None:
+            free += taken  # this process ends before they start
+        return num_fitting(len(members), free, taken + growth_bytes(members[0]))[1]
 
 
 def model(settings: CheckSettings, memory: MemberMemory) -> Finding:
