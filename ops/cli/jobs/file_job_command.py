@@ -12,10 +12,9 @@ import uvloop
 
 from penstock.ops.cli.jobs.fleet_probe import missing_fleet
 from penstock.ops.cli.jobs.job_settings import FileJobSettings, check_report
-from penstock.ops.cli.jobs.job_summary import print_summary, summary_json
 from penstock.ops.cli.jobs.local_fleet import local_broker, local_worker
 from penstock.ops.cli.jobs.one_text import client_settings
-from penstock.ops.cli.jobs.progress import JobScreen
+from penstock.ops.cli.jobs.progress import JobScreen, print_summary, summary_json
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, BadUsage, fail, say
 from penstock.producer.caller_errors import MixedRevisions
 from penstock.producer.files import (

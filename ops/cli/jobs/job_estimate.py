@@ -7,7 +7,7 @@ from pathlib import Path
 import uvloop
 
 from penstock.ops.cli.jobs.job_settings import FileJobSettings, check_report
-from penstock.ops.cli.jobs.job_summary import print_lengths
+from penstock.ops.cli.jobs.progress import print_lengths
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail, say
 from penstock.producer.errors import PenstockError
 from penstock.producer.files import TableError, open_reader

@@ -1,28 +1,33 @@
-"""Progress of a bulk job: a bar on a terminal, a line every ten seconds elsewhere, and one message when it stalls."""
+"""Progress of a job over files, and its final report.
+
+Progress is a bar on a terminal, a line every ten seconds elsewhere, and one message when it stalls.
+"""
 
 import dataclasses
 import datetime
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from pydantic import TypeAdapter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from penstock.ops.cli.terminal import say, stderr
-
-if TYPE_CHECKING:
-    from penstock.producer.files.file_job import BulkResult
+from penstock.producer.files.file_job import BulkResult
+from penstock.producer.files.job_report import JobReport, ReplyTally
 
 LINE_EVERY_S = 10.0
 STALLED_AFTER_S = 10.0
+_SHOWN_LABELS = 10
 
 
 class JobScreen:
     """A context manager. The job calls `show` after each written block, and `tick` several times a second."""
 
     def __init__(
-        self, resumed: "BulkResult", total: int | None, stalled: str, clock: Callable[[], float] = time.monotonic
+        self, resumed: BulkResult, total: int | None, stalled: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`resumed`: rows of earlier runs. `total`: rows in all, None if not counted.
 
@@ -56,7 +61,7 @@ class JobScreen:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, written: "BulkResult", estimated_total: int | None = None) -> None:
+    def show(self, written: BulkResult, estimated_total: int | None = None) -> None:
         """Take the rows written so far. `estimated_total`: rows in all, used where they are not counted."""
         self._written = written
         if self._is_about:
@@ -87,7 +92,7 @@ class JobScreen:
             say(self._stalled, "yellow")
 
 
-def rates(done: "BulkResult", tokens: int) -> str:
+def rates(done: BulkResult, tokens: int) -> str:
     """Rows per second of this run and, if they are known, its tokens per second, formatted."""
     rows = f"{_rate(done.rows_per_s)} rows/s"
     return f"{rows}, {_rate(tokens / done.seconds)} tokens/s" if tokens and done.seconds > 0 else rows
@@ -97,9 +102,51 @@ def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"
 
 
-def _left(done: "BulkResult", total: int | None) -> str:
+def _left(done: BulkResult, total: int | None) -> str:
     """Time that the remaining rows take, formatted for the end of a line; nothing if it is unknown."""
     if total is None or done.rows_per_s == 0:
         return ""
     seconds = round(max(total - done.rows, 0) / done.rows_per_s)
     return f", {datetime.timedelta(seconds=seconds)} left"
+
+
+def print_summary(done: BulkResult, report: JobReport, tally: ReplyTally, output: str) -> None:
+    """Print the report on stderr."""
+    resumed = f" ({done.resumed:,} of earlier runs)" if done.resumed else ""
+    speed = f"{done.seconds:.1f} s, {rates(done, tally.tokens)}"
+    say(f"{done.rows:,} rows{resumed}, {done.failed:,} failed, {speed}: {output}")
+    if report.labels:
+        others = len(report.labels) - _SHOWN_LABELS
+        more = f", {others:,} labels more" if others > 0 else ""
+        say(f"Labels: {_counts(dict(report.labels.most_common(_SHOWN_LABELS)))}{more}")
+    print_lengths(report)
+    if tally.cached:
+        say(f"From the workers' cache: {tally.cached / tally.rows:.0%} of the answers")
+    if report.errors:
+        say(f"Errors: {_counts(dict(report.errors.most_common()))}", "yellow")
+        say("The output's error column holds the reason of each failed row.", "yellow")
+
+
+def print_lengths(report: JobReport) -> None:
+    """Print the histogram of lengths."""
+    if report.lengths:
+        say(f"Characters: {_counts({f'up to {chars:,}:': count for chars, count in sorted(report.lengths.items())})}")
+
+
+def summary_json(done: BulkResult, report: JobReport, tally: ReplyTally) -> bytes:
+    """The content of `--report`. Throughput and the cache's part are those of the last run."""
+    last_run = {
+        "seconds": round(done.seconds, 3),
+        "rows_per_s": round(done.rows_per_s, 1),
+        "resumed_rows": done.resumed,
+        "tokens": tally.tokens,
+        "tokens_per_s": round(tally.tokens / done.seconds, 1) if done.seconds > 0 else 0.0,
+        "answered_rows": tally.rows,
+        "cached_rows": tally.cached,
+    }
+    of_all_runs = TypeAdapter(JobReport).dump_python(report, mode="json")
+    return json.dumps({**of_all_runs, "last_run": last_run}, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
