@@ -3,9 +3,9 @@
 MessagePack's `bin`, which JSON does not have, is a string of the format `binary`.
 """
 
-from typing import Any, get_args, get_type_hints
+from importlib.resources import files
+from typing import Any, NamedTuple, get_args, get_type_hints
 
-from penstock.ops.cli.development.wire_page import WireRow, wire_table
 from penstock.producer.errors import ERRORS_BY_CODE
 from penstock.producer.wire import headers
 from penstock.producer.wire.codec import MAX_LABELS, MAX_ROW_ERRORS, MAX_SEQUENCES
@@ -26,9 +26,16 @@ _CHOICES = {"pooling": POOLINGS, "dtype": DTYPES}
 _BINARY_HEADERS = {headers.CORRELATION_ID, headers.REPLY_PARTITION}
 
 
+class _WireRow(NamedTuple):
+    """One row of a table: the names in its first column, and the other cells."""
+
+    names: tuple[str, ...]
+    cells: tuple[str, ...]
+
+
 def request_schema() -> Schema:
     """The value of a request."""
-    described = _described(wire_table("Request", "key"))
+    described = _described(_wire_table("Request", "key"))
     pair = {"type": "array", "items": _STRING, "minItems": 2, "maxItems": 2}
     texts = _list({"oneOf": [_STRING, pair]}, MAX_SEQUENCES)
     properties = {
@@ -47,7 +54,7 @@ def request_schema() -> Schema:
 
 def options_schema() -> Schema:
     """The options of a request."""
-    described = {name: row.cells[2] for row in wire_table("Request", "option") for name in row.names}
+    described = {name: row.cells[2] for row in _wire_table("Request", "option") for name in row.names}
     properties = {}
     for name, hint in get_type_hints(Options).items():
         if name == "generation":
@@ -62,13 +69,13 @@ def options_schema() -> Schema:
 
 def generation_schema() -> Schema:
     """The options of `generate`."""
-    described = {name: row.cells[1] for row in wire_table("Request", "name in `generation`") for name in row.names}
+    described = {name: row.cells[1] for row in _wire_table("Request", "name in `generation`") for name in row.names}
     return _object({name: {} for name in GENERATION_OPTIONS}, described, [])
 
 
 def reply_schemas() -> dict[str, Schema]:
     """The value of a reply to each task."""
-    rows = wire_table("Reply", "key")
+    rows = _wire_table("Reply", "key")
     matrix = {
         "shape": {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 2},
         "dtype": _STRING | {"enum": list(DTYPES)},
@@ -126,24 +133,24 @@ def error_schema() -> Schema:
 
 def request_headers_schema() -> Schema:
     """The headers of a request."""
-    return _headers(wire_table("Headers", "header of a request"), [headers.REPLY_TOPIC])
+    return _headers(_wire_table("Headers", "header of a request"), [headers.REPLY_TOPIC])
 
 
 def reply_headers_schema() -> Schema:
     """The headers of a reply: those of its request, and its own."""
-    rows = wire_table("Headers", "header of a request")
+    rows = _wire_table("Headers", "header of a request")
     of_request = [row for row in rows if row.names[0] in (headers.CORRELATION_ID, headers.TRACEPARENT)]
-    return _headers([*of_request, *wire_table("Headers", "header of a reply")], [])
+    return _headers([*of_request, *_wire_table("Headers", "header of a reply")], [])
 
 
 def dead_letter_headers_schema() -> Schema:
     """The headers of a dead letter, beside those of its original."""
     names = ("header of a dead letter", "header of a shared dead letter")
-    rows = [row for name in names for row in wire_table("Topics", name)]
+    rows = [row for name in names for row in _wire_table("Topics", name)]
     return _headers(rows, [headers.ERROR_CODE, headers.SOURCE])
 
 
-def _headers(rows: list[WireRow], required: list[str]) -> Schema:
+def _headers(rows: list[_WireRow], required: list[str]) -> Schema:
     properties = {
         name: (_BINARY if name in _BINARY_HEADERS else _STRING) | {"description": row.cells[0]}
         for row in rows
@@ -152,7 +159,7 @@ def _headers(rows: list[WireRow], required: list[str]) -> Schema:
     return {"type": "object", "properties": properties, "required": required}
 
 
-def _of_task(rows: list[WireRow], task: str) -> list[WireRow]:
+def _of_task(rows: list[_WireRow], task: str) -> list[_WireRow]:
     """Rows of the reply's table that concern a task: its own, and those of every task."""
     kept = []
     for row in rows:
@@ -163,7 +170,7 @@ def _of_task(rows: list[WireRow], task: str) -> list[WireRow]:
     return kept
 
 
-def _described(rows: list[WireRow]) -> dict[str, str]:
+def _described(rows: list[_WireRow]) -> dict[str, str]:
     return {name: row.cells[-1] for row in rows for name in row.names}
 
 
@@ -177,3 +184,26 @@ def _object(properties: dict[str, Schema], described: dict[str, str], required: 
         for name, schema in properties.items()
     }
     return {"type": "object", "properties": shown, **({"required": required} if required else {})}
+
+
+def _wire_table(section: str, first_column: str) -> list[_WireRow]:
+    """The rows of the tables of a section of WIRE.md whose first column has this title."""
+    page = (files("penstock.producer.wire") / "WIRE.md").read_text(encoding="utf-8")
+    lines = page.split(f"\n## {section}\n")[1].split("\n## ")[0].splitlines()
+    rows, is_wanted = [], False
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if not line.startswith("|"):
+            is_wanted = False
+        elif not line.startswith(("| `", "|-")):
+            is_wanted = cells[0] == first_column
+        elif is_wanted and line.startswith("| `"):
+            rows.append(_WireRow(_names(cells[0]), tuple(cells[1:])))
+    return rows
+
+
+def _names(cell: str) -> tuple[str, ...]:
+    """`a.b`, `.c` -> a.b, a.c."""
+    names = [name.strip(" `") for name in cell.split(",")]
+    stem = names[0].rpartition(".")[0]
+    return tuple(stem + name if name.startswith(".") else name for name in names)

@@ -46,7 +46,7 @@ def calibrate(
 
 async def _calibrate(settings: ModelSettings, show: bool, plot: Path | None) -> int:
     from penstock.cache import CostTables
-    from penstock.ops.cli.planning.calibrate_screen import show_costs
+    from penstock.ops.cli.planning.calibrate_screen import draw, show_costs
     from penstock.worker.batching.startup_costs import cost_key, kept_costs, measure_costs, why_none
     from penstock.worker.process import load_encoder
     from penstock.worker.resolved_settings import batch_caps, default_cost_path
@@ -71,8 +71,6 @@ async def _calibrate(settings: ModelSettings, show: bool, plot: Path | None) -> 
         await tables.add_served_name(key.revision, engine.info.name)
     show_costs(key, costs, path if is_kept else None)
     if plot is not None:
-        from penstock.ops.cli.planning.calibrate_plot import draw
-
         draw(key, costs, plot)
         say(f"Drawn: {plot}")
     return EXIT_OK if is_kept else EXIT_PROBLEM

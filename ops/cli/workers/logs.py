@@ -4,15 +4,15 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, ends_with_code, say
-from penstock.ops.cli.workers.reading_bar import reading_bar
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, ends_with_code, say, stderr
 from penstock.ops.logs.errors import BadFilter
 from penstock.ops.logs.lines.filters import Filters, parse_filters, split_arguments
 from penstock.ops.logs.lines.reader import LogReader
@@ -36,6 +36,7 @@ event=batch_*. p is the time of a request or a batch. Times are UTC, as in the l
 )
 
 _POLL_S = 0.25
+_LONG_BYTES = 100_000_000  # of files whose reading has a bar
 Input = Annotated[list[str] | None, typer.Argument(metavar="[FILE...] [FILTER...]", show_default=False)]
 Count = Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")]
 
@@ -172,13 +173,27 @@ def _show(given: list[str] | None, screen: Screen, num_rows: int) -> int:
 
 def _digest(given: list[str] | None) -> Digest:
     files, filters = _arguments(given)
-    with reading_bar(files) as progress:
+    with _reading_bar(files) as progress:
         reader = _reader(files, filters, progress)
         digest = Digest(reader)
     if filters.is_any and not digest.num_kept:
         absent = ", ".join(sorted(reader.selection.absent_fields))
         say(f"No event passes the filters.{f' No event has the field {absent}.' if absent else ''}", "yellow")
     return digest
+
+
+@contextmanager
+def _reading_bar(files: Sequence[str]) -> Iterator[Callable[[int], None] | None]:
+    """A function to call with the bytes that were read; None where no bar is shown, as for small files."""
+    num_bytes = sum(Path(name).stat().st_size for name in files if Path(name).is_file())
+    console = stderr()
+    if not console.is_terminal or num_bytes < _LONG_BYTES:
+        yield None
+        return
+    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=num_bytes)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def _arguments(given: list[str] | None) -> tuple[list[str], Filters]:
