@@ -27,7 +27,6 @@ from penstock.ops.demo.results_screen import (
     show_title,
 )
 from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
-from penstock.ops.demo.worker_log import read_batches, read_dtype
 from penstock.ops.kafka import BrokerError, MockBroker
 from penstock.producer import Client, Expired, PenstockError
 from penstock.producer.wire.messages import Request
@@ -87,7 +86,7 @@ def _run(console: Console) -> DemoResults:
         alone=alone,
         loaded=loaded,
         again=again,
-        batches=read_batches(worker.log_path),
+        batches=worker.batches(),
         log_path=worker.log_path,
     )
 
@@ -123,7 +122,8 @@ async def _wait_until_ready(console: Console, client: Client, worker: WorkerProc
             await client.request(Request(SERVED_NAME, "classify", text=("Are you ready?",)))
         except Expired as error:
             raise WorkerFailed(f"The worker was not ready in {READY_TIMEOUT_S:g} s.\n{worker.log_tail()}") from error
-    what = f"process {worker.pid}, all-MiniLM-L6-v2 and a linear head, {read_dtype(worker.log_path)}"
+    dtype = next((event["dtype"] for event in worker.events("model_loaded")), "unknown")
+    what = f"process {worker.pid}, all-MiniLM-L6-v2 and a linear head, {dtype}"
     show_step(console, "Worker", f"{what}; first answer after {time.monotonic() - started:.1f} s")
 
 

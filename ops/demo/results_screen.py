@@ -19,7 +19,7 @@ from rich.text import Text
 from penstock.ops.demo.banking77 import HEAD, TEST_CSV, Message
 from penstock.ops.demo.closed_loop import Pass
 from penstock.ops.demo.demo_model import SERVED_NAME
-from penstock.ops.demo.worker_log import Batches
+from penstock.ops.demo.worker_child import Batches
 from penstock.producer import Classification
 
 WIDTH = 100

@@ -8,22 +8,25 @@ read. The fit is seeded and in float64: a second run on the same machine writes 
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from penstock.engine import load_engine
+from penstock.engine.types import Engine, Float32Array, PackedBatch, TaskOptions
 from penstock.ops.demo.banking77 import HEAD, read_messages
 from penstock.ops.demo.demo_model import SERVED_NAME, WEIGHTS_SHA256, model_directory
-from penstock.ops.demo.direct import run_directly
 
 SEED = 0
 NUM_FOLDS = 5
+_BATCH_SEQUENCES = 64
 # Inverse strength of the penalty, as scikit-learn's LogisticRegression(C=…) counts it.
 C_CANDIDATES = (1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -69,6 +72,22 @@ def cross_validated_accuracy(vectors: Tensor, targets: Tensor, num_labels: int, 
         weight, bias = fit(vectors[~held_out], targets[~held_out], num_labels, c)
         correct += int(((vectors[held_out] @ weight.T + bias).argmax(1) == targets[held_out]).sum())
     return correct / len(targets)
+
+
+def run_directly(engine: Engine, directory: Path, task: str, texts: Sequence[str]) -> Float32Array:
+    """Run texts without Kafka, in batches. `directory` holds the tokenizer.json.
+
+    Returns [n, dim] for "embed", [n, labels] for "classify".
+    """
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(engine.info.max_tokens)
+    rows: list[Float32Array] = []
+    for start in range(0, len(texts), _BATCH_SEQUENCES):
+        encoded = tokenizer.encode_batch(list(texts[start : start + _BATCH_SEQUENCES]))
+        ids = [np.array(encoding.ids, np.int32) for encoding in encoded]
+        rows += engine.run(PackedBatch.of(ids, [TaskOptions(task)] * len(ids))).rows
+    return np.stack(rows)
 
 
 def embed_all(texts: list[str]) -> Tensor:

@@ -1,9 +1,13 @@
-"""A worker as a child process, which never outlives the process that started it: the demo, or a job with `--local`."""
+"""A worker as a child process, with its log. It never outlives its parent: the demo, or a job with `--local`."""
 
 import asyncio
+import contextlib
+import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,6 +20,22 @@ _TAIL_LINES = 15
 _PENSTOCK = "from penstock.ops.cli.main import main; main()"
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Totals of the `batch_done` events of one log."""
+
+    count: int
+    sequences: int
+    tokens: int
+    padded_tokens: int  # tokens of the same batches with each sequence padded to the longest of its batch
+    triggers: dict[str, int]  # trigger -> batches, most frequent first
+
+    @property
+    def padding_avoided(self) -> float:
+        """Fraction of `padded_tokens` that would be padding."""
+        return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
 
 class WorkerFailed(Exception):
@@ -86,6 +106,27 @@ class WorkerProcess:
             task.cancel()
             ended.cancel()
             await asyncio.gather(task, ended, return_exceptions=True)
+
+    def events(self, name: str = "") -> list[dict[str, Any]]:
+        """The events in the log so far, or those of one name. A library may have written other lines between them."""
+        found = []
+        for line in self.log_path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, RecursionError):  # no JSON, or not all of it yet
+                event = json.loads(line)
+                if isinstance(event, dict) and name in ("", event.get("event")):
+                    found.append(event)
+        return found
+
+    def batches(self) -> Batches:
+        """Add up the batches in the log."""
+        events = self.events("batch_done")
+        return Batches(
+            count=len(events),
+            sequences=sum(event["sequences"] for event in events),
+            tokens=sum(event["tokens"] for event in events),
+            padded_tokens=sum(event["sequences"] * event["max_seqlen"] for event in events),
+            triggers=dict(Counter(event["trigger"] for event in events).most_common()),
+        )
 
     def log_tail(self) -> str:
         """The last lines of the worker's log."""

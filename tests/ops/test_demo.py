@@ -17,10 +17,9 @@ from penstock.engine import load_engine
 from penstock.ops.demo.banking77 import HEAD, TEST_CSV, read_messages
 from penstock.ops.demo.closed_loop import Pass
 from penstock.ops.demo.demo_model import WEIGHTS_SHA256, ModelUnavailable, check_weights, model_directory
-from penstock.ops.demo.direct import run_directly
 from penstock.ops.demo.results_screen import MIN_ACCURACY, DemoResults, show_results
-from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
-from penstock.ops.demo.worker_log import Batches, read_batches, read_dtype
+from penstock.ops.demo.train_head import run_directly
+from penstock.ops.demo.worker_child import Batches, WorkerFailed, WorkerProcess
 from penstock.producer import Classification
 
 pytestmark = pytest.mark.slow
@@ -101,10 +100,11 @@ def test_batches_are_added_up_from_the_log(tmp_path: Path) -> None:
     ]
     log = tmp_path / "worker.jsonl"
     log.write_text("\n".join(lines))
-    batches = read_batches(log)
+    worker = WorkerProcess([], log)
+    batches = worker.batches()
     assert batches == Batches(3, 5, 40, 50, {"timeout": 2, "max_batch": 1})
     assert batches.padding_avoided == pytest.approx(0.2)
-    assert read_dtype(log) == "bfloat16"
+    assert [event["dtype"] for event in worker.events("model_loaded")] == ["bfloat16"]
 
 
 async def test_a_worker_that_dies_ends_the_wait_with_its_log(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.cli.jobs import local_fleet
-from penstock.ops.cli.jobs.job_settings import FileJobSettings
+from penstock.ops.demo.worker_child import WorkerProcess
 from penstock.ops.kafka.owned import OwnedFolder
 
 # Killed by itself at the moment at which the guard would start.
@@ -158,33 +157,8 @@ def test_under_nohup_a_command_is_not_hung_up(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-async def test_lines_of_the_workers_log_that_are_no_events_are_passed_over(
-    monkeypatch: pytest.MonkeyPatch, folders: Path
-) -> None:
-    """`folders`: where the log is."""
-
-    class Worker:
-        def __init__(self, arguments: list[str], log_path: Path, environment: object) -> None:
-            self.log_path = log_path
-
-        async def __aenter__(self) -> "Worker":
-            lines = [
-                "{not json}",
-                "{}",
-                "[" * 10,
-                '{"a": ' * 100_000 + "}",
-                '{"event": "partitions_assigned"}',
-                '{"cut',
-            ]
-            self.log_path.write_text("\n".join(lines))
-            return self
-
-        async def __aexit__(self, *_: object) -> None: ...
-
-        async def while_alive(self, work: object) -> object:
-            return await work  # type: ignore[misc]  # as the real one's
-
-    monkeypatch.setattr(local_fleet, "WorkerProcess", Worker)
-    settings = FileJobSettings.model_validate({"model": "m", "local": True})
-    async with local_fleet.local_worker(settings):
-        pass
+def test_lines_of_the_workers_log_that_are_no_events_are_passed_over(tmp_path: Path) -> None:
+    lines = ["{not json}", "[" * 10, '{"a": ' * 100_000 + "}", '{"event": "partitions_assigned"}', '{"cut', "3"]
+    log = tmp_path / "worker.jsonl"
+    log.write_text("\n".join(lines))
+    assert WorkerProcess([], log).events() == [{"event": "partitions_assigned"}]

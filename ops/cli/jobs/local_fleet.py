@@ -1,8 +1,6 @@
 """Kafka and a worker for one command alone (`--local`). Both end with it, however it ends."""
 
 import asyncio
-import contextlib
-import json
 import os
 import shutil
 import tempfile
@@ -129,7 +127,7 @@ async def _until_ready(worker: WorkerProcess, settings: FileJobSettings, show: C
     """Wait until a member has its partitions; others may join later. Raises WorkerFailed after `READY_TIMEOUT_S`."""
     ends = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < ends:
-        names = _logged(worker.log_path)
+        names = [str(event.get("event")) for event in worker.events()]
         if "partitions_assigned" in names:
             return
         for name in reversed(names):
@@ -138,16 +136,6 @@ async def _until_ready(worker: WorkerProcess, settings: FileJobSettings, show: C
                 break
         await asyncio.sleep(_POLL_S)
     raise WorkerFailed(f"The worker was not ready in {READY_TIMEOUT_S:g} s.\n{worker.log_tail()}")
-
-
-def _logged(path: Path) -> list[str]:
-    """Names of the events so far. Libraries may write lines between them that look like events."""
-    names = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith("{"):
-            with contextlib.suppress(ValueError, RecursionError):  # no JSON, or not all of it yet
-                names.append(str(json.loads(line).get("event")))
-    return names
 
 
 def _fault(path: Path) -> str:
