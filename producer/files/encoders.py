@@ -1,20 +1,49 @@
-"""Encoders of finished rows: blocks with their results become bytes of a part. `join_parts` joins them."""
+"""Encoders of finished rows: results become columns, and blocks with them the bytes of a part, to be joined."""
 
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from penstock.producer.answer_stream import Result
+from penstock.producer.errors import PenstockError
 from penstock.producer.files.arrow_rows import objects_of
-from penstock.producer.files.result_columns import ResultColumns, free_name
 from penstock.producer.files.row_blocks import Block, JsonLine, Object
+from penstock.producer.wire.messages import Classification, Generation, Options
 
 if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
+
+_Columns = dict[str, list[Any]]  # result name -> one value a row, or None
+
+
+class ResultColumns:
+    """The columns of one task."""
+
+    def __init__(self, task: str, options: Options) -> None:
+        """`options.top_k` other than 1 adds lists of labels and scores."""
+        if task not in _VALUES:
+            raise ValueError(f"No result columns are known for the task {task!r}. This is a bug.")
+        self._values = _VALUES[task]
+        self._has_lists = options.top_k != 1 and task == "classify"
+        self.names = tuple(self.of(()))
+
+    def of(self, results: Sequence[Result]) -> _Columns:
+        """The results' columns."""
+        columns = self._values(results)
+        if self._has_lists:
+            rows = [row if isinstance(row, Classification) else None for row in results]
+            columns["labels"] = [row and list(row.labels) for row in rows]
+            columns["scores"] = [row and list(row.scores) for row in rows]
+        columns["error"] = [f"{row.code}: {row.message}" if isinstance(row, PenstockError) else None for row in results]
+        return columns
+
+    def rows(self, results: Sequence[Result]) -> Iterator[tuple[Any, ...]]:
+        """The same by rows."""
+        return zip(*self.of(results).values(), strict=True)
 
 
 class TableEncoder(Protocol):
@@ -33,7 +62,7 @@ class CsvEncoder:
     def __init__(self, columns: Sequence[str] | None, schema: Any, results: ResultColumns) -> None:
         self._columns = list(columns or ())
         self._results = results
-        self.header = _csv_lines([[*self._columns, *[free_name(name, self._columns) for name in results.names]]])
+        self.header = _csv_lines([[*self._columns, *[_free_name(name, self._columns) for name in results.names]]])
 
     def encode(self, block: Block, results: Sequence[Result]) -> bytes:
         """See `TableEncoder`."""
@@ -53,7 +82,7 @@ class JsonlEncoder:
         """See `TableEncoder`."""
         lines = []
         for fields, values in zip(_objects(block), self._results.rows(results), strict=True):
-            named = {free_name(name, fields): value for name, value in zip(self._results.names, values, strict=True)}
+            named = {_free_name(name, fields): value for name, value in zip(self._results.names, values, strict=True)}
             lines.append((_extended(fields, named) if isinstance(fields, JsonLine) else _json(fields | named)) + b"\n")
         return b"".join(lines)
 
@@ -75,7 +104,7 @@ class ArrowEncoder:
         self.vectors = len(self._input) + names.index("embedding") if "embedding" in names else None  # their column
         self.schema = self._input
         for name, kind in zip(names, self._result_types, strict=True):
-            self.schema = self.schema.append(pa.field(free_name(name, self._input.names), kind))
+            self.schema = self.schema.append(pa.field(_free_name(name, self._input.names), kind))
 
     def encode(self, block: Block, results: Sequence[Result]) -> bytes:
         """See `TableEncoder`."""
@@ -151,3 +180,38 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """The name of a result's column beside columns of the input."""
+    while name in taken:
+        name = f"penstock_{name}"
+    return name
+
+
+def _classified(results: Sequence[Result]) -> _Columns:
+    rows = [row if isinstance(row, Classification) else None for row in results]
+    return {"label": [row and row.label for row in rows], "score": [row and row.score for row in rows]}
+
+
+def _embedded(results: Sequence[Result]) -> _Columns:
+    return {
+        "embedding": [row.astype(np.float32, copy=False) if isinstance(row, np.ndarray) else None for row in results]
+    }
+
+
+def _generated(results: Sequence[Result]) -> _Columns:
+    rows = [row if isinstance(row, Generation) else None for row in results]
+    return {"generated": [row and row.text for row in rows], "finish": [row and row.finish for row in rows]}
+
+
+def _reranked(results: Sequence[Result]) -> _Columns:
+    return {"score": [None if isinstance(row, PenstockError) else row for row in results]}
+
+
+_VALUES: dict[str, Callable[[Sequence[Result]], _Columns]] = {
+    "classify": _classified,
+    "embed": _embedded,
+    "generate": _generated,
+    "rerank": _reranked,
+}

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, Self
 
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.csv_reader import count_csv, read_csv
-from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, TableEncoder
+from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, ResultColumns, TableEncoder
 from penstock.producer.files.jsonl_reader import count_jsonl, read_jsonl
 from penstock.producer.files.parquet_reader import count_parquet, read_parquet
-from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, Content, Header, TableError
 from penstock.producer.files.standard_streams import STANDARD, input_shown
 

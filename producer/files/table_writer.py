@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import IO
 
 from penstock.producer.answer_stream import Result
-from penstock.producer.files.encoders import TableEncoder
+from penstock.producer.files.encoders import ResultColumns, TableEncoder
 from penstock.producer.files.job_manifest import FileJob
 from penstock.producer.files.job_report import JobReport, ReplyTally
 from penstock.producer.files.part_directory import PartDirectory, kept_manifest, parts_path
 from penstock.producer.files.part_writer import PartWriter, refuse_existing
-from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import FORMATS, Reader, format_of

@@ -126,24 +126,13 @@ async def _compare(settings: ParitySettings, model: str, *, as_json: bool) -> in
         for task in sorted(served - answered if not served & answered else ()):
             checks.append(Check(task, 0, fault=f"the reference answers {' and '.join(sorted(answered))} alone"))
     names = " and ".join(reference.name for reference in exact)
+    passed = all(check.passed for check in checks)
     if as_json:
-        found = [asdict(check) | {"passed": check.passed} for check in checks]
-        passed = all(check.passed for check in checks)
-        print(
-            json.dumps(
-                {
-                    "model": model,
-                    "dtype": info.dtype,
-                    "device": info.device,
-                    "reference": names,
-                    "passed": passed,
-                    "checks": found,
-                }
-            )
-        )
+        head = {"model": model, "dtype": info.dtype, "device": info.device, "reference": names, "passed": passed}
+        print(json.dumps(head | {"checks": [asdict(check) | {"passed": check.passed} for check in checks]}))
     else:
         _show(checks, f"{model}, {info.dtype} on {info.device}, beside {names} in float32", info.dtype)
-    return EXIT_OK if all(check.passed for check in checks) else EXIT_PROBLEM
+    return EXIT_OK if passed else EXIT_PROBLEM
 
 
 async def _checks(
