@@ -9,7 +9,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock import SyncClient
-from penstock.ops.kafka import BrokerFailed, BrokerMissing, KafkaBroker, MockBroker, open_broker
+from penstock.ops.kafka import BrokerFailed, BrokerMissing, MockBroker
 from penstock.ops.kafka.ports import ReservedPorts, is_free
 
 
@@ -64,15 +64,6 @@ def test_without_confluent_kafka_the_error_names_the_extra(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(BrokerMissing, match=r"pip install 'penstock\[demo\]'"), MockBroker():
         pass
-
-
-def test_open_broker_knows_both_kinds_and_no_other() -> None:
-    assert isinstance(open_broker("mock"), MockBroker)
-    broker = open_broker("kafka")
-    assert isinstance(broker, KafkaBroker)
-    broker.close()
-    with pytest.raises(ValueError, match="Given: 'rabbit'"):
-        open_broker("rabbit")  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_a_chosen_port_leads_to_the_mock() -> None:

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from pydantic import Field
 
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_PROBLEM, fail, say
-from penstock.ops.kafka import BrokerKind, KafkaBroker, open_broker
+from penstock.ops.kafka import KafkaBroker, MockBroker
 from penstock.ops.kafka.ports import is_free
 from penstock.producer.settings_sources import Settings
 
@@ -23,7 +24,7 @@ ABOUT = {
 class BrokerSettings(Settings):
     """Settings of the local broker."""
 
-    kind: BrokerKind = Field(
+    kind: Literal["kafka", "mock"] = Field(
         "mock", description="mock: starts at once, needs no Java. kafka: Apache Kafka, needs Java 17 and Maven."
     )
     port: int | None = Field(
@@ -47,7 +48,7 @@ def broker(settings: BrokerSettings) -> int:
     port = settings.port or default_port(is_free)
     if port is None:
         say(f"Port {DEFAULT_PORT} is taken, so this Kafka has another.", "yellow")
-    with open_broker(settings.kind, port) as running:
+    with KafkaBroker(port=port) if settings.kind == "kafka" else MockBroker(port) as running:
         say(f"Kafka is at {running.bootstrap_servers}", "bold")
         say(ABOUT[settings.kind])
         say("In other terminals:")
