@@ -3,8 +3,9 @@
 import csv
 import io
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,40 +47,37 @@ class ResultColumns:
         return zip(*self.of(results).values(), strict=True)
 
 
-class TableEncoder(Protocol):
-    """Encoder of one format, made with (columns of the input, schema of the input, columns of the results)."""
+class TableEncoder(ABC):
+    """Encoder of one format."""
 
-    header: bytes  # before the first row of the output
+    header = b""  # before the first row of the output
 
+    def __init__(self, columns: Sequence[str] | None, schema: Any, results: ResultColumns) -> None:
+        """`columns`, `schema`: of the input."""
+        self._columns = list(columns or ())
+        self._results = results
+
+    @abstractmethod
     def encode(self, block: Block, results: Sequence[Result]) -> bytes:
         """Bytes of a block with one result a row, to be appended to those before it."""
-        ...
 
 
-class CsvEncoder:
+class CsvEncoder(TableEncoder):
     """Lines of CSV. They end in CRLF: otherwise Python 3.11 leaves a lone CR unquoted."""
 
     def __init__(self, columns: Sequence[str] | None, schema: Any, results: ResultColumns) -> None:
-        self._columns = list(columns or ())
-        self._results = results
+        super().__init__(columns, schema, results)
         self.header = _csv_lines([[*self._columns, *[_free_name(name, self._columns) for name in results.names]]])
 
     def encode(self, block: Block, results: Sequence[Result]) -> bytes:
-        """See `TableEncoder`."""
         rows = zip(_objects(block), self._results.rows(results), strict=True)
         return _csv_lines([[*[fields[name] for name in self._columns], *values] for fields, values in rows])
 
 
-class JsonlEncoder:
+class JsonlEncoder(TableEncoder):
     """Lines of JSON. Those of the input keep their own text, so that no number is rounded."""
 
-    header = b""
-
-    def __init__(self, columns: Sequence[str] | None, schema: Any, results: ResultColumns) -> None:
-        self._results = results
-
     def encode(self, block: Block, results: Sequence[Result]) -> bytes:
-        """See `TableEncoder`."""
         lines = []
         for fields, values in zip(_objects(block), self._results.rows(results), strict=True):
             named = {_free_name(name, fields): value for name, value in zip(self._results.names, values, strict=True)}
@@ -87,27 +85,24 @@ class JsonlEncoder:
         return b"".join(lines)
 
 
-class ArrowEncoder:
+class ArrowEncoder(TableEncoder):
     """Arrow's streams, one a block, which end to end are a part of a Parquet file."""
-
-    header = b""
 
     def __init__(self, columns: Sequence[str] | None, schema: Any, results: ResultColumns) -> None:
         import pyarrow as pa
 
         types = {"embedding": pa.list_(pa.float32()), "score": pa.float64(), "scores": pa.list_(pa.float64())}
         types["labels"] = pa.list_(pa.string())
+        super().__init__(columns, schema, results)
         names = results.names
-        self._results = results
         self._result_types = [types.get(name, pa.string()) for name in names]
-        self._input = schema or pa.schema([(name, pa.string()) for name in columns or ()])
+        self._input = schema or pa.schema([(name, pa.string()) for name in self._columns])
         self.vectors = len(self._input) + names.index("embedding") if "embedding" in names else None  # their column
         self.schema = self._input
         for name, kind in zip(names, self._result_types, strict=True):
             self.schema = self.schema.append(pa.field(_free_name(name, self._input.names), kind))
 
     def encode(self, block: Block, results: Sequence[Result]) -> bytes:
-        """See `TableEncoder`."""
         import pyarrow as pa
 
         source = block.source

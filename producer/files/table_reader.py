@@ -1,16 +1,17 @@
 """Reader of one or several tables: blocks of rows, in bounded memory. See `penstock.producer.files`."""
 
 import glob
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.csv_reader import count_csv, read_csv
-from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, ResultColumns, TableEncoder
+from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, TableEncoder
 from penstock.producer.files.jsonl_reader import count_jsonl, read_jsonl
 from penstock.producer.files.parquet_reader import count_parquet, read_parquet
 from penstock.producer.files.row_blocks import Block, Content, Header, TableError
@@ -22,7 +23,7 @@ _COUNT_LIMIT_BYTES = 1 << 30  # larger text files are not counted before they ar
 class _Format(NamedTuple):
     read: Callable[[Path, Sequence[str]], Content]
     count: Callable[[Path], int]
-    encoder: Callable[[Sequence[str] | None, Any, ResultColumns], TableEncoder]
+    encoder: type[TableEncoder]
 
 
 FORMATS = {
@@ -45,7 +46,7 @@ class Reader:
         self.paths = paths
         self.texts = texts  # the columns of the texts
         self.columns, self.schema = header
-        self._first: Block | None = first
+        self._first = () if first is None else (first,)
         self._content = content
         self._skipped = 0
         self._num_bytes = 0 if STANDARD in paths else sum(path.stat().st_size for path in paths)
@@ -67,7 +68,7 @@ class Reader:
 
     def __iter__(self) -> Iterator[Block]:
         skip = self._skipped
-        for block in self._blocks():
+        for block in itertools.chain(self._first, self._content):
             self._rows_read += len(block.texts)
             self._bytes_read = block.end_byte
             if skip >= len(block.texts):
@@ -75,11 +76,6 @@ class Reader:
                 continue
             yield block.after(skip) if skip else block
             skip = 0
-
-    def _blocks(self) -> Iterator[Block]:
-        if self._first is not None:
-            yield self._first
-        yield from self._content
 
     def __enter__(self) -> Self:
         return self
