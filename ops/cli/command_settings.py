@@ -1,7 +1,7 @@
 """The settings of all commands: to be explained, and to find environment variables that are none of them."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
@@ -19,21 +19,14 @@ _SERVICE = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\
 
 def settings_by_command() -> dict[str, type[Settings]]:
     """Command, such as `embed` or `dlq answer` -> its settings. Imports all commands."""
-    found: dict[str, type[Settings]] = {}
+    functions: dict[str, Any] = {}
     for command, module in MODULES.items():
         with suppress(ImportError):  # of an extra that is not installed, or of a checkout
-            found.update(_settings(command, getattr(import_module(module), command)))
-    return found
+            functions.update(_functions(command, getattr(import_module(module), command)))
+    return {name: one.settings for name, one in functions.items() if hasattr(one, "settings")}  # set by `takes`
 
 
-def _settings(command: str, function: Any) -> Iterator[tuple[str, type[Settings]]]:
-    for name, one in _functions(command, function):
-        settings = getattr(one, "settings", None)  # set by `takes`
-        if settings is not None:
-            yield name, settings
-
-
-def _functions(command: str, function: Any) -> Iterator[tuple[str, Callable[..., Any] | None]]:
+def _functions(command: str, function: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(function, typer.Typer):
         yield command, function
         return

@@ -187,10 +187,14 @@ def costs(tmp_path: Path) -> Path:
     return tmp_path / "costs.sqlite"
 
 
+def capacity(costs: Path, *args: str, **options: str) -> tuple[int, str]:
+    given = {"model": "intents", "rate": "1", "lengths": "5/9", "costs": str(costs)} | options
+    return penstock("capacity", *[f"--{name}={value}" for name, value in given.items()], *args)
+
+
 class TestCommand:
     def test_it_shows_the_arithmetic(self, costs: Path) -> None:
-        load = ("--rate", "100000", "--lengths", "51/95", "--slo-ms", "50")
-        code, text = penstock("capacity", "--model", "intents", *load, "--costs", str(costs))
+        code, text = capacity(costs, "--slo-ms", "50", rate="100000", lengths="51/95")
         assert code == 0, text
         for part in (
             "intents, float16 on NVIDIA H200",
@@ -227,9 +231,7 @@ class TestCommand:
         ],
     )
     def test_lengths_at_fault(self, costs: Path, lengths: str, says: str) -> None:
-        code, text = penstock(
-            "capacity", "--model", "intents", "--rate", "1", f"--lengths={lengths}", "--costs", str(costs)
-        )
+        code, text = capacity(costs, lengths=lengths)
         assert code == 2, text
         assert text.startswith("Error: --lengths (or PENSTOCK_LENGTHS): ")
         assert says in text
@@ -252,8 +254,7 @@ class TestCommand:
     )
     def test_a_file_of_lengths_at_fault(self, tmp_path: Path, costs: Path, content: bytes, says: str) -> None:
         (tmp_path / "lengths.txt").write_bytes(content)
-        args = ("--rate", "1", "--lengths", str(tmp_path / "lengths.txt"), "--costs", str(costs))
-        code, text = penstock("capacity", "--model", "intents", *args)
+        code, text = capacity(costs, lengths=str(tmp_path / "lengths.txt"))
         assert code == 2, text
         assert says in text
 
@@ -266,35 +267,30 @@ class TestCommand:
 
         writer = threading.Thread(target=write, daemon=True)
         writer.start()
-        code, text = penstock(
-            *("capacity", "--model", "intents", "--rate", "1", "--lengths", str(pipe), "--costs", str(costs))
-        )
+        code, text = capacity(costs, lengths=str(pipe))
         writer.join(10.0)
         assert code == 0, text
         assert "mean 51.0 tokens, p95 51" in text
 
-    @pytest.mark.parametrize("option", ["--rate", "--slo-ms"])
+    @pytest.mark.parametrize("option", ["rate", "slo-ms"])
     @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e308", "many"])
     def test_numbers_at_fault(self, costs: Path, option: str, value: str) -> None:
-        given = {"--rate": "1", "--slo-ms": "50", "--lengths": "5/9", "--costs": str(costs), option: value}
-        code, text = penstock("capacity", "--model", "intents", *(f"{name}={one}" for name, one in given.items()))
+        code, text = capacity(costs, **{option: value})
         assert code == 2, text
-        assert f"{option} (or " in text
+        assert f"--{option} (or " in text
         assert f"Given: '{value}'" in text
 
     def test_another_model_and_no_file(self, costs: Path) -> None:
-        args = ("--rate", "1", "--lengths", "5/9", "--costs")
-        code, text = penstock("capacity", "--model", "other", *args, str(costs))
+        code, text = capacity(costs, model="other")
         assert code == 1
         assert "has no cost table of 'other'. It has tables of intents. penstock calibrate --model CHECKPOINT" in text
-        code, text = penstock("capacity", "--model", "intents", *args, str(costs.parent / "nowhere"))
+        code, text = capacity(costs.parent / "nowhere")
         assert code == 2
         assert f"--costs (or PENSTOCK_COSTS): There is no file {costs.parent / 'nowhere'}." in text
 
     @pytest.mark.parametrize("content", [b"", b"no database" * 1000])
     def test_a_file_of_costs_at_fault(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "costs.sqlite").write_bytes(content)
-        args = ("--rate", "1", "--lengths", "5/9", "--costs", str(tmp_path / "costs.sqlite"))
-        code, text = penstock("capacity", "--model", "intents", *args)
+        code, text = capacity(tmp_path / "costs.sqlite")
         assert code == 1, text
         assert "has no cost table of 'intents'" in text

@@ -23,7 +23,7 @@ from penstock.ops.cli import terminal
 from penstock.ops.cli.command_settings import settings_by_command
 from penstock.ops.cli.development.broker import default_port
 from penstock.ops.cli.jobs import task_commands
-from penstock.ops.cli.jobs.task_commands import EmbedSettings
+from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.ops.cli.main import COMMANDS, EPILOG, app
 from penstock.ops.cli.setting_options import option_name
 from penstock.ops.kafka import MockBroker
@@ -108,66 +108,52 @@ class TestHelp:
         assert (code, text) == (0, "penstock 0.1.0")
 
 
-@pytest.mark.parametrize(
-    ("args", "options"),
-    [
-        ((), Options()),
-        (("--prompt-name", "query", "--dimensions", "256"), Options(prompt_name="query", dimensions=256)),
-        (("--prompt", "q: "), Options(prompt="q: ")),
-        (("--prompt", ""), Options(prompt="")),
-    ],
-)
-def test_options_of_the_request_are_those_of_the_command_line(
-    monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], options: Options
-) -> None:
-    asked: list[Options] = []
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FileJobSettings, Options]]:
+    """What `run_job` is called with, in place of running it."""
+    called: list[tuple[FileJobSettings, Options]] = []
 
-    def run_job(task: str, settings: EmbedSettings, options: Options, *rest: object) -> int:
-        asked.append(options)
+    def run_job(task: str, settings: FileJobSettings, options: Options, *rest: object) -> int:
+        called.append((settings, options))
         return 0
 
     monkeypatch.setattr(task_commands, "run_job", run_job)
-    assert penstock("embed", "--model", "m", "--text", "x", *args)[0] == 0
-    assert asked == [options]
+    return called
+
+
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [
+        (("embed",), Options()),
+        (("embed", "--prompt-name", "q", "--dimensions", "256"), Options(prompt_name="q", dimensions=256)),
+        (("embed", "--prompt", "q: "), Options(prompt="q: ")),
+        (("embed", "--prompt", ""), Options(prompt="")),
+        (("generate",), Options(generation=())),
+        (
+            ("generate", "--seed", "0", "--do-sample"),  # 0 and off are sent
+            Options(generation=(("do_sample", True), ("seed", 0))),
+        ),
+        (
+            ("generate", "--length-penalty", "0", "--num-beams", "4"),
+            Options(generation=(("length_penalty", 0.0), ("num_beams", 4))),
+        ),
+        (("generate", "--top-k", "0"), Options(generation=(("top_k", 0),))),
+        (("generate", "--no-do-sample"), Options(generation=(("do_sample", False),))),
+    ],
+)
+def test_options_of_the_request_are_those_of_the_command_line(
+    jobs: list[tuple[FileJobSettings, Options]], args: tuple[str, ...], options: Options
+) -> None:
+    assert penstock(*args, "--model", "m", "--text", "x")[0] == 0
+    assert [asked for _, asked in jobs] == [options]
 
 
 @pytest.mark.parametrize("model", ["/models/org/nobody/", "org/nobody", "nobody"])
 def test_the_variable_that_names_a_workers_checkpoint_names_its_model(
-    monkeypatch: pytest.MonkeyPatch, model: str
+    jobs: list[tuple[FileJobSettings, Options]], model: str
 ) -> None:
-    names: list[str] = []
-
-    def run_job(task: str, settings: EmbedSettings, *rest: object) -> int:
-        names.append(settings.served_name)
-        return 0
-
-    monkeypatch.setattr(task_commands, "run_job", run_job)
     assert penstock("embed", "--text", "x", env={"PENSTOCK_MODEL": model})[0] == 0
-    assert names == ["nobody"]
-
-
-@pytest.mark.parametrize(
-    ("args", "generation"),
-    [
-        ((), ()),
-        (("--seed", "0", "--do-sample"), (("do_sample", True), ("seed", 0))),
-        (("--length-penalty", "0", "--num-beams", "4"), (("length_penalty", 0.0), ("num_beams", 4))),
-        (("--top-k", "0"), (("top_k", 0),)),
-        (("--no-do-sample",), (("do_sample", False),)),
-    ],
-)
-def test_options_of_generation_that_are_0_or_off_are_sent(
-    monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], generation: tuple[tuple[str, object], ...]
-) -> None:
-    asked: list[Options] = []
-
-    def run_job(task: str, settings: object, options: Options, *rest: object) -> int:
-        asked.append(options)
-        return 0
-
-    monkeypatch.setattr(task_commands, "run_job", run_job)
-    assert penstock("generate", "--model", "m", "--text", "x", *args)[0] == 0
-    assert asked == [Options(generation=generation)]
+    assert [settings.served_name for settings, _ in jobs] == ["nobody"]
 
 
 class TestBadUsage:
