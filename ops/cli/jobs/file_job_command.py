@@ -5,7 +5,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 
 import uvloop
@@ -47,15 +47,21 @@ def run_file_job(
     sources: Sequence[Path],
     target: Path,
 ) -> int:
-    """Read, send, write. Invalid files are found before any connection to Kafka. Returns the exit code."""
+    """Read, send, write; with `--dry-run` only read. Invalid files are found before any connection to Kafka.
+
+    Returns the exit code.
+    """
     writer: _Writer | None = None
     try:
         paths = input_paths(sources, target)
         check_report(settings, [*paths, target])
-        with (
-            open_reader(paths, columns, standard_format=settings.standard_format) as reader,
-            _opened(task, settings, options, reader, target) as writer,
-        ):
+        with open_reader(paths, columns, standard_format=settings.standard_format) as reader, ExitStack() as stack:
+            if settings.dry_run:
+                from penstock.ops.cli.jobs.job_estimate import estimate_job  # imports what a run does not need
+
+                estimate_job(task, settings, options, reader, target)
+                return EXIT_OK
+            writer = stack.enter_context(_opened(task, settings, options, reader, target))
             total = count_rows(paths)
             with local_broker(settings) as reaching:
                 begun, done = uvloop.run(_all_rows(task, reaching, options, reader, writer, total))
@@ -77,7 +83,7 @@ def run_file_job(
             say("They are of the first revision. --restart discards them; --allow-mixed-revisions adds rows of others.")
         return EXIT_PROBLEM
     except KeyboardInterrupt:
-        if not _say_what_is_kept(writer):
+        if not _say_what_is_kept(writer) and not settings.dry_run:
             say(f"{_name(target)} was not written.")
         raise
     done = dataclasses.replace(done, seconds=time.monotonic() - begun)  # with the end of the output

@@ -1,19 +1,18 @@
 """`--dry-run` of a job over files: its rows, their lengths, and the time that the kept cost tables predict."""
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import uvloop
 
-from penstock.ops.cli.jobs.job_settings import FileJobSettings, check_report
+from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.ops.cli.jobs.progress import print_lengths
-from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail, say
+from penstock.ops.cli.terminal import say
 from penstock.producer.errors import PenstockError
-from penstock.producer.files import TableError, open_reader
+from penstock.producer.files import Reader
 from penstock.producer.files.job_report import JobReport
 from penstock.producer.files.row_blocks import Block
-from penstock.producer.files.table_reader import input_paths
 from penstock.producer.files.table_writer import check_writer
 from penstock.producer.wire.messages import Options
 from penstock.worker.batching.kept_tables import REVISION_CHARS, tables_of
@@ -23,36 +22,21 @@ _CHARS_PER_TOKEN = 4  # of English
 _SPECIAL_TOKENS = 2
 
 
-def estimate_job(
-    task: str,
-    settings: FileJobSettings,
-    options: Options,
-    columns: Sequence[str],
-    sources: Sequence[Path],
-    target: Path,
-) -> int:
-    """Check the job as a run would, read the whole input and print what the job would do. Returns the exit code."""
-    try:
-        paths = input_paths(sources, target)
-        check_report(settings, [*paths, target])
-        with open_reader(paths, columns, standard_format=settings.standard_format) as reader:
-            kept = check_writer(
-                target,
-                reader,
-                task,
-                model=settings.served_name,
-                options=options,
-                overwrite=settings.overwrite,
-                restart=settings.restart,
-                standard_format=settings.standard_format,
-            )
-            if kept:
-                say(f"{kept:,} rows are finished; a run would continue after them. The figures are of all rows.")
-            uvloop.run(_print_estimate(reader, settings))
-    except TableError as error:
-        fail(str(error))
-        return EXIT_USAGE
-    return EXIT_OK
+def estimate_job(task: str, settings: FileJobSettings, options: Options, reader: Reader, target: Path) -> None:
+    """Check the job as a run would, read the whole input and print what the job would do. Raises TableError."""
+    kept = check_writer(
+        target,
+        reader,
+        task,
+        model=settings.served_name,
+        options=options,
+        overwrite=settings.overwrite,
+        restart=settings.restart,
+        standard_format=settings.standard_format,
+    )
+    if kept:
+        say(f"{kept:,} rows are finished; a run would continue after them. The figures are of all rows.")
+    uvloop.run(_print_estimate(reader, settings))
 
 
 async def _print_estimate(blocks: Iterable[Block], settings: FileJobSettings) -> None:

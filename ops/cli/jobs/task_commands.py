@@ -202,10 +202,6 @@ def run_job(
         fail(f"Give a file to read and a file to write{'' if task == 'rerank' else ', or one --text'}.")
         return EXIT_USAGE
     *sources, target = paths
-    if settings.dry_run:
-        from penstock.ops.cli.jobs.job_estimate import estimate_job
-
-        return estimate_job(task, settings, options, columns, sources, target)
     from penstock.ops.cli.jobs.file_job_command import run_file_job
 
     return run_file_job(task, settings, options, columns, sources, target)
