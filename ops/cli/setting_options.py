@@ -4,7 +4,8 @@ import functools
 import inspect
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -25,17 +26,25 @@ S = TypeVar("S", bound=Settings)
 _KINDS = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH", SecretStr: "TEXT", SecretUrl: "TEXT"}
 
 
-def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., None]]:
+def takes(settings: type[S], *, without: Collection[str] = ()) -> Callable[[Callable[..., int]], Callable[..., None]]:
     """Decorate `body(settings, **own) -> exit code` into a typer command with one option for each settings field.
 
     The settings class receives only the options that were given, as text. It reads environment variables and the
     configuration file, fills in defaults, converts and validates. The body's own parameters (typer arguments and
-    options) stay as they are. A PENSTOCK_ variable that is no setting of any command ends the command.
+    options) stay as they are. In place of one that is a dataclass, whose fields several commands share, stand these
+    fields, but for those in `without`. A PENSTOCK_ variable that is no setting of any command ends the command.
     """
 
     def decorate(body: Callable[..., int]) -> Callable[..., None]:
-        own = [param for name, param in inspect.signature(body, eval_str=True).parameters.items() if name != "settings"]
-        parameters = [*own, *_parameters(settings)]
+        own = {name: one for name, one in _signature(body).items() if name != "settings"}
+        shared: dict[str, Any] = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
+        flat = [part for one in own.values() for part in _parts(one) if part.name not in without]
+        parameters = [*flat, *_parameters(settings)]
+
+        def run(made: S, given: dict[str, Any]) -> int:
+            for name, kind in shared.items():
+                given[name] = kind(**{one.name: given.pop(one.name) for one in fields(kind) if one.name in given})
+            return body(made, **given)
 
         @functools.wraps(body)
         def command(**given: Any) -> None:
@@ -51,7 +60,7 @@ def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., Non
                 for sentence in _sentences(settings, options, error):
                     fail(sentence)
                 raise typer.Exit(EXIT_USAGE) from error
-            raise typer.Exit(exit_code_of(lambda: body(made, **given)))
+            raise typer.Exit(exit_code_of(lambda: run(made, given)))
 
         del command.__wrapped__  # set by wraps; typer would read the signature of the body
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
@@ -65,6 +74,17 @@ def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., Non
 def option_name(field: str) -> str:
     """`max_wait_ms` -> `--max-wait-ms`."""
     return "--" + field.replace("_", "-")
+
+
+def _signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function, eval_str=True).parameters
+
+
+def _parts(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """The parameters for a parameter of a body: for a dataclass, one for each field."""
+    is_shared = is_dataclass(parameter.annotation)
+    for one in _signature(parameter.annotation).values() if is_shared else [parameter]:
+        yield one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 def _parameters(settings: type[Settings]) -> Iterator[inspect.Parameter]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ from penstock.producer.wire.joint_letters import LetterRecord, encode_letter_rec
 from penstock.producer.wire.messages import Reply, Request, join_tokens
 from tests.engine.helpers import cpu_engine, save_encoder
 
-OPTIONS = ReplayOptions(None, None, None, 3, False)
+OPTIONS = ReplayOptions()
 RECORD = SimpleNamespace(key=None, value=b"x", headers=[])
 
 
@@ -201,16 +201,16 @@ class TopicsThatGrow:
 
 async def test_letters_that_a_replay_causes_are_not_replayed_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(letter_selection, "open_reader", lambda cluster: nullcontext(TopicsThatGrow()))
-    everything = Selection.of(None, None, "all", None, 0, None)
+    everything = Selection()
     assert len([one async for one in read_letters(KafkaCluster("127.0.0.1:1"), "t", everything)]) == 2
 
 
 @pytest.mark.parametrize(("letters", "topics"), [("all", "u.dead-letter or u.bulk.dead-letter"), ("bulk", "t.bulk")])
 async def test_a_model_without_topics_of_letters_is_not_said_to_have_none(
-    monkeypatch: pytest.MonkeyPatch, letters: str, topics: str
+    monkeypatch: pytest.MonkeyPatch, letters: Literal["all", "bulk"], topics: str
 ) -> None:
     monkeypatch.setattr(letter_selection, "open_reader", lambda cluster: nullcontext(TopicsThatGrow()))
-    chosen = Selection.of(None, None, letters, None, 0, None)
+    chosen = Selection(letters=letters)
     with pytest.raises(BadUsage, match=f"There is no topic {topics}"):
         await anext(read_letters(KafkaCluster("127.0.0.1:1"), topics[0], chosen))
 
@@ -345,7 +345,7 @@ async def test_records_that_share_a_letter_are_listed_in_a_line_and_taken_one_by
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert "t-3-7 and 1 more" in lines[1]
-    selection = Selection.of("backend", None, "all", None, 0, None)
+    selection = Selection("backend")
     broker = Broker()
     sender = RecordSender(broker, KafkaCluster("nowhere:1"))  # type: ignore[arg-type]  # the broker stands for the outbox
     replayer = Replayer(OPTIONS, sender)

@@ -11,29 +11,10 @@ from typing import Annotated, Any
 import typer
 from pydantic import AfterValidator, Field
 
-from penstock.ops.cli.dead_letters.letter_selection import (
-    First,
-    Ids,
-    Last,
-    Letters,
-    Partition,
-    Reason,
-    Selection,
-    read_letters,
-)
+from penstock.ops.cli.dead_letters.letter_selection import Selection, read_letters
 from penstock.ops.cli.dead_letters.letter_table import Listing, as_json
 from penstock.ops.cli.dead_letters.record_sender import open_sender
-from penstock.ops.cli.dead_letters.replayer import (
-    AsJson,
-    DeadlineS,
-    Execute,
-    LetterAnswers,
-    MaxReplays,
-    Replayer,
-    ReplayOptions,
-    ReplyPartition,
-    ReplyTopicName,
-)
+from penstock.ops.cli.dead_letters.replayer import AsJson, Execute, LetterAnswers, Replayer, ReplayOptions
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say
 from penstock.producer.settings import KafkaSettings, RequestTopic
@@ -70,24 +51,14 @@ class AnswerSettings(ModelSettings, RequestSettings, KafkaSettings):
 
 
 @dlq.command("ls")
-@takes(DlqSettings)
-def list_letters(
-    settings: DlqSettings,
-    reason: Reason = None,
-    letters: Letters = "all",
-    partition: Partition = None,
-    first: First = 0,
-    last: Last = None,
-    limit: Limit = None,
-    as_json: AsJson = False,
-) -> int:
+@takes(DlqSettings, without=("ids",))
+def list_letters(settings: DlqSettings, selection: Selection, limit: Limit = None, as_json: AsJson = False) -> int:
     """List dead letters, and count them by error code.
 
     $ penstock dlq ls --model intents --reason backend
 
     Exit code 0, also if there is none. 2: there is no such topic of letters.
     """
-    selection = Selection.of(reason, None, letters, partition, first, last)
     return _run(settings, lambda topic: _list(settings, topic, selection, limit, as_json))
 
 
@@ -104,27 +75,12 @@ def show(
 
     Exit code 1: there is no such letter. 2: there is no such topic of letters.
     """
-    selection = Selection.of(None, letter, "all", None, 0, None)
-    return _run(settings, lambda topic: _show(settings, topic, selection))
+    return _run(settings, lambda topic: _show(settings, topic, Selection(ids=letter)))
 
 
 @dlq.command()
 @takes(DlqSettings)
-def replay(
-    settings: DlqSettings,
-    reason: Reason = None,
-    ids: Ids = None,
-    letters: Letters = "all",
-    partition: Partition = None,
-    first: First = 0,
-    last: Last = None,
-    execute: Execute = False,
-    deadline_s: DeadlineS = None,
-    reply_topic: ReplyTopicName = None,
-    reply_partition: ReplyPartition = None,
-    max_replays: MaxReplays = 3,
-    as_json: AsJson = False,
-) -> int:
+def replay(settings: DlqSettings, selection: Selection, *, execute: Execute = False, options: ReplayOptions) -> int:
     """Send the originals of dead letters to their request topics again.
 
     Without --execute: only count them; with --json, list them.
@@ -137,25 +93,13 @@ def replay(
 
     Exit code 1: no letter matches, or the broker refused some. 2: there is no such topic of letters.
     """
-    selection = Selection.of(reason, ids, letters, partition, first, last)
-    options = ReplayOptions(deadline_s, reply_topic, reply_partition, max_replays, as_json)
     return _run(settings, lambda topic: _replay(settings, topic, selection, options, execute))
 
 
 @dlq.command()
-@takes(AnswerSettings)
+@takes(AnswerSettings, without=("deadline_s", "max_replays"))
 def answer(
-    settings: AnswerSettings,
-    reason: Reason = None,
-    ids: Ids = None,
-    letters: Letters = "all",
-    partition: Partition = None,
-    first: First = 0,
-    last: Last = None,
-    execute: ExecuteReplies = False,
-    reply_topic: ReplyTopicName = None,
-    reply_partition: ReplyPartition = None,
-    as_json: AsJson = False,
+    settings: AnswerSettings, selection: Selection, *, execute: ExecuteReplies = False, options: ReplayOptions
 ) -> int:
     """Answer dead letters in this process, which loads the worker's model, and send the replies.
 
@@ -168,10 +112,8 @@ def answer(
 
     Exit code 1: letters failed again, or the broker refused replies. 2: there is no such topic of letters.
     """
-    selection = Selection.of(reason, ids, letters, partition, first, last)
-    options = ReplayOptions(None, reply_topic, reply_partition, 1, as_json)
-    if reply_topic is not None:  # the operator's choice needs no allow-list
-        settings = settings.model_copy(update={"reply_topics": re.escape(reply_topic)})
+    if options.reply_topic is not None:  # the operator's choice needs no allow-list
+        settings = settings.model_copy(update={"reply_topics": re.escape(options.reply_topic)})
     narrate_logs(settings.bootstrap_servers)
     return asyncio.run(_answer(settings, selection, options, execute))
 

@@ -13,50 +13,52 @@ from penstock.ops.cli.dead_letters.topic_reader import open_reader
 from penstock.ops.cli.terminal import BadUsage
 from penstock.producer.transport.cluster import KafkaCluster
 
-Reason = Annotated[str | None, typer.Option("--reason", help="Only letters with these error codes, by commas.")]
-Ids = Annotated[str | None, typer.Option("--id", help="Only letters with these ids, by commas.")]
-Letters = Annotated[
-    Literal["all", "online", "bulk"], typer.Option("--letters", help="Letters of the online topic, of bulk, or all.")
-]
-Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition of the letters' topic.")]
-First = Annotated[int, typer.Option("--from", min=0, help="First offset in the letters' topic.")]
-Last = Annotated[int | None, typer.Option("--to", min=0, help="Last offset in the letters' topic. Default: its end.")]
-
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen letters."""
+    """The chosen letters: options of the commands about them."""
 
-    reasons: frozenset[str] | None
-    ids: frozenset[str] | None
-    kinds: tuple[bool, ...]  # whether bulk
-    partition: int | None
-    first: int
-    last: int | None
+    reason: Annotated[str | None, typer.Option("--reason", help="Only letters with these error codes, by commas.")] = (
+        None
+    )
+    ids: Annotated[str | None, typer.Option("--id", help="Only letters with these ids, by commas.")] = None
+    letters: Annotated[
+        Literal["all", "online", "bulk"],
+        typer.Option("--letters", help="Letters of the online topic, of bulk, or all."),
+    ] = "all"
+    partition: Annotated[
+        int | None, typer.Option("--partition", min=0, help="Only this partition of the letters' topic.")
+    ] = None
+    first: Annotated[int, typer.Option("--from", min=0, help="First offset in the letters' topic.")] = 0
+    last: Annotated[
+        int | None, typer.Option("--to", min=0, help="Last offset in the letters' topic. Default: its end.")
+    ] = None
 
-    @classmethod
-    def of(
-        cls, reason: str | None, ids: str | None, letters: str, partition: int | None, first: int, last: int | None
-    ) -> "Selection":
-        """From the command line. Raises BadUsage for a malformed id, or a range that ends before it begins."""
-        check_range(first, last)
-        kinds = {"all": (False, True), "online": (False,), "bulk": (True,)}[letters]
-        chosen = None if ids is None else frozenset(ids.split(","))
-        for one in chosen or ():
-            parse_id(one)
-        return cls(None if reason is None else frozenset(reason.split(",")), chosen, kinds, partition, first, last)
+    def __post_init__(self) -> None:
+        """Raises BadUsage for a malformed id, or a range that ends before it begins."""
+        check_range(self.first, self.last)
+        self._places()
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Of the topics of letters to read, whether it is that of bulk."""
+        return {"all": (False, True), "online": (False,), "bulk": (True,)}[self.letters]
 
     def holds(self, letter: DeadLetter) -> bool:
         """Whether a letter of the range is among them."""
-        return (self.reasons is None or letter.code in self.reasons) and (self.ids is None or letter.id in self.ids)
+        has_reason = self.reason is None or letter.code in self.reason.split(",")
+        return has_reason and (self.ids is None or letter.id in self.ids.split(","))
 
     def ranges(self, bulk: bool, num_partitions: int) -> Iterable[tuple[int, int, int | None]]:
         """The parts of one dead-letter topic to read: partition, first and last offset."""
         if self.ids is not None:
-            places = [(partition, offset) for of_bulk, partition, offset in map(parse_id, self.ids) if of_bulk == bulk]
+            places = {(partition, offset) for of_bulk, partition, offset in self._places() if of_bulk == bulk}
             return [(partition, offset, offset) for partition, offset in sorted(places) if partition < num_partitions]
         chosen = range(num_partitions) if self.partition is None else [self.partition]
         return [(partition, self.first, self.last) for partition in chosen if partition < num_partitions]
+
+    def _places(self) -> list[tuple[bool, int, int]]:
+        return [] if self.ids is None else [parse_id(one) for one in self.ids.split(",")]
 
 
 async def read_letters(cluster: KafkaCluster, topic: str, selection: Selection) -> AsyncGenerator[DeadLetter]:

@@ -7,17 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.ops.cli.dead_letters.record_sender import open_sender
-from penstock.ops.cli.dead_letters.replayer import (
-    AsJson,
-    DeadlineS,
-    Execute,
-    MaxReplays,
-    Replayer,
-    ReplayOptions,
-    ReplyPartition,
-    ReplyTopicName,
-    check_range,
-)
+from penstock.ops.cli.dead_letters.replayer import Execute, Replayer, ReplayOptions, check_range
 from penstock.ops.cli.dead_letters.topic_reader import open_reader
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import BadUsage, narrate_logs
@@ -42,12 +32,9 @@ def replay(
     first: First,
     last: Last = None,
     to_bulk: ToBulk = False,
+    *,
     execute: Execute = False,
-    deadline_s: DeadlineS = None,
-    reply_topic: ReplyTopicName = None,
-    reply_partition: ReplyPartition = None,
-    max_replays: MaxReplays = 3,
-    as_json: AsJson = False,
+    options: ReplayOptions,
 ) -> int:
     """Send a range of records of a request topic again, from offset --from to --to.
 
@@ -65,7 +52,6 @@ def replay(
     check_range(first, last)
     if topic.endswith(dead_letter_topic("")):
         raise BadUsage(f"{topic} holds dead letters, which `penstock dlq replay` sends again.")
-    options = ReplayOptions(deadline_s, reply_topic, reply_partition, max_replays, as_json)
     is_bulk = topic.endswith(bulk_topic(""))
     target = bulk_topic(topic) if to_bulk and not is_bulk else topic
     return asyncio.run(_replay(KafkaCluster.of(settings), (topic, partition), first, last, target, options, execute))

@@ -26,30 +26,27 @@ Position = tuple[str, int, int]  # topic, partition, offset
 Execute = Annotated[
     bool, typer.Option("--execute", help="Send the records. Otherwise only count them; with --json, list them.")
 ]
-DeadlineS = Annotated[
-    float | None, typer.Option("--deadline-s", min=0.001, help="New deadline, so long from now. Default: none.")
-]
-ReplyTopicName = Annotated[
-    str | None, typer.Option("--to-reply-topic", help="Topic for the replies. Default: as in the record.")
-]
-ReplyPartition = Annotated[
-    int | None, typer.Option("--to-reply-partition", min=0, help="With --to-reply-topic. Default: by the replies' key.")
-]
-MaxReplays = Annotated[
-    int, typer.Option("--max-replays", min=1, help="Skip records that were sent again so often: they would loop.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line, on stdout.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """Options of sending records again."""
+    """Options of the commands that send records again, or replies to them."""
 
-    deadline_s: float | None
-    reply_topic: str | None  # None: each record's own address
-    reply_partition: int | None
-    max_replays: int
-    as_json: bool
+    deadline_s: Annotated[
+        float | None, typer.Option("--deadline-s", min=0.001, help="New deadline, so long from now. Default: none.")
+    ] = None
+    reply_topic: Annotated[
+        str | None, typer.Option("--to-reply-topic", help="Topic for the replies. Default: as in the record.")
+    ] = None
+    reply_partition: Annotated[
+        int | None,
+        typer.Option("--to-reply-partition", min=0, help="With --to-reply-topic. Default: by the replies' key."),
+    ] = None
+    max_replays: Annotated[
+        int, typer.Option("--max-replays", min=1, help="Skip records that were sent again so often: they would loop.")
+    ] = 3
+    as_json: AsJson = False
 
     def __post_init__(self) -> None:
         """Check the address. Raises BadUsage."""
