@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from penstock.engine import NullEngine
 from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
-from penstock.ops.cli.dead_letters.letter_table import written_utc
+from penstock.ops.cli.dead_letters.dlq import written_utc
 from penstock.ops.cli.dead_letters.replayer import ReplayOptions, headers_again
 from penstock.ops.logs.lines.event import printable
 from penstock.producer.aiokafka_internals import fetch_messages

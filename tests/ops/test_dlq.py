@@ -23,9 +23,8 @@ from penstock.engine import BatchOutput, NullEngine, PackedBatch, TaskOptions
 from penstock.ops.cli.dead_letters import letter_selection
 from penstock.ops.cli.dead_letters.answerer import open_answerer
 from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
-from penstock.ops.cli.dead_letters.dlq import AnswerSettings
+from penstock.ops.cli.dead_letters.dlq import AnswerSettings, Listing, shown_as_json
 from penstock.ops.cli.dead_letters.letter_selection import Selection, read_letters
-from penstock.ops.cli.dead_letters.letter_table import Listing, as_json
 from penstock.ops.cli.dead_letters.record_sender import RecordSender, open_sender
 from penstock.ops.cli.dead_letters.replayer import LetterAnswers, Replayer, ReplayOptions
 from penstock.ops.cli.terminal import EXIT_PROBLEM, BadUsage
@@ -71,7 +70,7 @@ def test_no_letter_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_no_shown_letter_controls_the_terminal() -> None:
-    shown = as_json(letter(0, ("penstock-error-message", "\x1b[2J\x9b2Jé".encode())).details())
+    shown = shown_as_json(letter(0, ("penstock-error-message", "\x1b[2J\x9b2Jé".encode())).details())
     assert all(one.isprintable() for one in shown.replace("\n", ""))
     assert json.loads(shown)["message"] == "\x1b[2J\x9b2Jé"
 

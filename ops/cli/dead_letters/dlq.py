@@ -1,22 +1,29 @@
-"""`penstock dlq`: list, show, replay and answer the dead letters of a model's topics."""
+"""`penstock dlq`: list, show, replay and answer the dead letters of a model's topics.
+
+Any client may have written a letter: no control character of it is printed.
+"""
 
 import asyncio
 import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from pydantic import AfterValidator, Field
+from rich.console import Console
+from rich.table import Table
 
 from penstock.ops.cli.dead_letters.letter_selection import Selection, read_letters
-from penstock.ops.cli.dead_letters.letter_table import Listing, as_json
 from penstock.ops.cli.dead_letters.record_sender import open_sender
 from penstock.ops.cli.dead_letters.replayer import AsJson, Execute, LetterAnswers, Replayer, ReplayOptions
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say
+from penstock.ops.logs.lines.event import printable
 from penstock.producer.settings import KafkaSettings, RequestTopic
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import check_served_name, request_topic, served_name_of
@@ -30,6 +37,7 @@ dlq = typer.Typer(
 )
 
 _MAX_LISTED = 100
+_SHOWN_CHARS = 80  # of a message in the table
 
 ExecuteReplies = Annotated[bool, typer.Option("--execute", help="Send the replies. Otherwise only compute them.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most letters. Default: 100 in a table.")]
@@ -154,7 +162,7 @@ async def _show(settings: DlqSettings, topic: str, selection: Selection) -> int:
         fail(f"There is no such dead letter of {topic}.")
         return EXIT_PROBLEM
     for letter in letters:
-        print(as_json(letter))
+        print(shown_as_json(letter))
     return EXIT_OK
 
 
@@ -186,3 +194,52 @@ async def _answer(settings: AnswerSettings, selection: Selection, options: Repla
             async for letter in found:
                 await answers.add(letter)
         return await answers.finish()
+
+
+class Listing:
+    """Lines of a table: one a letter, or for each error code of a letter of several originals."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most  # lines
+        self.num_records = 0  # originals in the lines
+        self._lines: list[tuple[Mapping[str, Any], int]] = []  # the first original's summary, and their number
+        self._places: dict[tuple[str, str], int] = {}  # of the lines of the last letter, by its id and the code
+
+    def add(self, letter: Mapping[str, Any]) -> None:
+        """Add an original; those of a letter follow each other. Does nothing if it needs a line more than allowed."""
+        key = letter["id"], letter["code"]
+        if (place := self._places.get(key)) is None:
+            if len(self._lines) == self.most:
+                return
+            if self._lines and self._lines[-1][0]["id"] != letter["id"]:
+                self._places.clear()
+            place = self._places[key] = len(self._lines)
+            self._lines.append((letter, 0))
+        first, count = self._lines[place]
+        self._lines[place] = first, count + 1
+        self.num_records += 1
+
+    def print(self) -> None:
+        """Print the lines on stdout; nothing without any."""
+        if not self._lines:
+            return
+        table = Table("id", "original", "code", "tried", "written (UTC)", "message", box=None, header_style="bold")
+        for one, count in self._lines:
+            source = one["source"] if count == 1 else f"{one['source']} and {count - 1:,} more"
+            texts = one["id"], source, one["code"], str(one["attempts"] or ""), written_utc(one["written_ms"])
+            table.add_row(*map(printable, (*texts, one["message"][:_SHOWN_CHARS])))
+        Console(highlight=False, markup=False, soft_wrap=True).print(table)
+
+
+def shown_as_json(letter: Mapping[str, Any]) -> str:
+    """A letter as JSON, readable and indented; characters that control the terminal are escaped."""
+    text = json.dumps(letter, indent=2, ensure_ascii=False)
+    return "".join([one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text])
+
+
+def written_utc(timestamp_ms: int) -> str:
+    """UTC date and time; `?` for a number that is no time, as a producer may write any."""
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1e3, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "?"
