@@ -22,6 +22,11 @@ async def create_topic(name: str, bootstrap_servers: str) -> None:
         await producer.partitions_for(name)
 
 
+def check(*args: str | Path) -> tuple[int, str]:
+    """Where no broker is."""
+    return penstock("check", "--bootstrap-servers", "127.0.0.1:1", *map(str, args))
+
+
 class TestCheck:
     @pytest.fixture(autouse=True)
     def patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +34,7 @@ class TestCheck:
         monkeypatch.setattr(kafka_probe, "_ANSWER_S", 60.0)
 
     def test_no_broker(self) -> None:
-        code, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1")
+        code, text = check()
         assert code == 1
         assert "problem Kafka 127.0.0.1:1 does not answer" in text
         assert "penstock broker" in text
@@ -53,8 +58,7 @@ class TestCheck:
         assert "Processor" in text
 
     def test_model_and_cache_that_do_not_work(self, tmp_path: Path) -> None:
-        args = ["--bootstrap-servers", "127.0.0.1:1", "--model", str(tmp_path)]
-        code, text = penstock("check", *args, "--cache-path", str(tmp_path / "no" / "cache.db"))
+        code, text = check("--model", tmp_path, "--cache-path", tmp_path / "no" / "cache.db")
         assert code == 1
         assert "problem Model" in text
         assert "problem Cache" in text
@@ -65,42 +69,33 @@ class TestCheck:
         tensors = load_file(tmp_path / "model.safetensors")
         tensors["classifier.bias"][1] = float("nan")
         save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        code, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--model", str(tmp_path))
+        code, text = check("--model", tmp_path)
         assert code == 1
         assert "tensor 'classifier.bias' holds values that are not finite" in text
 
     def test_a_cache_file_that_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "cache.db").write_bytes(b"a letter to my aunt" * 100)
-        _, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--cache-path", str(tmp_path / "cache.db"))
+        _, text = check("--cache-path", tmp_path / "cache.db")
         assert "problem Cache" in text
         assert "not a database" in text
 
-    def test_a_port_that_is_taken(self) -> None:
-        with socket.create_server(("0.0.0.0", 0)) as taken:
-            port = taken.getsockname()[1]
-            code, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--metrics-port", str(port))
+    @pytest.mark.parametrize(("taken", "host"), [("0.0.0.0", None), ("::1", "::1")])
+    def test_a_port_that_is_taken(self, taken: str, host: str | None) -> None:
+        with socket.create_server((taken, 0), family=socket.AF_INET6 if host else socket.AF_INET) as server:
+            port = server.getsockname()[1]
+            args = ("--metrics-port", str(port), *(() if host is None else ("--metrics-host", host)))
+            code, text = check(*args)
         assert code == 1
         assert f"problem Metrics port {port}: Address already in use" in text
-        _, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--metrics-port", str(port))
-        assert f"OK Metrics port {port} is free" in text
-
-    def test_a_port_of_an_ipv6_address(self) -> None:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
-            port = taken.getsockname()[1]
-            args = ("check", "--bootstrap-servers", "127.0.0.1:1", "--metrics-host", "::1", "--metrics-port", str(port))
-            _, text = penstock(*args)
-        assert f"problem Metrics port {port}: Address already in use" in text
-        _, text = penstock(*args)
+        _, text = check(*args)
         assert f"OK Metrics port {port} is free" in text
 
     @pytest.mark.parametrize("model", [None, "tiny"])
     def test_a_head_that_is_not_there(self, tmp_path: Path, model: str | None) -> None:
         head = tmp_path / "head.safetensors"
-        args = ["check", "--bootstrap-servers", "127.0.0.1:1", "--head", str(head)]
         if model is not None:
             save_encoder(tmp_path / model, "bert")
-            args += ["--model", str(tmp_path / model)]
-        code, text = penstock(*args)
+        code, text = check("--head", head, *(() if model is None else ("--model", tmp_path / model)))
         assert code == 1
         assert re.search(r"problem Head \S+head.safetensors: No such file or directory", text)
         assert ("OK Model tiny" in text) == (model is not None)
@@ -111,18 +106,17 @@ class TestCheck:
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
-        args = ["check", "--bootstrap-servers", "127.0.0.1:1"]
-        _, text = penstock(*args, "--device", "cpu")
+        _, text = check("--device", "cpu")
         assert "OK Members 1 on the CPU, with 16 cores (by --processes auto)" in text
-        _, text = penstock(*args, "--device", "cuda")
+        _, text = check("--device", "cuda")
         for gpu in (0, 1):
             assert f"4 on gpu {gpu}, NVIDIA H200, with 8 cores among them" in text
-        _, text = penstock(*args, "--gpus", "1", "--processes", "2")
+        _, text = check("--gpus", "1", "--processes", "2")
         assert "OK Members 2 on gpu 1, NVIDIA H200, with 16 cores among them (as --processes says; fewer" in text
-        code, text = penstock(*args, "--gpus", "2")
+        code, text = check("--gpus", "2")
         assert code == 1
         assert "problem Members --gpus 2: this machine has 2 visible GPUs, from 0." in text
-        _, text = penstock(*args, "--gpus", "0", "--device", "cpu")
+        _, text = check("--gpus", "0", "--device", "cpu")
         assert "problem Members --gpus 0 contradicts --device cpu." in text
         monkeypatch.setattr("shutil.which", lambda _: None)
         for options, found in (
@@ -130,24 +124,24 @@ class TestCheck:
             (("--gpus", "0,1", "--processes", "1"), "no two members share a GPU here; 1 would run on one."),
             (("--gpus", "0"), "nvidia-cuda-mps-control is not installed."),
         ):
-            code, text = penstock(*args, *options, "--mps", "on")
+            code, text = check(*options, "--mps", "on")
             assert code == 1
             assert f"problem Members --mps on: {found}" in text
 
     @pytest.mark.slow
     def test_members_that_memory_does_not_hold(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         save_encoder(tmp_path / "tiny", "bert")
-        args = ["check", "--bootstrap-servers", "127.0.0.1:1", "--model", str(tmp_path / "tiny"), "--device", "cpu"]
-        _, text = penstock(*args, "--processes", "2")
+        args = ("--model", tmp_path / "tiny", "--device", "cpu")
+        _, text = check(*args, "--processes", "2")
         assert re.search(r"OK Members 2 on the CPU, .* \(as --processes says\)", text)
-        code, text = penstock(*args, "--processes", "100000")
+        code, text = check(*args, "--processes", "100000")
         assert code == 1
         assert re.search(r"100000 members need 100000 x \d.\d GiB, \d+.\d GiB are free: \d+ fit", text)
         assert "Give that number as --processes" in text
 
     def test_a_model_that_generates(self, tmp_path: Path) -> None:
         save_seq2seq(tmp_path / "t5", "t5")
-        _, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--model", str(tmp_path / "t5"))
+        _, text = check("--model", tmp_path / "t5")
         assert "OK Model t5: generate; up to 1024 tokens, float32 on cpu" in text
         code, text = penstock("calibrate", "--model", str(tmp_path / "t5"))
         assert code == 1
@@ -172,9 +166,7 @@ class TestCheck:
     def test_a_gpu_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
         save_encoder(tmp_path, "bert")
-        _, text = penstock(
-            *("check", "--bootstrap-servers", "127.0.0.1:1", "--device", "cuda", "--model", str(tmp_path))
-        )
+        _, text = check("--device", "cuda", "--model", tmp_path)
         assert "problem GPU --device cuda, but torch sees no CUDA GPU" in text
         assert "→ Give another --device or --dtype; auto takes what there is." in text
         assert "Give another --model" not in text
