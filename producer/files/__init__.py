@@ -1,6 +1,6 @@
 """Tables of bulk jobs: .csv, .jsonl and .parquet, streamed in order and in bounded memory. The job is in `file_job`.
 
-    with open_reader("in.csv", "text") as reader, open_writer("out.csv", reader, "classify") as writer:
+    with open_reader("in.csv", "text") as reader, JobOutput(Path("out.csv"), "classify").open(reader) as writer:
         for block in reader:
             writer.write(block, results_of(block.texts))
 
@@ -20,13 +20,14 @@ started again, continues after the last finished part. Parts and row groups have
 the output has the same bytes. At the end the parts are joined (`join_parts`) and removed.
 """
 
+from penstock.producer.files.job_output import JobOutput, StreamWriter
 from penstock.producer.files.part_writer import PartWriter
 from penstock.producer.files.row_blocks import Block, OutputError, TableError
 from penstock.producer.files.table_reader import Reader, count_rows, open_reader
-from penstock.producer.files.table_writer import StreamWriter, open_writer
 
 __all__ = [
     "Block",
+    "JobOutput",
     "OutputError",
     "PartWriter",
     "Reader",
@@ -34,5 +35,4 @@ __all__ = [
     "TableError",
     "count_rows",
     "open_reader",
-    "open_writer",
 ]

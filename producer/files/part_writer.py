@@ -26,7 +26,7 @@ _PART_CHARS = 16 << 20
 
 
 class PartWriter:
-    """An output table, made by `open_writer`. A context manager.
+    """An output table, made by `JobOutput`. A context manager.
 
     Finished parts are kept in OUT.parts, whatever ends the process. A context that ends without an error gives the
     joined file the name of the output, and removes the parts. One that ends by `TooManyErrors` or

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.producer import answer_stream
 from penstock.producer.answer_stream import Result
-from penstock.producer.files import join_parts, open_reader, open_writer, part_writer
+from penstock.producer.files import JobOutput, join_parts, open_reader, part_writer
 from penstock.producer.files.file_job import run_bulk
 from penstock.producer.files.row_blocks import Block
 from penstock.producer.wire.messages import Classification, Text
@@ -45,7 +45,7 @@ def write_input(path: Path, num_rows: int) -> None:
 
 
 async def run(source: Path, target: Path, task: str) -> None:
-    with open_reader(source, "text") as reader, open_writer(target, reader, task) as writer:
+    with open_reader(source, "text") as reader, JobOutput(target, task).open(reader) as writer:
         await run_bulk(Instant(), task, reader, writer)
 
 
@@ -66,7 +66,7 @@ async def peak_bytes(source: Path, task: str, num_rows: int) -> int:
             yield block
 
     try:
-        with open_reader(source, "text") as reader, open_writer(target, reader, task) as writer:
+        with open_reader(source, "text") as reader, JobOutput(target, task).open(reader) as writer:
             await run_bulk(Instant(), task, watched(iter(reader)), writer)
         return tracemalloc.get_traced_memory()[1] + arrow_peak
     finally:

@@ -19,11 +19,11 @@ from penstock.producer.answer_stream import Result
 from penstock.producer.caller_errors import MixedRevisions
 from penstock.producer.errors import PenstockError
 from penstock.producer.files import (
+    JobOutput,
     PartWriter,
     TableError,
     join_parts,
     open_reader,
-    open_writer,
     parquet_reader,
     row_blocks,
 )
@@ -81,7 +81,7 @@ def run(
     answer = {"embed": embed, "classify": classify}[task]
     answered = 0
     column = options.pop("column", "text")
-    with open_reader(source, column) as reader, open_writer(target, reader, task, **options) as writer:
+    with open_reader(source, column) as reader, JobOutput(target, task, **options).open(reader) as writer:
         set_up(writer)
         for block in reader:
             if answered >= after:
@@ -261,9 +261,9 @@ class TestRefusals:
             run(source, tmp_path / "out.csv")
 
     def test_another_process(self, tmp_path: Path, source: Path) -> None:
-        with open_reader(source, "text") as reader, open_writer(tmp_path / "out.csv", reader, "embed") as writer:
+        with open_reader(source, "text") as reader, JobOutput(tmp_path / "out.csv", "embed").open(reader) as writer:
             with open_reader(source, "text") as other, pytest.raises(TableError, match="Another process writes"):
-                open_writer(tmp_path / "out.csv", other, "embed")
+                JobOutput(tmp_path / "out.csv", "embed").open(other)
             for block in reader:
                 writer.write(block, [embed(text) for text in block.texts])
         assert (tmp_path / "out.csv").exists()
@@ -384,7 +384,7 @@ class TestVectorsInParquet:
         def of_several(text: Text | PenstockError) -> Result:
             return text if isinstance(text, PenstockError) else np.zeros(len(text), dtype=np.float16)
 
-        with open_reader(source, "text") as reader, open_writer(tmp_path / "out.parquet", reader, "embed") as writer:
+        with open_reader(source, "text") as reader, JobOutput(tmp_path / "out.parquet", "embed").open(reader) as writer:
             for block in reader:
                 writer.write(block, [of_several(text) for text in block.texts])
         written = pq.read_table(tmp_path / "out.parquet")

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import BackendError, PenstockError
 from penstock.producer.files import (
+    JobOutput,
     TableError,
     count_rows,
     csv_reader,
     jsonl_reader,
     open_reader,
-    open_writer,
     parquet_reader,
 )
 from penstock.producer.files.row_blocks import BLOCK_ROWS
@@ -50,7 +50,7 @@ def embed(text: Text | PenstockError) -> Result:
 
 def run(source: Path, target: Path, task: str = "classify", column: str = "text", **options: Any) -> None:
     answer = classify if task == "classify" else embed
-    with open_reader(source, column) as reader, open_writer(target, reader, task, **options) as writer:
+    with open_reader(source, column) as reader, JobOutput(target, task, **options).open(reader) as writer:
         for block in reader:
             writer.write(block, [answer(text) for text in block.texts])
 
@@ -525,7 +525,7 @@ def test_an_engines_error_is_its_rows_error(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("text\none\ntwo\n")
     with (
         open_reader(tmp_path / "in.csv", "text") as reader,
-        open_writer(tmp_path / "out.csv", reader, "embed") as writer,
+        JobOutput(tmp_path / "out.csv", "embed").open(reader) as writer,
     ):
         for block in reader:
             writer.write(block, [np.array([1.0], dtype=np.float16), BackendError("The engine failed.")])
@@ -535,7 +535,7 @@ def test_an_engines_error_is_its_rows_error(tmp_path: Path) -> None:
 def test_the_output_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("text\none\n")
     with open_reader(tmp_path / "in.csv", "text") as reader:
-        writer = open_writer(tmp_path / "out.csv", reader, "embed")
+        writer = JobOutput(tmp_path / "out.csv", "embed").open(reader)
         assert not (tmp_path / "out.csv").exists()
         with pytest.raises(KeyboardInterrupt), writer:
             raise KeyboardInterrupt
@@ -571,7 +571,7 @@ def test_an_output_that_is_a_directory_is_refused_before_the_first_row(tmp_path:
             open_reader(tmp_path / "in.csv", "text") as reader,
             pytest.raises(TableError, match=r"out\.csv is a directory\. Name the file to write\."),
         ):
-            open_writer(tmp_path / "out.csv", reader, "embed", overwrite=overwrite)
+            JobOutput(tmp_path / "out.csv", "embed", overwrite=overwrite).open(reader)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
@@ -580,7 +580,7 @@ def test_an_output_made_by_another_meanwhile_is_not_overwritten(tmp_path: Path) 
     with (
         pytest.raises(TableError, match="exists already"),
         open_reader(tmp_path / "in.csv", "text") as reader,
-        open_writer(tmp_path / "out.csv", reader, "embed"),
+        JobOutput(tmp_path / "out.csv", "embed").open(reader),
     ):
         (tmp_path / "out.csv").write_text("precious")
     assert (tmp_path / "out.csv").read_text() == "precious"
@@ -638,11 +638,11 @@ def test_missing_paths_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "one"}')
     with open_reader(tmp_path / "in.csv", "text") as reader:
         with pytest.raises(TableError, match=r"out\.csv cannot be written: No such file"):
-            open_writer(tmp_path / "missing" / "out.csv", reader, "embed")
+            JobOutput(tmp_path / "missing" / "out.csv", "embed").open(reader)
         with pytest.raises(TableError, match=r"must be one of \.csv"):
-            open_writer(tmp_path / "out.xlsx", reader, "embed")
+            JobOutput(tmp_path / "out.xlsx", "embed").open(reader)
     with open_reader(tmp_path / "in.jsonl", "text") as reader, pytest.raises(TableError, match=r"write a \.jsonl file"):
-        open_writer(tmp_path / "out.csv", reader, "embed")
+        JobOutput(tmp_path / "out.csv", "embed").open(reader)
 
 
 @pytest.mark.parametrize("extension", ["csv", "jsonl"])

@@ -18,6 +18,7 @@ from penstock.ops.cli.jobs.progress import JobScreen, print_summary, summary_jso
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, BadUsage, fail, say
 from penstock.producer.caller_errors import MixedRevisions
 from penstock.producer.files import (
+    JobOutput,
     OutputError,
     PartWriter,
     Reader,
@@ -25,13 +26,12 @@ from penstock.producer.files import (
     TableError,
     count_rows,
     open_reader,
-    open_writer,
 )
 from penstock.producer.files.durable import write_synced
 from penstock.producer.files.file_job import FLEET_ERRORS, BulkResult, TooManyErrors, run_bulk
 from penstock.producer.files.job_report import ReplyTally
 from penstock.producer.files.standard_streams import STANDARD, end_input
-from penstock.producer.files.table_reader import format_of, input_paths
+from penstock.producer.files.table_reader import input_paths
 from penstock.producer.wire.messages import Options
 
 _Writer = PartWriter | StreamWriter
@@ -51,6 +51,16 @@ def run_file_job(
 
     Returns the exit code.
     """
+    output = JobOutput(
+        target,
+        task,
+        settings.served_name,
+        options,
+        settings.overwrite,
+        settings.restart,
+        settings.allow_mixed_revisions,
+        settings.standard_format,
+    )
     writer: _Writer | None = None
     try:
         paths = input_paths(sources, target)
@@ -59,12 +69,12 @@ def run_file_job(
             if settings.dry_run:
                 from penstock.ops.cli.jobs.job_estimate import estimate_job  # imports what a run does not need
 
-                estimate_job(task, settings, options, reader, target)
+                estimate_job(settings, output, reader)
                 return EXIT_OK
-            writer = stack.enter_context(_opened(task, settings, options, reader, target))
+            writer = stack.enter_context(_opened(output, reader))
             total = count_rows(paths)
             with local_broker(settings) as reaching:
-                begun, done = uvloop.run(_all_rows(task, reaching, options, reader, writer, total))
+                begun, done = uvloop.run(_all_rows(reaching, output, reader, writer, total))
     except TableError as error:
         fail(str(error))
         _say_what_is_kept(writer)
@@ -97,23 +107,10 @@ def run_file_job(
     return EXIT_PROBLEM if done.failed else EXIT_OK
 
 
-def _opened(
-    task: str, settings: FileJobSettings, options: Options, reader: Reader, target: Path
-) -> AbstractContextManager[_Writer]:
-    if target != STANDARD:
-        return open_writer(
-            target,
-            reader,
-            task,
-            model=settings.served_name,
-            options=options,
-            overwrite=settings.overwrite,
-            restart=settings.restart,
-            allow_mixed_revisions=settings.allow_mixed_revisions,
-        )
-    extension = format_of(STANDARD, settings.standard_format)
-    mixed = settings.allow_mixed_revisions
-    return nullcontext(StreamWriter(sys.stdout.buffer, extension, reader, task, options, allow_mixed_revisions=mixed))
+def _opened(output: JobOutput, reader: Reader) -> AbstractContextManager[_Writer]:
+    if output.path != STANDARD:
+        return output.open(reader)
+    return nullcontext(StreamWriter(sys.stdout.buffer, output, reader))
 
 
 def _say_what_is_kept(writer: _Writer | None) -> bool:
@@ -128,7 +125,7 @@ def _name(target: Path) -> str:
 
 
 async def _all_rows(
-    task: str, settings: FileJobSettings, options: Options, reader: Reader, writer: _Writer, total: int | None
+    settings: FileJobSettings, output: JobOutput, reader: Reader, writer: _Writer, total: int | None
 ) -> tuple[float, BulkResult]:
     """Run the job. Returns when it began, without the start of a worker of its own, and what it did."""
     from penstock.producer.client import Client
@@ -144,10 +141,10 @@ async def _all_rows(
         async with connected as client, _job_screen(settings, reader, resumed, total, writer.tally) as screen:
             job = run_bulk(
                 client,
-                task,
+                output.task,
                 reader,
                 writer,
-                options=options,
+                options=output.options,
                 resumed=resumed,
                 max_errors=settings.most_errors,
                 on_progress=lambda written: screen.show(written, reader.estimated_rows),

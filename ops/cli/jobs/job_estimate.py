@@ -2,7 +2,6 @@
 
 import datetime
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import uvloop
 
@@ -10,11 +9,9 @@ from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.ops.cli.jobs.progress import print_lengths
 from penstock.ops.cli.terminal import say
 from penstock.producer.errors import PenstockError
-from penstock.producer.files import Reader
+from penstock.producer.files import JobOutput, Reader
 from penstock.producer.files.job_report import JobReport
 from penstock.producer.files.row_blocks import Block
-from penstock.producer.files.table_writer import check_writer
-from penstock.producer.wire.messages import Options
 from penstock.worker.batching.kept_tables import REVISION_CHARS, tables_of
 from penstock.worker.batching.startup_costs import MeasuredCosts
 
@@ -22,18 +19,9 @@ _CHARS_PER_TOKEN = 4  # of English
 _SPECIAL_TOKENS = 2
 
 
-def estimate_job(task: str, settings: FileJobSettings, options: Options, reader: Reader, target: Path) -> None:
+def estimate_job(settings: FileJobSettings, output: JobOutput, reader: Reader) -> None:
     """Check the job as a run would, read the whole input and print what the job would do. Raises TableError."""
-    kept = check_writer(
-        target,
-        reader,
-        task,
-        model=settings.served_name,
-        options=options,
-        overwrite=settings.overwrite,
-        restart=settings.restart,
-        standard_format=settings.standard_format,
-    )
+    kept = output.check(reader)
     if kept:
         say(f"{kept:,} rows are finished; a run would continue after them. The figures are of all rows.")
     uvloop.run(_print_estimate(reader, settings))

@@ -1,0 +1,114 @@
+"""The output of a job: the rows of its input with their results. See `penstock.producer.files`."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from penstock.producer.answer_stream import Result
+from penstock.producer.files.encoders import ResultColumns, TableEncoder
+from penstock.producer.files.job_manifest import FileJob
+from penstock.producer.files.job_report import JobReport, ReplyTally
+from penstock.producer.files.part_directory import PartDirectory, kept_manifest, parts_path
+from penstock.producer.files.part_writer import PartWriter, refuse_existing
+from penstock.producer.files.row_blocks import Block, TableError, cannot_write
+from penstock.producer.files.standard_streams import STANDARD
+from penstock.producer.files.table_reader import FORMATS, Reader, format_of
+from penstock.producer.one_revision import OneRevision
+from penstock.producer.wire.messages import NO_OPTIONS, Options
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutput:
+    """The output of a job, which is written, or checked, for the rows of a reader."""
+
+    path: Path
+    task: str  # "embed", "classify", "generate" or "rerank", which decides the result columns
+    model: str = ""  # a job of another model, task, input or options is not continued
+    options: Options = NO_OPTIONS
+    overwrite: bool = False  # of an existing file
+    restart: bool = False  # discard the finished rows of an earlier run
+    allow_mixed_revisions: bool = False  # answers may come from several revisions of the model; see `OneRevision`
+    standard_format: str | None = None  # extension that standard output, the path `-`, is written as
+
+    def open(self, reader: Reader) -> PartWriter:
+        """Create a file, or continue it: `reader` then leaves out finished rows.
+
+        Raises:
+            TableError: the file exists and `overwrite` is off, its format is unknown, it cannot be created, or its
+                parts are of another job.
+        """
+        encoder = self.encoder(reader)
+        try:
+            directory = PartDirectory(self.path, self._job(reader), restart=self.restart or STANDARD in reader.paths)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        mixed = self.allow_mixed_revisions
+        writer = PartWriter(self.path, directory, encoder, overwrite=self.overwrite, allow_mixed_revisions=mixed)
+        if not directory.is_published:
+            try:
+                refuse_existing(self.path, self.overwrite)
+                directory.checked_parts()
+            except TableError as error:
+                writer.__exit__(type(error), error, None)
+                raise
+        reader.skip(writer.kept_rows)
+        return writer
+
+    def check(self, reader: Reader) -> int:
+        """Check what a job would check before it begins, and write nothing. Returns the rows that it would keep.
+
+        Raises TableError where the job would be refused.
+        """
+        self.encoder(reader)
+        if self.path == STANDARD:
+            return 0
+        kept = None if self.restart or STANDARD in reader.paths else kept_manifest(self.path)
+        if kept is not None:
+            kept.check_job(self._job(reader), parts_path(self.path))
+        if kept is None or not kept.is_of(self.path):
+            refuse_existing(self.path, self.overwrite)
+        folder = self.path.absolute().parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            fault = "is not writable" if folder.is_dir() else "is missing"
+            raise TableError(f"{self.path} cannot be written: {folder} {fault}.")
+        return 0 if kept is None else kept.report.rows
+
+    def encoder(self, reader: Reader) -> TableEncoder:
+        """Raises TableError if the output's format is unknown, or it cannot hold the input's rows."""
+        extension = format_of(self.path, self.standard_format)
+        if self.path == STANDARD and extension == ".parquet":
+            raise TableError("Standard output is csv or jsonl. Write Parquet to a file.")
+        if reader.columns is None and extension != ".jsonl":
+            raise TableError(f"{self.path}: lines of JSON have no common columns; write a .jsonl file.")
+        return FORMATS[extension].encoder(reader.columns, reader.schema, ResultColumns(self.task, self.options))
+
+    def _job(self, reader: Reader) -> FileJob:
+        extension = self.path.suffix.lower()
+        return FileJob.of(reader.paths, reader.texts, self.task, self.options, self.model, extension)
+
+
+class StreamWriter:
+    """Writer to standard output, which no later run continues."""
+
+    def __init__(self, file: IO[bytes], output: JobOutput, reader: Reader) -> None:
+        """Write the header. Raises TableError for a format other than CSV and JSONL."""
+        self.tally = ReplyTally()
+        self.revision = OneRevision(allow_mixed=output.allow_mixed_revisions)
+        self.report = JobReport()
+        self._file = file
+        self._encoder = output.encoder(reader)
+        self._put(self._encoder.header)
+
+    def write(self, block: Block, results: Sequence[Result]) -> None:
+        """Write the block's rows with one result each. Called in the order of the file. Raises TableError."""
+        self._put(self._encoder.encode(block, results))
+        self.report.add(block, results)
+
+    def _put(self, content: bytes) -> None:
+        try:
+            self._file.write(content)
+            self._file.flush()
+        except OSError as error:
+            raise cannot_write("Standard output", error) from error
