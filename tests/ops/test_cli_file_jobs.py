@@ -27,6 +27,7 @@ from penstock.scheduler import CostTable
 from penstock.scheduler.costs.cost import PackedCost
 from penstock.scheduler.costs.table import Sample
 from penstock.worker.batching.startup_costs import MeasuredCosts
+from tests.producer.table_files import read_table, write_table
 
 
 class InstantClient:
@@ -204,10 +205,9 @@ class TestErrors:
 
     def test_the_first_failed_row_of_several_files_is_named(self, tmp_path: Path) -> None:
         for name, second in (("a", "card"), ("b", "burst")):
-            rows = [{"text": "card"}, {"text": second}]
-            (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(row) + "\n" for row in rows))
-            pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
-        for extension, place in (("jsonl", "b.jsonl, line 3"), ("parquet", "b.parquet, row 2")):
+            for extension in ("jsonl", "parquet"):
+                write_table(tmp_path / f"{name}.{extension}", [{"text": "card"}, {"text": second}])
+        for extension, place in (("jsonl", "b.jsonl, line 2"), ("parquet", "b.parquet, row 2")):
             paths = [tmp_path / f"{name}.{extension}" for name in ("a", "b", "out")]
             code, said, _ = penstock("classify", *paths, "--fail-fast")
             assert code == 1
@@ -451,25 +451,16 @@ class TestRerank:
     @pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])
     def test_scores_of_pairs(self, tmp_path: Path, extension: str) -> None:
         rows = [{"query": "a", "passage": "bb"}, {"query": " ", "passage": "bb"}, {"query": "aa", "passage": "bb"}]
-        source, target = tmp_path / f"in.{extension}", tmp_path / f"out.{extension}"
-        if extension == "parquet":
-            pq.write_table(pa.Table.from_pylist(rows), source)
-        elif extension == "csv":
-            source.write_text("query,passage\n" + "".join(f"{row['query']},{row['passage']}\n" for row in rows))
-        else:
-            source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        source, target = write_table(tmp_path / f"in.{extension}", rows), tmp_path / f"out.{extension}"
         code, said, _ = penstock("rerank", source, target, "--document-column", "passage")
         assert code == 1, said
-        if extension == "parquet":
-            written = pq.read_table(target).to_pylist()
-        elif extension == "csv":
-            written = [line.split(",") for line in target.read_text().splitlines()]
-            assert written[0] == ["query", "passage", "score", "error"]
-            assert [row[2] for row in written[1:]] == ["3.0", "", "4.0"]
-            return
-        else:
-            written = [json.loads(line) for line in target.read_text().splitlines()]
-        assert [row["score"] for row in written] == [3.0, None, 4.0]
+        written = read_table(target)
+        assert list(written[0]) == ["query", "passage", "score", "error"]
+        assert [row["score"] and float(row["score"]) for row in written] == [
+            3.0,
+            "" if extension == "csv" else None,
+            4.0,
+        ]
         assert written[1]["error"] == "empty: The text is empty."
 
     def test_without_files(self) -> None:

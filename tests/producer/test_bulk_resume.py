@@ -1,6 +1,5 @@
 """Resumed jobs: killed at any moment and run again, a job redoes no finished row and gives the same bytes."""
 
-import csv
 import json
 import os
 import resource
@@ -30,6 +29,7 @@ from penstock.producer.files import (
 from penstock.producer.files import part_writer as parts
 from penstock.producer.files.job_report import JobReport
 from penstock.producer.wire.messages import Classification, Options, Text
+from tests.producer.table_files import write_table
 
 NUM_ROWS = 30
 EXTENSIONS = ("csv", "jsonl", "parquet")
@@ -48,14 +48,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_input(path: Path, num_rows: int = NUM_ROWS) -> Path:
     texts = [f"text {number}" if number % 7 else None for number in range(num_rows)]
-    if path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([("id", "text"), *enumerate(texts)])
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts)))
-    else:
-        pq.write_table(pa.table({"id": range(num_rows), "text": texts}), path)
-    return path
+    return write_table(path, [{"id": number, "text": text} for number, text in enumerate(texts)])
 
 
 def embed(text: Text | PenstockError) -> Result:

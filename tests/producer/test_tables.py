@@ -29,6 +29,7 @@ from penstock.producer.files import (
 from penstock.producer.files.row_blocks import BLOCK_ROWS
 from penstock.producer.wire.messages import Classification, Options, Text
 from tests.examples import examples
+from tests.producer.table_files import read_table, write_table
 
 
 def read_texts(path: Path, column: str = "text") -> list[Text | PenstockError]:
@@ -58,10 +59,6 @@ def run(source: Path, target: Path, task: str = "classify", column: str = "text"
 def csv_rows(path: Path) -> list[list[str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.reader(file))
-
-
-def json_rows(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -193,19 +190,8 @@ def test_a_cell_of_50_mb_costs_no_other_column(tmp_path: Path, extension: str) -
     source, target = tmp_path / f"in.{extension}", tmp_path / f"out.{extension}"
     large = "<p>" + "x" * 50_000_000
     rows = [{"id": "7", "html": large, "text": "Where is my card?"}, {"id": "8", "html": "<p>", "text": "Lost"}]
-    with source.open("w", newline="") as file:
-        if extension == "csv":
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-        else:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    run(source, target)
-    if extension == "csv":
-        names, *cells_of_rows = csv_rows(target)
-        written = [dict(zip(names, row, strict=True)) for row in cells_of_rows]
-    else:
-        written = json_rows(target)
+    run(write_table(source, rows), target)
+    written = read_table(target)
     assert [{name: row[name] for name in rows[0]} for row in written] == rows
     assert [row["label"] for row in written] == ["aWhe", "aLos"]
 
@@ -228,7 +214,7 @@ def test_broken_lines_of_json_keep_their_place_and_say_why(tmp_path: Path, monke
     ]
     source.write_bytes(b"\n".join(lines))
     run(source, tmp_path / "out.jsonl")
-    rows = json_rows(tmp_path / "out.jsonl")
+    rows = read_table(tmp_path / "out.jsonl")
     assert rows[0] == {**json.loads(lines[0][3:]), "label": "agoo", "score": 0.75, "error": None}
     assert rows[1] == {
         "line": "not json",
@@ -304,7 +290,7 @@ def test_parquet_whose_strings_are_not_utf8_keeps_its_other_rows(
     ]
     run(tmp_path / "in.parquet", tmp_path / f"out.{extension}")
     if extension == "jsonl":
-        rows = json_rows(tmp_path / "out.jsonl")
+        rows = read_table(tmp_path / "out.jsonl")
         assert [row["text"] for row in rows] == ["one", "\ufffd two", None, "four", "five"]
         assert [row["tags"] for row in rows] == [["a"], ["b"], ["c"], None, [None]]
         assert [row["label"] for row in rows] == ["aone", None, None, None, "afiv"]
@@ -333,7 +319,7 @@ def test_parquet_becomes_csv_and_jsonl(tmp_path: Path) -> None:
     [[*_], row] = csv_rows(tmp_path / "out.csv")
     assert row[:4] == ["a,b", "2024-05-17 12:30:00.000000", "1.50", '["x", "y"]']
     assert json.loads(row[5]) == [3.0, 0.5]
-    [line] = json_rows(tmp_path / "out.jsonl")
+    [line] = read_table(tmp_path / "out.jsonl")
     assert line == {
         "text": "a,b",
         "at": "2024-05-17 12:30:00.000000",
@@ -368,7 +354,7 @@ def test_parquet_whose_values_python_cannot_hold_is_written_as_text(tmp_path: Pa
     values, written = NO_PYTHON_VALUE[kind]
     pq.write_table(pa.table({"text": ["one", "two"], "value": values}), tmp_path / "in.parquet")
     run(tmp_path / "in.parquet", tmp_path / "out.jsonl")
-    assert [(row["value"], row["label"]) for row in json_rows(tmp_path / "out.jsonl")] == [
+    assert [(row["value"], row["label"]) for row in read_table(tmp_path / "out.jsonl")] == [
         (written, "aone"),
         (None, "atwo"),
     ]
@@ -446,13 +432,7 @@ def test_csv_becomes_parquet(tmp_path: Path) -> None:
 def test_many_blocks_keep_their_order(tmp_path: Path, extension: str) -> None:
     count = 3 * BLOCK_ROWS + 7
     rows = [{"text": f"text {number}"} for number in range(count)]
-    source = tmp_path / f"in.{extension}"
-    if extension == "csv":
-        source.write_text("text\n" + "".join(f"{row['text']}\n" for row in rows))
-    elif extension == "jsonl":
-        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), source)
+    source = write_table(tmp_path / f"in.{extension}", rows)
     with open_reader(source, "text") as reader:
         assert [len(block.texts) for block in reader] == [BLOCK_ROWS] * 3 + [7]
     run(source, tmp_path / f"out.{extension}", "embed")
@@ -461,14 +441,7 @@ def test_many_blocks_keep_their_order(tmp_path: Path, extension: str) -> None:
 
 @pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])
 def test_large_rows_make_small_blocks(tmp_path: Path, extension: str) -> None:
-    texts = ["x" * 100_000] * 200
-    source = tmp_path / f"in.{extension}"
-    if extension == "csv":
-        source.write_text("text\n" + "\n".join(texts))
-    elif extension == "jsonl":
-        source.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    else:
-        pq.write_table(pa.table({"text": texts}), source)
+    source = write_table(tmp_path / f"in.{extension}", [{"text": "x" * 100_000}] * 200)
     with open_reader(source, "text") as reader:
         sizes = [sum(map(len, block.texts)) for block in reader]  # type: ignore[arg-type]  # all rows are good
     assert sum(sizes) == 20_000_000
@@ -517,7 +490,7 @@ def test_a_column_of_a_results_name_is_kept(tmp_path: Path) -> None:
     ]
     (tmp_path / "in.jsonl").write_text('{"text": "one", "label": "mine"}\n{"text": "two"}\n')
     run(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    first, second = json_rows(tmp_path / "out.jsonl")
+    first, second = read_table(tmp_path / "out.jsonl")
     assert (first["label"], first["penstock_label"], second["label"]) == ("mine", "aone", "atwo")
 
 
@@ -649,8 +622,7 @@ def test_missing_paths_are_told_apart(tmp_path: Path) -> None:
 def test_rows_of_text_are_estimated_from_its_bytes(tmp_path: Path, extension: str) -> None:
     paths = [tmp_path / f"{name}.{extension}" for name in ("one", "two")]
     for path in paths:
-        lines = [json.dumps({"text": "x" * 50})] * 4000 if extension == "jsonl" else ["text", *["x" * 50] * 4000]
-        path.write_text("\n".join(lines))
+        write_table(path, [{"text": "x" * 50}] * 4000)
     with open_reader(paths, "text") as reader:
         assert reader.estimated_rows is None
         estimates = [reader.estimated_rows or 0 for _ in reader]
