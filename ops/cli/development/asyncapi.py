@@ -66,45 +66,31 @@ def document(model: str | None = None) -> dict[str, Any]:
 
 def _channels(topic: str, model: str | None, replies: list[str]) -> dict[str, Any]:
     """`replies`: their messages' names."""
+    parameters = {"parameters": {"model": {"description": "Served name of the model."}}} if model is None else {}
+
+    def channel(address: str, message: str, partitions: int, description: str) -> dict[str, Any]:
+        bindings = {"kafka": {"partitions": partitions, "bindingVersion": _BINDING}}
+        return _channel(address, [message], description) | parameters | {"bindings": bindings}
+
+    bulk = bulk_topic(topic)
+    any_topic = (
+        f"Replies. Each request names its topic, {REPLY_TOPIC} or another one that the workers allow: by default those "
+        f"that match {REPLY_TOPIC_PATTERN}."
+    )
     return {
-        "requests": _channel(topic, model, ["request"], NUM_PARTITIONS, "Requests."),
-        "bulkRequests": _channel(
-            bulk_topic(topic), model, ["request"], NUM_PARTITIONS, "Requests that use what online requests leave."
-        ),
-        "replies": _channel(
-            None,
-            None,
-            replies,
-            None,
-            f"Replies. Each request names its topic, {REPLY_TOPIC} or another one that the workers allow: by "
-            f"default those that match {REPLY_TOPIC_PATTERN}.",
-        ),
-        "deadLetters": _channel(
-            dead_letter_topic(topic), model, ["deadLetter"], DEAD_LETTER_PARTITIONS, "Failed requests."
-        ),
-        "bulkDeadLetters": _channel(
-            dead_letter_topic(bulk_topic(topic)),
-            model,
-            ["deadLetter"],
-            DEAD_LETTER_PARTITIONS,
-            "Failed bulk requests.",
+        "requests": channel(topic, "request", NUM_PARTITIONS, "Requests."),
+        "bulkRequests": channel(bulk, "request", NUM_PARTITIONS, "Requests that use what online requests leave."),
+        "replies": _channel(None, replies, any_topic),
+        "deadLetters": channel(dead_letter_topic(topic), "deadLetter", DEAD_LETTER_PARTITIONS, "Failed requests."),
+        "bulkDeadLetters": channel(
+            dead_letter_topic(bulk), "deadLetter", DEAD_LETTER_PARTITIONS, "Failed bulk requests."
         ),
     }
 
 
-def _channel(
-    address: str | None, model: str | None, messages: list[str], partitions: int | None, description: str
-) -> dict[str, Any]:
-    channel: dict[str, Any] = {
-        "address": address,
-        "description": description,
-        "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
-    }
-    if address is not None and model is None:
-        channel["parameters"] = {"model": {"description": "Served name of the model."}}
-    if partitions is not None:
-        channel["bindings"] = {"kafka": {"partitions": partitions, "bindingVersion": _BINDING}}
-    return channel
+def _channel(address: str | None, messages: list[str], description: str) -> dict[str, Any]:
+    references = {name: {"$ref": f"#/components/messages/{name}"} for name in messages}
+    return {"address": address, "description": description, "messages": references}
 
 
 def _answers(channel: str, replies: list[str]) -> dict[str, Any]:
@@ -128,9 +114,11 @@ def _sends(channel: str) -> dict[str, Any]:
     }
 
 
+_CORRELATED = {"correlationId": {"location": f"$message.header#/{headers.CORRELATION_ID}"}}
+
+
 def _messages(replies: dict[str, str]) -> dict[str, Any]:
     """Name -> message."""
-    values = {**schemas.reply_schemas(), _ERROR: schemas.error_schema()}
     request = _message(
         "Sequences for one task. The key is the client's to choose; equal keys go to one worker.",
         schemas.request_headers_schema(),
@@ -141,22 +129,12 @@ def _messages(replies: dict[str, str]) -> dict[str, Any]:
         schemas.dead_letter_headers_schema(),
         {},
     )
-    return {
-        "request": request | _CORRELATED,
-        "deadLetter": letter,
-        **{
-            name: _message(
-                "A refused or failed request." if kind == _ERROR else f"The answer to `{kind}`.",
-                schemas.reply_headers_schema(),
-                values[kind],
-            )
-            | _CORRELATED
-            for kind, name in replies.items()
-        },
-    }
-
-
-_CORRELATED = {"correlationId": {"location": f"$message.header#/{headers.CORRELATION_ID}"}}
+    messages = {"request": request | _CORRELATED, "deadLetter": letter}
+    values = {**schemas.reply_schemas(), _ERROR: schemas.error_schema()}
+    for kind, name in replies.items():
+        summary = "A refused or failed request." if kind == _ERROR else f"The answer to `{kind}`."
+        messages[name] = _message(summary, schemas.reply_headers_schema(), values[kind]) | _CORRELATED
+    return messages
 
 
 def _message(summary: str, header: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
