@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -19,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text as StyledText
 
 from penstock.engine.model.model_place import local_directory
+from penstock.ops.cli.dead_letters.dead_letter import LocalRecord
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say, stderr
 from penstock.producer.settings_sources import Settings
@@ -174,15 +174,8 @@ def _asker(answerer: "Answerer") -> "Ask":
 
     async def ask(task: str, texts: "Sequence[Text]", options: "Options") -> "Sequence[Row]":
         value = encode_request(Request(answerer.served_name, task, text=tuple(texts), options=options))
-        record = SimpleNamespace(
-            topic="parity",
-            partition=0,
-            offset=next(offsets),
-            timestamp=0,
-            key=None,
-            value=value,
-            headers=[(REPLY_TOPIC, REPLIES.encode())],
-        )
+        headers = [(REPLY_TOPIC, REPLIES.encode())]
+        record = LocalRecord("parity", 0, next(offsets), 0, None, value, headers)
         reply = decode_reply((await answerer.answer(record, NO_TOPIC_ID, bulk=False)).value)
         if not isinstance(reply, Reply):
             raise reply.exception()

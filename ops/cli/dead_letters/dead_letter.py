@@ -5,7 +5,6 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Self
 
 from penstock.ops.cli.terminal import BadUsage
@@ -21,6 +20,19 @@ from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 _BULK = "bulk:"
 _SHOWN_CHARS = 500
 _LEFT_OUT = re.compile("penstock-(value|headers|key)-left-out-(bytes|sha256)")
+
+
+@dataclass(slots=True)
+class LocalRecord:
+    """A record that is made here, with the attributes of aiokafka's that are read: a `KafkaRecord`."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int  # Unix time, ms
+    key: bytes | None
+    value: bytes | None
+    headers: names.Headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +162,7 @@ def _alone(record: Any, one: LetterRecord) -> Any:
         (names.DLQ_OFFSET, b"%d" % one.offset),
         (names.DLQ_GROUP, shared.get(names.DLQ_GROUP, b"")),
     ]
-    return SimpleNamespace(
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        timestamp=record.timestamp,
-        key=one.key,
-        value=one.value,
-        headers=headers,
-    )
+    return LocalRecord(record.topic, record.partition, record.offset, record.timestamp, one.key, one.value, headers)
 
 
 def parse_id(text: str) -> tuple[bool, int, int]:

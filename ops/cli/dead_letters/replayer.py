@@ -3,12 +3,11 @@
 import json
 import time
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
+from penstock.ops.cli.dead_letters.dead_letter import DeadLetter, LocalRecord
 from penstock.ops.cli.dead_letters.record_sender import RecordSender
 from penstock.ops.cli.terminal import EXIT_PROBLEM, BadUsage, say
 from penstock.ops.logs.lines.event import printable
@@ -131,7 +130,8 @@ class LetterAnswers:
             self._report(letter, "skipped", reason=letter.obstacle)
             return
         try:
-            original = self._original(letter, source)
+            headers = headers_again(letter.original_headers, source, self._options)
+            original = LocalRecord(*source, letter.sent_ms, letter.record.key, letter.record.value, headers)
             reply = await self._answerer.answer(original, letter.topic_id, bulk=letter.is_bulk)
         except PenstockError as error:
             self._sender.failed[error.code] += 1
@@ -148,19 +148,6 @@ class LetterAnswers:
         if not self._sender.has_any:
             say("No dead letter matches.")
         return code
-
-    def _original(self, letter: DeadLetter, source: Position) -> Any:
-        """A `KafkaRecord`: the original of a letter, with the headers with which it would be sent again."""
-        topic, partition, offset = source
-        return SimpleNamespace(
-            topic=topic,
-            partition=partition,
-            offset=offset,
-            timestamp=letter.sent_ms,
-            key=letter.record.key,
-            value=letter.record.value,
-            headers=headers_again(letter.original_headers, source, self._options),
-        )
 
     def _report(self, letter: DeadLetter, outcome: str, **what: Any) -> None:
         if self._options.as_json:
