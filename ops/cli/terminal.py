@@ -74,9 +74,7 @@ def _print(text: Text) -> None:
         _write_to_nowhere(2)
 
 
-def ends_with_code(
-    *bad_usage: type[Exception],
-) -> Callable[[Callable[Arguments, int]], Callable[Arguments, None]]:
+def ends_with_code(*bad_usage: type[Exception]) -> Callable[[Callable[Arguments, int]], Callable[Arguments, None]]:
     """A command of typer is a function that returns its exit code. `bad_usage`: errors that are the caller's."""
 
     def decorate(body: Callable[Arguments, int]) -> Callable[Arguments, None]:

@@ -110,15 +110,7 @@ def plan_capacity(
     devices = max(1, math.ceil(rate_per_s / (UTILISATION * device_per_s)))
     members = devices * device.members
     return CapacityPlan(
-        rate_per_s,
-        slo_s,
-        device,
-        batch,
-        lane_per_s,
-        device_per_s,
-        devices,
-        members,
-        PARTITIONS_PER_MEMBER * members,
+        rate_per_s, slo_s, device, batch, lane_per_s, device_per_s, devices, members, PARTITIONS_PER_MEMBER * members
     )
 
 
