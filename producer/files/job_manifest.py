@@ -84,7 +84,7 @@ class Manifest:
     def save(self, path: Path) -> None:
         """Replace the file. Raises OSError."""
         temporary = path.with_name(f"{path.name}.new")
-        write_synced(temporary, _JSON.dump_json(self))
+        write_synced(temporary, json.dumps(_FORM.dump_python(self, mode="json")).encode())
         publish(temporary, path)
 
     @staticmethod
@@ -92,8 +92,8 @@ class Manifest:
         """Read the file. Raises TableError if it is no manifest, and FileNotFoundError."""
         content = path.read_bytes()
         try:
-            return _JSON.validate_json(content)
-        except ValueError as error:
+            return _FORM.validate_python(json.loads(content))
+        except (ValueError, RecursionError) as error:
             raise TableError(f"{path} is not the manifest of a bulk job. To begin anew give --restart.") from error
 
     def is_of(self, target: Path) -> bool:
@@ -111,7 +111,7 @@ class Manifest:
                 )
 
 
-_JSON = TypeAdapter(Manifest)
+_FORM = TypeAdapter(Manifest)  # pydantic's own JSON has no surrogates, and so no names of files that are not UTF-8
 
 
 def _difference(name: str, before: Any, now: Any) -> str:

@@ -298,6 +298,12 @@ def test_a_job_whose_first_part_is_unfinished_leaves_nothing(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 
+def test_a_job_over_a_file_whose_name_is_not_utf8_continues(tmp_path: Path) -> None:
+    source, target = make_input(tmp_path / os.fsdecode(b"in\xff.csv")), tmp_path / os.fsdecode(b"out\xff.csv")
+    interrupt(source, target)
+    assert run(source, target) == NUM_ROWS - 16
+
+
 def test_files_of_others_in_the_directory_are_kept(tmp_path: Path) -> None:
     source = make_input(tmp_path / "in.csv")
     (tmp_path / "out.csv.parts").mkdir()
