@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,7 +78,8 @@ async def local_worker(settings: FileJobSettings) -> AsyncIterator[WhileAlive[An
         yield _as_it_is
         return
     model = _model_settings(settings)
-    arguments = [part for name, value in model if _is_option(name, value) for part in (option_name(name), str(value))]
+    given = [(name, value) for name, value in model if value is not None and name not in ("config", "served_name")]
+    arguments = [part for name, value in given for part in (option_name(name), str(value))]
     arguments += ["--served-name", settings.served_name, "--bootstrap-servers", settings.bootstrap_servers]
     arguments += ["--partitions", str(_PARTITIONS), "--drain-s", "1", "--log-format", "json"]
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PENSTOCK_")}
@@ -119,10 +120,6 @@ async def _as_it_is(work: Coroutine[Any, Any, T]) -> T:
     return await work
 
 
-def _is_option(name: str, value: object) -> bool:
-    return value is not None and name not in ("config", "served_name")
-
-
 async def _until_ready(worker: WorkerProcess, settings: FileJobSettings, show: Callable[[str], None]) -> None:
     """Wait until a member has its partitions; others may join later. Raises WorkerFailed after `READY_TIMEOUT_S`."""
     ends = time.monotonic() + READY_TIMEOUT_S
@@ -130,10 +127,8 @@ async def _until_ready(worker: WorkerProcess, settings: FileJobSettings, show: C
         names = [str(event.get("event")) for event in worker.events()]
         if "partitions_assigned" in names:
             return
-        for name in reversed(names):
-            if name in _PHASES:
-                show(_PHASES[name].format(model=settings.model))
-                break
+        if phases := [_PHASES[name] for name in names if name in _PHASES]:
+            show(phases[-1].format(model=settings.model))
         await asyncio.sleep(_POLL_S)
     raise WorkerFailed(f"The worker was not ready in {READY_TIMEOUT_S:g} s.\n{worker.log_tail()}")
 
@@ -149,19 +144,17 @@ def _phases(first: str) -> Iterator[Callable[[str], None]]:
     """Show what is going on: with a spinner on a terminal, line by line elsewhere."""
     console = stderr()
     shown = ""
-    status = console.status(first) if console.is_terminal else None
-    context: AbstractContextManager[object] = status or nullcontext()
 
     def show(phase: str) -> None:
         nonlocal shown
         if phase == shown:
             return
         shown = phase
-        if status is not None:
-            status.update(phase)
-        else:
+        if status is None:
             say(f"{phase} …")
+        else:
+            status.update(phase)
 
-    with context:
+    with console.status(first) if console.is_terminal else nullcontext() as status:
         show(first)
         yield show
