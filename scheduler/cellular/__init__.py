@@ -1,7 +1,7 @@
 """Schedules cells of many requests: a request joins at its next step and leaves at its last."""
 
+from penstock.scheduler.cellular.jobs import JobRows
 from penstock.scheduler.cellular.scheduler import CellScheduler
-from penstock.scheduler.cellular.settings import CellSettings
-from penstock.scheduler.cellular.types import CellGraph, CellJob, CellRule, CellTask, JobColumns
+from penstock.scheduler.cellular.types import CellGraph, CellJob, CellRule, CellSettings, CellTask
 
-__all__ = ["CellGraph", "CellJob", "CellRule", "CellScheduler", "CellSettings", "CellTask", "JobColumns"]
+__all__ = ["CellGraph", "CellJob", "CellRule", "CellScheduler", "CellSettings", "CellTask", "JobRows"]

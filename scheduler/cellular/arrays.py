@@ -1,4 +1,4 @@
-"""The arrays that hold the jobs of one device, and their fields. Links between rows are indices; NONE ends a list."""
+"""The arrays that hold jobs and their nodes, and their fields. Links between rows are indices; NONE ends a list."""
 
 from typing import Any, NamedTuple
 
@@ -19,15 +19,20 @@ CHILD, NEXT_EDGE = range(2)
 # Fields of a job. OPEN: nodes that have not ended; 0: it has ended or left, and its row is free once no row is
 # outstanding. OUTSTANDING: rows of outstanding tasks. NODE: its first node; of a free row, the next free one.
 ID, NUMBER, BULK, SLOTS, SIZE, OPEN, OUTSTANDING, NODE = range(8)
-# Fields of a job's work; the first four are those of `Estimate`. RAN: steps. BEGAN: when its first task was planned.
-PATH_S, WORK_S, EXPECTED, ASKED, RAN, BEGAN, DUE = range(7)
+# Fields of a job's work. The first five are estimates on its arrival. PATH_S: from its first step to its last, by the
+# table of costs. WORK_S: for which it keeps the device busy. EXPECTED: steps, as chains may stop before their last;
+# ASKED: of all nodes. SLOWED_S: as PATH_S, as jobs have been slower or faster than the table says.
+# Then RAN: steps. BEGAN: when its first task was planned.
+PATH_S, WORK_S, EXPECTED, ASKED, SLOWED_S, RAN, BEGAN, DUE = range(8)
+NUM_ESTIMATES = 5
+# Times of a job that is in no table yet.
+ARRIVAL, DEADLINE, DUE_AT = range(3)
 # Counts of a class: jobs in `order`, state slots of jobs until their rows are free, and from READY on ready nodes by
 # cell.
 NUM_JOBS, NUM_SLOTS, READY = range(3)
 # What may be wrong with a job.
 OF_TIMES, OF_SLOTS, OF_GRAPH, OF_ID = range(4)
-# Fields of the index of active jobs. PLACE of one that has joined: its row in its device's table, times the devices,
-# plus its device; of one that waits NONE; of a free row NO_JOB.
+# Fields of the index of active jobs. PLACE of one that has joined: its row; of one that waits: NONE; of none: NO_JOB.
 JOB_ID, JOB_NUMBER, PLACE = range(3)
 NO_JOB = -2
 # Seconds of each cell: of a step, and of one of its rows.
@@ -42,7 +47,7 @@ class Arrays(NamedTuple):
     nodes: Int32Array  # [N, 10]
     edges: Int32Array  # [E, 2]
     jobs: Int64Array  # [J, 8]
-    work: Float64Array  # [J, 7]
+    work: Float64Array  # [J, 8]
     lists: Int32Array  # [J, C, 2] first and last ready node of each job, by cell
     order: Int32Array  # [2, J] rows of jobs by class, in the order in which they are due
     counts: Int64Array  # [2, 2 + C] by class
@@ -57,7 +62,7 @@ def make_arrays(num_cells: int) -> Arrays:
         nodes=np.empty((0, 10), int32),
         edges=np.empty((0, 2), int32),
         jobs=np.empty((0, 8), int64),
-        work=np.empty((0, 7)),
+        work=np.empty((0, 8)),
         lists=np.empty((0, num_cells, 2), int32),
         order=np.empty((2, 0), int32),
         counts=np.zeros((2, READY + num_cells), int64),

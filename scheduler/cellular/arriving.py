@@ -1,14 +1,16 @@
 """Compiled: new jobs are checked, numbered and predicted. Imported on first use, as joining.py.
 
-Packed graphs lie end to end. `columns` [5, J]: ID, NUMBER, BULK, SLOTS, SIZE of each job. `times` [2, J]: its arrival
-and its deadline.
+Packed graphs lie end to end. `columns`, `times` and `estimates` are those of JobRows.
 """
 
 import numpy as np
 
 from penstock.scheduler.cellular.arrays import (
+    ARRIVAL,
     ASKED,
     BULK,
+    DEADLINE,
+    DUE_AT,
     EXPECTED,
     ID,
     JOB_ID,
@@ -26,11 +28,11 @@ from penstock.scheduler.cellular.arrays import (
     RAN,
     ROW_S,
     SLOTS,
+    SLOWED_S,
     STEP_S,
     WORK_S,
 )
-from penstock.scheduler.cellular.index import find, remove
-from penstock.scheduler.cellular.inlining import inlined
+from penstock.scheduler.cellular.index import find, inlined, remove
 from penstock.scheduler.cellular.joining import parts
 from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
 
@@ -39,14 +41,12 @@ _LEAST_LEFT = 0.05  # of the work of a job that runs more steps than were expect
 
 def arrive(
     active: Int64Array, graphs: Int32Array, columns: Int64Array, times: Float64Array, prices: Float64Array,
-    num_before: int, patience_s: float, share: float, slowdown: float, max_slots: float, num_devices: float,
-    due: Float64Array, estimates: Float64Array,
+    num_before: int, patience_s: float, share: float, slowdown: float, max_slots: float, estimates: Float64Array,
 ) -> tuple[int, int, int, int, float, float, float]:  # fmt: skip
     """Add jobs to the index of active ones, where they wait, unless one breaks the contract of CellJob.
 
-    Writes NUMBER of each, after so many jobs before, `due` [J], and fields of Estimate to `estimates` [J, 5]: of the
-    steps of chains a share runs. `prices` [2, C]: STEP_S and ROW_S of each cell. Bulk jobs have no work: they give way
-    to others.
+    Writes NUMBER of each, after so many jobs before, DUE_AT, and the estimates: of the steps of chains a share runs.
+    `prices` [2, C]: STEP_S and ROW_S of each cell. Bulk jobs have no work: they give way to others.
 
     Returns what is wrong, of the first job that has it: OF_TIMES, OF_SLOTS, OF_GRAPH, OF_ID, or NONE; that job; the
     slots of all jobs, and of bulk jobs; the earliest deadline; the earliest moment at which an online job must begin to
@@ -54,9 +54,9 @@ def arrive(
     """
     earliest, begin_by, total_s = np.inf, np.inf, 0.0
     at = num_slots = num_bulk_slots = 0
-    for job in range(len(due)):
+    for job in range(len(estimates)):
         needed = columns[SLOTS, job]
-        if not np.isfinite(times[0, job]) or np.isnan(times[1, job]):
+        if not np.isfinite(times[ARRIVAL, job]) or np.isnan(times[DEADLINE, job]):
             return OF_TIMES, job, 0, 0, earliest, begin_by, total_s
         if not 1 <= needed <= max_slots:
             return OF_SLOTS, job, 0, 0, earliest, begin_by, total_s
@@ -65,23 +65,22 @@ def arrive(
             return OF_GRAPH, job, 0, 0, earliest, begin_by, total_s
         num_slots += needed
         num_bulk_slots += needed * columns[BULK, job]
-        earliest = min(earliest, times[1, job])
+        earliest = min(earliest, times[DEADLINE, job])
         columns[NUMBER, job] = num_before + 1 + job
-        due[job] = min(times[0, job] + patience_s, times[1, job])
+        times[DUE_AT, job] = min(times[ARRIVAL, job] + patience_s, times[DEADLINE, job])
     twice = _register(active, columns)
     if twice != NONE:
         return OF_ID, twice, 0, 0, earliest, begin_by, total_s
     _predict(graphs, prices, share, estimates)
-    for job in range(len(due)):
+    for job in range(len(estimates)):
         estimate = estimates[job]
-        path_s = slowdown * estimate[PATH_S]
-        estimate[ASKED + 1] = path_s
+        estimate[SLOWED_S] = slowdown * estimate[PATH_S]
         if columns[BULK, job]:
             estimate[WORK_S] = 0.0
         else:
             slots_s = estimate[PATH_S] * min(1.0, columns[SLOTS, job] / max_slots)
-            estimate[WORK_S] = slowdown * max(estimate[WORK_S], slots_s) / num_devices
-            begin_by = min(begin_by, times[1, job] - path_s)
+            estimate[WORK_S] = slowdown * max(estimate[WORK_S], slots_s)
+            begin_by = min(begin_by, times[DEADLINE, job] - estimate[SLOWED_S])
         total_s += estimate[WORK_S]
     return NONE, 0, num_slots, num_bulk_slots, earliest, begin_by, total_s
 

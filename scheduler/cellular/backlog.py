@@ -2,15 +2,23 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import repeat
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import ASKED, BULK, ID, NONE, NUMBER, ROW_S, STEP_S
+from penstock.scheduler.cellular.arrays import (
+    DEADLINE,
+    ID,
+    NONE,
+    NUMBER,
+    ROW_S,
+    SLOTS,
+    SLOWED_S,
+    STEP_S,
+    WORK_S,
+)
 from penstock.scheduler.cellular.choice import choose_quantum
 from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
-from penstock.scheduler.cellular.new_jobs import Forecast, JobRows, NewJobs, QueuedCellJob
-from penstock.scheduler.cellular.settings import CellSettings
+from penstock.scheduler.cellular.jobs import Forecast, JobRows, NewJobs
 from penstock.scheduler.cellular.table import Ended, JobTable
 from penstock.scheduler.cellular.types import CellRule, CellTask, Float64Array
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
@@ -30,14 +38,12 @@ class Backlog:
     leave their slots to them as they end. Nor does what a job costs those that run already and are due later.
     """
 
-    def __init__(
-        self, rules: Sequence[CellRule], settings: CellSettings, cost: TaskCost, tables: Sequence[JobTable]
-    ) -> None:
-        self._rules, self._max_slots, self._cost, self._tables = rules, settings.max_slots, cost, tables
-        self._waiting = JobQueue()  # admitted, and on no device yet
+    def __init__(self, rules: Sequence[CellRule], max_slots: float, cost: TaskCost, table: JobTable) -> None:
+        self._rules, self._max_slots, self._cost, self._table = rules, max_slots, cost, table
+        self._waiting = JobQueue()  # admitted, and not joined yet
         # Those without a deadline, by id, while none with one waits: they enter the queue when the first one comes.
-        self._undated: dict[int, tuple[NewJobs, int]] = {}  # and the place in its `add`
-        self._joined_s: list[tuple[Float64Array, Float64Array]] = []  # of each device, for this `add`: due and left
+        self._undated: dict[int, tuple[JobRows, int]] = {}  # and the place in these
+        self._joined_s = np.zeros(0), np.zeros(1)  # of jobs that have joined, for this `add`: when due, and work left
         self._ran = self._asked = 1.0  # decayed sums of the steps of ended jobs
         self._slowdown = 1.0  # time of jobs, from their first task on, over their predicted path
         self._num_new = self._new_slots = 0  # online jobs of this `add` that were admitted: they join when it ends
@@ -49,9 +55,8 @@ class Backlog:
     def forecast(self, num_new: int, num_active: int, host_s: float) -> Forecast:
         """For so many new jobs, while so many are active."""
         prices, cost = np.empty((2, len(self._rules))), self._cost
-        most_rows = (num_active + num_new - 1) // len(self._tables) + 1
         for cell, rule in enumerate(self._rules):
-            num_rows = min(rule.max_rows, most_rows)
+            num_rows = min(rule.max_rows, num_active + num_new)
             quantum = choose_quantum(rule, num_rows, cost.step_s(cell, num_rows), host_s)
             prices[STEP_S, cell] = cost.surely_s(cell, num_rows, quantum) / quantum
             full_s = cost.surely_s(cell, rule.max_rows, rule.max_steps)
@@ -62,73 +67,73 @@ class Backlog:
         """Whether the jobs of one `add` are in time in any order, if all join at once and no other waits."""
         if new.begin_by == math.inf:
             return True
-        return now + sum([table.left_s().item(-1) for table in self._tables]) + new.work_s <= new.begin_by
+        return now + self._table.left_s().item(-1) + new.work_s <= new.begin_by
 
-    def admit(self, new: NewJobs, now: float, num_active: int) -> list[float]:
+    def admit(self, rows: JobRows, now: float, num_active: int) -> list[float]:
         """The jobs of one `add`. 0 for each that is admitted, which then waits; else the seconds by which one is late.
 
         That is the job itself, or one behind it. Jobs are looked at one by one only where they may not all be in time.
         """
-        rows = new.rows()
-        are_online = rows.columns[BULK] == 0
-        if not np.any(are_online):
-            return [0.0] * len(rows.due)
-        if not len(self._waiting) and np.all(rows.deadlines[are_online] == math.inf):
-            ids, places = rows.columns[ID, are_online].tolist(), np.flatnonzero(are_online).tolist()
-            self._undated.update(zip(ids, zip(repeat(new), places), strict=False))
-            return [0.0] * len(rows.due)
+        found = [0.0] * len(rows.graphs)
+        online = np.flatnonzero(rows.online()).tolist()
+        if not online:
+            return found
+        if not len(self._waiting) and np.all(rows.times[DEADLINE, online] == math.inf):
+            ids = rows.ids
+            self._undated.update({ids[place]: (rows, place) for place in online})
+            return found
         if self._undated:
-            adds = {id(jobs): jobs for jobs, _ in self._undated.values()}
-            entries_of = {key: jobs.queued() for key, jobs in adds.items()}
-            self._waiting.add([_queued(entries_of[id(jobs)][place]) for jobs, place in self._undated.values()])
+            places_of: dict[int, tuple[JobRows, list[int]]] = {}
+            for undated, place in self._undated.values():
+                places_of.setdefault(id(undated), (undated, []))[1].append(place)
+            self._waiting.add([job for known in places_of.values() for job in _queued(*known)])
             self._undated.clear()
-        entries = new.queued()
-        online = [_queued(entry) for entry in entries if not entry.bulk]
-        self._joined_s = [(table.due(), table.left_s()) for table in self._tables]
-        if self._waiting.surely_in_time(online, now + sum([float(left_s[-1]) for _, left_s in self._joined_s])):
-            self._waiting.add(online)
-            return [0.0] * len(entries)
+        queued = _queued(rows, online)
+        self._joined_s = self._table.due(), self._table.left_s()
+        if self._waiting.surely_in_time(queued, now + float(self._joined_s[1][-1])):
+            self._waiting.add(queued)
+            return found
         self._num_new = self._new_slots = 0
         self._new_ready[:] = 0
-        found: list[float] = []
-        for entry in entries:
-            found.append(self._admit(entry, now, num_active))
-            num_active += found[-1] == 0
+        num_late = 0
+        for place, job in zip(online, queued, strict=True):
+            # Those before it are active, bulk jobs too.
+            found[place] = self._admit(job, rows, place, now, num_active + place - num_late)
+            num_late += found[place] > 0
         return found
 
-    def _admit(self, entry: QueuedCellJob, now: float, num_active: int) -> float:
+    def _admit(self, job: QueuedJob, rows: JobRows, place: int, now: float, num_active: int) -> float:
         """One job, after those before it.
 
         A job that would be late is a trial while none is active, or while it would begin at once in a task of more rows
         than have run lately.
         """
-        if entry.bulk:
-            return 0.0
-        late_s = 0.0 if entry.job.deadline is None else self._late_s(entry, now)
+        num_slots = int(rows.columns[SLOTS, place])
+        at_once = job.deadline < math.inf and self._begins_at_once(num_slots)
+        late_s = 0.0 if job.deadline == math.inf else self._late_s(job, now, at_once)
         if late_s > 0:
-            if not self._trials.are_due(now) or (num_active and not self._is_unknown(entry, num_active, now)):
+            if not self._trials.are_due(now) or (num_active and not (at_once and self._is_unknown(num_active, now))):
                 return late_s
             self._trials.begin(now)
-            self._trial = entry.number
-        self._waiting.add([_queued(entry)])
-        graph = entry.job.graph
+            self._trial = job.number
+        self._waiting.add([job])
+        graph = rows.graphs[place]
         is_ready = np.diff(graph.dependency_offsets) == 0
         self._new_ready += np.bincount(graph.cells[is_ready], minlength=len(self._rules))
-        self._num_new, self._new_slots = self._num_new + 1, self._new_slots + entry.job.slots
+        self._num_new, self._new_slots = self._num_new + 1, self._new_slots + num_slots
         return 0.0
 
-    def _late_s(self, entry: QueuedCellJob, now: float) -> float:
+    def _late_s(self, job: QueuedJob, now: float, at_once: bool) -> float:
         """Seconds by which a new job, or one that waits behind it, would be late; 0 or less: none."""
-        job = _queued(entry)
-        if self._begins_at_once(entry):
+        if at_once:
             return now - job.latest_begin
-        left_s = sum([float(left[np.searchsorted(due, entry.due, side="right")]) for due, left in self._joined_s])
-        return self._waiting.lateness([job], now + left_s)[0]
+        due, left_s = self._joined_s
+        return self._waiting.lateness([job], now + float(left_s[np.searchsorted(due, job.due, side="right")]))[0]
 
     def too_late_s(self, jobs: JobRows, now: float) -> Float64Array:
         """[J] seconds by which jobs that wait would be late if they began now; 0 or less: none."""
-        late_s: Float64Array = now - (jobs.deadlines - jobs.estimates[:, ASKED + 1])
-        late_s[(jobs.columns[BULK] > 0) | (jobs.columns[NUMBER] == self._trial)] = 0.0
+        late_s: Float64Array = now - (jobs.times[DEADLINE] - jobs.estimates[:, SLOWED_S])
+        late_s[~jobs.online() | (jobs.columns[NUMBER] == self._trial)] = 0.0
         return late_s
 
     def stop_waiting(self, ids: Iterable[int]) -> None:
@@ -149,33 +154,27 @@ class Backlog:
         if ended.predicted_s > 0 and 0 < ended.took_s < math.inf:
             self._slowdown = min(max(corrected(self._slowdown, ended.took_s / ended.predicted_s), _LEAST), _MOST)
 
-    def _num_rows(self, rule: CellRule, num_active: int) -> int:
-        """Rows of a task that one more job is in."""
-        return min(rule.max_rows, num_active // len(self._tables) + 1)
-
-    def _is_unknown(self, entry: QueuedCellJob, num_active: int, now: float) -> bool:
-        """Whether a job would begin at once, in tasks of so many rows that none like them has run lately."""
-        if not self._begins_at_once(entry):
-            return False
-        buckets = [(cell, bucket_of(self._num_rows(rule, num_active))) for cell, rule in enumerate(self._rules)]
+    def _is_unknown(self, num_active: int, now: float) -> bool:
+        """Whether no tasks of as many rows have run lately as one more job would be in."""
+        buckets = [(cell, bucket_of(min(rule.max_rows, num_active + 1))) for cell, rule in enumerate(self._rules)]
         return max([self._ran_at.get(key, -math.inf) for key in buckets]) <= now - TRIAL_EVERY_S
 
-    def _begins_at_once(self, entry: QueuedCellJob) -> bool:
-        """Whether a device has room for a job and its part of those that join with it, and no other waits."""
+    def _begins_at_once(self, num_slots: int) -> bool:
+        """Whether there is room for a job of so many slots and for those that join with it, and no other waits."""
         if len(self._waiting) > self._num_new:
             return False
-        new_ready, new_slots = self._new_ready / len(self._tables), self._new_slots / len(self._tables)
-        return any(self._has_room(entry.job.slots + new_slots, new_ready, table) for table in self._tables)
-
-    def _has_room(self, num_slots: float, num_ready: Float64Array, table: JobTable) -> bool:
-        rows = zip(table.num_ready[0], num_ready.tolist(), self._rules, strict=True)
+        rows = zip(self._table.num_ready[0], self._new_ready.tolist(), self._rules, strict=True)
         has_rows = all(online + new < rule.max_rows for online, new, rule in rows)
-        return has_rows and (self._max_slots is None or sum(table.slots) + num_slots <= self._max_slots)
+        return has_rows and sum(self._table.slots) + self._new_slots + num_slots <= self._max_slots
 
 
-def _queued(entry: QueuedCellJob) -> QueuedJob:
-    job, estimate = entry.job, entry.estimate
-    deadline = math.inf if job.deadline is None else job.deadline
-    latest_begin = deadline - estimate.path_s
-    one = (job.id,), (1,), 1, 1
-    return QueuedJob(entry.due, entry.number, *one, job.arrival, deadline, estimate.work_s, latest_begin)
+def _queued(rows: JobRows, places: list[int]) -> list[QueuedJob]:
+    """Some of the jobs, one by one."""
+    columns, times, estimates = rows.columns[:, places], rows.times[:, places], rows.estimates[places]
+    latest_begin = (times[DEADLINE] - estimates[:, SLOWED_S]).tolist()
+    fields = zip(*times.tolist(), columns[ID].tolist(), columns[NUMBER].tolist(), strict=True)
+    rest = zip(estimates[:, WORK_S].tolist(), latest_begin, strict=True)
+    return [
+        QueuedJob(due, number, (job_id,), (1,), 1, 1, arrival, deadline, *seconds)
+        for (arrival, deadline, due, job_id, number), seconds in zip(fields, rest, strict=True)
+    ]

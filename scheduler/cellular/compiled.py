@@ -5,13 +5,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import ID, NO_JOB, NO_MAXIMUM, NONE, make_arrays, with_room
+from penstock.scheduler.cellular.arrays import (
+    DUE_AT,
+    ID,
+    NO_JOB,
+    NO_MAXIMUM,
+    NONE,
+    NUM_ESTIMATES,
+    make_arrays,
+    with_room,
+)
 from penstock.scheduler.cellular.types import CellGraph
 from penstock.scheduler.compiling import compiled
 
 
 class SchedulerKernels(NamedTuple):
-    """The compiled functions of arriving.py, joining.py, placing.py, running.py, leaving.py and index.py."""
+    """The compiled functions of arriving.py, joining.py, running.py and index.py."""
 
     arrive: Any
     sum_left: Any
@@ -22,7 +31,7 @@ class SchedulerKernels(NamedTuple):
     number_of: Any
     remove_all: Any
     copy: Any
-    place: Any
+    count_fitting: Any
 
 
 @cache
@@ -30,12 +39,10 @@ def load_kernels() -> SchedulerKernels:
     """The kernels, ready to run. Their files are imported here, as they load numba."""
     from penstock.scheduler.cellular.arriving import arrive, sum_left
     from penstock.scheduler.cellular.index import copy, number_of, remove_all
-    from penstock.scheduler.cellular.joining import join
-    from penstock.scheduler.cellular.leaving import drop
-    from penstock.scheduler.cellular.placing import place
+    from penstock.scheduler.cellular.joining import count_fitting, drop, join
     from penstock.scheduler.cellular.running import plan, settle
 
-    functions = arrive, sum_left, join, plan, settle, drop, number_of, remove_all, copy, place
+    functions = arrive, sum_left, join, plan, settle, drop, number_of, remove_all, copy, count_fitting
     return SchedulerKernels(*compiled(functions, _exercise))
 
 
@@ -51,10 +58,10 @@ def _exercise(*functions: Any) -> None:
     columns = np.array([[7], [0], [0], [1], [1]], np.int64)
     ids, begun, is_stopped, removed = *np.zeros((2, 1), np.int64), np.zeros(1, np.bool_), np.zeros((1, 3), np.int64)
     nodes, steps, indices = np.zeros((3, 1), np.int32)
-    times, due, estimates, left_s = np.zeros((2, 1)), np.zeros(1), np.zeros((1, 5)), np.zeros(2)
+    times, estimates, left_s = np.zeros((3, 1)), np.zeros((1, NUM_ESTIMATES)), np.zeros(2)
     prices = np.ones((2, 1))
-    results = [*kernels.arrive(index, graphs, columns, times, prices, 3, 0.0, 1.0, 1.0, 9.0, 1.0, due, estimates)]
-    kernels.join(*arrays, index, columns, due, estimates, graphs, 0, 1)
+    results = [*kernels.arrive(index, graphs, columns, times, prices, 3, 0.0, 1.0, 1.0, 9.0, estimates)]
+    kernels.join(*arrays, index, columns, times[DUE_AT], estimates, graphs)
     kernels.sum_left(arrays.order, arrays.counts, arrays.work, left_s)
     kernels.copy(index, larger)
     results += [kernels.number_of(index, 7), kernels.remove_all(larger, columns[ID], removed), *removed[0].tolist()]
@@ -63,10 +70,10 @@ def _exercise(*functions: Any) -> None:
         results += [int(ids[0]), int(indices[0])]
         results += kernels.settle(*arrays, index, nodes, steps, steps, is_stopped, 1.0, ids)
     kernels.drop(*arrays, ids[:0])
-    held = np.zeros((2, 2), np.int64)
-    results += [kernels.place(columns, 0, np.ones(1, np.bool_), held, 1.0, 0.75, ids), int(ids[0]), held.item(0)]
+    held = np.zeros(2, np.int64)
+    results += [kernels.count_fitting(columns, 0, np.ones(1, np.bool_), held, 1.0, 0.75), held.item(0)]
     results += [*left_s.tolist(), kernels.number_of(index, 7)]
     planned = [1, 1, 1, 7, 0, 0, 0, 0, 0, 0, 1, 1, 0, 7, 1, 1, 2, 2, 2, 1]
-    expected = [NONE, 0, 1, 0, 0, -2, 2, 4, 1, 7, 4, 0, *planned, 1, 0, 1, 0, 2, NONE]
+    expected = [NONE, 0, 1, 0, 0, -2, 2, 4, 1, 7, 4, 0, *planned, 1, 1, 0, 2, NONE]
     if results != expected or arrays.counts.any():
         raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

@@ -4,8 +4,8 @@ import heapq
 import math
 from collections.abc import Callable
 
-from penstock.scheduler.cellular.arrays import ID, NUMBER
-from penstock.scheduler.cellular.types import Float64Array, Int64Array
+from penstock.scheduler.cellular.arrays import DEADLINE, NUMBER
+from penstock.scheduler.cellular.jobs import JobRows
 
 _FEW = 1000  # entries of jobs that have left, which are not worth a removal
 
@@ -20,10 +20,10 @@ class Deadlines:
         self._heap: list[Deadline] = []
         self._number_of = number_of
 
-    def push(self, deadlines: Float64Array, columns: Int64Array) -> None:
-        """Add the deadlines of jobs; inf: none. columns: as in JobRows."""
-        ids, numbers = columns[ID].tolist(), columns[NUMBER].tolist()
-        for deadline in zip(deadlines.tolist(), numbers, ids, strict=True):
+    def push(self, rows: JobRows) -> None:
+        """Add the deadlines of jobs."""
+        deadlines, numbers = rows.times[DEADLINE].tolist(), rows.columns[NUMBER].tolist()
+        for deadline in zip(deadlines, numbers, rows.ids, strict=True):
             if deadline[0] < math.inf:
                 heapq.heappush(self._heap, deadline)
 

@@ -1,8 +1,15 @@
 """Compiled: the active jobs by id, a hash table in an array [C, 3] that other kernels fill too. C is a power of two."""
 
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from numba.extending import register_jitable
+
 from penstock.scheduler.cellular.arrays import JOB_ID, JOB_NUMBER, NO_JOB, NONE, PLACE
-from penstock.scheduler.cellular.inlining import inlined
 from penstock.scheduler.cellular.types import Int64Array
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
 
 _SPREAD = -7046029254386353131  # 2^64 / the golden ratio, as int64: products of ids in a row lie far apart
 

@@ -1,4 +1,4 @@
-"""Compiled: jobs join `Arrays`. Imported on first use, since numba takes half a second to load."""
+"""Compiled: jobs join `Arrays`, and leave them. Imported on first use, since numba takes half a second to load."""
 
 import numpy as np
 
@@ -40,20 +40,38 @@ from penstock.scheduler.cellular.arrays import (
     SLOTS,
     Arrays,
 )
-from penstock.scheduler.cellular.index import find
-from penstock.scheduler.cellular.inlining import inlined
-from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
+from penstock.scheduler.cellular.index import find, inlined
+from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
+
+
+def count_fitting(
+    columns: Int64Array, first: int, may_join: BoolArray, held: Int64Array, max_slots: float, most_bulk: float
+) -> int:
+    """How many of the waiting jobs from `first` on find slots, or may not join, before the first that finds none.
+
+    columns [5, J]: ID, NUMBER, BULK, SLOTS, SIZE. may_join [N]. held [2]: slots that online and bulk jobs hold; those
+    of the jobs that join are added. A bulk job joins where bulk jobs then hold `most_bulk` slots at most, or as the
+    only one.
+    """
+    for row in range(len(may_join)):
+        if not may_join[row]:
+            continue
+        needed, group = columns[SLOTS, first + row], columns[BULK, first + row]
+        is_over_share = group and held[1] > 0 and held[1] + needed > most_bulk
+        if held[0] + held[1] > 0 and (held[0] + held[1] + needed > max_slots or is_over_share):
+            return row
+        held[group] += needed
+    return len(may_join)
 
 
 def join(
     nodes: Int32Array, edges: Int32Array, jobs: Int64Array, work: Float64Array, lists: Int32Array, order: Int32Array,
     counts: Int64Array, sizes: Int64Array,
     active: Int64Array, columns: Int64Array, due: Float64Array, estimates: Float64Array, graphs: Int32Array,
-    device: int, num_devices: int,
 ) -> None:  # fmt: skip
-    """Add active jobs with valid graphs, end to end, for which there is room, to the arrays of a device.
+    """Add active jobs with valid graphs, end to end, for which there is room.
 
-    `columns` [5, J]: ID, NUMBER, BULK, SLOTS, SIZE of each. `estimates` [J, 5]: fields of Estimate.
+    `columns` [5, J]: ID, NUMBER, BULK, SLOTS, SIZE of each. `estimates` [J, 5]: PATH_S to SLOWED_S.
     """
     arrays = Arrays(nodes, edges, jobs, work, lists, order, counts, sizes)
     at = 0
@@ -66,7 +84,7 @@ def join(
         sizes[FREE_JOB] = jobs[job, NODE]
         sizes[JOBS_LEFT] -= 1
         rows[number] = job
-        active[find(active, columns[ID, number]), PLACE] = job * num_devices + device
+        active[find(active, columns[ID, number]), PLACE] = job
         for field in range(ID, SIZE + 1):
             jobs[job, field] = columns[field, number]
         jobs[job, OPEN] = num_nodes
@@ -110,6 +128,67 @@ def join(
                 counts[jobs[job, BULK], READY + cell] += 1
         at = dependencies + graphs[at + 3]
     _insert(arrays, rows)
+
+
+def drop(
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, work: Float64Array, lists: Int32Array, order: Int32Array,
+    counts: Int64Array, sizes: Int64Array,
+    rows: Int64Array,
+) -> None:  # fmt: skip
+    """Remove jobs. The row of one with outstanding rows becomes free when those have ended."""
+    arrays = Arrays(nodes, edges, jobs, work, lists, order, counts, sizes)
+    free_jobs, num_free = np.empty(len(rows), np.int64), 0
+    for job in rows:
+        node = jobs[job, NODE]
+        while node != NONE:
+            if nodes[node, LEFT] > 0 and nodes[node, BLOCKED] == 0:
+                counts[jobs[job, BULK], READY + nodes[node, CELL]] -= 1
+            node = nodes[node, SIBLING]
+        jobs[job, OPEN] = 0
+        if jobs[job, OUTSTANDING] == 0:
+            free_jobs[num_free] = job
+            num_free += 1
+    free(arrays, free_jobs[:num_free])
+    compact(arrays, len(rows))
+
+
+@inlined
+def compact(arrays: Arrays, num_gone: int) -> None:
+    """Remove so many jobs, which are gone, from the order. Those behind the last of them are not looked at."""
+    for group in range(2):
+        kept = 0
+        for place in range(arrays.counts[group, NUM_JOBS]):
+            job = arrays.order[group, place]
+            if num_gone and arrays.jobs[job, OPEN] == 0:
+                num_gone -= 1
+            else:
+                arrays.order[group, kept] = job
+                kept += 1
+        arrays.counts[group, NUM_JOBS] = kept
+
+
+@inlined
+def free(arrays: Arrays, rows: Int64Array) -> None:
+    """Give back the rows of jobs, their nodes and their edges."""
+    nodes, edges, jobs, sizes = arrays.nodes, arrays.edges, arrays.jobs, arrays.sizes
+    for job in rows:
+        arrays.counts[jobs[job, BULK], NUM_SLOTS] -= jobs[job, SLOTS]
+        node = jobs[job, NODE]
+        while node != NONE:
+            edge = nodes[node, EDGE]
+            while edge != NONE:
+                following = edges[edge, NEXT_EDGE]
+                edges[edge, NEXT_EDGE] = sizes[FREE_EDGE]
+                sizes[FREE_EDGE] = edge
+                sizes[EDGES_LEFT] += 1
+                edge = following
+            nodes[node, NEXT] = sizes[FREE_NODE]
+            sizes[FREE_NODE] = node
+            sizes[NODES_LEFT] += 1
+            node = nodes[node, SIBLING]
+        jobs[job, NODE] = sizes[FREE_JOB]
+        sizes[FREE_JOB] = job
+        sizes[JOBS_LEFT] += 1
 
 
 @inlined

@@ -35,9 +35,8 @@ from penstock.scheduler.cellular.arrays import (
     WORK_S,
     Arrays,
 )
-from penstock.scheduler.cellular.index import find, remove
-from penstock.scheduler.cellular.inlining import inlined
-from penstock.scheduler.cellular.leaving import compact, free
+from penstock.scheduler.cellular.index import find, inlined, remove
+from penstock.scheduler.cellular.joining import compact, free
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
 
 

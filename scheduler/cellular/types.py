@@ -1,8 +1,6 @@
 """Inputs and outputs of the cellular scheduler. Nothing here knows of tensors, tokens or a clock."""
 
-import math
 import struct
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.scheduler.settings import AdmissionName
 from penstock.scheduler.types import RejectedJob
 
 Int32Array = npt.NDArray[np.int32]
@@ -20,6 +19,21 @@ BoolArray = npt.NDArray[np.bool_]
 MAX_PASSES = 8
 _SIZES = struct.Struct("=4i")
 _NO_JOBS = np.zeros(0, np.int64)
+_NO_ROWS = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class CellSettings:
+    """State slots, and how far tasks are planned ahead. ValueError names a bad field."""
+
+    max_tasks: int = 2  # outstanding: one runs, the others are prepared (BatchMaker's MaxTasksToSubmit)
+    max_slots: int | None = None  # state slots of the device; None: no limit
+    admission: AdmissionName = "accept"  # deadline: reject on arrival what is predicted to be late
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_tasks", self.max_tasks), ("max_slots", self.max_slots)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be 1 or more. Given: {value}")
 
 
 class CellRule(NamedTuple):
@@ -69,29 +83,6 @@ class CellJob(NamedTuple):
     size: int = 1  # of a row, in tasks of cells with a `max_size`
 
 
-class JobColumns(NamedTuple):
-    """Fields of jobs, at least one: see CellJob."""
-
-    fields: Int64Array  # [5, J] id, number, bulk, slots, size: see arrays.py; the scheduler gives the numbers
-    times: Float64Array  # [2, J] arrival and deadline; inf: none
-    graphs: Sequence[CellGraph]
-
-    @classmethod
-    def of(cls, jobs: Iterable[CellJob]) -> "JobColumns":
-        """The columns of jobs."""
-        ids, graphs, arrivals, deadlines, bulk, slots, sizes = zip(*jobs, strict=True)
-        known = [math.inf if deadline is None else deadline for deadline in deadlines]
-        fields = np.array((ids, ids, bulk, slots, sizes), np.int64)
-        return cls(fields, np.array((arrivals, known), np.float64), graphs)
-
-    def rows(self) -> list[CellJob]:
-        """The jobs one by one."""
-        (ids, _, bulk, slots, sizes), (arrivals, deadlines) = self.fields.tolist(), self.times.tolist()
-        known = [None if deadline == math.inf else deadline for deadline in deadlines]
-        are_bulk = map(bool, bulk)
-        return [CellJob(*row) for row in zip(ids, self.graphs, arrivals, known, are_bulk, slots, sizes, strict=True)]
-
-
 class CellTask(NamedTuple):
     """Nodes of one cell type that run together, in rows."""
 
@@ -101,17 +92,7 @@ class CellTask(NamedTuple):
     nodes: Int32Array  # [R]
     steps: Int32Array  # [R] steps that each row runs at most, in [1, quantum]
     quantum: int
-    device: int
     predicted_s: float
     begun: Int64Array = _NO_JOBS  # jobs of which it is the first task
     rejected: tuple[RejectedJob, ...] = ()  # jobs that expired; they have left
-
-
-class Estimate(NamedTuple):
-    """Predicted times of a job."""
-
-    raw_path_s: float = 0.0  # from its first step to its last, by the table of costs
-    work_s: float = 0.0  # for which it keeps all devices busy
-    expected: float = 1.0  # steps: chains may stop before their last
-    asked: float = 1.0  # steps of all nodes
-    path_s: float = 0.0  # as `raw_path_s`, as jobs have been slower or faster than the table says
+    rows: Int32Array = _NO_ROWS  # [R] of the nodes, in the scheduler's own table

@@ -2,17 +2,17 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.scheduler.cellular.arrays import BULK, NUMBER
+from penstock.scheduler.cellular.arrays import DEADLINE, NUMBER
 from penstock.scheduler.cellular.compiled import load_kernels
-from penstock.scheduler.cellular.new_jobs import JobRows, Joining, NewJobs
+from penstock.scheduler.cellular.jobs import JobRows
 from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int64Array
 
-_BULK_SHARE = 0.75  # of a device's slots that bulk jobs hold, but for one larger job: an online job finds a free one
+_BULK_SHARE = 0.75  # of the slots that bulk jobs hold, but for one larger job: an online job finds a free one
 _FEW = 1000  # jobs that have left, which are not worth a removal
 _WINDOW = 1024  # rows that are looked at together
 _SMALL = 256  # rows of a block to which later jobs are added
@@ -32,10 +32,14 @@ class _Block:
     def of(cls, rows: JobRows) -> "_Block":
         """All these rows."""
         rows = rows._replace(columns=np.ascontiguousarray(rows.columns))  # as the kernel was compiled for
-        return cls(rows, bool(rows.deadlines.min() < math.inf))
+        return cls(rows, bool(rows.times[DEADLINE].min() < math.inf))
 
     def __len__(self) -> int:
-        return len(self.rows.due) - self.first
+        return len(self.rows.graphs) - self.first
+
+    def left(self) -> JobRows:
+        """Those from `first` on."""
+        return self.rows.between(self.first, len(self.rows.graphs))
 
 
 class WaitingJobs:
@@ -44,9 +48,9 @@ class WaitingJobs:
     Jobs come and go in blocks of arrays: under overload most of a scheduler's time would else be theirs.
     """
 
-    def __init__(self, max_slots: int | None) -> None:
-        """max_slots: of a device; None: no limit."""
-        self._most_slots = math.inf if max_slots is None else float(max_slots)
+    def __init__(self, max_slots: float) -> None:
+        """max_slots: of the device; inf: no limit."""
+        self._bounds = max_slots, _BULK_SHARE * max_slots  # for all jobs, and for bulk jobs
         self._queues: tuple[deque[_Block], deque[_Block]] = (deque(), deque())  # online and bulk; blocks are in order
         self._gone: set[int] = set()  # numbers of jobs in the queue that have left
 
@@ -62,8 +66,8 @@ class WaitingJobs:
 
     def push(self, rows: JobRows) -> None:
         """Add jobs."""
-        is_bulk = rows.columns[BULK] > 0
-        for queue, are_here in zip(self._queues, (~is_bulk, is_bulk), strict=True):
+        are_online = rows.online()
+        for queue, are_here in zip(self._queues, (are_online, ~are_online), strict=True):
             if np.count_nonzero(are_here):
                 _append(queue, rows.where(are_here))
 
@@ -72,64 +76,47 @@ class WaitingJobs:
         self._gone.update(numbers)
         if len(self._gone) > len(self) // 2 + _FEW:
             for queue in self._queues:
-                kept = [block.rows.after(block.first) for block in queue]
+                kept = [block.left() for block in queue]
                 found = [(rows, self._are_here(rows.columns[NUMBER])) for rows in kept]
                 queue.clear()
                 queue.extend([_Block.of(rows.where(are_here)) for rows, are_here in found if np.any(are_here)])
             self._gone.clear()
 
-    def fit_together(self, new: NewJobs, held: Sequence[tuple[int, int]]) -> list[tuple[int, Joining]]:
-        """The jobs of one `add` by device, each at least one; none where others wait, or not all find slots.
+    def fit_together(self, slots: tuple[int, int], held: tuple[int, int]) -> bool:
+        """Whether new jobs all find slots, in any order, and no other waits.
 
-        held: slots of each device, by online jobs and by bulk jobs.
+        slots: that all of them need, and the bulk jobs. held: by online jobs and by bulk jobs.
         """
-        if any(self._queues):
-            return []
-        if len(held) == 1:
-            return [(0, new.joining)] if self._fit_on_one(new.slots, held[0]) else []
-        devices = self._places(new.joining.columns, 0, np.ones(len(new.joining.due), np.bool_), np.array(held))
-        if len(devices) < len(new.joining.due):
-            return []
-        rows = new.rows()
-        return [
-            (number, Joining.of([rows.where(are_there)]))
-            for number in range(len(held))
-            if np.any(are_there := devices == number)
-        ]
-
-    def _fit_on_one(self, slots: tuple[int, int], held: tuple[int, int]) -> bool:
-        """Whether a device has room for jobs in any order. slots: that all of them need, and the bulk jobs."""
+        most, most_bulk = self._bounds
         (online, bulk), (more, more_bulk) = held, slots
-        fits = online + bulk + more <= self._most_slots
-        return fits and (not more_bulk or bulk + more_bulk <= _BULK_SHARE * self._most_slots)
+        fits = online + bulk + more <= most and (not more_bulk or bulk + more_bulk <= most_bulk)
+        return fits and not any(self._queues)
 
     def take(
-        self, held: Sequence[tuple[int, int]], too_late: TooLate | None
-    ) -> tuple[list[list[JobRows]], list[tuple[JobRows, Float64Array]]]:
-        """Jobs that join now, by device: in the order in which they are due, until the first finds no slots.
+        self, held: tuple[int, int], too_late: TooLate | None
+    ) -> tuple[list[JobRows], list[tuple[JobRows, Float64Array]]]:
+        """Jobs that join now, in the order in which they are due, until the first that finds no slots.
 
-        held: as in `fit_together`, of each device. Jobs that are too late leave instead: the second list, with seconds.
+        held: as in `fit_together`. Jobs that are too late leave instead: the second list, with seconds.
         """
-        joining: list[list[JobRows]] = [[] for _ in held]
+        joining: list[JobRows] = []
         late: list[tuple[JobRows, Float64Array]] = []
-        slots = np.array(held, np.int64)
+        slots, count_fitting = np.array(held, np.int64), load_kernels().count_fitting
         for queue in self._queues:
             while queue:
                 block = queue[0]
-                first, end = block.first, min(block.first + _WINDOW, len(block.rows.due))
+                first, end = block.first, min(block.first + _WINDOW, len(block.rows.graphs))
                 may_join, are_late = self._are_here(block.rows.columns[NUMBER, first:end]), None
                 if too_late is not None and block.has_deadlines:
                     late_s = too_late(block.rows.between(first, end))
                     are_late = may_join & (late_s > 0)
                     may_join &= ~are_late
-                devices = self._places(block.rows.columns, first, may_join, slots)
-                num_taken = len(devices)
+                num_taken = count_fitting(block.rows.columns, first, may_join, slots, *self._bounds)
                 if not num_taken:
                     return joining, late
                 taken = block.rows.between(first, first + num_taken)
-                for device, joined in enumerate(joining):
-                    if (are_there := devices == device).any():
-                        joined.append(taken.where(are_there))
+                if (are_joining := may_join[:num_taken]).any():
+                    joining.append(taken.where(are_joining))
                 if are_late is not None and (left := are_late[:num_taken]).any():
                     late.append((taken.where(left), late_s[:num_taken][left]))
                 if self._gone:
@@ -147,12 +134,6 @@ class WaitingJobs:
             return np.ones(len(numbers), np.bool_)
         return np.array([number not in self._gone for number in numbers.tolist()], np.bool_)
 
-    def _places(self, columns: Int64Array, first: int, may_join: BoolArray, slots: Int64Array) -> Int64Array:
-        """The device of each job from `first` on, NONE of those that may not join, up to the first without slots."""
-        devices = np.empty(len(may_join), np.int64)
-        bounds = self._most_slots, _BULK_SHARE * self._most_slots
-        return devices[: load_kernels().place(columns, first, may_join, slots, *bounds, devices)]
-
 
 def _append(queue: deque[_Block], rows: JobRows) -> None:
     """Put jobs at their places. Most are due last. Small blocks become one."""
@@ -161,5 +142,5 @@ def _append(queue: deque[_Block], rows: JobRows) -> None:
     while queue and (len(queue[-1]) < _SMALL or queue[-1].rows.place(-1) > first):
         last = queue.pop()
         if len(last):
-            parts.insert(0, last.rows.after(last.first))
+            parts.insert(0, last.left())
     queue.append(_Block.of(parts[0] if len(parts) == 1 else JobRows.joined(parts).in_order()))

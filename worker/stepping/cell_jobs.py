@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from penstock.engine.cells.contract import Int32Array
 from penstock.engine.errors import EngineError
-from penstock.scheduler.cellular import JobColumns
-from penstock.scheduler.cellular.arrays import BULK, ID, SIZE, SLOTS
+from penstock.scheduler.cellular import JobRows
+from penstock.scheduler.cellular.arrays import ARRIVAL, BULK, DEADLINE, ID, SIZE, SLOTS
 from penstock.scheduler.cellular.types import Int64Array
 from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.contract import StepJob
@@ -28,7 +28,6 @@ class CellJobs:
 
     def __init__(self) -> None:
         self.sessions = np.zeros(0, np.int32)  # [H] key of the job's session, or NOT_OPEN: it waits for slots
-        self.devices = np.zeros(0, np.int32)  # [H] where its session is open
         self.ids = np.zeros(0, np.int64)  # [H]
         self._given: npt.NDArray[Any] = np.zeros(0, object)  # [H] each a StepJob; None: the handle is free
         self.num_runs: Counter[int] = Counter()  # failed ones, by id
@@ -45,7 +44,7 @@ class CellJobs:
         """Jobs whose sessions are open. Looks at all handles."""
         return int(np.count_nonzero(self.sessions != NOT_OPEN))
 
-    def add(self, jobs: Sequence[StepJob]) -> JobColumns:
+    def add(self, jobs: Sequence[StepJob]) -> JobRows:
         """New jobs as the scheduler takes them: their ids are handles. ValueError: an id is in use."""
         ids, works, arrivals, deadlines, bulk = zip(*jobs, strict=True)
         num_jobs = len(ids)
@@ -62,15 +61,11 @@ class CellJobs:
                 f"A job's id is unique among the runner's jobs. Some of these are not: {ids}. This is a bug."
             )
         self.ids[handles], self._given[handles] = ids, np.fromiter(jobs, object, num_jobs)
-        fields, times = np.empty((5, num_jobs), np.int64), np.empty((2, num_jobs))
+        fields, times = np.empty((5, num_jobs), np.int64), np.empty((3, num_jobs))
         fields[ID], fields[BULK], fields[SIZE] = handles, bulk if any(bulk) else 0, 1
         fields[SLOTS] = [work.num_slots for work in works]
-        times[0], times[1] = arrivals, _known(deadlines)
-        return JobColumns(fields, times, [work.cell_graph for work in works])
-
-    def open(self, handles: Int64Array, keys: Int32Array, device: int) -> None:
-        """The sessions of jobs were opened on a device."""
-        self.sessions[handles], self.devices[handles] = keys, device
+        times[ARRIVAL], times[DEADLINE] = arrivals, _known(deadlines)
+        return JobRows.before_arrival(fields, times, [work.cell_graph for work in works])
 
     def remove(self, handles: Int64Array) -> list[int]:
         """Jobs have ended, and their sessions, if they had any, were closed. Returns their ids."""
@@ -110,30 +105,28 @@ class CellJobs:
         self,
         handles: Int64Array,
         sessions: Int32Array,
-        device: int,
         failed: Mapping[int, EngineError],
         runs: Mapping[int, int],
     ) -> tuple[dict[int, EngineError], dict[int, int]]:
         """The jobs that fail with a task, and those that begin again, with the rows of the batches that were lost.
 
-        handles, sessions: of the task's rows. device: of the task. failed, runs: by row; failed runs are counted.
+        handles, sessions: of the task's rows. failed, runs: by row; failed runs are counted.
         """
         faults = {int(handles[row]): error for row, error in failed.items()}
         again = {handle: error.num_rows for handle, error in faults.items() if isinstance(error, LostRow)}
         by_job: dict[int, int] = dict.fromkeys(again, 1)
         for row, count in runs.items():
             handle = int(handles[row])
-            if self.devices[handle] == device and self.sessions[handle] == sessions[row]:  # else the job has left
+            if self.sessions[handle] == sessions[row]:  # else the job has left
                 by_job[handle] = max(by_job.get(handle, 0), count)
         for handle, count in by_job.items():
             self.num_runs[int(self.ids[handle])] += count
         return {handle: error for handle, error in faults.items() if handle not in again}, again
 
-    def open_on(self, handles: Sequence[int], device: int) -> Int32Array:
-        """Keys of the sessions on a device that these jobs have."""
-        index = list(handles)
-        sessions = self.sessions[index]
-        found: Int32Array = sessions[(self.devices[index] == device) & (sessions != NOT_OPEN)]
+    def open_sessions(self, handles: Sequence[int]) -> Int32Array:
+        """Keys of the sessions that these jobs have."""
+        sessions = self.sessions[list(handles)]
+        found: Int32Array = sessions[sessions != NOT_OPEN]
         return found
 
     def _grow(self, num_jobs: int) -> None:
@@ -143,7 +136,7 @@ class CellJobs:
         self._free = np.concatenate([np.arange(size + more - 1, size - 1, -1), free, no_handles])
         self._num_free += more
         self.sessions = np.concatenate([self.sessions, np.full(more, NOT_OPEN, np.int32)])
-        for name in ("devices", "ids", "_given"):
+        for name in ("ids", "_given"):
             known = getattr(self, name)
             setattr(self, name, np.concatenate([known, np.zeros((more, *known.shape[1:]), known.dtype)]))
 

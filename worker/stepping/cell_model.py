@@ -40,7 +40,7 @@ def served_cells(served: ServedCells, admission: AdmissionName) -> Callable[[], 
     model = served.model
     # On a CPU `start` computes: a second task would only hold up the results of the first.
     max_tasks = 1 if served.info.device == "cpu" else 2
-    runner = CellRunner(model.specs, [served.engine()], admission, max_tasks)
+    runner = CellRunner(model.specs, served.engine(), admission, max_tasks)
     failed = _warm_up(runner, model)
     sound = [cell for cell in range(len(model.specs)) if cell not in failed]
     if not sound:

@@ -1,4 +1,4 @@
-"""The step runner of a model made of cells: one scheduler over one or several devices."""
+"""The step runner of a model made of cells."""
 
 import time
 from collections import deque
@@ -14,7 +14,7 @@ from penstock.engine.cells.state.state_pool import StatePool
 from penstock.engine.errors import DeviceFailed, EngineError
 from penstock.engine.types import Float32Array
 from penstock.scheduler.cellular import CellRule, CellScheduler, CellSettings, CellTask
-from penstock.scheduler.cellular.arrays import ID
+from penstock.scheduler.cellular.arrays import ARRIVAL
 from penstock.scheduler.cellular.types import Int64Array
 from penstock.scheduler.settings import AdmissionName
 from penstock.scheduler.types import RejectedJob
@@ -27,15 +27,8 @@ from penstock.worker.stepping.isolation import StepIsolation
 _NOT_FINITE = CellFailed("the cells emitted NaN or infinity for this request; the other requests were not affected.")
 
 
-class _Device(NamedTuple):
-    """A device: its engine, and the requests whose states lie there."""
-
-    engine: StepEngine
-    sessions: Sessions
-
-
 class _Underway(NamedTuple):
-    """A task that a device works on."""
+    """A task that the engine works on."""
 
     task: CellTask
     batch: SessionBatch
@@ -45,9 +38,8 @@ class _Underway(NamedTuple):
 class CellRunner:
     """Implements `StepRunner` for `SequenceWork`.
 
-    The scheduler pins a job to a device and counts its state slots there, so that a job waits in the scheduler until
-    the pool of a device has room. Its session opens with its first task. Two tasks of a device are underway: the next
-    one is decided and started while one runs.
+    The scheduler counts the state slots of jobs, so that a job waits in the scheduler until the pool has room. Its
+    session opens with its first task. Two tasks are underway: the next one is decided and started while one runs.
 
     The scheduler's jobs have the runner's handles for their ids. A result is the job's emissions as `emissions.split`
     takes them.
@@ -56,31 +48,29 @@ class CellRunner:
     def __init__(
         self,
         specs: Sequence[CellSpec],
-        engines: Sequence[StepEngine],
+        engine: StepEngine,
         admission: AdmissionName = "deadline",
         max_tasks: int = 2,
         clock: Callable[[], float] = time.perf_counter,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """specs: of the model. engines: one of each device, all with these cells and equally many slots.
+        """specs: of the model. engine: with these cells.
 
-        admission: see `CellSettings`. max_tasks: likewise; 1 where an engine's `start` computes, as on a CPU. pause:
+        admission: see `CellSettings`. max_tasks: likewise; 1 where the engine's `start` computes, as on a CPU. pause:
         waits before a step is tried again.
         """
-        num_slots = engines[0].num_slots
-        if any(engine.num_slots != num_slots for engine in engines):
-            raise ValueError("The devices of a runner have equally many slots.")
+        num_slots = engine.num_slots
         rules = [CellRule(spec.name, spec.max_rows, spec.max_steps, spec.priority) for spec in specs]
-        settings = CellSettings(len(engines), max_tasks, max_slots=num_slots - 1, admission=admission)
-        self._scheduler = CellScheduler(rules, settings)
+        self._scheduler = CellScheduler(rules, CellSettings(max_tasks, num_slots - 1, admission))
         self._specs = specs
-        self._devices = [_Device(engine, Sessions(specs, StatePool(num_slots))) for engine in engines]
+        self._engine = engine
+        self._sessions = Sessions(specs, StatePool(num_slots))
         self._jobs = CellJobs()
         self._underway: deque[_Underway] = deque()  # in the order of their start
         self._started: list[int] = []  # jobs whose sessions were opened; `advance` has not told yet
         self._rejected: list[RejectedJob] = []  # likewise
         self._host = HostTime(clock, start_computes=max_tasks == 1)
-        self._isolating: set[int] = set()  # devices with a task that runs in parts; it ends before the next one starts
+        self._is_isolating = False  # a task runs in parts; it ends before the next one starts
         self._isolation = StepIsolation(max([spec.max_rows for spec in specs]), pause=pause)
 
     @property
@@ -94,10 +84,10 @@ class CellRunner:
         return sum([underway.task.predicted_s for underway in tuple(self._underway)])
 
     def add(self, jobs: Sequence[StepJob]) -> None:
-        """See `StepRunner.add`. The work of each is a SequenceWork that one device's slots can hold."""
+        """See `StepRunner.add`. The work of each is a SequenceWork that the slots can hold."""
         if jobs:
-            columns = self._jobs.add(jobs)
-            self._reject(self._scheduler.add_columns(columns, max(columns.times[0].tolist())))
+            rows = self._jobs.add(jobs)
+            self._reject(self._scheduler.add_rows(rows, max(rows.times[ARRIVAL].tolist())))
 
     def cancel(self, ids: Sequence[int]) -> None:
         """See `StepRunner.cancel`. Slots are free once what is underway has ended."""
@@ -110,12 +100,11 @@ class CellRunner:
 
     def idle(self) -> bool:
         """See `StepRunner.idle`."""
-        return any(engine.idle() for engine, _ in self._devices)
+        return self._engine.idle()
 
     def advance(self, now: float) -> StepEvents:
         """See `StepRunner.advance`. Raises the error of an engine that fails on any input, such as DeviceFailed."""
-        for number in range(len(self._devices)):
-            self._start_tasks(number, now)
+        self._start_tasks(now)
         started, rejected = self._started, self._rejected
         self._started, self._rejected = [], []
         if self._underway:
@@ -128,36 +117,33 @@ class CellRunner:
 
     def check_integrity(self) -> None:
         """Raise unless every slot belongs to an open job. Called by tests, and when idle."""
-        for _, sessions in self._devices:
-            sessions.check_integrity()
-        num_open = sum([sessions.num_open for _, sessions in self._devices])
-        if num_open != self._jobs.num_open:
+        self._sessions.check_integrity()
+        if self._sessions.num_open != self._jobs.num_open:
             raise RuntimeError("A session is open without its job. This is a bug.")
 
-    def _start_tasks(self, number: int, now: float) -> None:
-        """Queue tasks on a device, up to as many as it may have."""
-        while number not in self._isolating:
-            plan = self._scheduler.poll(now, number)
+    def _start_tasks(self, now: float) -> None:
+        """Queue tasks, up to as many as may be underway."""
+        while not self._is_isolating:
+            plan = self._scheduler.poll(now)
             if plan.rejected:
                 self._reject(plan.rejected)
             if not isinstance(plan, CellTask):
                 return
             self._start(plan)
-            if self._scheduler.is_full(number):
+            if self._scheduler.is_full:
                 return
 
     def _start(self, task: CellTask) -> None:
-        engine, sessions = self._devices[task.device]
         if len(task.begun):
-            self._open(task.begun, task.device)
+            self._open(task.begun)
         keys = self._jobs.sessions[task.jobs]
-        batch = sessions.batch(task.cell, keys, task.nodes, task.steps, task.quantum)
+        batch = self._sessions.batch(task.cell, keys, task.nodes, task.steps, task.quantum)
         most_rows = self._jobs.most_together(task.jobs)
         running, failure = None, None
         if most_rows is None and len(keys) <= self._isolation.most_tokens:
             began = self._host.now()
             try:
-                running = engine.start(batch.batch)
+                running = self._engine.start(batch.batch)
             except DeviceFailed:
                 raise
             except Exception as error:  # of the engine, on some of the rows
@@ -165,22 +151,22 @@ class CellRunner:
             finally:
                 self._host.started(began)
         if running is None:
-            running = IsolatedCells(engine, batch.batch, self._isolation, most_rows or len(keys), failure)
-            self._isolating.add(task.device)
+            running = IsolatedCells(self._engine, batch.batch, self._isolation, most_rows or len(keys), failure)
+            self._is_isolating = True
         self._underway.append(_Underway(task, batch, running))
 
-    def _open(self, handles: Int64Array, device: int) -> None:
+    def _open(self, handles: Int64Array) -> None:
         """Open the sessions of jobs."""
-        keys = self._devices[device].sessions.open(self._jobs.graphs(handles))
+        keys = self._sessions.open(self._jobs.graphs(handles))
         if keys is None:
             raise RuntimeError("The scheduler let jobs in, and the pool has no slots for them. This is a bug.")
-        self._jobs.open(handles, keys, device)
+        self._jobs.sessions[handles] = keys
         self._started += self._jobs.ids[handles].tolist()
 
     def _finish(self, underway: _Underway, started: list[int], rejected: list[RejectedJob], now: float) -> StepEvents:
         """Wait for a task, and end the jobs that end with it. started, rejected: jobs, since the last task."""
         task, batch, running = underway
-        sessions = self._devices[task.device].sessions
+        sessions = self._sessions
         output = self._result(task, batch, running)
         applied = sessions.apply(batch, output)
         faults: dict[int, EngineError] = {}
@@ -189,10 +175,10 @@ class CellRunner:
         runs_of: dict[int, int] = {}
         is_isolated = isinstance(running, IsolatedCells)
         if is_isolated:
-            self._isolating.discard(task.device)
+            self._is_isolating = False
         if is_isolated or applied.failed:
             runs = self._isolation.take_runs()
-            faults, again = self._jobs.blame(task.jobs, batch.requests, task.device, applied.failed, runs)
+            faults, again = self._jobs.blame(task.jobs, batch.requests, applied.failed, runs)
             failed = {int(self._jobs.ids[handle]): error for handle, error in faults.items()}
             runs_of = {job_id: self._jobs.num_runs.get(job_id, 1) for job_id in failed}
         finished: list[tuple[int, Float32Array]] = []
@@ -225,12 +211,12 @@ class CellRunner:
             num_runs = self._jobs.num_runs[job.id]
             self._leave([handle])
             self._jobs.num_runs[job.id] = num_runs
-            columns = self._jobs.add([job])
-            self._jobs.most_rows[int(columns.fields[ID, 0])] = max(1, num_rows // 2)
-            self._reject(self._scheduler.add_columns(columns, now))
+            rows = self._jobs.add([job])
+            self._jobs.most_rows[rows.ids[0]] = max(1, num_rows // 2)
+            self._reject(self._scheduler.add_rows(rows, now))
 
     def _result(self, task: CellTask, batch: SessionBatch, running: RunningCells) -> CellOutput:
-        self._scheduler.observe_host(self._host.take() * len(self._devices))
+        self._scheduler.observe_host(self._host.take())
         try:
             return running.result()
         except DeviceFailed:
@@ -253,7 +239,6 @@ class CellRunner:
     def _leave(self, handles: Sequence[int]) -> None:
         """Forget jobs, which the scheduler does not have any more, and close their sessions."""
         if handles:
-            for number, (_, sessions) in enumerate(self._devices):
-                if len(keys := self._jobs.open_on(handles, number)):
-                    sessions.close(keys)
+            if len(keys := self._jobs.open_sessions(handles)):
+                self._sessions.close(keys)
             self._jobs.remove(np.array(handles))

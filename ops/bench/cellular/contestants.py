@@ -80,7 +80,7 @@ def ours(workload: Workload, rows: int, quantum: int) -> Contestant:
 
     def make(tape: Tape) -> OfferedRunner:
         engine = RecordingEngine(workload.engine, workload.entry, tape)
-        return CellRunner(specs, [engine], max_tasks=max_tasks, clock=tape.clock)
+        return CellRunner(specs, engine, max_tasks=max_tasks, clock=tape.clock)
 
     settings = {"rows": rows} if workload.lstm is None else {"rows": rows, "quantum": quantum}
     return Contestant(OURS, settings, workload.works, make)

@@ -25,7 +25,7 @@ class CellScheduling(Protocol):
 
     def add(self, jobs: Sequence[CellJob], now: float) -> list[RejectedJob]: ...
 
-    def poll(self, now: float, device: int = 0) -> CellTask | Wait: ...
+    def poll(self, now: float) -> CellTask | Wait: ...
 
     def finished(
         self, task_id: int, now: float, steps: Int32Array, is_stopped: BoolArray, measured_s: float
@@ -101,7 +101,7 @@ class GraphBatching:
 
     Nodes of one cell type and rank run together: stages of chains, levels of trees. A chain that ends leaves its row,
     which costs nothing. The next batch is prepared behind the last task of the one before. Deadlines and classes do not
-    count. One device.
+    count.
     """
 
     def __init__(self, rules: Sequence[CellRule], max_jobs: int, ranks: Ranks = depths) -> None:
@@ -117,7 +117,7 @@ class GraphBatching:
         self._queue.extend(jobs)
         return []
 
-    def poll(self, now: float, device: int = 0) -> CellTask | Wait:
+    def poll(self, now: float) -> CellTask | Wait:
         """The next task of the batch. The next batch begins once all steps of the last one are in tasks."""
         if len(self._tasks) >= _MAX_TASKS:
             return Wait(None, ())
@@ -152,7 +152,7 @@ class GraphBatching:
         batch.num_outstanding += 1
         self._num_planned += 1
         self._tasks[self._num_planned] = batch
-        return CellTask(self._num_planned, group.cell, batch.ids[rows], batch.nodes[rows], steps, quantum, 0, 0.0)
+        return CellTask(self._num_planned, group.cell, batch.ids[rows], batch.nodes[rows], steps, quantum, 0.0)
 
     def _next_batch(self) -> list[CellJob]:
         return [self._queue.popleft() for _ in range(min(self._max_jobs, len(self._queue)))]

@@ -115,7 +115,7 @@ def test_an_idle_engine_captures_what_is_due_and_nothing_else(cuda: FakeCuda, mo
         loop = RandomLoop(model, num_slots=12, quantum=4, engine=engine)
         loop.add(0, {"tokens": [1, 2, 3, 4]})
         loop.run()
-    runner = CellRunner(model.specs, [engine])
+    runner = CellRunner(model.specs, engine)
     while runner.idle():
         pass
     assert set(captured) == {"read", "classify"}

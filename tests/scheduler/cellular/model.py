@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular.scheduler import PATIENCE_S
 from penstock.scheduler.types import Wait
 
 
@@ -55,7 +56,7 @@ class ModelJob:
     job: CellJob
     key: tuple[bool, float, int]
     nodes: list[ModelNode]
-    device: int | None = None
+    has_begun: bool = False
 
     def ready(self, cell: int) -> set[int]:
         """By definition: steps are left, and none is left of what the node waits for."""
@@ -68,7 +69,7 @@ class ModelJob:
 
 @dataclass
 class Model:
-    """Drives a scheduler, and asserts that it does what its contract says. One or more devices, slots without limit."""
+    """Drives a scheduler, and asserts that it does what its contract says. Slots without limit."""
 
     rules: Sequence[CellRule]
     settings: CellSettings = field(default_factory=CellSettings)
@@ -76,7 +77,7 @@ class Model:
     def __post_init__(self) -> None:
         self.scheduler = CellScheduler(self.rules, self.settings)
         self.jobs: dict[int, ModelJob] = {}
-        self.outstanding: list[deque[CellTask]] = [deque() for _ in range(self.settings.num_devices)]
+        self.outstanding: deque[CellTask] = deque()
         self.now = 0.0
         self.left: list[int] = []  # ids of jobs that ended, expired or were cancelled
         self.tasks: list[CellTask] = []
@@ -100,7 +101,7 @@ class Model:
             self.left.append(job.id)
             return job.id
         assert rejected == []
-        due = min(self.now + self.settings.patience_s, float("inf") if deadline is None else deadline)
+        due = min(self.now + PATIENCE_S, float("inf") if deadline is None else deadline)
         parents = [
             graph.dependencies[begin:end].tolist()
             for begin, end in zip(graph.dependency_offsets, graph.dependency_offsets[1:], strict=False)
@@ -112,35 +113,32 @@ class Model:
         self.jobs[job.id] = ModelJob(job, (bulk, due, job.id), nodes)
         return job.id
 
-    def poll(self, device: int = 0) -> CellTask | None:
+    def poll(self) -> CellTask | None:
         """The next task, checked."""
-        plan = self.scheduler.poll(self.now, device)
+        plan = self.scheduler.poll(self.now)
         self._expire([rejection.id for rejection in plan.rejected])
         if isinstance(plan, Wait):
-            is_full = len(self.outstanding[device]) == self.settings.max_tasks
-            ready = [self._ready(cell, device) for cell in range(len(self.rules))]
-            # Of several devices, a job that has not begun may be bound to another.
-            assert is_full or not any(self.jobs[job_id].device == device for some in ready for job_id, _ in some)
-            assert is_full or self.settings.num_devices > 1 or not any(ready)
+            is_full = len(self.outstanding) == self.settings.max_tasks
+            assert is_full or not any(self._ready(cell) for cell in range(len(self.rules)))
             deadlines = [job.job.deadline for job in self.jobs.values() if job.job.deadline is not None]
             assert plan.wake_at == min(deadlines, default=None)
             return None
-        self._check(plan, device)
+        self._check(plan)
         assert sorted(plan.begun.tolist()) == sorted(
-            {job_id for job_id, _, _ in _rows(plan) if self.jobs[job_id].device is None}
+            {job_id for job_id, _, _ in _rows(plan) if not self.jobs[job_id].has_begun}
         )
         for job_id, index, steps in _rows(plan):
             node = self.jobs[job_id].nodes[index]
             node.left -= steps
             node.num_tasks += 1
-            self.jobs[job_id].device = device
-        self.outstanding[device].append(plan)
+            self.jobs[job_id].has_begun = True
+        self.outstanding.append(plan)
         self.tasks.append(plan)
         return plan
 
-    def finish(self, device: int = 0) -> list[int]:
-        """Run the device's first outstanding task. Returns the jobs that ended, checked."""
-        task = self.outstanding[device].popleft()
+    def finish(self) -> list[int]:
+        """Run the first outstanding task. Returns the jobs that ended, checked."""
+        task = self.outstanding.popleft()
         ran, is_stopped = task.steps.copy(), np.zeros(len(task.steps), np.bool_)
         ended = set()
         for row, (job_id, index, steps) in enumerate(_rows(task)):
@@ -171,43 +169,31 @@ class Model:
 
     def drain(self) -> None:
         """Run all jobs to their end. Each has left exactly once."""
-        devices = range(self.settings.num_devices)
         while self.jobs:
-            for device in devices:
-                self.poll(device)
-            assert any(self.outstanding) or not self.jobs
-            for device in devices:
-                if self.outstanding[device]:
-                    self.finish(device)
+            self.poll()
+            assert self.outstanding or not self.jobs
+            if self.outstanding:
+                self.finish()
         assert sorted(self.left) == list(range(self._num_added))
         assert self.scheduler.num_joined == self.scheduler.num_waiting == 0
 
-    def _check(self, task: CellTask, device: int) -> None:
+    def _check(self, task: CellTask) -> None:
         rule = self.rules[task.cell]
-        assert task.device == device
-        assert len(self.outstanding[device]) < self.settings.max_tasks
+        assert len(self.outstanding) < self.settings.max_tasks
         rows = _rows(task)
         assert 1 <= len({row[:2] for row in rows}) == len(rows) <= rule.max_rows
         assert 1 <= task.quantum <= rule.max_steps
-        ready = self._ready(task.cell, device)
+        ready = self._ready(task.cell)
         for job_id, index, steps in rows:
             assert (job_id, index) in ready
             assert steps == min(self.jobs[job_id].nodes[index].left, task.quantum)
-        if self.settings.num_devices > 1:
-            return  # which device a job that has not begun is pinned to is not defined
         assert len(rows) == min(rule.max_rows, len(ready))
         passed_over = [self.jobs[job_id].key for job_id, _ in ready - {row[:2] for row in rows}]
         last = max(self.jobs[job_id].key for job_id, _, _ in rows)
         assert all(key >= last for key in passed_over)
 
-    def _ready(self, cell: int, device: int) -> set[tuple[int, int]]:
-        """Ready nodes of the jobs that are pinned to the device, or not pinned yet."""
-        return {
-            (job_id, index)
-            for job_id, job in self.jobs.items()
-            if job.device in (None, device)
-            for index in job.ready(cell)
-        }
+    def _ready(self, cell: int) -> set[tuple[int, int]]:
+        return {(job_id, index) for job_id, job in self.jobs.items() for index in job.ready(cell)}
 
     def _expire(self, ids: Sequence[int]) -> None:
         late = [job_id for job_id, job in self.jobs.items() if (job.job.deadline or 10**9) <= self.now]

@@ -108,9 +108,8 @@ def test_a_job_without_a_deadline_and_a_bulk_job_are_never_rejected() -> None:
     assert {jobs[one.id].id % 3 for one in server.rejected} == {2}
 
 
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_an_idle_device_thought_to_be_too_slow_is_tried_once_a_second(num_devices: int) -> None:
-    scheduler = CellScheduler([CellRule("decode", 4)], CellSettings(num_devices, 1, admission="deadline"))
+def test_an_idle_device_thought_to_be_too_slow_is_tried_once_a_second() -> None:
+    scheduler = CellScheduler([CellRule("decode", 4)], CellSettings(1, admission="deadline"))
     for _ in range(3):
         measure(scheduler, 1, 1, 60.0)  # stalls, such as of a suspended machine
     graph, admitted, num_tasks = CellGraph.of_stages((0, 2)), [], 0
@@ -119,10 +118,9 @@ def test_an_idle_device_thought_to_be_too_slow_is_tried_once_a_second(num_device
         if scheduler.add([CellJob(number, graph, now, now + 1.0)], now):
             continue
         admitted.append(number)
-        for device in range(num_devices):
-            while isinstance(task := scheduler.poll(now, device), CellTask):
-                scheduler.finished(task.id, now, task.steps, np.zeros(1, np.bool_), 0.001)
-                num_tasks += 1
+        while isinstance(task := scheduler.poll(now), CellTask):
+            scheduler.finished(task.id, now, task.steps, np.zeros(1, np.bool_), 0.001)
+            num_tasks += 1
     assert admitted[:2] == [0, 10]
     assert num_tasks == 2 * len(admitted)
     assert len(admitted) > 2 or scheduler.cost.seconds(0, 1, 1) < 60.0

@@ -27,11 +27,11 @@ def graphs(draw: st.DrawFn) -> CellGraph:
 
 
 class Scheduling(RuleBasedStateMachine):
-    """Jobs come at any time; tasks are planned and end in any order that devices allow."""
+    """Jobs come at any time; tasks are planned and end in their order."""
 
-    @initialize(num_devices=st.integers(1, 3), max_tasks=st.integers(1, 3), patience_s=st.sampled_from([0.0, 2.0]))
-    def start(self, num_devices: int, max_tasks: int, patience_s: float) -> None:
-        self.model = Model(RULES, CellSettings(num_devices, max_tasks, patience_s=patience_s))
+    @initialize(max_tasks=st.integers(1, 3))
+    def start(self, max_tasks: int) -> None:
+        self.model = Model(RULES, CellSettings(max_tasks))
 
     @rule(
         graph=graphs(),
@@ -43,15 +43,14 @@ class Scheduling(RuleBasedStateMachine):
         possible = {node: at for node, at in stops.items() if node < len(graph.steps) and at <= graph.steps[node]}
         self.model.add(graph, deadline=None if slo_s is None else self.model.now + slo_s, bulk=bulk, stops=possible)
 
-    @rule(device=st.integers(0, 2))
-    def poll(self, device: int) -> None:
-        self.model.poll(device % len(self.model.outstanding))
+    @rule()
+    def poll(self) -> None:
+        self.model.poll()
 
-    @precondition(lambda self: any(self.model.outstanding))
-    @rule(device=st.integers(0, 2))
-    def finish(self, device: int) -> None:
-        busy = [place for place, tasks in enumerate(self.model.outstanding) if tasks]
-        self.model.finish(busy[device % len(busy)])
+    @precondition(lambda self: self.model.outstanding)
+    @rule()
+    def finish(self) -> None:
+        self.model.finish()
 
     @rule(ids=st.lists(st.integers(0, 20), max_size=3))
     def cancel(self, ids: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Cellular batching for requests: when they join, run and leave, on which device, and in which order."""
+"""Cellular batching for requests: when they join, run and leave, and in which order."""
 
 import math
 import random
@@ -22,8 +22,8 @@ def chain(steps: int, cell: int = 0) -> CellGraph:
     return CellGraph.of_stages((cell, steps))
 
 
-def task_of(model: Model, device: int = 0) -> CellTask:
-    task = model.poll(device)
+def task_of(model: Model) -> CellTask:
+    task = model.poll()
     assert task is not None
     return task
 
@@ -87,7 +87,7 @@ def test_what_waits_for_a_chain_that_stops_may_run() -> None:
     job = model.add(CellGraph.of_stages((0, 1000), (1, 2)), stops={0: 3})
     while not model.tasks or model.tasks[-1].cell == 0:
         task_of(model)
-        if len(model.outstanding[0]) == 2:
+        if len(model.outstanding) == 2:
             model.finish()
     model.drain()
     assert model.left == [job]
@@ -123,31 +123,14 @@ def test_trees_of_many_requests_share_tasks() -> None:
     assert len(model.tasks) < 25  # 29 trees of up to 5 levels, and 406 inner nodes
 
 
-def test_a_job_is_pinned_to_one_device_and_jobs_spread_over_devices() -> None:
-    model = Model(SEQ2SEQ, CellSettings(num_devices=2))
-    for _ in range(8):
-        model.add(CellGraph.of_stages((0, 7), (1, 7)))
-    model.drain()
-    devices: dict[int, set[int]] = {}
-    for task in model.tasks:
-        for job in task.jobs.tolist():
-            devices.setdefault(job, set()).add(task.device)
-    assert sorted(map(tuple, devices.values())) == [(0,)] * 4 + [(1,)] * 4
-
-
-def test_devices_end_their_tasks_in_any_order_but_each_device_in_its_own() -> None:
-    model = Model(LSTM, CellSettings(num_devices=2))
+def test_tasks_end_in_the_order_in_which_they_were_planned() -> None:
+    model = Model(LSTM)
     for _ in range(2):
         model.add(chain(20))
-    first, second, other = task_of(model, 0), task_of(model, 0), task_of(model, 1)
-    nothing = np.zeros(1, np.bool_)
+    first, second = task_of(model), task_of(model)
     with pytest.raises(ValueError, match=f"Task {second.id} is not the first"):
-        model.scheduler.finished(second.id, 0.0, second.steps, nothing, 1.0)
-    model.finish(1)
-    assert other.device == 1
-    model.finish(0)
-    assert model.outstanding[0][0] is second
-    assert first.id < second.id
+        model.scheduler.finished(second.id, 0.0, second.steps, np.zeros(2, np.bool_), 1.0)
+    assert model.outstanding[0] is first
     model.drain()
 
 
@@ -201,7 +184,7 @@ def test_jobs_without_deadlines_run_in_the_order_of_their_arrival() -> None:
 
 
 def test_an_urgent_job_goes_first_but_overtakes_none_that_came_a_patience_earlier() -> None:
-    model = Model([CellRule("lstm", 1)], CellSettings(max_tasks=1, patience_s=1.0))
+    model = Model([CellRule("lstm", 1)], CellSettings(max_tasks=1))
     patient = model.add(chain(1))
     model.now = 0.5
     urgent = model.add(chain(1), deadline=0.9)
@@ -387,18 +370,15 @@ def test_a_row_that_ran_other_steps_than_asked_changes_nothing(steps: int, is_st
     assert scheduler.finished(task.id, 0.0, task.steps, np.zeros(1, np.bool_), 1.0) == [0]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("num_devices", 0), ("max_tasks", 0), ("max_slots", 0), ("patience_s", -1), ("host_s", math.inf)],
-)
-def test_a_bad_setting_is_named(field: str, value: float) -> None:
+@pytest.mark.parametrize("field", ["max_tasks", "max_slots"])
+def test_a_bad_setting_is_named(field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        CellSettings(**{field: value})  # type: ignore[arg-type]  # of any field
+        CellSettings(**{field: 0})  # type: ignore[arg-type]  # of either field
 
 
 def test_the_kernels_were_compiled_once() -> None:
     """Other types of arrays or numbers would be compiled for anew, for seconds, when a task waits for it."""
-    model = Model(SEQ2SEQ, CellSettings(patience_s=2))
+    model = Model(SEQ2SEQ, CellSettings())
     for steps in (1, 5):
         model.add(CellGraph.of_stages((0, steps), (1, steps)), bulk=steps == 5, deadline=9)
     model.cancel(0)

@@ -8,11 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scheduler.cellular import waiting as room
-from penstock.scheduler.cellular.active import ActiveJobs
-from penstock.scheduler.cellular.arrays import BULK, ID, NUMBER, SLOTS
-from penstock.scheduler.cellular.new_jobs import Forecast, JobRows, NewJobs
-from penstock.scheduler.cellular.settings import CellSettings
-from penstock.scheduler.cellular.types import CellGraph, CellJob, JobColumns
+from penstock.scheduler.cellular.arrays import BULK, DEADLINE, DUE_AT, ID, NUMBER, SLOTS
+from penstock.scheduler.cellular.jobs import JobRows
 from penstock.scheduler.cellular.waiting import WaitingJobs
 
 MAX_SLOTS = 12
@@ -25,7 +22,9 @@ def rows_of(entries: list[Entry]) -> JobRows:
     columns = np.zeros((5, len(entries)), np.int64)
     columns[[ID, NUMBER, BULK, SLOTS]] = numbers, numbers, bulk, slots
     graphs: list[Any] = [f"graph of {number}" for number in numbers]
-    return JobRows(columns, np.array(due), np.array(late_s), np.zeros((len(entries), 5)), graphs)
+    times = np.zeros((3, len(entries)))
+    times[[DEADLINE, DUE_AT]] = late_s, due
+    return JobRows.before_arrival(columns, times, graphs)
 
 
 def numbers_of(parts: list[JobRows]) -> list[int]:
@@ -42,25 +41,23 @@ class SortedList:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
-    def take(self, held: list[tuple[int, int]]) -> tuple[list[list[int]], list[int]]:
-        slots, joining, late = [list(one) for one in held], [list[int]() for _ in held], list[int]()
+    def take(self, held: tuple[int, int]) -> tuple[list[int], list[int]]:
+        slots, joining, late = list(held), list[int](), list[int]()
         for entry in sorted(self.entries):
             bulk, _, number, needed, late_s = entry
             if late_s > 0:
                 late.append(number)
             else:
-                device = min(range(len(slots)), key=lambda device: sum(slots[device]))
-                online, of_bulk = slots[device]
-                if not fits(bulk, needed, online, of_bulk):
+                if not fits(bulk, needed, *slots):
                     break
-                slots[device][bulk] += needed
-                joining[device].append(number)
+                slots[bulk] += needed
+                joining.append(number)
             self.entries.remove(entry)
         return joining, late
 
 
 def fits(bulk: int, needed: int, online: int, of_bulk: int) -> bool:
-    """Whether a device has room for a job."""
+    """Whether there is room for a job."""
     is_over = bulk and of_bulk > 0 and of_bulk + needed > 0.75 * MAX_SLOTS
     return not (online + of_bulk and (online + of_bulk + needed > MAX_SLOTS or is_over))
 
@@ -70,8 +67,10 @@ JOBS = st.lists(
     min_size=1,
     max_size=8,
 )
-HELD = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=2)
-STEP = st.one_of(st.tuples(st.just("push"), JOBS), st.tuples(st.just("leave"), st.integers(0, 99)), HELD)
+HELD = st.tuples(st.integers(0, 6), st.integers(0, 6))
+STEP = st.one_of(
+    st.tuples(st.just("push"), JOBS), st.tuples(st.just("leave"), st.integers(0, 99)), st.tuples(st.just("take"), HELD)
+)
 
 
 @given(st.lists(STEP, max_size=25))
@@ -81,10 +80,10 @@ def test_the_same_jobs_join_and_leave_as_of_a_sorted_list(steps: list[Any]) -> N
             patch.setattr(room, constant, value)
         queue, model, number = WaitingJobs(MAX_SLOTS), SortedList(), 0
         for step in steps:
-            if isinstance(step, list):
-                joining, late = queue.take(step, lambda rows: rows.deadlines)
-                expected, expected_late = model.take(step)
-                assert [numbers_of(parts) for parts in joining] == expected
+            if step[0] == "take":
+                joining, late = queue.take(step[1], lambda rows: rows.times[DEADLINE])
+                expected, expected_late = model.take(step[1])
+                assert numbers_of(joining) == expected
                 assert [job for rows, _ in late for job in rows.columns[NUMBER].tolist()] == expected_late
             elif step[0] == "push":
                 entries = [
@@ -100,26 +99,16 @@ def test_the_same_jobs_join_and_leave_as_of_a_sorted_list(steps: list[Any]) -> N
         assert len(queue) >= len(model.entries)
 
 
-@given(JOBS, st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=3))
-def test_jobs_of_several_devices_join_together_where_each_finds_slots(
-    jobs: list[tuple[int, int, int, float]], held: list[tuple[int, int]]
+@given(JOBS, HELD)
+def test_jobs_join_together_where_each_finds_slots_in_any_order(
+    jobs: list[tuple[int, int, int, float]], held: tuple[int, int]
 ) -> None:
-    graph = CellGraph.of_stages((0, 1))
-    found = [CellJob(at, graph, 0.0, bulk=bool(bulk), slots=slots) for at, (bulk, _, slots, _) in enumerate(jobs)]
-    settings = CellSettings(len(held), max_slots=MAX_SLOTS)
-    forecast = Forecast(np.ones((2, 1)))
-    new = NewJobs.of(JobColumns.of(found), ActiveJobs(), 0, settings, forecast)
-    slots, expected = [list(one) for one in held], [list[int]() for _ in held]
-    for job in found:
-        device = min(range(len(slots)), key=lambda device: sum(slots[device]))
-        online, of_bulk = slots[device]
-        if not fits(job.bulk, job.slots, online, of_bulk):
-            expected = []
-            break
-        slots[device][job.bulk] += job.slots
-        expected[device].append(job.id)
+    slots = [sum([needed for bulk, _, needed, _ in jobs if bulk in classes]) for classes in ((0, 1), (1,))]
     waiting = WaitingJobs(MAX_SLOTS)
-    joined = {number: joining.columns[ID].tolist() for number, joining in waiting.fit_together(new, held)}
-    assert joined == {number: ids for number, ids in enumerate(expected) if ids}
-    waiting.push(new.rows())
-    assert waiting.fit_together(new, held) == []  # others wait
+    is_over = slots[1] and held[1] + slots[1] > 0.75 * MAX_SLOTS
+    do_fit = not is_over and sum(held) + slots[0] <= MAX_SLOTS
+    assert waiting.fit_together((slots[0], slots[1]), held) == do_fit
+    waiting.push(
+        rows_of([(bulk, float(due), at, needed, late_s) for at, (bulk, due, needed, late_s) in enumerate(jobs)])
+    )
+    assert not waiting.fit_together((slots[0], slots[1]), held)  # others wait

@@ -1,4 +1,4 @@
-"""Devices in virtual time that run the tasks of a cellular scheduler."""
+"""A device in virtual time that runs the tasks of a cellular scheduler."""
 
 import heapq
 import itertools
@@ -35,7 +35,7 @@ class Outcome:
     num_tasks: int = 0
     num_rows: int = 0
     steps: int = 0  # that rows have run
-    busy_s: float = 0.0  # of all devices
+    busy_s: float = 0.0  # of the device
     end: float = 0.0
 
     @property
@@ -56,14 +56,13 @@ class Outcome:
 
 
 class Simulation:
-    """Runs jobs through a scheduler. A device runs its tasks in order; one host plans tasks for all of them."""
+    """Runs jobs through a scheduler. The device runs its tasks in order; the host plans them."""
 
     def __init__(
         self,
         scheduler: CellScheduling,
         seconds: Seconds,
         *,
-        num_devices: int = 1,
         host_s: float = 0.0,
         stops: Mapping[tuple[int, int], int] | None = None,
     ) -> None:
@@ -74,7 +73,7 @@ class Simulation:
         self._scheduler, self._seconds, self._host_s = scheduler, seconds, host_s
         self._stops = stops or {}
         self._ran: dict[tuple[int, int], int] = {}  # steps so far of the nodes that stop
-        self._free_at = [0.0] * num_devices
+        self._free_at = 0.0
         self._host_free_at = 0.0
         self._running: list[tuple[float, int, CellTask, float]] = []  # a heap: end, tie-breaker, task, seconds
         self._numbers = itertools.count()
@@ -109,21 +108,18 @@ class Simulation:
         self._outcome.rejected += self._scheduler.add(jobs, now)
 
     def _start(self, now: float) -> float | None:
-        """Plan tasks until no device takes one. Returns when to ask again."""
-        waits = []
-        for device in range(len(self._free_at)):
-            while isinstance(plan := self._scheduler.poll(now, device), CellTask):
-                self._outcome.rejected += plan.rejected
-                self._begin(plan, now)
+        """Plan tasks until the device takes none. Returns when to ask again."""
+        while isinstance(plan := self._scheduler.poll(now), CellTask):
             self._outcome.rejected += plan.rejected
-            waits += [] if plan.wake_at is None else [plan.wake_at]
-        return min(waits, default=None)
+            self._begin(plan, now)
+        self._outcome.rejected += plan.rejected
+        return plan.wake_at
 
     def _begin(self, task: CellTask, now: float) -> None:
         self._host_free_at = max(now, self._host_free_at) + self._host_s
-        begin = max(self._free_at[task.device], self._host_free_at)
+        begin = max(self._free_at, self._host_free_at)
         seconds = self._seconds(task.cell, len(task.jobs), task.quantum)
-        self._free_at[task.device] = begin + seconds
+        self._free_at = begin + seconds
         heapq.heappush(self._running, (begin + seconds, next(self._numbers), task, seconds))
         for job_id in self._fresh.intersection(task.jobs.tolist()):
             self._outcome.lives[job_id].begin = begin

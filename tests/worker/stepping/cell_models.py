@@ -116,13 +116,12 @@ class Bench:
     def __init__(
         self,
         num_slots: int = 9,
-        num_devices: int = 1,
         clock: Callable[[], float] = time.perf_counter,
         max_tasks: int = 2,
     ) -> None:
         self.pauses: list[float] = []
-        self.devices = [DeviceStandIn(CpuStepEngine(MODEL.cells, num_slots)) for _ in range(num_devices)]
-        self.runner = CellRunner(MODEL.specs, self.devices, max_tasks=max_tasks, clock=clock, pause=self.pauses.append)
+        self.device = DeviceStandIn(CpuStepEngine(MODEL.cells, num_slots))
+        self.runner = CellRunner(MODEL.specs, self.device, max_tasks=max_tasks, clock=clock, pause=self.pauses.append)
         self.checks = SequenceChecks(MODEL, num_slots - 1, GraphLimits())
         self.now = 0.0
         self.results: dict[int, list[float]] = {}  # half of the sum, behind the sums

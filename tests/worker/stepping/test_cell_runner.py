@@ -1,4 +1,4 @@
-"""The cell runner: jobs join, fail, expire and leave, on one device or several."""
+"""The cell runner: jobs join, fail, expire and leave."""
 
 import gc
 import weakref
@@ -39,18 +39,18 @@ def test_jobs_of_all_lengths_share_batches_and_each_leaves_at_its_last_step() ->
     assert list(bench.results).index(0) < list(bench.results).index(3)
 
 
-def test_two_tasks_of_a_device_are_underway() -> None:
-    bench = Bench(num_devices=2)
-    bench.add([11] * 30, [11] * 30)
+def test_two_tasks_are_underway() -> None:
+    bench = Bench()
+    bench.add([11] * 30)
     bench.drain()
-    assert [device.most_underway for device in bench.devices] == [2, 2]
+    assert bench.device.most_underway == 2
 
 
 def test_quanta_grow_until_they_take_as_long_as_the_host() -> None:
     """A task of the engine takes 1 ms a step, and one of the host as long as the caller waits between two of them."""
     now = 0.0
     bench = Bench(clock=lambda: now)
-    bench.devices[0].changed = lambda output: replace(output, device_s=1e-3 * int(output.steps.max()))
+    bench.device.changed = lambda output: replace(output, device_s=1e-3 * int(output.steps.max()))
     bench.add([11] * 100)
     quanta = []
     for host_s in [0.0] * 6 + [1.5e-3] * 6:
@@ -72,8 +72,8 @@ def test_the_start_of_a_task_is_the_hosts_unless_it_computes(max_tasks: int, qua
         now += 3e-3
 
     bench = Bench(clock=lambda: now, max_tasks=max_tasks)
-    bench.devices[0].start_error = start_error
-    bench.devices[0].changed = lambda output: replace(output, device_s=1e-3 * int(output.steps.max()))
+    bench.device.start_error = start_error
+    bench.device.changed = lambda output: replace(output, device_s=1e-3 * int(output.steps.max()))
     bench.add([11] * 100)
     quanta = [stats.quantum for _ in range(12) if (stats := bench.advance().stats) is not None]
     assert quanta[-1] == quantum
@@ -82,26 +82,12 @@ def test_the_start_of_a_task_is_the_hosts_unless_it_computes(max_tasks: int, qua
 def test_time_without_jobs_is_none_of_the_host() -> None:
     now = 0.0
     bench = Bench(clock=lambda: now)
-    bench.devices[0].changed = lambda output: replace(output, device_s=1e-3 * int(output.steps.max()))
+    bench.device.changed = lambda output: replace(output, device_s=1e-3 * int(output.steps.max()))
     for _ in range(5):
         bench.add([11] * 2)
         bench.drain()
         now += 10.0
-    assert {batch.quantum for batch in bench.devices[0].started} == {1}
-
-
-def test_jobs_spread_over_devices_and_stay_where_they_begin() -> None:
-    bench = Bench(num_devices=2)
-    jobs = [[number] * 9 for number in range(11, 19)]
-    ids = bench.add(*jobs)
-    bench.drain()
-    assert bench.results == {id: expected(values) for id, values in zip(ids, jobs, strict=True)}
-    values = [
-        {value for batch in device.started if batch.cell == "add" for value in batch.inputs["value"][:, 0].tolist()}
-        for device in bench.devices
-    ]
-    assert [len(found) for found in values] == [4, 4]
-    assert values[0].isdisjoint(values[1])
+    assert {batch.quantum for batch in bench.device.started} == {1}
 
 
 def test_jobs_wait_while_no_state_slot_is_free() -> None:
@@ -110,7 +96,7 @@ def test_jobs_wait_while_no_state_slot_is_free() -> None:
     ids = bench.add(*jobs)
     bench.drain()
     assert sorted(bench.results) == ids
-    assert max(len(batch.steps) for batch in bench.devices[0].started) == 2
+    assert max(len(batch.steps) for batch in bench.device.started) == 2
 
 
 def test_a_row_that_fails_ends_its_job_only() -> None:
@@ -124,7 +110,7 @@ def test_a_row_that_fails_ends_its_job_only() -> None:
 
 def test_a_batch_that_its_engine_does_not_start_is_isolated() -> None:
     bench = Bench(num_slots=20)
-    bench.devices[0].start_error = holds(BREAKS)
+    bench.device.start_error = holds(BREAKS)
     jobs = [[11, 12, 13, 14, 15], [11, BREAKS], [14, 15, 16], [12, 11, 11, 11, 11, BREAKS, 11], [10]]
     ids = bench.add(*jobs)
     bench.drain()
@@ -136,7 +122,7 @@ def test_a_batch_that_its_engine_does_not_start_is_isolated() -> None:
 @pytest.mark.parametrize("num_bad", [1, 2, 4])
 def test_jobs_of_a_lost_batch_begin_again_until_those_at_fault_are_alone(num_bad: int) -> None:
     bench = Bench(num_slots=20)
-    bench.devices[0].result_error = holds(BREAKS)
+    bench.device.result_error = holds(BREAKS)
     jobs = [[11, BREAKS, 11]] * num_bad + [[11, 12, 13, 14, 15]] * (4 - num_bad) + [[12, 13]]
     ids = bench.add(*jobs)
     bench.drain()
@@ -145,32 +131,29 @@ def test_jobs_of_a_lost_batch_begin_again_until_those_at_fault_are_alone(num_bad
     assert set(bench.runs.values()) <= {2, 3}  # with four rows, with two where these were even, and alone
 
 
-def test_a_job_is_not_blamed_for_one_that_had_left_another_device() -> None:
-    """The cancelled job's row fails on device 1, when its handle and its session's key are a new job's on device 0."""
-    bench = Bench(num_devices=2, num_slots=20, clock=lambda: 0.0)
-    for device in bench.devices:
-        device.start_error = holds(BREAKS)
-    bench.add([11] * 40, [11] * 40)
-    _, cancelled = bench.add([11], [12, 13, BREAKS])
-    for _ in range(2):
-        bench.advance()
+def test_a_job_is_not_blamed_for_one_that_had_left() -> None:
+    """The cancelled job's row fails when its handle is a new job's."""
+    bench = Bench(num_slots=20, clock=lambda: 0.0)
+    bench.device.start_error = holds(BREAKS)
+    _, cancelled = bench.add([11] * 40, [12, 13, BREAKS])
+    bench.advance()
     bench.runner.cancel([cancelled])
     (bad,) = bench.add([11] * 7 + [BREAKS])
     bench.drain()
     assert list(bench.failed) == [bad]
-    assert bench.runs == {bad: 2}  # with the other row of its device, and alone
+    assert bench.runs == {bad: 2}  # with the other row, and alone
 
 
 def test_a_failure_that_passes_is_retried_after_growing_pauses_and_nothing_fails() -> None:
     bench = Bench()
     errors: list[Exception] = [OSError("no route to the device")] * 3
-    bench.devices[0].start_error = lambda batch: errors.pop() if errors else None
+    bench.device.start_error = lambda batch: errors.pop() if errors else None
     ids = bench.add([11, 12], [13, 14])
     bench.drain()
     assert bench.results == {ids[0]: expected([11, 12]), ids[1]: expected([13, 14])}
     assert len(bench.pauses) == 3
     assert 0.1 < bench.pauses[0] < bench.pauses[2] * 2 < 2.1
-    assert len(bench.devices[0].started) == 2  # a task of each cell: rows were not run one by one
+    assert len(bench.device.started) == 2  # a task of each cell: rows were not run one by one
 
 
 def test_one_that_fails_as_if_it_might_pass_is_blamed_after_the_last_retry() -> None:
@@ -179,7 +162,7 @@ def test_one_that_fails_as_if_it_might_pass_is_blamed_after_the_last_retry() -> 
     def error(batch: CellBatch) -> Exception | None:
         return OSError("this file is missing") if holds(BREAKS)(batch) else None
 
-    bench.devices[0].start_error = error
+    bench.device.start_error = error
     good, bad = bench.add([11, 12], [11, BREAKS])
     bench.drain()
     assert bench.results == {good: expected([11, 12])}
@@ -190,7 +173,7 @@ def test_one_that_fails_as_if_it_might_pass_is_blamed_after_the_last_retry() -> 
 
 def test_a_lack_of_memory_halves_the_rows_of_a_step_and_nothing_fails() -> None:
     bench = Bench(num_slots=20)
-    bench.devices[0].start_error = lambda batch: MemoryError() if len(batch.steps) > 2 else None
+    bench.device.start_error = lambda batch: MemoryError() if len(batch.steps) > 2 else None
     jobs = [[11, 12, 13, 14, 15, 16, 17, 18, 19]] * 4
     ids = bench.add(*jobs)
     with capture_logs() as logs:
@@ -203,8 +186,8 @@ def test_a_lack_of_memory_halves_the_rows_of_a_step_and_nothing_fails() -> None:
 
 def test_a_cell_that_raises_what_may_pass_is_retried_by_the_runner() -> None:
     bench = Bench()
-    engine = bench.devices[0].engine
-    bench.runner = CellRunner(MODEL.specs, [engine], pause=bench.pauses.append)
+    engine = bench.device.engine
+    bench.runner = CellRunner(MODEL.specs, engine, pause=bench.pauses.append)
     failing = iter([True, True])
     cell = engine._cells["add"]
 
@@ -227,7 +210,7 @@ def test_emissions_that_are_not_numbers_fail_their_job_though_the_engine_does_no
         half = output.emitted.get("half", np.zeros(0, np.float32))
         return replace(output, emitted={**output.emitted, "half": np.where(half == 11.5, np.float32(np.nan), half)})
 
-    bench.devices[0].changed = spoil
+    bench.device.changed = spoil
     good, bad = bench.add([11, 13], [11, 12])
     bench.drain()
     assert bench.results == {good: expected([11, 13])}
@@ -237,7 +220,7 @@ def test_emissions_that_are_not_numbers_fail_their_job_though_the_engine_does_no
 
 def test_an_engine_that_fails_on_clean_input_is_at_fault() -> None:
     bench = Bench()
-    bench.devices[0].start_error = lambda batch: OSError("no device")
+    bench.device.start_error = lambda batch: OSError("no device")
     bench.add([11, 12], [13])
     with pytest.raises(OSError, match="no device"):
         bench.drain()
@@ -247,7 +230,7 @@ def test_an_engine_that_fails_on_clean_input_is_at_fault() -> None:
 def test_an_engine_that_fails_on_long_quanta_is_at_fault() -> None:
     """Of other kernels, such as those of one step, a probe would prove nothing."""
     bench = Bench(num_slots=20)
-    bench.devices[0].start_error = lambda batch: RuntimeError("launch refused") if batch.quantum > 1 else None
+    bench.device.start_error = lambda batch: RuntimeError("launch refused") if batch.quantum > 1 else None
     bench.add(*[[11, 12, 13, 14, 15]] * 4)
     with pytest.raises(RuntimeError, match="launch refused"):
         bench.drain()
@@ -257,7 +240,7 @@ def test_an_engine_that_fails_on_long_quanta_is_at_fault() -> None:
 @pytest.mark.parametrize("place", ["start_error", "result_error"])
 def test_a_failed_device_is_not_blamed_on_jobs(place: str) -> None:
     bench = Bench()
-    setattr(bench.devices[0], place, lambda batch: DeviceFailed("the device failed"))
+    setattr(bench.device, place, lambda batch: DeviceFailed("the device failed"))
     bench.add([11, 12], [13])
     with pytest.raises(DeviceFailed):
         bench.drain()
@@ -305,12 +288,12 @@ def test_a_cancelled_job_leaves_before_its_next_step_and_frees_its_slot() -> Non
     bench.runner.check_integrity()
     bench.drain()
     assert bench.results == {patient: expected([13])}
-    assert len(bench.devices[0].started) <= 4
+    assert len(bench.device.started) <= 4
 
 
 def test_nothing_is_kept_of_jobs_that_have_ended() -> None:
     bench = Bench(num_slots=4)
-    bench.devices[0].start_error = holds(BREAKS)
+    bench.device.start_error = holds(BREAKS)
     works = [bench.checks.work({"values": values}) for values in ([11] * 30, [12], [BREAKS], [RAISES], [13] * 9)]
     graphs = [weakref.ref(work.graph) for work in works]
     bench.runner.add([StepJob(number, work, 0.0, 4.0, False) for number, work in enumerate(works)])

@@ -52,15 +52,14 @@ def result_alone(request: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
 class Running(RuleBasedStateMachine):
     """A runner with its callers."""
 
-    @initialize(num_devices=st.integers(1, 3), num_slots=st.integers(12, 40))
-    def start(self, num_devices: int, num_slots: int) -> None:
-        self.devices = [DeviceStandIn(CpuStepEngine(MODEL.cells, num_slots)) for _ in range(num_devices)]
-        for device in self.devices:
-            device.start_error = lambda batch: has(BREAKS, batch)
-            device.result_error = lambda batch: has(IS_LOST, batch)
-            # Admission predicts by these: a stall of the machine must not reject a job that is in time.
-            device.changed = lambda output: replace(output, device_s=1e-6)
-        self.runner = CellRunner(MODEL.specs, self.devices, clock=lambda: 0.0)
+    @initialize(num_slots=st.integers(12, 40))
+    def start(self, num_slots: int) -> None:
+        device = DeviceStandIn(CpuStepEngine(MODEL.cells, num_slots))
+        device.start_error = lambda batch: has(BREAKS, batch)
+        device.result_error = lambda batch: has(IS_LOST, batch)
+        # Admission predicts by these: a stall of the machine must not reject a job that is in time.
+        device.changed = lambda output: replace(output, device_s=1e-6)
+        self.runner = CellRunner(MODEL.specs, device, clock=lambda: 0.0)
         self.checks = SequenceChecks(MODEL, num_slots - 1, GraphLimits())
         self.now = 0.0
         self.running: dict[int, dict[str, Any]] = {}
