@@ -7,7 +7,7 @@ from penstock.engine.cells.models.layers import weights_of
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire import codec
 from penstock.producer.wire.messages import Request
-from penstock.worker.stepping.sequence_checks import SequenceChecks
+from penstock.worker.stepping.cell_model import SequenceChecks
 from tests.engine.cells.test_loading import CASES
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.mutations import mutated_bytes, mutated_msgpack

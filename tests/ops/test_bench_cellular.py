@@ -35,7 +35,8 @@ from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.suites import CELLULAR as SUITE
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellTask
-from penstock.worker.stepping.contract import StepEvents, StepJob
+from penstock.worker.batching.job_runner import JobEvents
+from penstock.worker.stepping.contract import StepJob
 from tests.engine.gpu import lstm_reference
 from tests.engine.gpu.host_engine import HostEngine
 
@@ -88,11 +89,11 @@ class OneByOne:
         self.jobs += jobs
         self.added += jobs
 
-    def advance(self, now: float) -> StepEvents:
+    def advance(self, now: float) -> JobEvents:
         assert now == self._clock.time
         self._clock.time += self._service_s
         job = self.jobs[0] if self._repeats else self.jobs.pop(0)
-        return StepEvents(finished=[(job.id, NOTHING)])
+        return JobEvents(finished=[(job.id, NOTHING)])
 
 
 def test_latencies_count_from_the_scheduled_arrival_however_late_the_driver_is() -> None:

@@ -12,7 +12,8 @@ from penstock.ops.bench.cellular.generation.generation_models import MARIAN, ste
 from penstock.ops.bench.cellular.generation.generation_tables import ratios
 from penstock.ops.bench.common.runner import run_suite
 from penstock.ops.bench.suites import GENERATION as SUITE
-from penstock.worker.stepping.contract import StepEvents, StepJob
+from penstock.worker.batching.job_runner import JobEvents
+from penstock.worker.stepping.contract import StepJob
 
 
 @pytest.mark.slow
@@ -44,8 +45,8 @@ def test_without_late_joins_a_batch_begins_when_the_one_before_has_ended() -> No
             self.jobs += jobs
             self.added.append([job.id for job in jobs])
 
-        def advance(self, now: float) -> StepEvents:
-            return StepEvents(finished=[(self.jobs.pop(0).id, np.zeros(0, np.float32))])
+        def advance(self, now: float) -> JobEvents:
+            return JobEvents(finished=[(self.jobs.pop(0).id, np.zeros(0, np.float32))])
 
     inner = Inner()
     runner = StaticBatches(inner, 2)

@@ -15,7 +15,7 @@ from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.requests.request import PendingRequest
 from penstock.worker.requests.sequence_block import SequenceBlock
-from penstock.worker.stepping.generation_row import read_generation_row
+from penstock.worker.stepping.generation_work import read_generation_row
 
 
 def encode_replies(

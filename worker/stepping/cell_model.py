@@ -3,15 +3,19 @@
 import functools
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
 import structlog
 
 from penstock.engine import ServedCells
-from penstock.engine.cells.errors import InvalidCell
+from penstock.engine.cells.errors import EmptySequence, InvalidCell, InvalidGraph
 from penstock.engine.cells.graphs.graph import GraphBuilder, GraphLimits
 from penstock.engine.cells.models.model import CellModel
-from penstock.engine.errors import EngineError, UnsupportedCheckpoint
+from penstock.engine.cells.state.emissions import max_bytes
+from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.producer.errors import EmptyInput, InvalidRequest
 from penstock.producer.wire.sequence_codec import MAX_COLUMNS
 from penstock.scheduler.settings import AdmissionName
 from penstock.worker.batching.stage import ServedModel
@@ -19,13 +23,39 @@ from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.cell_runner import CellRunner
 from penstock.worker.stepping.contract import StepJob
-from penstock.worker.stepping.sequence_checks import SequenceChecks
 from penstock.worker.stepping.step_model import StepModel
 
 _WARM_UP_S = 3.0  # after which no batch begins, but each cell's first
 _WARM_UP_ROWS = (1, 8, 64)  # of one task
+_MESSAGE_CHARS = 500  # it may quote the request
 
 log = structlog.get_logger("penstock.cells")
+
+
+class SequenceChecks:
+    """Unfolds sequences. Used on the event loop, where the model's own `unfold` runs too."""
+
+    def __init__(self, model: CellModel, num_slots: int, limits: GraphLimits) -> None:
+        """num_slots: state slots of a device, without NO_SLOT."""
+        self._model = model
+        self._num_slots = num_slots
+        self._limits = limits
+
+    def work(self, fields: Mapping[str, Any]) -> SequenceWork:
+        """The work of a sequence.
+
+        Raises:
+            InvalidRequest: the graph is none that can run, or `unfold` raised; the message says why.
+            EmptyInput: a sequence without a step.
+        """
+        try:
+            graph = self._model.unfold(fields, self._limits)
+            graph.require_slots(self._num_slots)
+        except InvalidGraph as error:
+            kind = EmptyInput if isinstance(error, EmptySequence) else InvalidRequest
+            raise kind(f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS]) from error
+        num_steps = int(graph.steps.sum(dtype=np.int64))
+        return SequenceWork(graph, num_steps, max_bytes(graph, self._model.specs))
 
 
 def served_cells(served: ServedCells, admission: AdmissionName) -> Callable[[], ServedModel]:
@@ -65,13 +95,13 @@ def _work(sequence: SequenceBlock) -> SequenceWork:
     return sequence.work
 
 
-def _warm_up(runner: CellRunner, model: CellModel) -> dict[int, EngineError]:
+def _warm_up(runner: CellRunner, model: CellModel) -> dict[int, BaseException]:
     """Run batches of growing size of each cell: libraries are loaded, and the scheduler learns the times of tasks.
 
     Returns the cells that fail on a step of zeros, which a cell may.
     """
     started, num_tasks = time.monotonic(), 0
-    failed: dict[int, EngineError] = {}
+    failed: dict[int, BaseException] = {}
     for rows, cell in itertools.product(_WARM_UP_ROWS, range(len(model.specs))):
         if rows > 1 and time.monotonic() - started > _WARM_UP_S:
             break

@@ -18,9 +18,9 @@ from penstock.scheduler.cellular.arrays import ARRIVAL
 from penstock.scheduler.cellular.types import Int64Array
 from penstock.scheduler.settings import AdmissionName
 from penstock.scheduler.types import RejectedJob
+from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.stepping.cell_jobs import CellJobs
-from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
-from penstock.worker.stepping.host_time import HostTime
+from penstock.worker.stepping.contract import StepJob, stats_of
 from penstock.worker.stepping.isolated_cells import IsolatedCells, lost_output
 from penstock.worker.stepping.isolation import StepIsolation
 
@@ -33,6 +33,40 @@ class _Underway(NamedTuple):
     task: CellTask
     batch: SessionBatch
     running: RunningCells
+
+
+class HostTime:
+    """The host's own seconds between two results, for quanta that hide them. Used by the runner's thread."""
+
+    def __init__(self, clock: Callable[[], float], start_computes: bool) -> None:
+        """start_computes: an engine's `start` is the device's work, as on a CPU. Else it is the host's."""
+        self._clock = clock
+        self._start_computes = start_computes
+        self._result_at: float | None = None  # when the last result came; None: there was nothing to do since
+        self._starting_s = 0.0  # of the engines' `start` since then, where it computes
+
+    def now(self) -> float:
+        """The clock's seconds."""
+        return self._clock()
+
+    def started(self, began: float) -> None:
+        """An engine's `start` has run since then."""
+        if self._start_computes:
+            self._starting_s += self._clock() - began
+
+    def take(self) -> float:
+        """Seconds since the last result, without those of the device's work; 0 where there was nothing to do."""
+        own_s = 0.0 if self._result_at is None else self._clock() - self._result_at - self._starting_s
+        self._starting_s = 0.0
+        return own_s
+
+    def came(self) -> None:
+        """A result has come."""
+        self._result_at = self._clock()
+
+    def rest(self) -> None:
+        """There is nothing to do."""
+        self._result_at = None
 
 
 class CellRunner:
@@ -102,7 +136,7 @@ class CellRunner:
         """See `StepRunner.idle`."""
         return self._engine.idle()
 
-    def advance(self, now: float) -> StepEvents:
+    def advance(self, now: float) -> JobEvents:
         """See `StepRunner.advance`. Raises the error of an engine that fails on any input, such as DeviceFailed."""
         self._start_tasks(now)
         started, rejected = self._started, self._rejected
@@ -110,7 +144,7 @@ class CellRunner:
         if self._underway:
             events = self._finish(self._underway.popleft(), started, rejected, now)
         else:
-            events = StepEvents(started, expired=rejected)
+            events = JobEvents(started, expired=rejected)
         if self.is_idle:
             self._host.rest()
         return events
@@ -163,7 +197,7 @@ class CellRunner:
         self._jobs.sessions[handles] = keys
         self._started += self._jobs.ids[handles].tolist()
 
-    def _finish(self, underway: _Underway, started: list[int], rejected: list[RejectedJob], now: float) -> StepEvents:
+    def _finish(self, underway: _Underway, started: list[int], rejected: list[RejectedJob], now: float) -> JobEvents:
         """Wait for a task, and end the jobs that end with it. started, rejected: jobs, since the last task."""
         task, batch, running = underway
         sessions = self._sessions
@@ -200,9 +234,8 @@ class CellRunner:
         if faults or again:
             self._restart(again, now)
             self._leave([*faults])
-        name = batch.batch.cell
-        stats = StepStats(name, len(task.jobs), applied.num_steps, task.quantum, task.predicted_s, output.device_s)
-        return StepEvents(started, finished, failed, rejected, (), stats, runs_of)
+        stats = stats_of(task, batch.batch.cell, applied.num_steps, output.device_s, len(finished))
+        return JobEvents(started, finished, failed, rejected, (), stats, runs_of)
 
     def _restart(self, lost: Mapping[int, int], now: float) -> None:
         """Jobs of lost batches, with the rows that these had, begin again: fewer rows run with one of them."""

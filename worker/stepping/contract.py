@@ -1,11 +1,11 @@
-"""Types between the step dispatcher, on the event loop, and the runner of requests of many steps, on its thread."""
+"""Types between the event loop and the runner of requests of many steps, on its thread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from penstock.engine.errors import EngineError
-from penstock.engine.types import Float32Array
-from penstock.scheduler.types import RejectedJob
+from penstock.scheduler.cellular import CellTask
+from penstock.worker.batching.batch import BatchStats, Sums
+from penstock.worker.batching.job_runner import JobEvents
 
 
 class StepJob(NamedTuple):
@@ -18,27 +18,12 @@ class StepJob(NamedTuple):
     bulk: bool
 
 
-class StepStats(NamedTuple):
-    """Measurements of one task, which ran rows of one cell for a quantum of steps."""
-
-    cell: str
-    rows: int
-    steps: int  # of all rows
-    quantum: int
-    predicted_s: float
-    device_s: float
-
-
-class StepEvents(NamedTuple):
-    """Changes since the last call. Each job ends once: finished, failed, expired, or cancelled by the caller."""
-
-    started: Sequence[int] = ()  # jobs that have left the queue: their first step ran, or was about to
-    finished: Sequence[tuple[int, Float32Array]] = ()  # flat; of integer emissions the bits, so that bytes are kept
-    failed: Mapping[int, EngineError] = {}
-    expired: Sequence[RejectedJob] = ()
-    emitted: Sequence[tuple[int, Float32Array]] = ()  # of jobs that stream: their results so far
-    stats: StepStats | None = None
-    runs: Mapping[int, int] = {}  # failed runs of failed jobs; 1 where a job is not listed
+def stats_of(task: CellTask, cell: str, num_steps: int, device_s: float, num_ended: int) -> BatchStats:
+    """A task as a batch: its rows are sequences, and each runs up to a quantum of tokens. num_steps: of all rows."""
+    num_rows = len(task.jobs)
+    longest = max(task.quantum, -(-num_steps // num_rows))
+    sums = Sums(num_steps, num_steps * longest, longest, num_rows)
+    return BatchStats("step", cell, 0.0, sums, task.predicted_s, device_s, num_ended, task.id)
 
 
 class StepRunner(Protocol):
@@ -69,6 +54,10 @@ class StepRunner(Protocol):
         """
         ...
 
-    def advance(self, now: float) -> StepEvents:
-        """Start what may start, and wait for the oldest task underway: for one quantum at most."""
+    def advance(self, now: float) -> JobEvents:
+        """Start what may start, and wait for the oldest task underway: for one quantum at most.
+
+        Returns the changes since the last call. Each job ends once: finished, failed, expired, or cancelled by the
+        caller. Results are flat; of integer emissions the bits, so that bytes are kept.
+        """
         ...

@@ -12,11 +12,13 @@ from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.types import Float32Array, Int32Array
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular.types import BoolArray
 from penstock.scheduler.settings import AdmissionName
 from penstock.scheduler.types import RejectedJob, Wait
-from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
-from penstock.worker.stepping.generation_row import generation_row
-from penstock.worker.stepping.generation_work import GenerationWork
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.job_runner import JobEvents
+from penstock.worker.stepping.contract import StepJob, stats_of
+from penstock.worker.stepping.generation_work import GenerationWork, generation_row
 from penstock.worker.stepping.isolation import StepIsolation, StepWork
 
 ENCODE, DECODE = 0, 1  # cells
@@ -110,7 +112,7 @@ class GenerationRunner:
         """See `StepRunner`."""
         return self._generator.idle()
 
-    def advance(self, now: float) -> StepEvents:
+    def advance(self, now: float) -> JobEvents:
         """See `StepRunner`. One task runs: sources are encoded, or sequences decoded for a quantum.
 
         Raises what the generator raises on clean work.
@@ -119,7 +121,7 @@ class GenerationRunner:
         planned = self._scheduler.poll(now)
         self._expire(planned.rejected)
         if isinstance(planned, Wait):
-            return self._events(StepEvents())
+            return self._events(JobEvents())
         self._began, self._device_s, self.predicted_s = self._clock(), 0.0, planned.predicted_s
         events = self._encode(planned) if planned.cell == ENCODE else self._decode(planned)
         self.predicted_s = 0.0
@@ -133,7 +135,7 @@ class GenerationRunner:
         limits.require_pages(needed)
         return min(limits.num_pages, max(needed, work.options.num_beams * pages_per_row))
 
-    def _encode(self, task: CellTask) -> StepEvents:
+    def _encode(self, task: CellTask) -> JobEvents:
         works = {job_id: self._waiting.pop(job_id) for job_id in task.jobs.tolist()}
         starting = []
         for job_id, work in works.items():
@@ -146,8 +148,8 @@ class GenerationRunner:
         sizes = {job_id: len(work.token_ids) for job_id, work in works.items()}
         self._encoding.run(starting, StepWork(self._encode_some, self._judge, sizes.__getitem__))
         num_tokens = sum([len(work.token_ids) for work in works.values()])
-        stats = self._finish(task, np.ones(len(works), np.int32), np.ones(len(works), np.bool_), num_tokens)
-        return StepEvents(started=list(works), stats=stats)
+        stats = self._finish(task, np.ones(len(works), np.int32), np.ones(len(works), np.bool_), num_tokens, 0)
+        return JobEvents(started=list(works), stats=stats)
 
     def _encode_some(self, ids: Sequence[int]) -> None:
         """The generator takes so many at once as its limit of tokens allows."""
@@ -161,7 +163,7 @@ class GenerationRunner:
             self._active.update((job_id, []) for job_id in joined)
             remaining = remaining[len(joined) :]
 
-    def _decode(self, task: CellTask) -> StepEvents:
+    def _decode(self, task: CellTask) -> JobEvents:
         ids = task.jobs.tolist()
         num_left = dict.fromkeys(ids, task.quantum)  # steps of the task; a sequence may end before
         finished: list[tuple[int, Float32Array]] = []
@@ -184,12 +186,12 @@ class GenerationRunner:
             self._run_probe()  # no other sequence shows that the generator works
         ran = task.quantum - np.array([num_left[job_id] for job_id in ids], np.int32)
         is_stopped = np.array([job_id not in self._active for job_id in ids])
-        stats = self._finish(task, ran, is_stopped, int(ran.sum()))
+        stats = self._finish(task, ran, is_stopped, int(ran.sum()), len(finished))
         streaming = [
             (job_id, tokens) for job_id in ids if job_id in self._streaming and (tokens := self._active.get(job_id))
         ]
         emitted = [(job_id, generation_row(tokens, "partial")) for job_id, tokens in streaming]
-        return StepEvents(finished=finished, emitted=emitted, stats=stats)
+        return JobEvents(finished=finished, emitted=emitted, stats=stats)
 
     def _note(self, progress: Progress, finished: list[tuple[int, Float32Array]]) -> None:
         tokens = self._active[progress.id]
@@ -223,11 +225,12 @@ class GenerationRunner:
         finally:
             self._generator.cancel(_PROBE)
 
-    def _finish(self, task: CellTask, ran: Int32Array, is_stopped: object, steps: int) -> StepStats:
+    def _finish(
+        self, task: CellTask, ran: Int32Array, is_stopped: BoolArray, num_steps: int, num_ended: int
+    ) -> BatchStats:
         now, device_s = self._now + self._clock() - self._began, self._device_s
-        self._scheduler.finished(task.id, now, ran, np.asarray(is_stopped, np.bool_), device_s)
-        name = self._rules[task.cell].name
-        return StepStats(name, len(task.jobs), steps, task.quantum, task.predicted_s, device_s)
+        self._scheduler.finished(task.id, now, ran, is_stopped, device_s)
+        return stats_of(task, self._rules[task.cell].name, num_steps, device_s, num_ended)
 
     def _fail(self, job_id: int, error: EngineError) -> None:
         self._scheduler.cancel([job_id])
@@ -248,7 +251,7 @@ class GenerationRunner:
             self._leave(job.id)
             self._expired.append(job)
 
-    def _events(self, events: StepEvents) -> StepEvents:
+    def _events(self, events: JobEvents) -> JobEvents:
         failed, self._failed = self._failed, {}
         counts = self._encoding.take_runs() + self._decoding.take_runs()
         runs = {job_id: counts[job_id] for job_id in failed if counts[job_id]}

@@ -10,8 +10,12 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from penstock.scheduler.types import RejectedJob
+from penstock.worker.batching.flights import Flight
+from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.batching.watchdog import WorkUnderway
-from penstock.worker.stepping.contract import StepEvents, StepJob, StepRunner
+from penstock.worker.requests.sequence_block import SequenceBlock
+from penstock.worker.stepping.contract import StepJob, StepRunner
 
 log = structlog.get_logger("penstock.worker")
 
@@ -28,13 +32,17 @@ _Order = _Add | _Cancel | None  # None: stop
 
 
 class StepThread:
-    """Advances a runner while it has jobs. Methods are called on the event loop and never block.
+    """Implements `JobRunner`: advances a step runner while it has jobs, and rejects none at once.
 
     Callbacks are set by `start`, once. Until then no job is added.
     """
 
-    def __init__(self, runner: StepRunner) -> None:
+    by_step = True
+
+    def __init__(self, runner: StepRunner, work_of: Callable[[SequenceBlock], object]) -> None:
+        """`work_of` makes the runner's input for a sequence."""
         self._runner = runner
+        self._work_of = work_of
         self._orders: SimpleQueue[_Order] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-steps", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -44,7 +52,7 @@ class StepThread:
         self.is_running = False  # whether one is under way
         self.idle_since = time.monotonic()
 
-    def start(self, events: Callable[[StepEvents], None], failed: Callable[[BaseException], None]) -> None:
+    def start(self, events: Callable[[JobEvents], None], failed: Callable[[BaseException], None]) -> None:
         """Begin. Both callbacks run on the event loop of the caller.
 
         Args:
@@ -55,16 +63,33 @@ class StepThread:
         self._events, self._failed = events, failed
         self._thread.start()
 
-    def add(self, jobs: Sequence[StepJob]) -> None:
+    def put(self, jobs: Sequence[StepJob]) -> None:
         """Hand jobs to the runner before its next turn."""
         self._orders.put(_Add(jobs))
 
+    def add(self, flights: Sequence[Flight]) -> Sequence[RejectedJob]:
+        """See `JobRunner`. The step runner rejects what it does not admit by an event."""
+        jobs = [self._job(flight) for flight in flights]
+        if replaced := [flight.former.job_id for flight in flights if flight.former is not None]:
+            self.cancel(replaced)
+        self.put(jobs)
+        return ()
+
     def cancel(self, ids: Sequence[int]) -> None:
-        """Let jobs leave before the next turn."""
+        """See `JobRunner`. They leave before the next turn."""
         self._orders.put(_Cancel(ids))
 
+    def advance(self) -> None:
+        """See `JobRunner`. The thread begins what it can by itself."""
+
+    def drain(self) -> None:
+        """See `JobRunner`. No step waits for more jobs."""
+
+    def resume(self) -> None:
+        """See `JobRunner`."""
+
     def running(self) -> list[WorkUnderway]:
-        """The turn under way, if there is one, for the watchdog."""
+        """See `JobRunner`: the turn under way, if there is one."""
         return [WorkUnderway(self.num_turns, "A turn of steps", self._runner.predicted_s)] if self.is_running else []
 
     @property
@@ -73,7 +98,7 @@ class StepThread:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Begin no turn after the one that is under way. Idempotent."""
+        """See `JobRunner`. The turn that is under way ends. Idempotent."""
         self._stopped = True
         self._orders.put(None)
 
@@ -83,6 +108,11 @@ class StepThread:
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, timeout_s)
         return not self._thread.is_alive()
+
+    def _job(self, flight: Flight) -> StepJob:
+        leader = flight.leader
+        request = leader.request
+        return StepJob(flight.job_id, self._work_of(leader), flight.arrival, request.deadline, request.bulk)
 
     def _run(self) -> None:
         try:

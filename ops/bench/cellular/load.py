@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.worker.stepping.contract import StepEvents, StepJob
+from penstock.worker.batching.job_runner import JobEvents
+from penstock.worker.stepping.contract import StepJob
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,7 +30,7 @@ class OfferedRunner(Protocol):
 
     def add(self, jobs: Sequence[StepJob]) -> None: ...
 
-    def advance(self, now: float) -> StepEvents: ...
+    def advance(self, now: float) -> JobEvents: ...
 
 
 class Clock(Protocol):

@@ -13,8 +13,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from penstock.engine.cells.contract import Int32Array
 from penstock.ops.bench.cellular.tape import RecordedBatch, Tape
+from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.requests.sequence_work import SequenceWork
-from penstock.worker.stepping.contract import StepEvents, StepJob
+from penstock.worker.stepping.contract import StepJob
 
 _NOTHING = np.zeros(0, np.float32)
 _DEPTH = 2  # batches underway
@@ -62,7 +63,7 @@ class NnLstmRunner:
         self._queue.extend(jobs)
 
     @torch.inference_mode()
-    def advance(self, now: float) -> StepEvents:
+    def advance(self, now: float) -> JobEvents:
         """See `StepRunner.advance`."""
         while self._queue and len(self._underway) < _DEPTH:
             self._underway.append(self._start())
@@ -72,7 +73,7 @@ class NnLstmRunner:
         begin, self._free_at = max(batch.started, self._free_at), self._clock()
         longest = int(batch.lengths[0])
         self._tape.batches.append(RecordedBatch(begin, self._free_at, "nn.LSTM", longest, batch.lengths, batch.firsts))
-        return StepEvents(finished=[(job_id, _NOTHING) for job_id in batch.ids])
+        return JobEvents(finished=[(job_id, _NOTHING) for job_id in batch.ids])
 
     def _start(self) -> _Underway:
         jobs = [self._queue.popleft() for _ in range(min(self._max_rows, len(self._queue)))]

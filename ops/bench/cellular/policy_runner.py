@@ -14,8 +14,9 @@ from penstock.engine.cells.state.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state.state_pool import StatePool
 from penstock.ops.bench.cellular.policies import CellScheduling
 from penstock.scheduler.cellular import CellJob, CellTask
+from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.requests.sequence_work import SequenceWork
-from penstock.worker.stepping.contract import StepEvents, StepJob
+from penstock.worker.stepping.contract import StepJob
 
 
 class _Underway(NamedTuple):
@@ -54,7 +55,7 @@ class PolicyRunner:
             made.append(CellJob(job.id, work.cell_graph, job.arrival, job.deadline, job.bulk, work.num_slots))
         self._policy.add(made, self._clock())
 
-    def advance(self, now: float) -> StepEvents:
+    def advance(self, now: float) -> JobEvents:
         """See `StepRunner.advance`."""
         while isinstance(plan := self._policy.poll(now), CellTask):
             self._start(plan)
@@ -67,7 +68,7 @@ class PolicyRunner:
         keys = np.array([self._keys.pop(job_id) for job_id in ended], np.int32)
         results = self._sessions.results(keys)
         self._sessions.close(keys)
-        return StepEvents(finished=list(zip(ended, results.rows, strict=True)), failed=output.failed)
+        return JobEvents(finished=list(zip(ended, results.rows, strict=True)), failed=output.failed)
 
     def _start(self, task: CellTask) -> None:
         ids = task.jobs.tolist()

@@ -23,7 +23,7 @@ from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest
 from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.requests.validation import RequestValidator
-from penstock.worker.stepping.generation_row import generation_row
+from penstock.worker.stepping.generation_work import generation_row
 from tests.worker.conftest import FakeRecord
 
 OWN = {"decoder_start_token_id": 0, "eos_token_id": 1, "max_new_tokens": 12}

@@ -21,7 +21,7 @@ from penstock.worker.requests.request import PendingRequest
 from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.requests.sequences import SequenceRequests
 from penstock.worker.requests.validation import RequestValidator
-from penstock.worker.stepping.sequence_checks import SequenceChecks
+from penstock.worker.stepping.cell_model import SequenceChecks
 from tests.worker.conftest import FakeRecord
 from tests.worker.stepping.cell_models import EMISSIONS, MODEL, Bench
 

@@ -12,12 +12,12 @@ from penstock.engine.cells.graphs.graph import GraphBuilder, GraphLimits
 from penstock.engine.cells.models.model import CellModel, RequestFields
 from penstock.engine.cells.state.emissions import emissions_of, split
 from penstock.engine.cells.steps.cpu import CpuStepEngine
-from penstock.engine.errors import EngineError
 from penstock.engine.types import Float32Array
 from penstock.scheduler.types import RejectedJob
+from penstock.worker.batching.job_runner import JobEvents
+from penstock.worker.stepping.cell_model import SequenceChecks
 from penstock.worker.stepping.cell_runner import CellRunner
-from penstock.worker.stepping.contract import StepEvents, StepJob
-from penstock.worker.stepping.sequence_checks import SequenceChecks
+from penstock.worker.stepping.contract import StepJob
 
 SUM = StateSpec("sum", 1)
 RAISES = 66  # the cell raises
@@ -125,7 +125,7 @@ class Bench:
         self.checks = SequenceChecks(MODEL, num_slots - 1, GraphLimits())
         self.now = 0.0
         self.results: dict[int, list[float]] = {}  # half of the sum, behind the sums
-        self.failed: dict[int, EngineError] = {}
+        self.failed: dict[int, BaseException] = {}
         self.runs: dict[int, int] = {}  # failed ones, of jobs that have failed
         self.expired: list[RejectedJob] = []
         self._num_added = 0
@@ -138,7 +138,7 @@ class Bench:
         self.runner.add([StepJob(*job, self.now, deadline, bulk) for job in zip(ids, works, strict=True)])
         return ids
 
-    def advance(self) -> StepEvents:
+    def advance(self) -> JobEvents:
         events = self.runner.advance(self.now)
         for job_id, joined in events.finished:
             assert job_id not in self.results

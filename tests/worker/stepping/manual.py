@@ -7,7 +7,9 @@ import numpy as np
 from penstock.engine.errors import EngineError
 from penstock.engine.types import Float32Array
 from penstock.scheduler.types import Cause, RejectedJob
-from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
+from penstock.worker.batching.batch import BatchStats, Sums
+from penstock.worker.batching.job_runner import JobEvents
+from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.step_thread import StepThread
 
 
@@ -23,6 +25,7 @@ class CountingRunner:
         self.running: dict[int, tuple[StepJob, int]] = {}  # with the steps that are left
         self.cancelled: list[int] = []
         self.batches: list[list[int]] = []  # ids of the jobs of each turn
+        self.num_tasks = 0
         self.broken = False
         self.predicted_s = 0.0
 
@@ -42,7 +45,7 @@ class CountingRunner:
     def idle(self) -> bool:
         return False
 
-    def advance(self, now: float) -> StepEvents:
+    def advance(self, now: float) -> JobEvents:
         if self.broken:
             raise ValueError("a bug of the runner")
         expired = [
@@ -67,8 +70,18 @@ class CountingRunner:
                 finished.append((job_id, np.array([sum(ids_of(job))], np.float32)))
             if left <= 1:
                 del self.running[job_id]
-        stats = StepStats("count", rows, rows, 1, 0.5, 1.0) if rows else None
-        return StepEvents(started, finished, failed, expired, (), stats)
+        self.num_tasks += bool(rows)
+        stats = (
+            BatchStats("step", "count", 0.0, Sums(rows, rows, 1, rows), 0.5, 1.0, len(finished), self.num_tasks)
+            if rows
+            else None
+        )
+        return JobEvents(started, finished, failed, expired, (), stats)
+
+
+def stats_of(rows: int, num_ended: int, number: int) -> BatchStats:
+    """Of a task of one step of each row."""
+    return BatchStats("step", "count", 0.0, Sums(rows, rows, 1, rows), 0.5, 1.0, num_ended, number)
 
 
 def ids_of(job: StepJob) -> list[int]:
@@ -84,15 +97,15 @@ class ManualThread(StepThread):
     """Hands jobs over at once, and takes turns when it is told to."""
 
     def __init__(self, runner: CountingRunner) -> None:
-        super().__init__(runner)
+        super().__init__(runner, lambda sequence: sequence.token_ids.tolist())
         self.runner = runner
 
-    def add(self, jobs: Sequence[StepJob]) -> None:
+    def put(self, jobs: Sequence[StepJob]) -> None:
         self.runner.add(jobs)
 
     def cancel(self, ids: Sequence[int]) -> None:
         self.runner.cancel(ids)
 
-    def turn(self, now: float) -> StepEvents:
+    def turn(self, now: float) -> JobEvents:
         """One turn of the runner."""
         return self.runner.advance(now)

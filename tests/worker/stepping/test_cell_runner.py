@@ -12,8 +12,9 @@ from penstock.engine.cells.contract import CellBatch, CellOutput, Tensors
 from penstock.engine.cells.errors import CellFailed
 from penstock.engine.errors import DeviceFailed
 from penstock.scheduler.types import Cause
+from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.stepping.cell_runner import CellRunner
-from penstock.worker.stepping.contract import StepEvents, StepJob
+from penstock.worker.stepping.contract import StepJob
 from tests.worker.stepping.cell_models import BREAKS, MODEL, RAISES, Bench, expected, holds
 
 
@@ -32,8 +33,8 @@ def test_jobs_of_all_lengths_share_batches_and_each_leaves_at_its_last_step() ->
     ids = bench.add(*jobs)
     (stats,) = [bench.advance().stats for _ in range(1)]
     assert stats is not None
-    assert (stats.cell, stats.rows, stats.quantum) == ("add", 4, 4)
-    assert stats.steps == 1 + 4 + 2 + 4
+    assert (stats.partition, stats.sums.count, stats.sums.longest) == ("add", 4, 4)
+    assert stats.sums.tokens == 1 + 4 + 2 + 4
     bench.drain()
     assert bench.results == {id: expected(values) for id, values in zip(ids, jobs, strict=True)}
     assert list(bench.results).index(0) < list(bench.results).index(3)
@@ -57,7 +58,7 @@ def test_quanta_grow_until_they_take_as_long_as_the_host() -> None:
         now += host_s
         stats = bench.advance().stats
         assert stats is not None
-        quanta.append(stats.quantum)
+        quanta.append(stats.sums.longest)
     assert quanta[:6] == [1] * 6
     assert quanta[-1] == 2
 
@@ -75,7 +76,7 @@ def test_the_start_of_a_task_is_the_hosts_unless_it_computes(max_tasks: int, qua
     bench.device.start_error = start_error
     bench.device.changed = lambda output: replace(output, device_s=1e-3 * int(output.steps.max()))
     bench.add([11] * 100)
-    quanta = [stats.quantum for _ in range(12) if (stats := bench.advance().stats) is not None]
+    quanta = [stats.sums.longest for _ in range(12) if (stats := bench.advance().stats) is not None]
     assert quanta[-1] == quantum
 
 
@@ -310,7 +311,7 @@ def test_nothing_is_kept_of_jobs_that_have_ended() -> None:
 def test_an_idle_runner_has_nothing_to_tell() -> None:
     bench = Bench()
     bench.runner.add([])
-    assert bench.runner.advance(1.0) == StepEvents(started=[], expired=[])
+    assert bench.runner.advance(1.0) == JobEvents(started=[], expired=[])
     assert bench.runner.is_idle
 
 

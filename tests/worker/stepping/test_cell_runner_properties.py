@@ -14,9 +14,9 @@ from penstock.engine.cells.graphs.graph import GraphLimits
 from penstock.engine.cells.models.model import CellModel
 from penstock.engine.cells.state.emissions import emissions_of, split
 from penstock.engine.cells.steps.cpu import CpuStepEngine
+from penstock.worker.stepping.cell_model import SequenceChecks
 from penstock.worker.stepping.cell_runner import CellRunner
 from penstock.worker.stepping.contract import StepJob
-from penstock.worker.stepping.sequence_checks import SequenceChecks
 from tests.engine.cells import test_schedules as graphs
 from tests.worker.stepping.cell_models import DeviceStandIn
 

@@ -18,13 +18,13 @@ from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.gpu.generation import seq2seq
 from penstock.engine.gpu.generation.device_search import GpuSearch
 from penstock.engine.loading import generation as loading_module
+from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.model_loading import load_model
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.stepping.contract import StepEvents, StepJob
+from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.generation_model import served_generation
-from penstock.worker.stepping.generation_row import read_generation_row
-from penstock.worker.stepping.generation_work import GenerationWork
+from penstock.worker.stepping.generation_work import GenerationWork, read_generation_row
 from tests.engine.generation.helpers import expected, save_seq2seq, sources
 from tests.engine.helpers import write_json
 
@@ -77,19 +77,19 @@ async def test_it_is_served_in_tasks_of_up_to_eight_steps(
         served = served_generation(loaded, "deadline")()
     assert [log["event"] for log in logs] == ["steps_timed"]
     assert prepared == ([] if dtype == "float32" else [([1, 2, 4, 8], 8)])
-    events: asyncio.Queue[StepEvents] = asyncio.Queue()
+    events: asyncio.Queue[JobEvents] = asyncio.Queue()
     thread = served._thread  # type: ignore[attr-defined]  # of StepModel
     thread.start(events.put_nowait, lambda error: pytest.fail(repr(error)))
     batch, now = sources([4, 9, 1, 7, 12, 3, 5, 6]), time.monotonic()
     options = loaded.options({"max_new_tokens": 12})
-    thread.add([StepJob(id, GenerationWork(source, options, 0), now, None, False) for id, source in enumerate(batch)])
+    thread.put([StepJob(id, GenerationWork(source, options, 0), now, None, False) for id, source in enumerate(batch)])
     tokens: dict[int, list[int]] = {}
     quanta: list[int] = []
     async with asyncio.timeout(300):
         while len(tokens) < len(batch):
             told = await events.get()
             tokens |= {id: list(read_generation_row(row).tokens) for id, row in told.finished}
-            quanta += [told.stats.quantum] if told.stats is not None else []
+            quanta += [told.stats.sums.longest] if told.stats is not None else []
     assert max(quanta) == 8
     if dtype == "float32":
         assert [tokens[id] for id in range(len(batch))] == [expected(reference, s, max_new_tokens=12) for s in batch]

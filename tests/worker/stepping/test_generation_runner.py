@@ -17,10 +17,10 @@ from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
 from penstock.engine.types import Int32Array
 from penstock.producer.wire.messages import Generation
 from penstock.scheduler.types import Cause
-from penstock.worker.stepping.contract import StepEvents, StepJob
-from penstock.worker.stepping.generation_row import read_generation_row
+from penstock.worker.batching.job_runner import JobEvents
+from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.generation_runner import GenerationRunner
-from penstock.worker.stepping.generation_work import GenerationWork
+from penstock.worker.stepping.generation_work import GenerationWork, read_generation_row
 from tests.engine.generation.helpers import SMALL, generate, model_of, sources
 
 POISON = 77  # the token on which `Poisoned` fails
@@ -69,9 +69,9 @@ class Bench:
         probe = GenerationWork(np.zeros(1, np.int32), self.checkpoint.options(max_new_tokens=1), 0)
         self.runner = GenerationRunner(self.generator, limits, probe, max_quantum, pause=no_pause)
         self.now = 10.0
-        self.events: list[StepEvents] = []
+        self.events: list[JobEvents] = []
         self.finished: dict[int, Generation] = {}
-        self.failed: dict[int, Exception] = {}
+        self.failed: dict[int, BaseException] = {}
         self.runs: dict[int, int] = {}  # failed ones, of sequences that have failed
 
     def add(
@@ -80,7 +80,7 @@ class Bench:
         work = GenerationWork(source, self.checkpoint.options(**options), 0)
         self.runner.add([StepJob(id, work, self.now, deadline, bulk)])
 
-    def turn(self) -> StepEvents:
+    def turn(self) -> JobEvents:
         self.now += 1.0
         events = self.runner.advance(self.now)
         self.events.append(events)
@@ -128,8 +128,8 @@ def test_tokens_are_those_of_the_generator_alone_whenever_a_sequence_joins(searc
     assert bench.tokens() == dict(enumerate(alone))
     started = [id for events in bench.events for id in events.started]
     assert sorted(started) == list(range(len(batch)))
-    decoded = [one for events in bench.events if (one := events.stats) is not None and one.cell == "decode"]
-    assert bench.generator.quanta == [one.quantum for one in decoded]  # each task is one call
+    decoded = [one for events in bench.events if (one := events.stats) is not None and one.partition == "decode"]
+    assert bench.generator.quanta == [one.sums.longest for one in decoded]  # each task is one call
     assert max(bench.generator.quanta) > 1
     longest = {id: options["max_new_tokens"] for id, options in enumerate(asked)}
     for id, row in bench.finished.items():
@@ -143,9 +143,9 @@ def test_a_task_tells_its_rows_and_steps_and_its_prediction() -> None:
         bench.add(id, source, max_new_tokens=4, min_new_tokens=4)
     bench.drain()
     stats = [events.stats for events in bench.events if events.stats is not None]
-    assert [(one.cell, one.rows) for one in stats] == [("encode", 2), *[("decode", 2)] * (len(stats) - 1)]
-    assert stats[0].steps == 14
-    assert sum(one.steps for one in stats[1:]) == 8
+    assert [(one.partition, one.sums.count) for one in stats] == [("encode", 2), *[("decode", 2)] * (len(stats) - 1)]
+    assert stats[0].sums.tokens == 14
+    assert sum(one.sums.tokens for one in stats[1:]) == 8
     assert all(one.device_s > 0 for one in stats)
     assert stats[-1].predicted_s > 0
 
@@ -169,7 +169,7 @@ def test_the_time_of_a_task_is_that_of_the_runs_that_did_not_fail() -> None:
     for id, source in enumerate(sources([5, 9])):
         bench.add(id, source, max_new_tokens=4, min_new_tokens=4)
     bench.drain()
-    stats = [events.stats for events in bench.events if events.stats is not None and events.stats.cell == "decode"]
+    stats = [events.stats for events in bench.events if events.stats is not None and events.stats.partition == "decode"]
     assert [one.device_s for one in stats] == pytest.approx([1.0] * len(stats))
 
 
@@ -360,7 +360,7 @@ def test_a_sequence_that_finds_slots_free_joins_within_one_quantum() -> None:
         bench.add(id, source, max_new_tokens=60, min_new_tokens=60)
         waits.append(next(turn for turn in range(10) if id in bench.turn().started))
     assert max(waits) <= 1
-    cells = [events.stats.cell for events in bench.events if events.stats is not None]
+    cells = [events.stats.partition for events in bench.events if events.stats is not None]
     assert "encode encode" not in " ".join(cells)
     bench.drain()
 

@@ -14,13 +14,12 @@ from penstock.producer.wire.messages import Options
 from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.requests.request import Rejection
 from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
-from penstock.worker.stepping.contract import StepEvents, StepStats
-from penstock.worker.stepping.step_jobs import StepJobs
-from penstock.worker.stepping.step_load import StepLoad
-from tests.worker.stepping.manual import CountingRunner, ManualThread
+from penstock.worker.stepping.step_model import StepLoad
+from tests.worker.stepping.manual import CountingRunner, ManualThread, stats_of
 
 MakeSequences = Callable[..., list[SequenceBlock]]
 
@@ -45,8 +44,7 @@ class Bench:
             self.unhealthy.append,
             lambda sequences, result: self.partials.append((sequences, result)),
         )
-        self._jobs = StepJobs(self.thread, lambda sequence: sequence.token_ids.tolist())
-        self.dispatcher = Dispatcher(self._jobs, callbacks, clock=lambda: self.now)
+        self.dispatcher = Dispatcher(self.thread, callbacks, clock=lambda: self.now)
         self.load = StepLoad(self.dispatcher.flights, 10)
 
     def turn(self, num_turns: int = 1) -> None:
@@ -54,8 +52,8 @@ class Bench:
             self.now += 1.0
             self.take(self.thread.turn(self.now))
 
-    def take(self, events: StepEvents) -> None:
-        self.dispatcher.on_events(self._jobs.events(events))
+    def take(self, events: JobEvents) -> None:
+        self.dispatcher.on_events(events)
 
     def answered(self) -> list[list[int]]:
         """The ids of the sequences that have results, each of which is checked."""
@@ -176,7 +174,7 @@ def test_one_that_the_runner_does_not_admit_is_overloaded_and_patient_ones_run(
     hasty, patient = make_sequences([5, 1], deadline=102.0), make_sequences([5, 1], deadline=200.0)
     bench.dispatcher.add(hasty + patient)
     bench.runner.waiting.clear()
-    bench.take(StepEvents(expired=[RejectedJob(0, Cause.OVERLOADED, 4.0)]))
+    bench.take(JobEvents(expired=[RejectedJob(0, Cause.OVERLOADED, 4.0)]))
     assert bench.errors() == [Overloaded]
     bench.turn(5)
     assert [sequence for sequence, _ in bench.results] == patient
@@ -185,7 +183,7 @@ def test_one_that_the_runner_does_not_admit_is_overloaded_and_patient_ones_run(
 def test_a_failed_sequence_tells_how_often_it_ran(bench: Bench, make_sequences: MakeSequences) -> None:
     sequences = make_sequences([2, 1])
     bench.dispatcher.add(sequences)
-    bench.take(StepEvents(failed={0: EngineError("no")}, runs={0: 5}))
+    bench.take(JobEvents(failed={0: EngineError("no")}, runs={0: 5}))
     assert bench.rejections[0].record.num_attempts == 5
 
 
@@ -207,7 +205,7 @@ def test_one_that_fails_fails_alone(bench: Bench, make_sequences: MakeSequences)
 
 def test_what_the_model_does_not_allow_is_an_invalid_request(bench: Bench, make_sequences: MakeSequences) -> None:
     bench.dispatcher.add(make_sequences([2, 1]))
-    bench.take(StepEvents(failed={0: InvalidOption("num_beams must be less")}))
+    bench.take(JobEvents(failed={0: InvalidOption("num_beams must be less")}))
     assert bench.errors() == [InvalidRequest]
     assert "num_beams must be less" in bench.rejections[0].error.message
 
@@ -254,14 +252,14 @@ def test_partial_results_reach_the_sequences_that_stream_and_not_too_often(
     bench.dispatcher.add(streaming + make_sequences([9, 1], task="generate"))
     rows = [np.array([number], np.float32) for number in range(4)]
     for row in rows[:2]:  # the second comes too soon
-        bench.take(StepEvents(emitted=[(0, row), (7, row)]))
+        bench.take(JobEvents(emitted=[(0, row), (7, row)]))
     bench.now += 1.0
-    bench.take(StepEvents(emitted=[(0, rows[2])]))
+    bench.take(JobEvents(emitted=[(0, rows[2])]))
     assert bench.partials == [(streaming, rows[0]), (streaming, rows[2])]
     assert bench.load.num_queued == 2  # the other, which does not stream, has a job of its own
     bench.dispatcher.take_back({streaming[0].request.record.source}, bulk_only=False, begun=True)
     bench.now += 1.0
-    bench.take(StepEvents(emitted=[(0, rows[3])]))
+    bench.take(JobEvents(emitted=[(0, rows[3])]))
     assert len(bench.partials) == 2
 
 
@@ -310,8 +308,8 @@ def test_events_of_jobs_that_have_left_are_ignored(bench: Bench, make_sequences:
     bench.dispatcher.add(sequences)
     bench.dispatcher.take_back({sequences[0].request.record.source}, bulk_only=False, begun=True)
     row = np.zeros(1, np.float32)
-    task = StepStats("count", 1, 1, 1, 0.5, 1.0)
-    bench.take(StepEvents(started=[0], finished=[(0, row)], failed={0: EngineError("late")}, stats=task))
+    stats = stats_of(1, 1, 1)
+    bench.take(JobEvents(started=[0], finished=[(0, row)], failed={0: EngineError("late")}, stats=stats))
     assert not bench.results
     assert not bench.rejections
 

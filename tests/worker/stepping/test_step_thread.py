@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.engine.types import ModelInfo
+from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.stepping import step_model
-from penstock.worker.stepping.contract import StepEvents, StepJob
+from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.step_model import StepModel
 from penstock.worker.stepping.step_thread import StepThread
 from tests.worker.stepping.manual import CountingRunner
@@ -29,10 +30,15 @@ class Gate(CountingRunner):
         self.began, self.may_run = threading.Event(), threading.Event()
         self.may_run.set()
 
-    def advance(self, now: float) -> StepEvents:
+    def advance(self, now: float) -> JobEvents:
         self.began.set()
         assert self.may_run.wait(60)
         return super().advance(now)
+
+
+def ids(sequence: SequenceBlock) -> list[int]:
+    found: list[int] = sequence.token_ids.tolist()
+    return found
 
 
 def job(number: int, steps: int) -> StepJob:
@@ -40,21 +46,21 @@ def job(number: int, steps: int) -> StepJob:
 
 
 async def test_jobs_join_and_leave_while_others_run() -> None:
-    events: asyncio.Queue[StepEvents] = asyncio.Queue()
+    events: asyncio.Queue[JobEvents] = asyncio.Queue()
     runner = Gate()
-    thread = StepThread(runner)
+    thread = StepThread(runner, ids)
     thread.start(events.put_nowait, lambda error: pytest.fail(repr(error)))
     runner.may_run.clear()
-    thread.add([job(0, 3)])
+    thread.put([job(0, 3)])
     assert await asyncio.to_thread(runner.began.wait, 60)
-    thread.add([job(1, 1), job(2, 10**9)])  # the event loop does not wait for the turn under way
+    thread.put([job(1, 1), job(2, 10**9)])  # the event loop does not wait for the turn under way
     runner.may_run.set()
     seen: list[int] = []
     async with asyncio.timeout(300):
         while len(seen) < 2:
             seen += [number for number, _ in (await events.get()).finished]
         thread.cancel([2])
-        thread.add([job(3, 1)])
+        thread.put([job(3, 1)])
         while len(seen) < 3:
             seen += [number for number, _ in (await events.get()).finished]
     assert sorted(seen) == [0, 1, 3]
@@ -83,16 +89,16 @@ class Resting(Gate):
 
 @pytest.mark.parametrize("error", [None, RuntimeError("a capture failed")], ids=repr)
 async def test_idle_work_is_done_while_no_job_is_there(error: Exception | None) -> None:
-    events: asyncio.Queue[StepEvents] = asyncio.Queue()
+    events: asyncio.Queue[JobEvents] = asyncio.Queue()
     runner = Resting(3, error)
-    thread = StepThread(runner)
+    thread = StepThread(runner, ids)
     thread.start(events.put_nowait, lambda error: pytest.fail(repr(error)))
     async with asyncio.timeout(300):
         assert await asyncio.to_thread(runner.rested.wait, 60)
         assert (runner.num_left, runner.batches) == (0, [])
         for number in range(2):
             runner.num_left = 2
-            thread.add([job(number, 1)])
+            thread.put([job(number, 1)])
             assert [done for done, _ in (await events.get()).finished] == [number]
     assert await thread.close(60.0)
 
@@ -101,9 +107,9 @@ async def test_an_error_of_the_runner_ends_the_thread_and_is_told() -> None:
     errors: asyncio.Queue[BaseException] = asyncio.Queue()
     runner = CountingRunner()
     runner.broken = True
-    thread = StepThread(runner)
+    thread = StepThread(runner, ids)
     thread.start(lambda events: None, errors.put_nowait)
-    thread.add([job(0, 3)])
+    thread.put([job(0, 3)])
     async with asyncio.timeout(300):
         assert repr(await errors.get()) == repr(ValueError("a bug of the runner"))
     assert await thread.close(60.0)
@@ -112,10 +118,10 @@ async def test_an_error_of_the_runner_ends_the_thread_and_is_told() -> None:
 
 async def test_the_end_waits_for_the_turn_under_way_and_no_longer_than_told() -> None:
     runner = Gate()
-    thread = StepThread(runner)
+    thread = StepThread(runner, ids)
     thread.start(lambda events: None, lambda error: None)
     runner.may_run.clear()
-    thread.add([job(0, 1000)])
+    thread.put([job(0, 1000)])
     assert await asyncio.to_thread(runner.began.wait, 60)
     assert not await thread.close(0.01)
     runner.may_run.set()
@@ -124,7 +130,7 @@ async def test_the_end_waits_for_the_turn_under_way_and_no_longer_than_told() ->
 
 
 async def test_a_thread_that_was_not_started_ends_at_once() -> None:
-    assert await StepThread(CountingRunner()).close(1.0)
+    assert await StepThread(CountingRunner(), ids).close(1.0)
 
 
 @pytest.fixture
@@ -134,7 +140,7 @@ async def served(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> tuple[Step
     for bound in ("PROBE_S", "LOOP_S"):  # no stall of the machine is a fault
         monkeypatch.setattr(step_model, bound, 60.0)
     runner, results = Gate(), list[Any]()
-    model = StepModel(info, runner, lambda sequence: sequence.token_ids.tolist(), [1, 7])
+    model = StepModel(info, runner, ids, [1, 7])
     callbacks = StageCallbacks(
         lambda stats: None, lambda got, stats: results.extend(got), lambda _: None, results.append
     )
@@ -164,7 +170,7 @@ async def test_a_turn_that_takes_long_is_no_idle_engine_that_hangs(
     model, runner, _ = served
     monkeypatch.setattr(step_model, "PROBE_S", 0.05)
     runner.may_run.clear()
-    model._thread.add([StepJob(5, [1, 7], 0.0, None, False)])
+    model._thread.put([StepJob(5, [1, 7], 0.0, None, False)])
     assert await asyncio.to_thread(runner.began.wait, 60)
     assert await asyncio.to_thread(model.fault) == ""
     runner.may_run.set()
@@ -196,9 +202,9 @@ async def test_the_watchdog_sees_a_runner_that_hangs_while_it_takes_jobs() -> No
 
     runner = Stuck()
     runner.may_run.clear()
-    thread = StepThread(runner)
+    thread = StepThread(runner, ids)
     thread.start(lambda events: None, lambda error: pytest.fail(repr(error)))
-    thread.add([job(0, 1)])
+    thread.put([job(0, 1)])
     assert await asyncio.to_thread(runner.began.wait, 60)
     [turn] = thread.running()
     runner.may_run.set()

@@ -15,8 +15,9 @@ from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
 from penstock.ops.bench.cellular.generation.generation_models import MARIAN, TINY, Shape, options_of, random_model
 from penstock.ops.bench.cellular.load import OfferedRunner
 from penstock.ops.bench.gpu.device_bench import DeviceBench
+from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.garbage_collection import calm_garbage_collection
-from penstock.worker.stepping.contract import StepEvents, StepJob
+from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.generation_runner import GenerationRunner
 from penstock.worker.stepping.generation_work import GenerationWork
 
@@ -122,7 +123,7 @@ class StaticBatches:
         """See `StepRunner.add`."""
         self._queue.extend(jobs)
 
-    def advance(self, now: float) -> StepEvents:
+    def advance(self, now: float) -> JobEvents:
         """See `StepRunner.advance`."""
         if self._runner.is_idle:
             self._runner.add([self._queue.popleft() for _ in range(min(self._max_requests, len(self._queue)))])
