@@ -121,7 +121,7 @@ async def test_a_classifier_of_lstm_cells_gives_the_scores_of_the_cpu(
         output=nn.Linear(WIDTH, 4),
     )
     requests = [{"tokens": tokens.tolist()} for tokens in TEXTS]
-    exact = [outputs[-1].values["scores"] for outputs in run_all(load_cells(folder).model, requests)]
+    exact = [outputs["scores"] for outputs in run_all(load_cells(folder).model, requests)]
     async with served(folder, "--dtype", dtype) as client:
         rows = await client.sequence(requests * 30)
     for row, scores in zip(rows, exact * 30, strict=True):
@@ -141,7 +141,7 @@ async def test_a_language_model_of_lstm_cells_generates_the_tokens_of_the_cpu(tm
         output=nn.Linear(WIDTH, VOCAB),
     )
     requests = [{"tokens": tokens.tolist(), "max_tokens": 9} for tokens in TEXTS]
-    exact = [outputs[-1].values["token"] for outputs in run_all(load_cells(folder).model, requests)]
+    exact = [outputs["token"] for outputs in run_all(load_cells(folder).model, requests)]
     async with served(folder, "--dtype", "float32") as client:
         rows = await client.sequence(requests)
     for row, tokens in zip(rows, exact, strict=True):

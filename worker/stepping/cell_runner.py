@@ -10,7 +10,6 @@ import numpy as np
 from penstock.engine.cells.contract import CellOutput, CellSpec, RunningCells, StepEngine
 from penstock.engine.cells.errors import CellFailed
 from penstock.engine.cells.state.sessions import SessionBatch, Sessions
-from penstock.engine.cells.state.state_pool import StatePool
 from penstock.engine.errors import DeviceFailed, EngineError
 from penstock.engine.types import Float32Array
 from penstock.scheduler.cellular import CellRule, CellScheduler, CellSettings, CellTask
@@ -98,7 +97,7 @@ class CellRunner:
         self._scheduler = CellScheduler(rules, CellSettings(max_tasks, num_slots - 1, admission))
         self._specs = specs
         self._engine = engine
-        self._sessions = Sessions(specs, StatePool(num_slots))
+        self._sessions = Sessions(specs, num_slots)
         self._jobs = CellJobs()
         self._underway: deque[_Underway] = deque()  # in the order of their start
         self._started: list[int] = []  # jobs whose sessions were opened; `advance` has not told yet

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from penstock.engine.cells.contract import NO_NODE, CellSpec, Int32Array
 from penstock.engine.cells.errors import EmptySequence, GraphTooLarge, InvalidSequence, UnknownCell, WrongArity
 from penstock.engine.cells.kernels.compiled import load_kernels
-from penstock.engine.cells.tables.packing import pack
-from penstock.engine.cells.tables.slot_plan import SlotPlan
+from penstock.engine.cells.tables.packing import SlotPlan, pack
 
 Rows = npt.NDArray[np.int64]
 

@@ -8,8 +8,7 @@ import torch
 from numba import njit
 
 from penstock.engine.cells.contract import CellSpec, StateSpec
-from penstock.engine.cells.kernels.description_kernel import describe_input, describe_rows
-from penstock.engine.cells.kernels.fault_kernel import find_fault
+from penstock.engine.cells.kernels.batch_kernels import describe_input, describe_rows, find_fault
 from penstock.engine.cells.kernels.graph_kernels import measure_shape, plan_slots
 from penstock.engine.cells.kernels.opening_kernels import NO_ROOM, OPENED, open_requests
 from penstock.engine.cells.kernels.result_kernels import collect
@@ -63,14 +62,14 @@ def _exercise(kernels: SessionKernels) -> None:
 
     RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.
     """
-    table = NodeTable([CellSpec("cell", (StateSpec("h", 1),), ("x",), emits=(StateSpec("y", 1, torch.int32),))])
+    table = NodeTable([CellSpec("cell", (StateSpec("h", 1),), ("x",), emits=(StateSpec("y", 1, torch.int32),))], 2)
     one = np.ones(1, np.int32)
     fields = np.array([1, 1, 1, 1, 16, 0, 2, 0, 1, NONE, NONE, 1, 0, 2, 7, 8], np.int32)  # see packing.py
     packed = np.frombuffer(bytearray(fields.tobytes()), np.int32)
     keys, num_values, rows, write, finished, members = np.zeros((6, 1), np.int32)
-    needed, pool = np.empty(3, np.int32), (np.zeros(2, np.int32), np.array([1, 0], np.int32), np.array([1], np.int32))
+    needed, pool = np.empty(3, np.int32), table.pool
     read, given, is_first = np.empty((1, 1), np.int32), np.empty((1, 1, 1), np.int32), np.empty(1, np.bool_)
-    no, has_ended, offsets = np.zeros(1, np.bool_), np.empty(1, np.bool_), np.empty(2, np.int32)
+    no, offsets = np.zeros(1, np.bool_), np.empty(2, np.int32)
     results: list[int] = []
     for _ in range(2):  # without room, and with it
         nodes, slots, places, values = table.nodes, table.slots, table.places, table.values
@@ -90,9 +89,7 @@ def _exercise(kernels: SessionKernels) -> None:
         results.append(int(given[0, 0, 0]))
         first = table.first_emission
         results.append(kernels.store(nodes, places, values, requests, rows, one, one, first, 1, given[0]))
-        results += kernels.apply(
-            nodes, slots, values, requests, counts, *pool, rows, one, one, no, no, has_ended, finished
-        )
+        results += kernels.apply(nodes, slots, values, requests, counts, *pool, rows, one, one, no, no, finished)
     columns = np.full((1, 1), table.first_emission, np.int32)
     row = np.empty(3, np.int32)
     results.append(kernels.collect(nodes, places, values, requests, keys, columns, one, one, offsets, row, no))

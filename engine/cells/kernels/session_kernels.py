@@ -97,11 +97,11 @@ def store(nodes: Int32Array, places: Int32Array, values: Int32Array, requests: I
 
 def apply(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: Int32Array, counts: Int32Array,
           references: Int32Array, free: Int32Array, num_free: Int32Array, rows: Int32Array, asked: Int32Array,
-          ran: Int32Array, is_stopped: BoolArray, has_failed: BoolArray, has_ended: BoolArray,
+          ran: Int32Array, is_stopped: BoolArray, has_failed: BoolArray,
           finished: Int32Array) -> tuple[int, int]:  # fmt: skip
     """A batch has run. rows, asked, ran, is_stopped, has_failed [R]. references, free, num_free: of the pool.
 
-    Writes has_ended [R], and the rows whose request has finished with them. Returns the number of these, and the steps
+    Writes the rows whose request has finished with them. Returns the number of these, and the steps
     that ran, of all rows; NONE, and nothing changed: a row ran more than it was asked for, or fewer than none. Slots
     that are read no more are free. Requests that are closed, and have no other batch underway, are forgotten.
     """
@@ -116,7 +116,6 @@ def apply(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: In
         node = rows[row]
         request = nodes[node, REQUEST]
         requests[request, UNDERWAY] -= 1
-        has_ended[row] = False
         if requests[request, IS_CLOSED]:
             if requests[request, UNDERWAY] == 0:
                 _forget(nodes, slots, values, requests, counts, references, free, num_free, request)
@@ -129,7 +128,6 @@ def apply(nodes: Int32Array, slots: Int32Array, values: Int32Array, requests: In
         is_over = is_stopped[row] or has_failed[row] or nodes[node, DONE] >= nodes[node, STEPS]
         if not is_over or nodes[node, HAS_ENDED]:
             continue
-        has_ended[row] = True
         nodes[node, HAS_ENDED] = 1
         if nodes[node, IS_LAST]:
             _release(references, free, num_free, nodes[node, SLOT])

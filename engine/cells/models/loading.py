@@ -14,9 +14,8 @@ from torch import nn
 
 from penstock.engine.cells.errors import InvalidCell
 from penstock.engine.cells.models.layers import tensors_of
-from penstock.engine.cells.models.lstm import lstm_classifier, lstm_language_model
+from penstock.engine.cells.models.lstm import lstm_classifier, lstm_language_model, lstm_seq2seq
 from penstock.engine.cells.models.model import CellModel
-from penstock.engine.cells.models.seq2seq import lstm_seq2seq
 from penstock.engine.cells.models.tree import binary_tree_classifier, child_sum_tree_classifier
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Tensors, read_tensors, resolve_model, revision_of

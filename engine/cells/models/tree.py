@@ -26,8 +26,7 @@ from penstock.engine.cells.errors import CyclicGraph, DisconnectedGraph, Invalid
 from penstock.engine.cells.graphs.graph import GraphBuilder, Rows, are_integers
 from penstock.engine.cells.models.layers import DenseModule, Table, read_dense, read_table
 from penstock.engine.cells.models.lstm import classify_cell
-from penstock.engine.cells.models.model import CellModel, RequestFields
-from penstock.engine.cells.models.requests import take_integers, take_tokens
+from penstock.engine.cells.models.model import CellModel, RequestFields, take_integers, take_tokens
 from penstock.engine.model.checkpoint import Tensors as Weights
 
 

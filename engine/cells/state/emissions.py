@@ -4,7 +4,7 @@ Imports no torch: the process that makes replies reads rows before it has loaded
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 Emitted = npt.NDArray[np.float32] | Int32Array
 
 _ITEM_BYTES = 4  # float32 or int32
-
-
-class NodeOutput(NamedTuple):
-    """Emissions of one node so far."""
-
-    node: int
-    values: Mapping[str, Emitted]  # each [steps that have run, width]
 
 
 def host_dtype(emission: "StateSpec") -> type[np.float32 | np.int32]:

@@ -11,9 +11,8 @@ from penstock.engine.cells.contract import CellBatch, CellOutput, CellSpec, Int3
 from penstock.engine.cells.graphs.graph import Unfolded
 from penstock.engine.cells.kernels.compiled import load_kernels
 from penstock.engine.cells.kernels.opening_kernels import NO_ROOM, NO_SLOTS, NODES_NEEDED, OPENED, VALUES_NEEDED
-from penstock.engine.cells.state.emissions import Emitted, NodeOutput, emissions_of
-from penstock.engine.cells.state.state_pool import StatePool
-from penstock.engine.cells.tables.node_table import CELL, NODE, NONE, NUM_KNOWN, NUM_NODES, NUM_OPEN, NodeTable
+from penstock.engine.cells.state.emissions import emissions_of
+from penstock.engine.cells.tables.node_table import NONE, NUM_OPEN, NodeTable
 from penstock.engine.errors import EngineError
 from penstock.engine.types import Float32Array
 
@@ -34,7 +33,6 @@ class SessionBatch(NamedTuple):
 class Applied(NamedTuple):
     """Changes of a finished batch for the scheduler and the replies."""
 
-    has_ended: BoolArray  # [R] nodes that ended with this batch
     finished: Int32Array  # rows whose request's last node ended with them: its emissions are complete
     failed: Mapping[int, EngineError]  # rows that failed: nothing of their requests may run any more
     num_steps: int  # that ran, of all rows
@@ -54,11 +52,13 @@ class Sessions:
     Its key is a small number, which may be that of a later request once it is closed and has no batch underway.
     """
 
-    def __init__(self, specs: Sequence[CellSpec], pool: StatePool) -> None:
-        """specs: of the model's cell types, in the order of `Unfolded.cells`. Compiles for seconds on first use."""
+    def __init__(self, specs: Sequence[CellSpec], num_slots: int) -> None:
+        """specs: of the model's cell types, in the order of `Unfolded.cells`. num_slots: of the engine's pool.
+
+        Compiles for seconds on first use.
+        """
         self._specs = specs
-        self._pool = pool
-        self._table = NodeTable(specs)
+        self._table = NodeTable(specs, num_slots)
         self._kernels = load_kernels()
         emissions = emissions_of(specs)
         self._columns = np.full((len(emissions), len(specs)), NONE, np.int32)
@@ -93,14 +93,14 @@ class Sessions:
         if found != NO_SLOTS:
             raise ValueError(f"request {found} was not checked for this model. This is a bug.")
         for graph in graphs:
-            graph.require_slots(self._pool.num_slots - 1)
+            graph.require_slots(self._table.num_slots - 1)
         return None
 
     def _open(self, packed: Int32Array, keys: Int32Array, num_values: Int32Array, needed: Int32Array) -> int:
         table = self._table
         found: int = self._kernels.open_requests(
             packed, table.inputs, table.widths, table.num_inputs, table.nodes, table.slots, table.places, table.values,
-            table.requests, table.counts, *self._pool.arrays, keys, num_values, needed
+            table.requests, table.counts, *table.pool, keys, num_values, needed
         )  # fmt: skip
         return found
 
@@ -126,7 +126,7 @@ class Sessions:
         """Store what a batch has emitted, and release the slots that no node reads any more."""
         table, rows, asked = self._table, done.rows, done.batch.steps
         ran, is_stopped = output.steps, output.is_stopped
-        has_failed, has_ended = np.zeros((2, len(rows)), np.bool_)
+        has_failed = np.zeros(len(rows), np.bool_)
         are_possible = ran.shape == asked.shape
         if output.failed:
             has_failed[list(output.failed)] = True
@@ -142,13 +142,13 @@ class Sessions:
         num_finished, num_steps = 0, NONE
         if are_possible:
             num_finished, num_steps = self._kernels.apply(
-                table.nodes, table.slots, table.values, table.requests, table.counts, *self._pool.arrays, rows, asked,
-                ran, is_stopped, has_failed, has_ended, finished
+                table.nodes, table.slots, table.values, table.requests, table.counts, *table.pool, rows, asked,
+                ran, is_stopped, has_failed, finished
             )  # fmt: skip
         if num_steps == NONE:
             raise RuntimeError(f"the engine ran other steps of {done.batch.cell!r} than asked. This is a bug.")
         failed = {row: error for row, error in output.failed.items() if not is_closed[row]} if output.failed else {}
-        return Applied(has_ended, finished[:num_finished], failed, num_steps)
+        return Applied(finished[:num_finished], failed, num_steps)
 
     def results(self, keys: Int32Array) -> Results:
         """Emissions of requests so far, each as one row: see `emissions.split`."""
@@ -176,32 +176,15 @@ class Sessions:
         )  # fmt: skip
         return size
 
-    def emitted(self, key: int) -> list[NodeOutput]:
-        """Emissions so far of each node whose cell emits, in the graph's order."""
-        first, num_nodes = self._table.requests[key, [NODE, NUM_NODES]].tolist()
-        nodes = [(node, self._values_of(first + node)) for node in range(num_nodes)]
-        return [NodeOutput(node, values) for node, values in nodes if values]
-
     def close(self, keys: Int32Array) -> None:
         """Forget requests, finished or not. What they still have underway is ignored; then their slots are free."""
         table = self._table
         if not self._kernels.close(
-            table.nodes, table.slots, table.values, table.requests, table.counts, *self._pool.arrays, keys
+            table.nodes, table.slots, table.values, table.requests, table.counts, *table.pool, keys
         ):
             raise ValueError("a request was closed that is not open. This is a bug.")
         table.shrink()
 
     def check_integrity(self) -> None:
         """Raise unless every slot and every row belongs to an open request. Called by tests, and when idle."""
-        self._pool.check_integrity()
         self._table.check_integrity()
-        if self._table.counts[NUM_KNOWN] == 0 and self._pool.num_free != self._pool.num_slots - 1:
-            raise RuntimeError("slots are in use, but no request is open. This is a bug.")
-
-    def _values_of(self, node: int) -> dict[str, Emitted]:
-        values: dict[str, Emitted] = {}
-        emits = self._specs[self._table.nodes[node, CELL]].emits
-        for column, emission in enumerate(emits, self._table.first_emission):
-            found = self._table.values_of(node, column, emission.width)
-            values[emission.name] = found.view(np.float32).copy() if emission.dtype.is_floating_point else found.copy()
-        return values

@@ -1,4 +1,4 @@
-"""The active requests, their nodes and their values, as arrays for the kernels of session_kernels.py."""
+"""The active requests, their nodes, values and state slots, as arrays for the kernels of session_kernels.py."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.cells.contract import CellSpec, Int32Array
+from penstock.engine.cells.contract import NO_SLOT, CellSpec, Int32Array
 
 NONE = -1
 
@@ -29,9 +29,19 @@ _MOST_KEPT = 1 << 18  # nodes and values of an empty table
 
 
 class NodeTable:
-    """Arrays that grow. A request's nodes are contiguous and so are its values; both stay where they are."""
+    """Arrays that grow. A request's nodes are contiguous and so are its values; both stay where they are.
 
-    def __init__(self, specs: Sequence[CellSpec]) -> None:
+    State slots are 1 to num_slots - 1; slot 0 holds zeros. A slot is free again when its last reference is released.
+    """
+
+    def __init__(self, specs: Sequence[CellSpec], num_slots: int) -> None:
+        if num_slots < 2:
+            raise ValueError(f"num_slots must be at least 2, not {num_slots}: slot {NO_SLOT} holds zeros.")
+        self.num_slots = num_slots
+        self._references = np.zeros(num_slots, np.int32)
+        self._free_slots = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # a stack: the first `num_free` of them
+        self._num_free = np.full(1, num_slots - 1, np.int32)
+        self.pool = self._references, self._free_slots, self._num_free
         names = sorted({name for spec in specs for name in spec.inputs})
         self.num_inputs = len(names)
         self.arity = max(spec.arity for spec in specs)
@@ -51,6 +61,11 @@ class NodeTable:
         self.requests = np.zeros((0, 8), np.int32)
         self.counts = np.full(OF_VALUES + END + 1, NONE, np.int32)
         self.counts[[NUM_KNOWN, NUM_OPEN, OF_NODES + END, OF_VALUES + END]] = 0
+
+    @property
+    def num_free(self) -> int:
+        """Slots without a reference."""
+        return int(self._num_free[0])
 
     @property
     def first_emission(self) -> int:
@@ -84,13 +99,16 @@ class NodeTable:
         is_closed: npt.NDArray[np.bool_] = self.requests[keys, IS_CLOSED] != 0
         return is_closed
 
-    def values_of(self, node: int, column: int, width: int) -> Int32Array:
-        """The values that a node has emitted so far [steps, width]."""
-        start = self.places[node, START, column]
-        return self.values[start : start + self.nodes[node, DONE] * width].reshape(-1, width)
-
     def check_integrity(self) -> None:
-        """Raise unless each request, node and value is in use or free, and none is both."""
+        """Raise unless each request, node, value and slot is in use or free, and none is both."""
+        free = self._free_slots[: self.num_free]
+        is_free = np.zeros(self.num_slots, np.bool_)
+        is_free[free] = True
+        is_free[NO_SLOT] = True
+        if is_free.sum() != self.num_free + 1 or ((self._references == 0) != is_free).any():
+            raise RuntimeError("the free slots are not those without references. This is a bug.")
+        if self.counts[NUM_KNOWN] == 0 and self.num_free != self.num_slots - 1:
+            raise RuntimeError("slots are in use, but no request is open. This is a bug.")
         known = self.requests[self.requests[:, NUM_NODES] > 0]
         if [len(known), (known[:, IS_CLOSED] == 0).sum()] != self.counts[[NUM_KNOWN, NUM_OPEN]].tolist():
             raise RuntimeError("the rows of requests in use are not as many as the requests. This is a bug.")

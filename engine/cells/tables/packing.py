@@ -5,16 +5,33 @@ of each slot; then of each input the offsets and the values. Slots and reads are
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.contract import Int32Array
-from penstock.engine.cells.tables.slot_plan import SlotPlan
 
 # Fields of the header. SIZE: of the packed graph, header included.
 NUM_NODES, ARITY, NUM_INPUTS, NUM_SLOTS, SIZE = range(5)
 HEADER = 5
+
+
+class SlotPlan(NamedTuple):
+    """Which slots a request's nodes use, numbered from 0; chosen so that the request never waits for a slot.
+
+    A node writes the slot of a node that it reads where it is the only reader, else a slot of its own.
+    """
+
+    slots: Int32Array  # [N] written
+    spare: Int32Array  # [N, arity] slots that are read and not written: a reference each, until the node has read
+    is_last: Int32Array  # [N] whether no node reads it: it holds a reference until it ends
+    references: Int32Array  # of each slot
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that the request acquires at once."""
+        return len(self.references)
 
 
 def pack(

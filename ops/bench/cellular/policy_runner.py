@@ -11,7 +11,6 @@ import numpy as np
 
 from penstock.engine.cells.contract import CellSpec, RunningCells, StepEngine
 from penstock.engine.cells.state.sessions import SessionBatch, Sessions
-from penstock.engine.cells.state.state_pool import StatePool
 from penstock.ops.bench.cellular.policies import CellScheduling
 from penstock.scheduler.cellular import CellJob, CellTask
 from penstock.worker.batching.job_runner import JobEvents
@@ -34,7 +33,7 @@ class PolicyRunner:
         self, specs: Sequence[CellSpec], engine: StepEngine, policy: CellScheduling, clock: Callable[[], float]
     ) -> None:
         self._engine, self._policy, self._clock = engine, policy, clock
-        self._sessions = Sessions(specs, StatePool(engine.num_slots))
+        self._sessions = Sessions(specs, engine.num_slots)
         self._works: dict[int, SequenceWork] = {}
         self._keys: dict[int, int] = {}  # of the sessions of requests that have slots
         self._underway: deque[_Underway] = deque()

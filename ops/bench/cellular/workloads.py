@@ -15,8 +15,7 @@ from penstock.engine.cells.contract import Cell, CellSpec, Int32Array, StepEngin
 from penstock.engine.cells.graphs.graph import GraphBuilder
 from penstock.engine.cells.models.layers import read_stack, read_table, weights_of
 from penstock.engine.cells.models.lstm import read_cell
-from penstock.engine.cells.models.model import CellModel, RequestFields
-from penstock.engine.cells.models.requests import take_tokens
+from penstock.engine.cells.models.model import CellModel, RequestFields, take_tokens
 from penstock.engine.cells.models.tree import binary_tree_classifier
 from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.gpu.cells.lstm import LstmCell, lstm_cell

@@ -9,9 +9,8 @@ import numpy as np
 from penstock.engine.cells.contract import StepEngine
 from penstock.engine.cells.graphs.graph import Unfolded
 from penstock.engine.cells.models.model import CellModel
-from penstock.engine.cells.state.emissions import NodeOutput
+from penstock.engine.cells.state.emissions import Emitted, emissions_of, split
 from penstock.engine.cells.state.sessions import SessionBatch, Sessions
-from penstock.engine.cells.state.state_pool import StatePool
 from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.errors import EngineError
 
@@ -33,10 +32,9 @@ class RandomLoop:
     ) -> None:
         """depth: batches that are underway at once. quantum: of every batch; None: random."""
         self.model = model
-        self.pool = StatePool(num_slots)
-        self.sessions = Sessions(model.specs, self.pool)
+        self.sessions = Sessions(model.specs, num_slots)
         self.engine = engine or CpuStepEngine(model.cells, num_slots)
-        self.results: dict[int, list[NodeOutput]] = {}
+        self.results: dict[int, Mapping[str, Emitted]] = {}  # by emission
         self.errors: dict[int, EngineError] = {}
         self.num_batches = 0
         self._quantum = quantum
@@ -47,6 +45,7 @@ class RandomLoop:
         self._keys: dict[int, int] = {}  # of sessions, by request
         self._left: dict[tuple[int, int], int] = {}  # (request, node) -> steps not yet begun, of ready nodes
         self._known: set[tuple[int, int]] = set()  # nodes that were ready at some time
+        self._to_run: dict[tuple[int, int], int] = {}  # steps that have not run, of known nodes
         self._ended: set[tuple[int, int]] = set()
         self._underway: list[tuple[SessionBatch, list[tuple[int, int]], Any]] = []
 
@@ -85,7 +84,7 @@ class RandomLoop:
             key = (id, node)
             if key not in self._known and all((id, other) in self._ended for other in needed):
                 self._known.add(key)
-                self._left[key] = steps
+                self._left[key] = self._to_run[key] = steps
 
     def _start(self) -> None:
         id, node = self._random.choice(list(self._left))
@@ -108,14 +107,17 @@ class RandomLoop:
 
     def _finish(self) -> None:
         batch, chosen, running = self._underway.pop(0)
-        applied = self.sessions.apply(batch, running.result())
-        for row in np.flatnonzero(applied.has_ended).tolist():
-            key = chosen[row]
-            self._ended.add(key)
-            self._left.pop(key, None)
-            self._note_ready(key[0])
+        output = running.result()
+        applied = self.sessions.apply(batch, output)
+        for key, ran, is_stopped in zip(chosen, output.steps.tolist(), output.is_stopped.tolist(), strict=True):
+            self._to_run[key] -= ran
+            if (is_stopped or self._to_run[key] == 0) and key[0] in self._graphs and key not in self._ended:
+                self._ended.add(key)
+                self._left.pop(key, None)
+                self._note_ready(key[0])
         for id in [chosen[row][0] for row in applied.finished.tolist()]:
-            self.results[id] = self.sessions.emitted(self._keys[id])
+            (row,), _ = self.sessions.results(np.array([self._keys[id]], np.int32))
+            self.results[id] = split(row, emissions_of(self.model.specs))
             self._forget(id)
         errors = {chosen[row][0]: error for row, error in applied.failed.items()}
         self.errors |= errors
@@ -129,7 +131,7 @@ class RandomLoop:
         self._left = {key: left for key, left in self._left.items() if key[0] != id}
 
 
-def run_all(model: CellModel, requests: Sequence[Request], **options: Any) -> list[list[NodeOutput]]:
+def run_all(model: CellModel, requests: Sequence[Request], **options: Any) -> list[Mapping[str, Emitted]]:
     """Results of all requests, which share batches at random."""
     loop = RandomLoop(model, **options)
     for id, request in enumerate(requests):
@@ -137,9 +139,3 @@ def run_all(model: CellModel, requests: Sequence[Request], **options: Any) -> li
     loop.run()
     assert loop.errors == {}
     return [loop.results[id] for id in range(len(requests))]
-
-
-def only(outputs: Sequence[NodeOutput], emission: str) -> "np.ndarray[Any, Any]":
-    """The values of the one node that emits."""
-    (output,) = outputs
-    return output.values[emission]

@@ -25,8 +25,7 @@ from penstock.engine.cells.graphs.graph import GraphBuilder, GraphLimits, InputV
 from penstock.engine.cells.graphs.graph_checks import check_graph
 from penstock.engine.cells.models.layers import weights_of
 from penstock.engine.cells.models.lstm import lstm_classifier
-from penstock.engine.cells.models.model import CellModel, RequestFields
-from penstock.engine.cells.models.requests import take_tokens
+from penstock.engine.cells.models.model import CellModel, RequestFields, take_tokens
 from penstock.engine.errors import EngineError, InvalidBatch
 
 H = StateSpec("h", 2)

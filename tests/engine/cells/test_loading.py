@@ -15,9 +15,8 @@ from torch import nn
 
 from penstock.engine.cells.models.layers import weights_of
 from penstock.engine.cells.models.loading import import_cells, is_made_of_cells, load_cells, save_cells
-from penstock.engine.cells.models.lstm import lstm_classifier, lstm_language_model
+from penstock.engine.cells.models.lstm import lstm_classifier, lstm_language_model, lstm_seq2seq
 from penstock.engine.cells.models.model import CellModel
-from penstock.engine.cells.models.seq2seq import lstm_seq2seq
 from penstock.engine.cells.models.tree import binary_tree_classifier, child_sum_tree_classifier
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from tests.engine.cells.loop import run_all
@@ -113,12 +112,10 @@ def test_a_saved_model_loads_and_gives_the_same(name: str, tmp_path: Path) -> No
     assert is_made_of_cells(str(tmp_path))
     loaded = load_cells(tmp_path, max_rows=17)
     assert {spec.max_rows for spec in loaded.model.specs} == {17}
-    for found, wanted in zip(
-        *(run_all(model, [request])[0] for model in (loaded.model, make(weights_of(**parts)))), strict=True
-    ):
-        assert found.values.keys() == wanted.values.keys()
-        for emission in found.values:
-            np.testing.assert_array_equal(found.values[emission], wanted.values[emission])
+    found, wanted = (run_all(model, [request])[0] for model in (loaded.model, make(weights_of(**parts))))
+    assert found.keys() == wanted.keys()
+    for emission, values in found.items():
+        np.testing.assert_array_equal(values, wanted[emission])
 
 
 def test_the_revision_is_that_of_the_files(tmp_path: Path) -> None:
@@ -233,7 +230,7 @@ def forget_modules() -> None:
 def test_an_operators_own_model_is_imported(package: Path, attribute: str) -> None:
     forget_modules()
     model, revision = import_cells(f"own_cells.sums:{attribute}")
-    assert run_all(model, [{"values": [1, 2]}])[0][0].values["sum"].ravel().tolist() == [1, 3]
+    assert run_all(model, [{"values": [1, 2]}])[0]["sum"].ravel().tolist() == [1, 3]
     assert len(revision) == 32
 
 

@@ -16,7 +16,7 @@ from penstock.engine.cells.models.model import CellModel
 from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import read_tensors
-from tests.engine.cells.loop import RandomLoop, only, run_all
+from tests.engine.cells.loop import RandomLoop, run_all
 
 VOCAB, WIDTH, END = 40, 12, 3
 LENGTHS = (1, 2, 7, 8, 9, 30)
@@ -49,7 +49,7 @@ def test_a_classifier_gives_the_scores_of_packed_nn_lstm(layers: int) -> None:
     parts, texts = modules(layers, outputs=5), sentences()
     results = run_all(lstm_classifier(weights_of(**parts)), [{"tokens": text} for text in texts])
     for logits, result in zip(logits_of(parts, texts), results, strict=True):
-        np.testing.assert_allclose(only(result, "scores")[0], logits[-1].softmax(0), atol=1e-5)
+        np.testing.assert_allclose(result["scores"][0], logits[-1].softmax(0), atol=1e-5)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -59,7 +59,7 @@ def test_a_language_model_scores_each_token_as_nn_lstm_does(layers: int) -> None
     results = run_all(model, [{"tokens": text} for text in texts])
     for text, logits, result in zip(texts, logits_of(parts, texts), results, strict=True):
         expected = logits[:-1].log_softmax(1)[range(len(text) - 1), text[1:]]
-        np.testing.assert_allclose(only(result, "score")[:, 0], expected, atol=1e-5)
+        np.testing.assert_allclose(result["score"][:, 0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -72,7 +72,7 @@ def test_a_language_model_continues_a_text_greedily_until_the_end_token(depth: i
     lengths = set()
     for text, result in zip(texts, results, strict=True):
         expected = continued(parts, text, 5)
-        assert only(result, "token")[:, 0].tolist() == expected
+        assert result["token"][:, 0].tolist() == expected
         lengths.add(len(expected))
     assert 5 in lengths
     assert len(lengths) > 1
@@ -94,7 +94,7 @@ def test_half_precision_keeps_the_cell_state_in_float32() -> None:
     assert dtypes == {"h0": torch.bfloat16, "c0": torch.float32, "h1": torch.bfloat16, "c1": torch.float32}
     results = run_all(model, [{"tokens": text} for text in texts])
     for logits, result in zip(logits_of(parts, texts), results, strict=True):
-        np.testing.assert_allclose(only(result, "scores")[0], logits[-1].softmax(0), atol=0.02)
+        np.testing.assert_allclose(result["scores"][0], logits[-1].softmax(0), atol=0.02)
 
 
 def test_weights_come_from_safetensors_too(tmp_path: Path) -> None:
@@ -103,13 +103,13 @@ def test_weights_come_from_safetensors_too(tmp_path: Path) -> None:
     save_file(named, tmp_path / "model.safetensors")
     models = [lstm_classifier(read_tensors(tmp_path)), lstm_classifier(weights_of(**parts))]
     one, other = (run_all(model, [{"tokens": texts[2]}])[0] for model in models)
-    np.testing.assert_array_equal(only(one, "scores"), only(other, "scores"))
+    np.testing.assert_array_equal(one["scores"], other["scores"])
 
 
 def test_an_lstm_without_biases_runs() -> None:
     parts = modules(1, outputs=5) | {"lstm": nn.LSTM(8, WIDTH, bias=False, batch_first=True)}
     (result,) = run_all(lstm_classifier(weights_of(**parts)), [{"tokens": [1, 2]}])
-    np.testing.assert_allclose(only(result, "scores")[0], logits_of(parts, [[1, 2]])[0][-1].softmax(0), atol=1e-5)
+    np.testing.assert_allclose(result["scores"][0], logits_of(parts, [[1, 2]])[0][-1].softmax(0), atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"bidirectional": True}, {"proj_size": 4}])

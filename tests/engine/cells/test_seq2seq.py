@@ -7,9 +7,9 @@ from torch import nn
 
 from penstock.engine.cells.errors import InvalidCell
 from penstock.engine.cells.models.layers import weights_of
+from penstock.engine.cells.models.lstm import lstm_seq2seq
 from penstock.engine.cells.models.model import CellModel
-from penstock.engine.cells.models.seq2seq import lstm_seq2seq
-from tests.engine.cells.loop import only, run_all
+from tests.engine.cells.loop import run_all
 
 SOURCE, TARGET, WIDTH, START, END = 30, 25, 10, 1, 2
 Parts = dict[str, nn.Module]
@@ -70,7 +70,7 @@ def test_the_decoder_emits_what_a_loop_with_feedback_emits(layers: int, depth: i
     random = np.random.default_rng(0)
     texts = [random.integers(0, SOURCE, length).tolist() for length in (1, 3, 8, 17, 4, 5, 9, 2)]
     requests = [{"tokens": text, "max_tokens": 12} for text in texts]
-    results = [only(result, "token")[:, 0].tolist() for result in run_all(model_of(parts), requests, depth=depth)]
+    results = [result["token"][:, 0].tolist() for result in run_all(model_of(parts), requests, depth=depth)]
     assert results == [translated(parts, text, 12) for text in texts]
 
 
@@ -79,7 +79,7 @@ def test_a_decoder_that_never_stops_ends_after_max_tokens() -> None:
     with torch.no_grad():
         parts["output"].bias[END] = -1e9  # type: ignore[operator]
     (result,) = run_all(model_of(parts), [{"tokens": [1, 2], "max_tokens": 50}])
-    assert len(only(result, "token")) == 50
+    assert len(result["token"]) == 50
 
 
 def test_the_decoder_runs_first() -> None:

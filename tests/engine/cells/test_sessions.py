@@ -15,7 +15,6 @@ from penstock.engine.cells.kernels.compiled import load_kernels
 from penstock.engine.cells.models.model import CellModel, RequestFields
 from penstock.engine.cells.state.emissions import emissions_of, split
 from penstock.engine.cells.state.sessions import SessionBatch, Sessions
-from penstock.engine.cells.state.state_pool import StatePool
 from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.cells.tables import node_table
 from penstock.engine.errors import EngineError
@@ -55,7 +54,6 @@ def graph_of(*chains: list[int]) -> Unfolded:
 class Finished(NamedTuple):
     """As `Applied`, by requests."""
 
-    has_ended: "np.ndarray[Any, np.dtype[np.bool_]]"
     finished: list[int]
     failed: dict[int, EngineError]
 
@@ -64,8 +62,7 @@ class Bench:
     """Sessions and an engine, by hand."""
 
     def __init__(self, num_slots: int = 8) -> None:
-        self.pool = StatePool(num_slots)
-        self.sessions = Sessions(MODEL.specs, self.pool)
+        self.sessions = Sessions(MODEL.specs, num_slots)
         self.engine = CpuStepEngine(MODEL.cells, num_slots)
         self.keys: dict[int, int] = {}  # by request
         self.ids: dict[int, list[int]] = {}  # the requests of each batch's rows
@@ -92,20 +89,24 @@ class Bench:
     def apply(self, batch: SessionBatch, output: CellOutput) -> Finished:
         applied, ids = self.sessions.apply(batch, output), self.ids.pop(id(batch))
         finished = [ids[row] for row in applied.finished.tolist()]
-        return Finished(applied.has_ended, finished, {ids[row]: error for row, error in applied.failed.items()})
+        return Finished(finished, {ids[row]: error for row, error in applied.failed.items()})
 
-    def sums(self, id: int) -> list[list[float]]:
-        """Of each node; the joined result has them too."""
-        sums = [output.values["sum"][:, 0].tolist() for output in self.sessions.emitted(self.keys[id])]
+    @property
+    def num_free(self) -> int:
+        """Slots."""
+        return self.sessions._table.num_free
+
+    def sums(self, id: int) -> list[float]:
+        """Of all nodes so far."""
         (row,), _ = self.sessions.results(np.array([self.keys[id]], np.int32))
-        assert split(row, EMISSIONS)["sum"][:, 0].tolist() == [value for values in sums for value in values]
+        sums: list[float] = split(row, EMISSIONS)["sum"][:, 0].tolist()
         return sums
 
 
 def test_a_request_waits_while_the_pool_is_exhausted_and_others_leave() -> None:
     bench = Bench(num_slots=5)
     assert bench.open((1, graph_of([1], [2], [3])))  # no chain may overwrite what the other one reads
-    assert bench.pool.num_free == 1
+    assert bench.num_free == 1
     assert not bench.open((2, graph_of([1], [2], [3])))
     assert bench.open((3, graph_of([1], [2])))  # its second chain is the only reader of the first
     assert bench.sessions.num_open == 2
@@ -121,12 +122,12 @@ def test_a_large_table_without_requests_gives_its_memory_back(monkeypatch: pytes
     bench.close(2)
     assert len(table.values) > 2000  # a request is open
     bench.finish(bench.batch((1, 0, 4)))
-    assert bench.sums(1) == [[1, 2, 3, 4]]
+    assert bench.sums(1) == [1, 2, 3, 4]
     bench.close(1)
     assert len(table.values) == len(table.nodes) == 0
     assert bench.open((3, graph_of([5, 6])))
     bench.finish(bench.batch((3, 0, 2)))
-    assert bench.sums(3) == [[5, 11]]
+    assert bench.sums(3) == [5, 11]
     bench.sessions.check_integrity()
 
 
@@ -138,14 +139,14 @@ def test_a_request_that_the_whole_pool_could_not_hold_is_rejected() -> None:
 def test_slots_are_free_when_the_last_reader_has_read() -> None:
     bench = Bench(num_slots=8)
     bench.open((1, graph_of([1], [2, 2], [3])))
-    assert bench.pool.num_free == 4
+    assert bench.num_free == 4
     bench.finish(bench.batch((1, 0, 1)))
     bench.finish(bench.batch((1, 1, 1)))
-    assert bench.pool.num_free == 4
+    assert bench.num_free == 4
     applied = bench.finish(bench.batch((1, 1, 1), (1, 2, 1)))
-    assert bench.pool.num_free == 7
+    assert bench.num_free == 7
     assert applied.finished == [1]
-    assert bench.sums(1) == [[1], [3, 5], [4]]
+    assert bench.sums(1) == [1, 3, 5, 4]
     bench.close(1)
     bench.sessions.check_integrity()
 
@@ -153,10 +154,10 @@ def test_slots_are_free_when_the_last_reader_has_read() -> None:
 def test_emissions_so_far_can_be_read_while_a_request_runs() -> None:
     bench = Bench()
     bench.open((1, graph_of([1, 2, 3])))
-    assert bench.sums(1) == [[]]
+    assert bench.sums(1) == []
     applied = bench.finish(bench.batch((1, 0, 2)))
-    assert (applied.has_ended.tolist(), applied.finished) == ([False], [])
-    assert bench.sums(1) == [[1, 3]]
+    assert applied.finished == []
+    assert bench.sums(1) == [1, 3]
 
 
 def test_a_chain_that_stops_while_its_next_quantum_is_underway_ends_once() -> None:
@@ -165,14 +166,14 @@ def test_a_chain_that_stops_while_its_next_quantum_is_underway_ends_once() -> No
     first, second = bench.batch((1, 0, 2)), bench.batch((1, 0, 2))
     assert bench.finish(first).finished == [1]
     bench.close(1)
-    assert bench.pool.num_free == 7
+    assert bench.num_free == 7
     bench.open((2, graph_of([7])))  # may take the slot: it runs after `second`
     third = bench.batch((2, 0, 1))
     outputs = [bench.engine.start(batch.batch).result() for batch in (second, third)]
     applied = bench.apply(second, outputs[0])
-    assert (applied.has_ended.tolist(), applied.finished) == ([False], [])
+    assert applied.finished == []
     assert bench.apply(third, outputs[1]).finished == [2]
-    assert bench.sums(2) == [[7]]
+    assert bench.sums(2) == [7]
     bench.close(2)
     bench.sessions.check_integrity()
 
@@ -181,11 +182,10 @@ def test_a_node_that_stopped_before_its_last_batch_is_not_counted_again() -> Non
     bench = Bench()
     bench.open((1, graph_of([5, 5, 1, 1], [2], [3])))
     first, second = bench.batch((1, 0, 2)), bench.batch((1, 0, 2))
-    assert bench.finish(first).has_ended.tolist() == [True]
-    assert bench.finish(second).has_ended.tolist() == [False]
+    assert bench.finish(first).finished == bench.finish(second).finished == []
     assert bench.finish(bench.batch((1, 1, 1))).finished == []
     assert bench.finish(bench.batch((1, 2, 1))).finished == [1]
-    assert bench.sums(1) == [[5, 10], [12], [13]]
+    assert bench.sums(1) == [5, 10, 12, 13]
 
 
 def test_a_cancelled_request_keeps_its_slots_until_its_batch_is_done() -> None:
@@ -194,9 +194,8 @@ def test_a_cancelled_request_keeps_its_slots_until_its_batch_is_done() -> None:
     batch = bench.batch((1, 0, 1))
     bench.close(1)
     assert bench.sessions.num_open == 0
-    assert bench.pool.num_free == 6
+    assert bench.num_free == 6
     applied = bench.finish(batch)
-    assert not applied.has_ended.any()
     assert (applied.finished, applied.failed) == ([], {})
     bench.sessions.check_integrity()
 
@@ -210,7 +209,7 @@ def test_an_id_may_be_used_again_while_its_old_batch_is_underway() -> None:
     new = bench.batch((1, 0, 2))
     bench.finish(old)
     assert bench.finish(new).finished == [1]
-    assert bench.sums(1) == [[9, 18]]
+    assert bench.sums(1) == [9, 18]
 
 
 def test_a_failed_row_fails_its_request_and_no_other() -> None:
@@ -249,7 +248,7 @@ def test_many_requests_of_all_sizes_leave_nothing_behind() -> None:
         if id % 5 == 4:
             rows = [(one, 0, len(values)) for one, values in expected.items()]
             assert bench.finish(bench.batch(*rows)).finished == list(expected)
-            assert [bench.sums(one)[0] for one in expected] == list(expected.values())
+            assert [bench.sums(one) for one in expected] == list(expected.values())
             for one in expected:
                 bench.close(one)
             expected = {}
@@ -260,12 +259,12 @@ def test_requests_that_open_together_have_slots_of_their_own_or_none() -> None:
     bench = Bench(num_slots=8)
     graphs = [graph_of([1, 2], [3], [4]), graph_of([5]), graph_of([6], [7])]
     assert bench.open(*enumerate(graphs))
-    assert bench.pool.num_free == 7 - 3 - 1 - 1
+    assert bench.num_free == 7 - 3 - 1 - 1
     assert not bench.open((3, graphs[1]), (4, graphs[0]))
     assert bench.sessions.num_open == 3
     bench.finish(bench.batch((0, 0, 2), (1, 0, 1), (2, 0, 1)))
     assert bench.finish(bench.batch((2, 1, 1), (0, 1, 1), (0, 2, 1))).finished == [2, 0]
-    assert [bench.sums(one) for one in range(3)] == [[[1, 3], [6], [7]], [[5]], [[6], [13]]]
+    assert [bench.sums(one) for one in range(3)] == [[1, 3, 6, 7], [5], [6, 13]]
     rows, is_not_finite = bench.sessions.results(np.array([bench.keys[2], bench.keys[1]], np.int32))
     assert [split(row, EMISSIONS)["sum"].ravel().tolist() for row in rows] == [[6, 13], [5]]
     assert is_not_finite.tolist() == [False, False]

@@ -23,7 +23,7 @@ from penstock.engine.cells.errors import (
 from penstock.engine.cells.graphs.graph import GraphLimits
 from penstock.engine.cells.models.tree import binary_tree_classifier, child_sum_tree_classifier
 from penstock.engine.model.checkpoint import Tensors, memory_checkpoint
-from tests.engine.cells.loop import only, run_all
+from tests.engine.cells.loop import run_all
 
 VOCAB, WORDS, WIDTH, LABELS = 30, 6, 9, 4
 State = tuple[Tensor, Tensor]
@@ -134,7 +134,7 @@ def test_binary_trees_follow_the_equations(sizes: list[int], seed: int, depth: i
     results = run_all(binary_tree_classifier(as_weights(BINARY)), requests, seed=seed, depth=depth)
     for request, result in zip(requests, results, strict=True):
         expected = binary_reference(request["tokens"], request["merges"], BINARY)  # type: ignore[arg-type]
-        np.testing.assert_allclose(only(result, "scores")[0], expected, atol=1e-5)
+        np.testing.assert_allclose(result["scores"][0], expected, atol=1e-5)
 
 
 @settings(max_examples=15)
@@ -144,7 +144,7 @@ def test_child_sum_trees_follow_the_equations(sizes: list[int], seed: int, depth
     results = run_all(child_sum_tree_classifier(as_weights(CHILD_SUM)), requests, seed=seed, depth=depth)
     for request, result in zip(requests, results, strict=True):
         expected = child_sum_reference(request["tokens"], request["parents"], CHILD_SUM)
-        np.testing.assert_allclose(only(result, "scores")[0], expected, atol=1e-5)
+        np.testing.assert_allclose(result["scores"][0], expected, atol=1e-5)
 
 
 def test_a_binary_tree_needs_a_slot_for_each_leaf_and_no_more() -> None:

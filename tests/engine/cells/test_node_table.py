@@ -1,4 +1,4 @@
-"""Blocks of the table, and the pool's smallest size. That slots add up, test_sessions.py asserts after every run."""
+"""Blocks of the table, and its least number of slots. That slots add up, test_sessions.py asserts after every run."""
 
 from itertools import pairwise
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from penstock.engine.cells.kernels.blocks import give_back, take
-from penstock.engine.cells.state.state_pool import StatePool
-from penstock.engine.cells.tables.node_table import END, NONE
+from penstock.engine.cells.tables.node_table import END, NONE, NodeTable
+from tests.engine.cells.test_sessions import MODEL
 
 
 def test_a_pool_needs_a_slot_beside_the_zeros() -> None:
     with pytest.raises(ValueError, match="at least 2"):
-        StatePool(1)
+        NodeTable(MODEL.specs, 1)
 
 
 def test_blocks_do_not_overlap_and_are_used_again() -> None:
