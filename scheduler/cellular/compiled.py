@@ -1,7 +1,9 @@
 """The kernels of the scheduler, compiled and ready to run."""
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -19,31 +21,20 @@ from penstock.scheduler.cellular.types import CellGraph
 from penstock.scheduler.compiling import compiled
 
 
-class SchedulerKernels(NamedTuple):
-    """The compiled functions of arriving.py, joining.py, running.py and index.py."""
-
-    arrive: Any
-    sum_left: Any
-    join: Any
-    plan: Any
-    settle: Any
-    drop: Any
-    number_of: Any
-    remove_all: Any
-    copy: Any
-    count_fitting: Any
-
-
 @cache
-def load_kernels() -> SchedulerKernels:
-    """The kernels, ready to run. Their files are imported here, as they load numba."""
+def load_kernels() -> Any:
+    """The kernels by their names, ready to run. Their files are imported here, as they load numba."""
     from penstock.scheduler.cellular.arriving import arrive, sum_left
     from penstock.scheduler.cellular.index import copy, number_of, remove_all
     from penstock.scheduler.cellular.joining import count_fitting, drop, join
     from penstock.scheduler.cellular.running import plan, settle
 
     functions = arrive, sum_left, join, plan, settle, drop, number_of, remove_all, copy, count_fitting
-    return SchedulerKernels(*compiled(functions, _exercise))
+    return _named(compiled(functions, _exercise))
+
+
+def _named(functions: Sequence[Any]) -> Any:
+    return SimpleNamespace(**{function.__name__: function for function in functions})
 
 
 def _exercise(*functions: Any) -> None:
@@ -51,7 +42,7 @@ def _exercise(*functions: Any) -> None:
 
     RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.
     """
-    kernels = SchedulerKernels(*functions)
+    kernels = _named(functions)
     graphs = np.frombuffer(bytearray(CellGraph.of_stages((0, 1), (0, 1)).packed), np.int32)
     arrays = with_room(make_arrays(1), 1, len(graphs))
     index, larger = np.full((2, 4, 3), NO_JOB, np.int64)

@@ -25,10 +25,6 @@ class GraphLimits:
     max_depth: int = 1024  # nodes on the longest path, such as from a leaf of a tree to its root
     max_steps: int = 8192  # of all nodes together
 
-    def too_many_nodes(self, count: str) -> GraphTooLarge:
-        """The error of a graph with so many."""
-        return GraphTooLarge(f"the graph has {count} nodes; at most {self.max_nodes} are allowed. Split it.")
-
 
 class InputValues(NamedTuple):
     """Values of one input, those of each node after those of the node before."""
@@ -100,7 +96,7 @@ class Unfolded:
 
 
 class GraphBuilder:
-    """Collects the nodes of one request. Whether they make a valid graph is checked afterwards, by `check_graph`."""
+    """Collects the nodes of one request. Whether they make a valid graph, `check_graph` looks afterwards."""
 
     def __init__(self, specs: Sequence[CellSpec], types: Mapping[str, int], limits: GraphLimits) -> None:
         """specs: of the model's cell types. types: cell name -> index of its type."""
@@ -132,7 +128,7 @@ class GraphBuilder:
         self._reads.append([*reads, *[NO_NODE] * (self._arity - len(reads))])
         longest = 1
         for name, counts in self._counts.items():
-            values = _int32(name, inputs[name]) if name in inputs else _NONE
+            values = int32_values(name, inputs[name]) if name in inputs else _NONE
             self._values[name].append(values)
             counts.append(len(values))
             longest = longest if name not in inputs or len(values) == 1 else len(values)
@@ -157,7 +153,7 @@ class GraphBuilder:
             all_reads[:, : reads.shape[1]] = reads
         self._reads += all_reads.tolist()
         for name, counts in self._counts.items():
-            values = _int32(name, inputs[name]) if name in inputs else _NONE
+            values = int32_values(name, inputs[name]) if name in inputs else _NONE
             if name in inputs and len(values) != count:
                 raise InvalidSequence(f"input {name!r} has {len(values)} values for {count} nodes of cell {cell!r}.")
             self._values[name].append(values)
@@ -170,7 +166,7 @@ class GraphBuilder:
         if kind is None:
             raise UnknownCell(f"the model has no cell {cell!r}; it has {', '.join(map(repr, self._types))}.")
         if len(self._cells) + count > self._limits.max_nodes:  # now: an unfold that never ends takes no more memory
-            raise self._limits.too_many_nodes(f"more than {self._limits.max_nodes}")
+            raise GraphTooLarge(f"the graph has more than {self._limits.max_nodes} nodes, the most allowed. Split it.")
         spec = self._specs[kind]
         if arity not in (0, spec.arity):
             raise WrongArity(f"a node of cell {cell!r} reads {spec.arity} nodes, not {arity}; NO_NODE reads zeros.")
@@ -213,17 +209,14 @@ _NONE = np.zeros(0, np.int32)
 _NO_DEPENDENCIES = np.zeros(2, np.int32), _NONE  # of one node
 
 
-def _int32(name: str, values: Sequence[int] | Int32Array) -> Int32Array:
+def int32_values(name: str, values: object) -> Int32Array:
+    """A flat list, or array, of int32 values. Raises InvalidSequence for anything else."""
     if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
         return values
-    if isinstance(values, list | tuple) and not are_integers(values):
-        raise InvalidSequence(f"input {name!r} must be a flat list of integers.")
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise InvalidSequence(f"input {name!r} must be a flat list of integers.") from error
+    is_mixed = isinstance(values, list | tuple) and not are_integers(values)
+    array = np.zeros(()) if is_mixed else np.asarray(values)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array) > 0):
-        raise InvalidSequence(f"input {name!r} must be a flat list of integers.")
+        raise InvalidSequence(f"{name!r} must be a flat list of integers.")
     if len(array) > 0 and (array.min() < -(2**31) or array.max() >= 2**31):
-        raise InvalidSequence(f"input {name!r} has values outside of int32.")
+        raise InvalidSequence(f"{name!r} has values outside of int32.")
     return array.astype(np.int32, copy=False)

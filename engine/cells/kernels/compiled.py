@@ -1,7 +1,8 @@
 """The kernels of sessions, compiled and ready to run."""
 
 from functools import cache
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,49 +16,37 @@ from penstock.engine.cells.kernels.result_kernels import collect
 from penstock.engine.cells.kernels.session_kernels import advance, apply, close, store
 from penstock.engine.cells.tables.node_table import NONE, NodeTable
 
-
-class SessionKernels(NamedTuple):
-    """The compiled functions of the files of kernels."""
-
-    open_requests: Any
-    advance: Any
-    store: Any
-    apply: Any
-    close: Any
-    collect: Any
-    find_fault: Any
-    describe_rows: Any
-    describe_input: Any
-    plan_slots: Any
-    measure_shape: Any
+_FUNCTIONS = (
+    open_requests,
+    advance,
+    store,
+    apply,
+    close,
+    collect,
+    find_fault,
+    describe_rows,
+    describe_input,
+    plan_slots,
+    measure_shape,
+)
 
 
 @cache
-def load_kernels() -> SessionKernels:
-    """The kernels: at once where an earlier process kept them, else within seconds."""
-    functions = (
-        open_requests,
-        advance,
-        store,
-        apply,
-        close,
-        collect,
-        find_fault,
-        describe_rows,
-        describe_input,
-        plan_slots,
-        measure_shape,
-    )
+def load_kernels() -> Any:
+    """The kernels by their names: at once where an earlier process kept them, else within seconds."""
     try:
-        kernels = SessionKernels(*[njit(function, cache=True) for function in functions])
-        _exercise(kernels)
+        return _compiled(cache=True)
     except Exception:  # of numba's cache: no folder, one that is full or read-only, or files that are damaged or old
-        kernels = SessionKernels(*[njit(function) for function in functions])
-        _exercise(kernels)
+        return _compiled(cache=False)
+
+
+def _compiled(*, cache: bool) -> Any:
+    kernels = SimpleNamespace(**{function.__name__: njit(function, cache=cache) for function in _FUNCTIONS})
+    _exercise(kernels)
     return kernels
 
 
-def _exercise(kernels: SessionKernels) -> None:
+def _exercise(kernels: Any) -> None:
     """Call each kernel with arrays of the types that come later: a request of one node, of which a step is given back.
 
     RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.

@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from penstock.engine.cells.contract import Cell, CellSpec, Int32Array
 from penstock.engine.cells.errors import EmptySequence, InvalidCell, InvalidGraph, InvalidSequence
-from penstock.engine.cells.graphs.graph import ARGUMENTS, GraphBuilder, GraphLimits, Unfolded, are_integers
+from penstock.engine.cells.graphs.graph import ARGUMENTS, GraphBuilder, GraphLimits, Unfolded, int32_values
 from penstock.engine.cells.graphs.graph_checks import check_graph
 
 RequestFields = Mapping[str, Any]  # a request's fields, as decoded from the wire
@@ -156,13 +155,7 @@ def take_tokens(request: RequestFields) -> Int32Array:
 
 def take_integers(request: RequestFields, name: str) -> Int32Array:
     """A flat list of int32 values."""
-    values: Any = request.get(name)
-    is_list = isinstance(values, list | tuple) and are_integers(values)
-    array = np.asarray(values if is_list or isinstance(values, np.ndarray) else [[]])
-    is_flat = array.ndim == 1 and (array.dtype.kind in "iu" or len(array) == 0)
-    if not is_flat or (len(array) > 0 and (array.min() < -(2**31) or array.max() >= 2**31)):
-        raise InvalidSequence(f"the request needs {name!r}, a flat list of int32 values.")
-    return array.astype(np.int32)
+    return int32_values(name, request.get(name))
 
 
 def take_count(request: RequestFields, name: str) -> int:
