@@ -1,7 +1,6 @@
 """Runs requests of an encoder-decoder as cells: one step of the encoder, then a chain of decoder steps."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -66,19 +65,17 @@ class GenerationRunner:
         self._encoding = StepIsolation(limits.max_encode_tokens, pause=pause)
         self._decoding = StepIsolation(limits.max_rows, pause=pause)
         self.predicted_s = 0.0  # see `StepRunner`
-        self._num_rows: dict[int, int] = {}  # by job id
-        self._waiting: dict[int, GenerationWork] = {}  # by job id: not encoded
-        self._active: dict[int, list[int]] = {}  # by job id: encoded, with its tokens so far
-        self._streaming: set[int] = set()  # jobs of which results so far are wanted
+        self._works: dict[int, GenerationWork] = {}  # by job id
+        self._tokens: dict[int, list[int]] = {}  # of those that are encoded: their tokens so far
         self._failed: dict[int, EngineError] = {}  # this and the next: to be returned
-        self._expired: deque[RejectedJob] = deque()
+        self._expired: list[RejectedJob] = []
         self._now = self._began = 0.0  # when the turn began, and by `clock` its task
         self._device_s = 0.0  # of its runs that did not fail: pauses before retries are no cost of a task
 
     @property
     def is_idle(self) -> bool:
         """See `StepRunner`."""
-        return not (self._waiting or self._active or self._failed or self._expired)
+        return not (self._works or self._failed or self._expired)
 
     def add(self, jobs: Sequence[StepJob]) -> None:
         """See `StepRunner`. The work of each job is a `GenerationWork`."""
@@ -95,9 +92,7 @@ class GenerationRunner:
             graph = CellGraph.of_stages((ENCODE, 1), (DECODE, work.options.max_new_tokens))
             size = len(work.token_ids)
             cells.append(CellJob(job.id, graph, job.arrival, job.deadline, job.bulk, num_pages, size))
-            self._waiting[job.id], self._num_rows[job.id] = work, work.options.num_beams
-            if work.stream:
-                self._streaming.add(job.id)
+            self._works[job.id] = work
         self._expire(self._scheduler.add(cells, max([job.arrival for job in jobs], default=0.0)))
 
     def cancel(self, ids: Sequence[int]) -> None:
@@ -106,7 +101,7 @@ class GenerationRunner:
         for job_id in ids:
             self._leave(job_id)
             self._failed.pop(job_id, None)
-        self._expired = deque(job for job in self._expired if job.id not in ids)
+        self._expired = [job for job in self._expired if job.id not in ids]
 
     def idle(self) -> bool:
         """See `StepRunner`."""
@@ -136,7 +131,8 @@ class GenerationRunner:
         return min(limits.num_pages, max(needed, work.options.num_beams * pages_per_row))
 
     def _encode(self, task: CellTask) -> JobEvents:
-        works = {job_id: self._waiting.pop(job_id) for job_id in task.jobs.tolist()}
+        works = {job_id: self._works[job_id] for job_id in task.jobs.tolist()}
+        sizes = {job_id: len(work.token_ids) for job_id, work in works.items()}
         starting = []
         for job_id, work in works.items():
             try:
@@ -145,22 +141,21 @@ class GenerationRunner:
                 self._fail(job_id, error)
             else:
                 starting.append(job_id)
-        sizes = {job_id: len(work.token_ids) for job_id, work in works.items()}
         self._encoding.run(starting, StepWork(self._encode_some, self._judge, sizes.__getitem__))
-        num_tokens = sum([len(work.token_ids) for work in works.values()])
+        num_tokens = sum(sizes.values())
         stats = self._finish(task, np.ones(len(works), np.int32), np.ones(len(works), np.bool_), num_tokens, 0)
         return JobEvents(started=list(works), stats=stats)
 
     def _encode_some(self, ids: Sequence[int]) -> None:
         """The generator takes so many at once as its limit of tokens allows."""
-        remaining = [job_id for job_id in ids if job_id not in self._active]
+        remaining = [job_id for job_id in ids if job_id not in self._tokens]
         while remaining:
             began = self._clock()
             joined = self._generator.encode(remaining)
             if not joined:
                 raise RuntimeError("A sequence found no free pages. This is a bug.")
             self._device_s += self._clock() - began
-            self._active.update((job_id, []) for job_id in joined)
+            self._tokens.update((job_id, []) for job_id in joined)
             remaining = remaining[len(joined) :]
 
     def _decode(self, task: CellTask) -> JobEvents:
@@ -179,31 +174,30 @@ class GenerationRunner:
             self._device_s += self._clock() - began
 
         # Once, unless a step within the quantum has failed: sequences are then left behind the others.
-        while running := [job_id for job_id in ids if num_left[job_id] and job_id in self._active]:
+        while running := [job_id for job_id in ids if num_left[job_id] and job_id in self._tokens]:
             quantum = min([num_left[job_id] for job_id in running])
-            self._decoding.run(running, StepWork(partial(decode, quantum), self._judge, self._num_rows.__getitem__))
-        if has_invalid and not (self._active or finished):
+            self._decoding.run(running, StepWork(partial(decode, quantum), self._judge, self._num_beams))
+        if has_invalid and not (self._tokens or finished):
             self._run_probe()  # no other sequence shows that the generator works
         ran = task.quantum - np.array([num_left[job_id] for job_id in ids], np.int32)
-        is_stopped = np.array([job_id not in self._active for job_id in ids])
+        is_stopped = np.array([job_id not in self._tokens for job_id in ids])
         stats = self._finish(task, ran, is_stopped, int(ran.sum()), len(finished))
-        streaming = [
-            (job_id, tokens) for job_id in ids if job_id in self._streaming and (tokens := self._active.get(job_id))
-        ]
-        emitted = [(job_id, generation_row(tokens, "partial")) for job_id, tokens in streaming]
+        streaming = [job_id for job_id in ids if self._tokens.get(job_id) and self._works[job_id].stream]
+        emitted = [(job_id, generation_row(self._tokens[job_id], "partial")) for job_id in streaming]
         return JobEvents(finished=finished, emitted=emitted, stats=stats)
 
+    def _num_beams(self, job_id: int) -> int:
+        return self._works[job_id].options.num_beams
+
     def _note(self, progress: Progress, finished: list[tuple[int, Float32Array]]) -> None:
-        tokens = self._active[progress.id]
+        tokens = self._tokens[progress.id]
         tokens += progress.tokens
-        if progress.finish is not None:
-            del self._active[progress.id]
-            self._forget(progress.id)
         if progress.finish == "invalid":
             self._fail(progress.id, NotFinite("The model's scores are not finite."))
         elif progress.finish == "no token":
             self._fail(progress.id, InvalidOption(f"The options leave no token that could follow token {len(tokens)}."))
         elif progress.finish is not None:
+            self._forget(progress.id)
             finished.append((progress.id, generation_row(tokens, progress.finish)))
 
     def _judge(self, job_id: int, error: Exception) -> None:
@@ -234,17 +228,16 @@ class GenerationRunner:
 
     def _fail(self, job_id: int, error: EngineError) -> None:
         self._scheduler.cancel([job_id])
+        self._forget(job_id)
         self._failed[job_id] = error
 
     def _leave(self, job_id: int) -> None:
-        self._waiting.pop(job_id, None)
-        self._active.pop(job_id, None)
         self._forget(job_id)
         self._generator.cancel(job_id)
 
     def _forget(self, job_id: int) -> None:
-        self._streaming.discard(job_id)
-        self._num_rows.pop(job_id, None)
+        self._works.pop(job_id, None)
+        self._tokens.pop(job_id, None)
 
     def _expire(self, rejected: Iterable[RejectedJob]) -> None:
         for job in rejected:
@@ -255,6 +248,5 @@ class GenerationRunner:
         failed, self._failed = self._failed, {}
         counts = self._encoding.take_runs() + self._decoding.take_runs()
         runs = {job_id: counts[job_id] for job_id in failed if counts[job_id]}
-        expired = tuple(self._expired)
-        self._expired.clear()
+        expired, self._expired = self._expired, []
         return events._replace(failed=failed, expired=expired, runs=runs)
