@@ -73,9 +73,9 @@ def make_arrays(num_cells: int) -> Arrays:
 def with_room(arrays: Arrays, num_jobs: int, size: int) -> Arrays:
     """The arrays with free rows for more jobs, with packed graphs of this size. Arrays that lack them double at least.
 
-    A packed graph is 5 numbers, 3 of each node, and 1 of each edge; it has a node.
+    A packed graph is 4 numbers, and 3 of each node or more, of which all but 2 may be edges; it has a node.
     """
-    num_nodes, num_edges = (size - 5 * num_jobs) // 3, size - 8 * num_jobs  # or fewer
+    num_nodes, num_edges = (size - 4 * num_jobs) // 3, size - 6 * num_jobs  # or fewer
     _, _, _, nodes_left, edges_left, jobs_left = arrays.sizes.tolist()
     if nodes_left < num_nodes:
         more = max(num_nodes, len(arrays.nodes))

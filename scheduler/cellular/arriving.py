@@ -113,14 +113,16 @@ def _predict(graphs: Int32Array, prices: Float64Array, share: float, estimates: 
     at = 0
     ends = np.empty(len(graphs))  # of nodes
     for graph in range(len(estimates)):
-        cells, steps, offsets, dependencies = parts(graphs, at)
+        cells, steps, dependencies, end = parts(graphs, at)
+        width = graphs[at + 3]
         path_s = work_s = expected_steps = asked_steps = 0.0
         for node in range(graphs[at]):
             cell, asked = graphs[cells + node], graphs[steps + node]
             expected = max(1.0, asked * share)
             begin = 0.0
-            for place in range(dependencies + graphs[offsets + node], dependencies + graphs[offsets + node + 1]):
-                begin = max(begin, ends[graphs[place]])
+            for other in graphs[dependencies + node * width : dependencies + (node + 1) * width]:
+                if other != NONE:
+                    begin = max(begin, ends[other])
             ends[node] = begin + expected * prices[STEP_S, cell]
             path_s = max(path_s, ends[node])
             work_s += expected * prices[ROW_S, cell]
@@ -128,24 +130,20 @@ def _predict(graphs: Int32Array, prices: Float64Array, share: float, estimates: 
             asked_steps += asked
         estimates[graph, PATH_S], estimates[graph, WORK_S] = path_s, work_s
         estimates[graph, EXPECTED], estimates[graph, ASKED] = expected_steps, asked_steps
-        at = dependencies + graphs[at + 3]
+        at = end
 
 
 @inlined
 def _end_of_valid(graphs: Int32Array, at: int, num_cells: int) -> int:
     """Where the packed graph after this one begins; NONE: this one breaks the contract of CellGraph."""
-    nodes, edges = graphs[at], graphs[at + 3]
-    if nodes < 1 or graphs[at + 1] != nodes or graphs[at + 2] != nodes + 1:
+    nodes, width = graphs[at], graphs[at + 3]
+    if nodes < 1 or graphs[at + 1] != nodes or graphs[at + 2] != nodes or width < 1:
         return NONE
-    cells, steps, offsets, dependencies = parts(graphs, at)
-    if graphs[offsets] != 0 or graphs[offsets + nodes] != edges:
-        return NONE
+    cells, steps, dependencies, end = parts(graphs, at)
     for node in range(nodes):
-        first, last = graphs[offsets + node], graphs[offsets + node + 1]
-        is_cell = 0 <= graphs[cells + node] < num_cells and graphs[steps + node] >= 1
-        if not (is_cell and 0 <= first <= last <= edges):
+        if not (0 <= graphs[cells + node] < num_cells and graphs[steps + node] >= 1):
             return NONE
-        for place in range(dependencies + first, dependencies + last):
-            if not 0 <= graphs[place] < node:
+        for other in graphs[dependencies + node * width : dependencies + (node + 1) * width]:
+            if not NONE <= other < node:
                 return NONE
-    return dependencies + edges  # type: ignore[no-any-return]  # numpy's
+    return end

@@ -118,7 +118,7 @@ class Backlog:
             self._trial = job.number
         self._waiting.add([job])
         graph = rows.graphs[place]
-        is_ready = np.diff(graph.dependency_offsets) == 0
+        is_ready = (graph.dependencies < 0).all(axis=1)
         self._new_ready += np.bincount(graph.cells[is_ready], minlength=len(self._rules))
         self._num_new, self._new_slots = self._num_new + 1, self._new_slots + num_slots
         return 0.0

@@ -79,7 +79,8 @@ def join(
     rows = np.empty(len(due), np.int64)
     for number in range(len(rows)):
         num_nodes = graphs[at]
-        cells, steps, offsets, dependencies = parts(graphs, at)
+        cells, steps, dependencies, end = parts(graphs, at)
+        width = graphs[at + 3]
         job = sizes[FREE_JOB]
         sizes[FREE_JOB] = jobs[job, NODE]
         sizes[JOBS_LEFT] -= 1
@@ -101,32 +102,34 @@ def join(
             sizes[FREE_NODE] = nodes[node, NEXT]
             sizes[NODES_LEFT] -= 1
             node_rows[index] = node
-            first, last = graphs[offsets + index], graphs[offsets + index + 1]
             cell = graphs[cells + index]
             nodes[node, CELL] = cell
             nodes[node, JOB] = job
             nodes[node, INDEX] = index
             nodes[node, LEFT] = graphs[steps + index]
-            nodes[node, BLOCKED] = last - first
+            nodes[node, BLOCKED] = 0
             nodes[node, ROWS] = 0
             nodes[node, EDGE] = NONE
             nodes[node, SIBLING] = jobs[job, NODE]
             nodes[node, ENDED] = 0
             jobs[job, NODE] = node
-            for place in range(dependencies + first, dependencies + last):
-                parent, edge = node_rows[graphs[place]], sizes[FREE_EDGE]
+            for other in graphs[dependencies + index * width : dependencies + (index + 1) * width]:
+                if other == NONE:
+                    continue
+                parent, edge = node_rows[other], sizes[FREE_EDGE]
                 sizes[FREE_EDGE] = edges[edge, NEXT_EDGE]
                 sizes[EDGES_LEFT] -= 1
                 edges[edge, CHILD] = node
                 edges[edge, NEXT_EDGE] = nodes[parent, EDGE]
                 nodes[parent, EDGE] = edge
-            if first == last:  # it is ready
+                nodes[node, BLOCKED] += 1
+            if nodes[node, BLOCKED] == 0:  # it is ready
                 nodes[node, NEXT] = lists[job, cell, 0]
                 lists[job, cell, 0] = node
                 if lists[job, cell, 1] == NONE:
                     lists[job, cell, 1] = node
                 counts[jobs[job, BULK], READY + cell] += 1
-        at = dependencies + graphs[at + 3]
+        at = end
     _insert(arrays, rows)
 
 
@@ -193,11 +196,11 @@ def free(arrays: Arrays, rows: Int64Array) -> None:
 
 @inlined
 def parts(graphs: Int32Array, at: int) -> tuple[int, int, int, int]:
-    """Where the cells, steps, offsets and dependencies of a packed graph begin."""
+    """Where the cells, steps and dependencies of a packed graph begin, and where it ends."""
     cells = at + 4
     steps = cells + graphs[at]
-    offsets = steps + graphs[at + 1]
-    return cells, steps, offsets, offsets + graphs[at + 2]
+    dependencies = steps + graphs[at + 1]
+    return cells, steps, dependencies, dependencies + graphs[at + 2] * graphs[at + 3]
 
 
 @inlined

@@ -53,22 +53,22 @@ class CellGraph:
 
     cells: Int32Array  # [N] index of each node's CellRule
     steps: Int32Array  # [N] steps of each node, at least 1; at most so many where the node may stop earlier
-    dependency_offsets: Int32Array  # [N + 1] into `dependencies`
-    dependencies: Int32Array  # [E] nodes that must have ended, each earlier than the node that waits for it
+    dependencies: (
+        Int32Array  # [N, W] nodes that must have ended, each earlier than the node that waits for it; -1: none
+    )
 
     @classmethod
     def of_stages(cls, *stages: tuple[int, int]) -> "CellGraph":
         """Chains of (cell, steps), of which each waits for the one before."""
         cells, steps = np.array(stages, np.int32).reshape(-1, 2).T.copy()
-        dependencies = np.arange(max(0, len(stages) - 1), dtype=np.int32)
-        return cls(cells, steps, np.maximum(np.arange(-1, len(stages), dtype=np.int32), 0), dependencies)
+        return cls(cells, steps, np.arange(-1, len(stages) - 1, dtype=np.int32)[:, None])
 
     @cached_property
     def packed(self) -> bytes:
-        """The sizes of the four arrays, and the arrays, as int32: those of many jobs end to end are a kernel's."""
-        parts = self.cells, self.steps, self.dependency_offsets, self.dependencies
-        numbers = np.concatenate(parts, dtype=np.int32, casting="same_kind")
-        return _SIZES.pack(*map(len, parts)) + numbers.tobytes()
+        """The sizes of the arrays, and the arrays, as int32: those of many jobs end to end are a kernel's."""
+        sizes = _SIZES.pack(len(self.cells), len(self.steps), *self.dependencies.shape)
+        parts = self.cells, self.steps, self.dependencies.ravel()
+        return sizes + np.concatenate(parts, dtype=np.int32, casting="same_kind").tobytes()
 
 
 class CellJob(NamedTuple):

@@ -22,7 +22,7 @@ class SequenceWork:
     @cached_property
     def cell_graph(self) -> CellGraph:
         """The graph as the scheduler takes it."""
-        return CellGraph(self.graph.cells, self.graph.steps, *self.graph.dependencies)
+        return CellGraph(self.graph.cells, self.graph.steps, self.graph.reads)
 
     @cached_property
     def num_slots(self) -> int:

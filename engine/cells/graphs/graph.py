@@ -68,18 +68,6 @@ class Unfolded:
         inputs = [(self.inputs[name].offsets, self.inputs[name].values) for name in sorted(self.inputs)]
         return pack(self.cells, self.steps, self.reads, self.slot_plan, inputs)
 
-    @cached_property
-    def dependencies(self) -> tuple[Int32Array, Int32Array]:
-        """Offsets [N + 1] and, end to end, the nodes that must end before each node starts."""
-        if len(self.reads) == 1:
-            return _NO_DEPENDENCIES
-        reads = np.sort(self.reads, axis=1)
-        is_dependency = reads != NO_NODE
-        is_dependency[:, 1:] &= reads[:, 1:] != reads[:, :-1]
-        offsets = np.zeros(len(reads) + 1, np.int32)
-        np.cumsum(is_dependency.sum(axis=1), out=offsets[1:])
-        return offsets, reads[is_dependency]
-
     def require_slots(self, num_slots: int) -> None:
         """Raise GraphTooLarge where a pool with so many slots could not hold the request, even alone."""
         if self.num_slots > num_slots:
@@ -206,7 +194,6 @@ def are_integers(values: Iterable[object]) -> bool:
 
 
 _NONE = np.zeros(0, np.int32)
-_NO_DEPENDENCIES = np.zeros(2, np.int32), _NONE  # of one node
 
 
 def int32_values(name: str, values: object) -> Int32Array:

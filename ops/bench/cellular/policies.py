@@ -1,6 +1,5 @@
 """Policies from before cellular batching, with the methods of `CellScheduler`. They form batches of requests."""
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,10 +33,9 @@ class CellScheduling(Protocol):
 
 def depths(graph: CellGraph) -> Int32Array:
     """Nodes on the longest path to each node: the order of depth-based batching (Fold)."""
-    offsets, dependencies = graph.dependency_offsets.tolist(), graph.dependencies.tolist()
     found: list[int] = []
-    for first, last in itertools.pairwise(offsets):
-        found.append(1 + max((found[node] for node in dependencies[first:last]), default=0))
+    for row in graph.dependencies.tolist():
+        found.append(1 + max([found[node] for node in row if node >= 0], default=0))
     return np.array(found, np.int32)
 
 

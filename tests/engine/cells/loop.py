@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engine.cells.contract import StepEngine
+from penstock.engine.cells.contract import NO_NODE, StepEngine
 from penstock.engine.cells.graphs.graph import Unfolded
 from penstock.engine.cells.models.model import CellModel
 from penstock.engine.cells.state.emissions import Emitted, emissions_of, split
@@ -78,11 +78,9 @@ class RandomLoop:
 
     def _note_ready(self, id: int) -> None:
         graph = self._graphs[id]
-        offsets, dependencies = graph.dependencies
-        for node, steps in enumerate(graph.steps.tolist()):
-            needed = dependencies[offsets[node] : offsets[node + 1]].tolist()
+        for node, (steps, reads) in enumerate(zip(graph.steps.tolist(), graph.reads.tolist(), strict=True)):
             key = (id, node)
-            if key not in self._known and all((id, other) in self._ended for other in needed):
+            if key not in self._known and all(other == NO_NODE or (id, other) in self._ended for other in reads):
                 self._known.add(key)
                 self._left[key] = self._to_run[key] = steps
 

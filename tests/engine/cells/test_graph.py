@@ -162,18 +162,6 @@ def test_a_long_string_among_the_tokens_takes_no_more_memory_than_the_request(
         tracemalloc.stop()
 
 
-def test_dependencies_are_the_distinct_nodes_that_are_read() -> None:
-    def unfold(graph: GraphBuilder) -> None:
-        first = graph.add("chain", token=[1, 2])
-        second = graph.add("chain", reads=[first], token=[1])
-        graph.add("pair", reads=[second, second])
-        graph.add("pair", reads=[second, first])
-
-    offsets, dependencies = model_of(unfold).unfold({}).dependencies
-    assert offsets.tolist() == [0, 0, 1, 2, 4]
-    assert dependencies.tolist() == [0, 1, 0, 1]
-
-
 def test_nodes_that_are_added_together_are_those_added_one_by_one() -> None:
     def together(graph: GraphBuilder) -> None:
         assert graph.add_each("chain", 3, token=[4, 5, 6]) == 0

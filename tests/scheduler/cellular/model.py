@@ -13,12 +13,12 @@ from penstock.scheduler.types import Wait
 
 def graph_of(nodes: Sequence[tuple[int, int, Sequence[int]]]) -> CellGraph:
     """Nodes of a cell, steps, and the nodes before that they depend on."""
-    offsets = np.cumsum([0, *[len(parents) for _, _, parents in nodes]])
+    width = max([1, *[len(parents) for _, _, parents in nodes]])
+    rows = [[*parents, *[-1] * (width - len(parents))] for _, _, parents in nodes]
     return CellGraph(
         np.array([cell for cell, _, _ in nodes], np.int32),
         np.array([steps for _, steps, _ in nodes], np.int32),
-        offsets.astype(np.int32),
-        np.array([parent for _, _, parents in nodes for parent in parents], np.int32),
+        np.array(rows, np.int32).reshape(-1, width),
     )
 
 
@@ -102,10 +102,7 @@ class Model:
             return job.id
         assert rejected == []
         due = min(self.now + PATIENCE_S, float("inf") if deadline is None else deadline)
-        parents = [
-            graph.dependencies[begin:end].tolist()
-            for begin, end in zip(graph.dependency_offsets, graph.dependency_offsets[1:], strict=False)
-        ]
+        parents = [[parent for parent in row if parent >= 0] for row in graph.dependencies.tolist()]
         nodes = [
             ModelNode(int(cell), int(steps), parents[index], (stops or {}).get(index))
             for index, (cell, steps) in enumerate(zip(graph.cells, graph.steps, strict=True))
