@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from penstock.engine.cells.contract import CellSpec, StepEngine
+from penstock.engine.cells.cpu import CpuStepEngine
+from penstock.engine.cells.emissions import emissions_of
 from penstock.engine.cells.errors import InvalidCell
-from penstock.engine.cells.graphs.graph import GraphLimits
+from penstock.engine.cells.graph import GraphLimits
 from penstock.engine.cells.models.loading import LoadedCells, import_cells, load_cells
 from penstock.engine.cells.models.model import CellModel
-from penstock.engine.cells.state.emissions import emissions_of
-from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.cpu.ops import cpu_precision
 from penstock.engine.device import choose_device, device_name
 from penstock.engine.errors import CheckpointError

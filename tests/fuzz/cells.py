@@ -2,7 +2,7 @@
 
 import contextlib
 
-from penstock.engine.cells.graphs.graph import GraphLimits
+from penstock.engine.cells.graph import GraphLimits
 from penstock.engine.cells.models.layers import weights_of
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire import codec

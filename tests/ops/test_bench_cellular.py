@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from penstock.engine.cells.contract import CellBatch
-from penstock.engine.cells.steps.cpu import FinishedCells
+from penstock.engine.cells.cpu import FinishedCells
 from penstock.engine.gpu.cells import lstm as fused
 from penstock.ops.bench.cellular import evaluation as evaluation_module
 from penstock.ops.bench.cellular import workloads

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.cells.state.emissions import split
+from penstock.engine.cells.emissions import split
 from penstock.engine.types import Emission, Float32Array, ModelInfo
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.codec import encode_reply, encode_shared_notes, encode_vectors, own_notes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.scheduler.cellular import CellGraph
 
 if TYPE_CHECKING:
-    from penstock.engine.cells.graphs.graph import Unfolded
+    from penstock.engine.cells.graph import Unfolded
 
 
 @dataclass(frozen=True)  # no slots: of a cached property

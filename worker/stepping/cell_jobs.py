@@ -18,7 +18,7 @@ from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.isolated_cells import LostRow
 
 if TYPE_CHECKING:
-    from penstock.engine.cells.graphs.graph import Unfolded
+    from penstock.engine.cells.graph import Unfolded
 
 NOT_OPEN = -1
 

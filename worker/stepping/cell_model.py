@@ -10,10 +10,10 @@ import numpy as np
 import structlog
 
 from penstock.engine import ServedCells
+from penstock.engine.cells.emissions import max_bytes
 from penstock.engine.cells.errors import EmptySequence, InvalidCell, InvalidGraph
-from penstock.engine.cells.graphs.graph import GraphBuilder, GraphLimits
+from penstock.engine.cells.graph import GraphBuilder, GraphLimits
 from penstock.engine.cells.models.model import CellModel
-from penstock.engine.cells.state.emissions import max_bytes
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.producer.errors import EmptyInput, InvalidRequest
 from penstock.producer.wire.sequence_codec import MAX_COLUMNS

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.engine.cells.contract import CellOutput, CellSpec, RunningCells, StepEngine
 from penstock.engine.cells.errors import CellFailed
-from penstock.engine.cells.state.sessions import SessionBatch, Sessions
+from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.errors import DeviceFailed, EngineError
 from penstock.engine.types import Float32Array
 from penstock.scheduler.cellular import CellRule, CellScheduler, CellSettings, CellTask

@@ -7,8 +7,8 @@ import numpy as np
 import structlog
 
 from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellOutput, CellSpec, Int32Array, StepEngine
+from penstock.engine.cells.emissions import no_values
 from penstock.engine.cells.errors import CellFailed
-from penstock.engine.cells.state.emissions import no_values
 from penstock.engine.errors import DeviceFailed, EngineError
 from penstock.worker.stepping.isolation import StepIsolation, StepWork
 

@@ -1,1 +1,1 @@
-"""Compiled loops over these arrays."""
+"""Compiled loops over the arrays of requests and their nodes."""

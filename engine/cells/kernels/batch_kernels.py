@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_SLOT, Int32Array
-from penstock.engine.cells.tables.node_table import NONE
+from penstock.engine.cells.node_table import NONE
 
 # What may be wrong with a batch.
 OF_STEPS, OF_POOL, OF_READS, OF_WRITERS = range(4)

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 from numba.extending import register_jitable
 
 from penstock.engine.cells.contract import Int32Array
-from penstock.engine.cells.tables.node_table import END, NONE
+from penstock.engine.cells.node_table import END, NONE
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it

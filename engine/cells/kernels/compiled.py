@@ -14,7 +14,7 @@ from penstock.engine.cells.kernels.graph_kernels import measure_shape, plan_slot
 from penstock.engine.cells.kernels.opening_kernels import NO_ROOM, OPENED, open_requests
 from penstock.engine.cells.kernels.result_kernels import collect
 from penstock.engine.cells.kernels.session_kernels import advance, apply, close, store
-from penstock.engine.cells.tables.node_table import NONE, NodeTable
+from penstock.engine.cells.node_table import NONE, NodeTable
 
 _FUNCTIONS = (
     open_requests,

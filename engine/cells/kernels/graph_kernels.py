@@ -4,7 +4,7 @@ import numpy as np
 
 from penstock.engine.cells.contract import NO_NODE, Int32Array
 from penstock.engine.cells.kernels.blocks import inlined
-from penstock.engine.cells.tables.node_table import NONE
+from penstock.engine.cells.node_table import NONE
 
 
 def plan_slots(

@@ -4,7 +4,7 @@ import numpy as np
 
 from penstock.engine.cells.contract import NO_SLOT, Int32Array
 from penstock.engine.cells.kernels.blocks import bucket_of, inlined, take
-from penstock.engine.cells.tables.node_table import (
+from penstock.engine.cells.node_table import (
     CELL,
     END,
     FREE_REQUEST,
@@ -28,8 +28,8 @@ from penstock.engine.cells.tables.node_table import (
     STRIDE,
     VALUE,
 )
-from penstock.engine.cells.tables.packing import ARITY, HEADER, NUM_INPUTS, NUM_SLOTS, SIZE
-from penstock.engine.cells.tables.packing import NUM_NODES as PACKED_NODES
+from penstock.engine.cells.packing import ARITY, HEADER, NUM_INPUTS, NUM_SLOTS, SIZE
+from penstock.engine.cells.packing import NUM_NODES as PACKED_NODES
 
 # What became of requests that were to be opened.
 OPENED, NO_SLOTS, NO_ROOM = -1, -2, -3

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from penstock.engine.cells.contract import Int32Array
 from penstock.engine.cells.kernels.blocks import inlined
-from penstock.engine.cells.tables.node_table import CELL, DONE, NODE, NONE, NUM_NODES, START
+from penstock.engine.cells.node_table import CELL, DONE, NODE, NONE, NUM_NODES, START
 
 BoolArray = npt.NDArray[np.bool_]
 

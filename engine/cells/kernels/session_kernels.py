@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_SLOT, Int32Array
 from penstock.engine.cells.kernels.blocks import give_back, inlined
-from penstock.engine.cells.tables.node_table import (
+from penstock.engine.cells.node_table import (
     BEGUN,
     CELL,
     DONE,

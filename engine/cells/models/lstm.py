@@ -5,7 +5,7 @@ from torch import nn
 
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec, Tensors
 from penstock.engine.cells.errors import EmptySequence, InvalidCell
-from penstock.engine.cells.graphs.graph import GraphBuilder
+from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.models.layers import DenseModule, LstmStack, Table, read_dense, read_stack, read_table
 from penstock.engine.cells.models.model import CellModel, RequestFields, take_count, take_tokens
 from penstock.engine.model.checkpoint import Tensors as Weights

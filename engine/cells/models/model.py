@@ -8,8 +8,8 @@ import torch
 
 from penstock.engine.cells.contract import Cell, CellSpec, Int32Array
 from penstock.engine.cells.errors import EmptySequence, InvalidCell, InvalidGraph, InvalidSequence
-from penstock.engine.cells.graphs.graph import ARGUMENTS, GraphBuilder, GraphLimits, Unfolded, int32_values
-from penstock.engine.cells.graphs.graph_checks import check_graph
+from penstock.engine.cells.graph import ARGUMENTS, GraphBuilder, GraphLimits, Unfolded, int32_values
+from penstock.engine.cells.graph_checks import check_graph
 
 RequestFields = Mapping[str, Any]  # a request's fields, as decoded from the wire
 Unfold = Callable[[RequestFields, GraphBuilder], None]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from penstock.engine.cells.contract import NO_NODE, Cell, CellSpec, Int32Array, StateSpec, Tensors
 from penstock.engine.cells.errors import CyclicGraph, DisconnectedGraph, InvalidSequence, WrongArity
-from penstock.engine.cells.graphs.graph import GraphBuilder, Rows, are_integers
+from penstock.engine.cells.graph import GraphBuilder, Rows, are_integers
 from penstock.engine.cells.models.layers import DenseModule, Table, read_dense, read_table
 from penstock.engine.cells.models.lstm import classify_cell
 from penstock.engine.cells.models.model import CellModel, RequestFields, take_integers, take_tokens

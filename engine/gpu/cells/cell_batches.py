@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.engine.cells.contract import CellBatch, CellSpec, Int32Array, StateSpec
 from penstock.engine.cells.kernels.compiled import load_kernels
-from penstock.engine.cells.tables.node_table import NONE
+from penstock.engine.cells.node_table import NONE
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.gpu.uploads import sections_of
 from penstock.engine.types import Float32Array

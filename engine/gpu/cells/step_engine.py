@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, Int32Array
-from penstock.engine.cells.steps.batch_checks import BatchCheck
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.gpu.cells.cell_batches import CellLayout, DeviceBatch
 from penstock.engine.gpu.cells.device_states import DeviceStates

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.engine.cells.steps.cpu import CpuStepEngine
+from penstock.engine.cells.cpu import CpuStepEngine
 from penstock.ops.bench.cellular.cellular_tables import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING
 from penstock.ops.bench.cellular.load import OfferedRunner
 from penstock.ops.bench.cellular.nn_lstm import LstmModel, NnLstmRunner

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.engine.cells.contract import CellBatch, CellOutput, CellSpec
-from penstock.engine.cells.steps.cpu import Emissions, FinishedCells
+from penstock.engine.cells.cpu import Emissions, FinishedCells
 
 
 class NullEngine:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.engine.cells.contract import CellSpec, RunningCells, StepEngine
-from penstock.engine.cells.state.sessions import SessionBatch, Sessions
+from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.ops.bench.cellular.policies import CellScheduling
 from penstock.scheduler.cellular import CellJob, CellTask
 from penstock.worker.batching.job_runner import JobEvents

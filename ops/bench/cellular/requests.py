@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.cells.graphs.graph import InputValues, Unfolded
+from penstock.engine.cells.graph import InputValues, Unfolded
 from penstock.ops.bench.cellular.policies import padded
 from penstock.worker.requests.sequence_work import SequenceWork
 

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from penstock.engine.cells.contract import Cell, CellSpec, Int32Array, StepEngine
-from penstock.engine.cells.graphs.graph import GraphBuilder
+from penstock.engine.cells.cpu import CpuStepEngine
+from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.models.layers import read_stack, read_table, weights_of
 from penstock.engine.cells.models.lstm import read_cell
 from penstock.engine.cells.models.model import CellModel, RequestFields, take_tokens
 from penstock.engine.cells.models.tree import binary_tree_classifier
-from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.gpu.cells.lstm import LstmCell, lstm_cell
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.ops.bench.cellular.nn_lstm import LstmModel

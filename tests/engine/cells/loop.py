@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.cells.contract import NO_NODE, StepEngine
-from penstock.engine.cells.graphs.graph import Unfolded
+from penstock.engine.cells.cpu import CpuStepEngine
+from penstock.engine.cells.emissions import Emitted, emissions_of, split
+from penstock.engine.cells.graph import Unfolded
 from penstock.engine.cells.models.model import CellModel
-from penstock.engine.cells.state.emissions import Emitted, emissions_of, split
-from penstock.engine.cells.state.sessions import SessionBatch, Sessions
-from penstock.engine.cells.steps.cpu import CpuStepEngine
+from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.errors import EngineError
 
 Request = Mapping[str, Any]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import CellBatch, CellSpec, StateSpec
-from penstock.engine.cells.steps.batch_checks import BatchCheck
 from penstock.engine.errors import InvalidBatch
 
 SLOTS, QUANTUM = 6, 3

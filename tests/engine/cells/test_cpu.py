@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from penstock.engine.cells.contract import NO_SLOT, Cell, CellBatch, CellSpec, StateSpec, Tensors
+from penstock.engine.cells.cpu import CpuStepEngine
 from penstock.engine.cells.errors import CellFailed, InvalidCell
-from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.errors import InvalidBatch
 
 SUM = StateSpec("sum", 1)

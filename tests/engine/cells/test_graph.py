@@ -21,7 +21,7 @@ from penstock.engine.cells.errors import (
     UnknownCell,
     WrongArity,
 )
-from penstock.engine.cells.graphs.graph import GraphBuilder, GraphLimits
+from penstock.engine.cells.graph import GraphBuilder, GraphLimits
 from penstock.engine.cells.models.layers import weights_of
 from penstock.engine.cells.models.lstm import lstm_classifier
 from penstock.engine.cells.models.model import CellModel, RequestFields, take_tokens

@@ -9,11 +9,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
+from penstock.engine.cells.cpu import CpuStepEngine
 from penstock.engine.cells.errors import EmptySequence, InvalidSequence
 from penstock.engine.cells.models.layers import weights_of
 from penstock.engine.cells.models.lstm import lstm_classifier, lstm_language_model
 from penstock.engine.cells.models.model import CellModel
-from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import read_tensors
 from tests.engine.cells.loop import RandomLoop, run_all

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.cells.kernels.blocks import give_back, take
-from penstock.engine.cells.tables.node_table import END, NONE, NodeTable
+from penstock.engine.cells.node_table import END, NONE, NodeTable
 from tests.engine.cells.test_sessions import MODEL
 
 

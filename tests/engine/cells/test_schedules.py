@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec, Tensors
-from penstock.engine.cells.graphs.graph import GraphBuilder
+from penstock.engine.cells.emissions import emissions_of
+from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.models.model import CellModel
-from penstock.engine.cells.state.emissions import emissions_of
 from tests.engine.cells.loop import RandomLoop
 from tests.examples import examples
 

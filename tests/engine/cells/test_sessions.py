@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.engine.cells import node_table
 from penstock.engine.cells.contract import Cell, CellOutput, CellSpec, StateSpec, Tensors
+from penstock.engine.cells.cpu import CpuStepEngine
+from penstock.engine.cells.emissions import emissions_of, split
 from penstock.engine.cells.errors import CellFailed, GraphTooLarge
-from penstock.engine.cells.graphs.graph import GraphBuilder, Unfolded
+from penstock.engine.cells.graph import GraphBuilder, Unfolded
 from penstock.engine.cells.kernels.compiled import load_kernels
 from penstock.engine.cells.models.model import CellModel, RequestFields
-from penstock.engine.cells.state.emissions import emissions_of, split
-from penstock.engine.cells.state.sessions import SessionBatch, Sessions
-from penstock.engine.cells.steps.cpu import CpuStepEngine
-from penstock.engine.cells.tables import node_table
+from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.errors import EngineError
 from tests.engine.cells.loop import RandomLoop
 

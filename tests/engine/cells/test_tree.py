@@ -20,7 +20,7 @@ from penstock.engine.cells.errors import (
     InvalidSequence,
     WrongArity,
 )
-from penstock.engine.cells.graphs.graph import GraphLimits
+from penstock.engine.cells.graph import GraphLimits
 from penstock.engine.cells.models.tree import binary_tree_classifier, child_sum_tree_classifier
 from penstock.engine.model.checkpoint import Tensors, memory_checkpoint
 from tests.engine.cells.loop import run_all

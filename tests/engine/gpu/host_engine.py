@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec
-from penstock.engine.cells.steps.batch_checks import BatchCheck
-from penstock.engine.cells.steps.cpu import FinishedCells
+from penstock.engine.cells.cpu import FinishedCells
 from penstock.engine.gpu.cells.cell_batches import CellLayout
 from penstock.engine.gpu.cells.device_states import DeviceStates
 from penstock.engine.gpu.cells.lstm import LstmCell

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.engine.cells.graphs.graph import GraphLimits
+from penstock.engine.cells.graph import GraphLimits
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, UnsupportedTask
 from penstock.producer.prompts import Prompts

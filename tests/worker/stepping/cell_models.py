@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, RunningCells, StateSpec, Tensors
-from penstock.engine.cells.graphs.graph import GraphBuilder, GraphLimits
+from penstock.engine.cells.cpu import CpuStepEngine
+from penstock.engine.cells.emissions import emissions_of, split
+from penstock.engine.cells.graph import GraphBuilder, GraphLimits
 from penstock.engine.cells.models.model import CellModel, RequestFields
-from penstock.engine.cells.state.emissions import emissions_of, split
-from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.engine.types import Float32Array
 from penstock.scheduler.types import RejectedJob
 from penstock.worker.batching.job_runner import JobEvents

@@ -10,7 +10,7 @@ import torch
 from penstock.engine import load_served_cells
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec, Tensors
 from penstock.engine.cells.errors import InvalidCell
-from penstock.engine.cells.graphs.graph import GraphBuilder
+from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.models.model import CellModel
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.producer.errors import InvalidRequest

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.engine.cells.contract import Cell, CellBatch, Tensors
-from penstock.engine.cells.graphs.graph import GraphLimits
+from penstock.engine.cells.cpu import CpuStepEngine
+from penstock.engine.cells.emissions import emissions_of, split
+from penstock.engine.cells.graph import GraphLimits
 from penstock.engine.cells.models.model import CellModel
-from penstock.engine.cells.state.emissions import emissions_of, split
-from penstock.engine.cells.steps.cpu import CpuStepEngine
 from penstock.worker.stepping.cell_model import SequenceChecks
 from penstock.worker.stepping.cell_runner import CellRunner
 from penstock.worker.stepping.contract import StepJob

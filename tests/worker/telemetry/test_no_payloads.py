@@ -12,7 +12,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthoriza
 from penstock.engine import NullEngine
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec
 from penstock.engine.cells.errors import InvalidGraph
-from penstock.engine.cells.graphs.graph import GraphBuilder
+from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.models.model import CellModel, take_count
 from penstock.engine.errors import InvalidOption
 from penstock.engine.generation_options import GenerationOptions

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from penstock.engine.cells.contract import NO_NODE, CellSpec, Int32Array
 from penstock.engine.cells.errors import EmptySequence, GraphTooLarge, InvalidSequence, UnknownCell, WrongArity
 from penstock.engine.cells.kernels.compiled import load_kernels
-from penstock.engine.cells.tables.packing import SlotPlan, pack
+from penstock.engine.cells.packing import SlotPlan, pack
 
 Rows = npt.NDArray[np.int64]
 

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.contract import CellBatch, CellOutput, CellSpec, Int32Array
-from penstock.engine.cells.graphs.graph import Unfolded
+from penstock.engine.cells.emissions import emissions_of
+from penstock.engine.cells.graph import Unfolded
 from penstock.engine.cells.kernels.compiled import load_kernels
 from penstock.engine.cells.kernels.opening_kernels import NO_ROOM, NO_SLOTS, NODES_NEEDED, OPENED, VALUES_NEEDED
-from penstock.engine.cells.state.emissions import emissions_of
-from penstock.engine.cells.tables.node_table import NONE, NUM_OPEN, NodeTable
+from penstock.engine.cells.node_table import NONE, NUM_OPEN, NodeTable
 from penstock.engine.errors import EngineError
 from penstock.engine.types import Float32Array
 

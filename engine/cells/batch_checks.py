@@ -7,7 +7,7 @@ from penstock.engine.cells.contract import Cell, CellBatch, CellSpec, StateSpec,
 from penstock.engine.cells.errors import InvalidCell
 from penstock.engine.cells.kernels.batch_kernels import OF_POOL, OF_READS, OF_STEPS, OF_WRITERS
 from penstock.engine.cells.kernels.compiled import load_kernels
-from penstock.engine.cells.tables.node_table import NONE
+from penstock.engine.cells.node_table import NONE
 from penstock.engine.errors import InvalidBatch
 
 

@@ -14,7 +14,7 @@ from penstock.engine.types import Emission, Float32Array, Int32Array
 
 if TYPE_CHECKING:
     from penstock.engine.cells.contract import CellSpec, StateSpec
-    from penstock.engine.cells.graphs.graph import Unfolded
+    from penstock.engine.cells.graph import Unfolded
 
 Emitted = npt.NDArray[np.float32] | Int32Array
 

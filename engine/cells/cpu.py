@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.engine.cells.batch_checks import BatchCheck, require_declared, require_runnable
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, Int32Array
 from penstock.engine.cells.errors import CellFailed
-from penstock.engine.cells.steps.batch_checks import BatchCheck, require_declared, require_runnable
 from penstock.engine.errors import EngineError, InvalidBatch, is_transient
 
 Emissions = npt.NDArray[np.float32] | Int32Array

@@ -15,7 +15,7 @@ from penstock.engine.cells.errors import (
     InvalidSequence,
     WrongArity,
 )
-from penstock.engine.cells.graphs.graph import GraphLimits, InputValues, Rows, Unfolded
+from penstock.engine.cells.graph import GraphLimits, InputValues, Rows, Unfolded
 from penstock.engine.cells.kernels.compiled import load_kernels
 
 

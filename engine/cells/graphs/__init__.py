@@ -1,1 +1,0 @@
-"""A request's graph: how it is unfolded and checked."""

@@ -1,1 +1,0 @@
-"""Open requests: their states and what they have emitted."""

@@ -1,1 +1,0 @@
-"""Graphs as arrays: nodes, their order in memory, and the slots that they need."""
