@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.logs.lines.known_fields import EVENT_FIELDS
+from penstock.ops.logs.lines.filters import EVENT_FIELDS
 from tests.log_events import ROOMS, common_fields, listed_fields, unlisted_in
 
 ROOT = Path(__file__).parent.parent

@@ -17,11 +17,11 @@ from penstock.ops.logs.errors import BadFilter
 from penstock.ops.logs.lines.filters import Filters, parse_filters, split_arguments
 from penstock.ops.logs.lines.reader import LogReader
 from penstock.ops.logs.lines.source import STDIN, find_sources, told_apart
-from penstock.ops.logs.screens.event_line import event_line
 from penstock.ops.logs.screens.request import RequestStory
 from penstock.ops.logs.screens.screens import SCREENS, Screen
-from penstock.ops.logs.screens.summary import show_notes, show_summary
-from penstock.ops.logs.screens.tables import make_console, show
+from penstock.ops.logs.screens.summary import notes
+from penstock.ops.logs.screens.summary import summary as summary_of
+from penstock.ops.logs.screens.tables import event_line, make_console, show
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import facts
 
@@ -55,7 +55,7 @@ def summary(
     if as_json:
         print(json.dumps(_as_json(digest), indent=2))
     else:
-        show_summary(make_console(), digest)
+        show(make_console(), summary_of(digest))
     return EXIT_OK
 
 
@@ -78,7 +78,7 @@ def request(
     story, reader = RequestStory(request_id), _reader(files, filters)
     for part in reader.parts():
         story.add(part)
-    story.show(make_console(), reader.sources)
+    show(make_console(), story.parts(reader.sources))
     return EXIT_OK if story.found else EXIT_PROBLEM
 
 
@@ -136,14 +136,14 @@ def diff(
 
     $ penstock logs diff before.log after.log
     """
-    from penstock.ops.logs.screens.diff_screen import show_diff
+    from penstock.ops.logs.screens.diff_screen import diff as diff_of
 
     files, texts = split_arguments(given or [])
     if files:
         raise BadUsage(f"diff compares two logs or directories. Given too: {', '.join(files)}")
     filters = _filters(texts)
     both = [Digest(_reader([name], filters)) for name in (first, second)]
-    show_diff(make_console(), both[0], both[1], told_apart([Path(first), Path(second)]))
+    show(make_console(), diff_of(both[0], both[1], told_apart([Path(first), Path(second)])))
     return EXIT_OK
 
 
@@ -167,7 +167,7 @@ def report(
 def _show(given: list[str] | None, screen: Screen, num_rows: int) -> int:
     digest, console = _digest(given), make_console()
     show(console, screen.parts(digest, num_rows))
-    show_notes(console, digest)
+    show(console, notes(digest))
     return EXIT_OK
 
 
@@ -176,7 +176,7 @@ def _digest(given: list[str] | None) -> Digest:
     with _reading_bar(files) as progress:
         reader = _reader(files, filters, progress)
         digest = Digest(reader)
-    if filters.is_any and not digest.num_kept:
+    if filters.terms and not digest.num_kept:
         absent = ", ".join(sorted(reader.selection.absent_fields))
         say(f"No event passes the filters.{f' No event has the field {absent}.' if absent else ''}", "yellow")
     return digest
@@ -221,7 +221,7 @@ def _reader(files: Sequence[str], filters: Filters, progress: Callable[[int], No
 def _as_json(digest: Digest) -> dict[str, dict[str, float | None]]:
     """Figures by section; null where the logs do not tell."""
     found: dict[str, dict[str, float | None]] = {}
-    for fact in facts(digest):
+    for fact in facts(digest).values():
         found.setdefault(fact.section, {})[fact.name] = None if math.isnan(fact.value) else round(fact.value, 9)
     lines = digest.lines
     found["lines"] = {name: getattr(lines, name) for name in ("lines", "events", "broken", "foreign", "timeless")}

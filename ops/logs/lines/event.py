@@ -9,6 +9,7 @@ OF_EVERY_LINE = (
     *("timestamp", "level", "logger", "pid", "worker", "model"),
     *("service.name", "service.version", "service.instance.id"),
 )
+SHOWN_APART = frozenset(("event", "exception", *OF_EVERY_LINE))  # the other fields follow the name of an event
 LEVELS = ("debug", "info", "warning", "error", "critical")
 MOST = 1 << 28  # no number of ours is greater, and the sums and products of such numbers fit in 64 bits
 _FIRST_S = datetime(1, 1, 1, tzinfo=UTC).timestamp()
@@ -42,14 +43,6 @@ class Event(NamedTuple):
         """A field's value as text; None where there is none."""
         value = self.fields.get(key)
         return None if value is None else str(value)
-
-    @property
-    def rejected(self) -> dict[str, int] | None:
-        """The rejections by code that a worker_load counts. None: it does not tell, or is another event."""
-        counts = self.fields.get("rejected") if self.name == "worker_load" else None
-        if not isinstance(counts, dict):
-            return None
-        return {code: int(min(one, MOST)) for code, count in counts.items() if (one := number(count)) and one > 0}
 
 
 def number(value: object) -> float | None:

@@ -4,14 +4,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from operator import ge, gt, le, lt
 from typing import Any
 
 from penstock.ops.logs.errors import BadFilter
 from penstock.ops.logs.libraries import pl
-from penstock.ops.logs.lines.columns import BATCH, DONE, OWN
+from penstock.ops.logs.lines.blocks import BATCH, DONE, OWN
 from penstock.ops.logs.lines.event import LEVELS, parse_time
-from penstock.ops.logs.lines.known_fields import known_fields, near_names
 
 _TERM = re.compile(r"([\w-]+)\s*(!=|>=|<=|=|>|<)\s*(.+)", re.DOTALL)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h|d)")
@@ -19,25 +19,44 @@ _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _INTEGER = re.compile(r"(-?\d+)(?:\.0+)?")
 _ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {">": gt, ">=": ge, "<": lt, "<=": le}
-_TIMES = ("since", "until")
 _TIME = "p"  # of a request or a batch, in seconds
+_TIMES = {"since": ">=", "until": "<"}  # Unix times
+_KEYS = {_TIME, *_TIMES}  # that are no fields
+_MAX_NEAR = 4
+
+# The fields that workers and clients log, to tell a filter by a misspelled name from one that nothing passes.
+# Those of ops/docs/log-events.md; a test compares them.
+_NAMES = """
+    ago_ms answered backlog_s begins_at batch batch_sequences batch_tokens batches broker cache_ms cached cause
+    class client code compute_ms consequence cores correlation_id deaths detail device device_s devices dp_gain
+    dtype error error_p50 error_p95 event exception exit_code failed_tokens first floor_ms graphs held_bytes hint
+    host id kafka_ms kind labels last latency_le_s left_ms left_out letter_bytes letters level logger max_seqlen
+    max_tokens member member_pid members members_left message missed model model_type note num of offset operation
+    overloaded padded padded_tokens padding_avoided partition partitions path pause_s pid port position predicted_s
+    prediction_error_p50 prediction_error_p95 prefix queued_sequences queued_tokens raised_at reason records refused
+    refused_after_s rejected replaced_by restart_in_s retry_s revision rows runs sample sasl_mechanism schedule_ms
+    seconds security_protocol sequences service.instance.id service.name service.version shape signal silent_s
+    span_id standbys suppressed tasks texts timestamp timings tokenize_ms tokens topic topics total_ms trace_flags
+    trace_id traceparent trigger unanswered_s unfinished uptime_s us_per_token warm_up_s worker
+"""
+EVENT_FIELDS = frozenset(_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One filter on a field."""
+    """One filter: on a field, on the time of a line, on its level, or on the time that a request or batch took."""
 
     key: str
     order: str  # =, !=, >, >=, <, <=
-    values: tuple[str, ...]  # one for an order other than = and !=
+    values: tuple[str, ...] = ()  # for = and !=
     limit: float = 0.0  # for the others: a number, in the unit of the field's name
 
-    def holds(self, column: Any) -> Any:
-        """Whether a column's values fit, as an expression. Null: the line has no such field."""
+    def holds(self) -> Any:
+        """Whether a row of `read_rows` fits, as an expression. A line without the field fits `!=` alone."""
         if self.order in _ORDERS:
-            return _ORDERS[self.order](column.cast(pl.Float64, strict=False), self.limit).fill_null(False)
+            return _ORDERS[self.order](_column(self.key).cast(pl.Float64, strict=False), self.limit).fill_null(False)
         pattern = f"(?s)^(?:{'|'.join(map(_pattern, self.values))})$"
-        is_equal = column.cast(pl.String).str.contains(pattern).fill_null(False)
+        is_equal = _column(self.key).cast(pl.String).str.contains(pattern).fill_null(False)
         return is_equal if self.order == "=" else ~is_equal
 
 
@@ -46,33 +65,20 @@ class Filters:
     """All terms hold of each line that is kept. Without terms every line is."""
 
     terms: tuple[Term, ...] = ()
-    since_s: float | None = None  # Unix time
-    until_s: float | None = None
-    level: int = 0  # index in LEVELS; this and worse
 
-    def rows(self, rows: Any) -> Any:
-        """The rows that are kept, of a frame of `read_rows` with `fields`."""
-        if self.level:
-            levels = {level: place for place, level in enumerate(LEVELS)}
-            level = pl.col("level").replace_strict(levels, default=LEVELS.index("info"), return_dtype=pl.Int64)
-            rows = rows.filter(level >= self.level)
-        if self.since_s is not None:
-            rows = rows.filter(pl.col("time_s") >= self.since_s)
-        if self.until_s is not None:
-            rows = rows.filter(pl.col("time_s") < self.until_s)
-        for term in self.terms:
-            rows = rows.filter(term.holds(_column(term.key)))
-        return rows
+    def holds(self) -> Any:
+        """Whether a row is kept, of a frame of `read_rows` with `fields`, as an expression."""
+        return pl.all_horizontal(pl.lit(True), *[term.holds() for term in self.terms])
 
     @property
     def fields(self) -> set[str]:
         """The names of the fields that are compared."""
-        return {term.key for term in self.terms} - {_TIME}
+        return {term.key for term in self.terms} - _KEYS
 
     @property
-    def is_any(self) -> bool:
-        """Whether anything is filtered."""
-        return bool(self.terms or self.level) or self.since_s is not None or self.until_s is not None
+    def has_start(self) -> bool:
+        """Whether lines are asked for since some time."""
+        return any(term.key == "since" for term in self.terms)
 
 
 def _pattern(value: str) -> str:
@@ -86,35 +92,30 @@ def _column(key: str) -> Any:
     if key == _TIME:
         request_s, batch_s = pl.col("total_ms") * 1e-3, pl.col("device_s")
         return pl.when(event=DONE).then(request_s).when(event=BATCH).then(batch_s)
+    if key == "level":
+        ranks = {level: rank for rank, level in enumerate(LEVELS)}
+        return pl.col("level").replace_strict(ranks, default=LEVELS.index("info"), return_dtype=pl.Int64)
+    if key in _TIMES:
+        return pl.col("time_s")
     return pl.lit(None, pl.String) if key in OWN else pl.col(key)
 
 
-def parse_filters(texts: Sequence[str], now_s: float) -> Filters:
+def parse_filters(texts: Iterable[str], now_s: float) -> Filters:
     """Filters from the command line. `now_s`: Unix time, for `since=10m`. Raises BadFilter."""
-    terms: list[Term] = []
-    times: dict[str, float] = {}
-    level = 0
-    for text in texts:
-        match = _TERM.fullmatch(text.strip())
-        if match is None:
-            raise BadFilter(f"A filter is KEY=VALUE, or KEY and >, >=, <, <= or != and a value. Given: {text!r}")
-        key, order, value = match.groups()
-        if key in _TIMES:
-            times[key] = _moment(key, order, value, now_s)
-        elif key == "level":
-            level = _level(order, value)
-        else:
-            terms.append(_term(key, order, value))
-    return Filters(tuple(terms), times.get("since"), times.get("until"), level)
+    return Filters(tuple(_term(text, now_s) for text in texts))
 
 
 def check_fields(absent: Iterable[str]) -> None:
     """Raise BadFilter for a field that no event of the logs has, and that no worker logs."""
-    unknown = sorted(set(absent) - known_fields()) if absent else []
-    if unknown:
-        near = near_names(unknown[0])
+    if not absent:
+        return
+    from penstock.worker.resolved_settings import ResolvedSettings  # takes longer to import than a small log to read
+
+    known = EVENT_FIELDS | ResolvedSettings.model_fields.keys()  # two events of a start have the settings
+    for unknown in sorted({*absent} - known):
+        near = get_close_matches(unknown.lower(), sorted(known | _KEYS), _MAX_NEAR)
         hint = f" Near names: {', '.join(near)}." if near else ""
-        raise BadFilter(f"No event of these logs has a field {unknown[0]!r}, and no worker logs one.{hint}")
+        raise BadFilter(f"No event of these logs has a field {unknown!r}, and no worker logs one.{hint}")
 
 
 def is_filter(text: str) -> bool:
@@ -122,24 +123,31 @@ def is_filter(text: str) -> bool:
     return _TERM.fullmatch(text.strip()) is not None
 
 
-def _term(key: str, order: str, value: str) -> Term:
-    if order not in _ORDERS:
-        values = tuple(value.split(","))
-        if key == _TIME:
-            raise BadFilter(f"p is the time of a request or a batch; compare it: p>50ms. Given: {key}{order}{value}")
-        return Term(key, order, values)
-    return Term(key, order, (value,), _limit(key, value))
+def _term(text: str, now_s: float) -> Term:
+    match = _TERM.fullmatch(text.strip())
+    if match is None:
+        raise BadFilter(f"A filter is KEY=VALUE, or KEY and >, >=, <, <= or != and a value. Given: {text!r}")
+    key, order, value = match.groups()
+    if key in _TIMES:
+        return Term(key, _TIMES[key], limit=_moment(key, order, value, now_s))
+    if key == "level":
+        if order not in ("=", ">=") or value not in LEVELS:
+            raise BadFilter(f"level is one of {', '.join(LEVELS)}, and means this and worse. Given: {text}")
+        return Term(key, ">=", limit=LEVELS.index(value))
+    if order in _ORDERS:
+        return Term(key, order, limit=_limit(key, value))
+    if key == _TIME:
+        raise BadFilter(f"p is the time of a request or a batch; compare it: p>50ms. Given: {text}")
+    return Term(key, order, tuple(value.split(",")))
 
 
 def _limit(key: str, value: str) -> float:
-    duration = _DURATION.fullmatch(value)
-    if duration is not None:
-        unit_s = (
-            1.0 if key == _TIME or key.endswith("_s") or key == "seconds" else 1e-3 if key.endswith("_ms") else None
-        )
-        if unit_s is None:
-            raise BadFilter(f"{key} is no time, so it is compared with a number. Given: {value}")
-        return float(duration[1]) * _UNIT_S[duration[2]] / unit_s
+    if duration := _DURATION.fullmatch(value):
+        if key.endswith("_ms"):
+            return float(duration[1]) * _UNIT_S[duration[2]] / 1e-3
+        if key in (_TIME, "seconds") or key.endswith("_s"):
+            return float(duration[1]) * _UNIT_S[duration[2]]
+        raise BadFilter(f"{key} is no time, so it is compared with a number. Given: {value}")
     try:
         limit = float(value)
     except ValueError:
@@ -147,12 +155,6 @@ def _limit(key: str, value: str) -> float:
     if key == _TIME:
         raise BadFilter(f"p needs a unit: p>{value}ms or p>{value}s.")
     return limit
-
-
-def _level(order: str, value: str) -> int:
-    if order not in ("=", ">=") or value not in LEVELS:
-        raise BadFilter(f"level is one of {', '.join(LEVELS)}, and means this and worse. Given: level{order}{value}")
-    return LEVELS.index(value)
 
 
 def _moment(key: str, order: str, value: str, now_s: float) -> float:
@@ -169,10 +171,8 @@ def _moment(key: str, order: str, value: str, now_s: float) -> float:
     raise BadFilter(f"{key} is a time ago (10m), a time of day (03:00) or 2026-01-31T03:00, in UTC. Given: {value!r}")
 
 
-def split_arguments(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Files and filters, in any order. A file whose name has `=` in it is given as ./NAME."""
-    files: list[str] = []
-    filters: list[str] = []
-    for one in arguments:
-        (filters if is_filter(one) and "/" not in one.partition("=")[0] else files).append(one)
-    return files, filters
+    is_given = [is_filter(one) and "/" not in one.partition("=")[0] for one in arguments]
+    pairs = list(zip(arguments, is_given, strict=True))
+    return [one for one, is_one in pairs if not is_one], [one for one, is_one in pairs if is_one]

@@ -1,16 +1,15 @@
 """Reads several logs: what passes the filters, and what else the lines were."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
 from penstock.ops.logs.errors import NoEvents
 from penstock.ops.logs.libraries import pl
-from penstock.ops.logs.lines.columns import OWN, REFUSED, rows_of
-from penstock.ops.logs.lines.event import OF_EVERY_LINE, Event
+from penstock.ops.logs.lines.blocks import OWN, LineCounts, Part, parse_block
+from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.filters import Filters, check_fields
-from penstock.ops.logs.lines.parser import LineCounts, Part, parse_block
 from penstock.ops.logs.lines.source import LogSource, origin
 
 _TOPIC = r"^penstock\.requests\.(.+?)(?:\.bulk)?$"
@@ -27,42 +26,18 @@ class EventSelection:
         self.fields = filters.fields | ({"topic"} if self._by_model else set())  # that rows need
 
     def keep(self, part: Part, log: str) -> Part:
-        """The events that pass. `log`: the name that the log has kept through its rotations."""
-        self.absent_fields -= {key for key in self.absent_fields - {*OWN} if part.rows[key].count()}
-        rows = self._filters.rows(self._with_models(part.rows, log))
-        places = rows.filter(pl.col("place").is_in([*part.events]))["place"].to_list()
-        return part._replace(rows=rows, events={place: part.events[place] for place in places})
+        """The events that pass. `log`: the name that the log has kept through its rotations.
 
-    def keep_counts(self, part: Part, log: str) -> Part:
-        """The same for figures: of a `worker_load` also the rejections of which lines of request_refused would pass.
-
-        Those lines are limited, and the counts of a load are not.
+        Of a load also the rejections of which lines of request_refused would pass, as far as a load has their fields:
+        those lines are limited, and its counts are not.
         """
-        kept, by_code = self.keep(part, log), "code" in self._filters.fields
-        loads = {place: one for place, one in part.events.items() if one.rejected}
-        loads = {place: one for place, one in loads.items() if by_code or place not in kept.events}
-        if not loads:
-            return kept
-        passing = self._passing_codes(loads, log)
-        events, added = dict(kept.events), []
-        for place, load in loads.items():
-            rejected = {code: count for code, count in (load.rejected or {}).items() if (place, code) in passing}
-            if place in kept.events:
-                counts = {"rejected": rejected, "overloaded": rejected.get("overloaded", 0)}
-                events[place] = load._replace(fields={**load.fields, **counts})
-            elif rejected:
-                events[place] = load._replace(fields={**_common(load), "event": load.name, "rejected": rejected})
-                added.append(place)
-        rows = pl.concat([kept.rows, part.rows.filter(pl.col("place").is_in(added))]).sort("place")
-        return part._replace(rows=rows, events=dict(sorted(events.items())))
-
-    def _passing_codes(self, loads: Mapping[int, Event], log: str) -> set[tuple[int, str]]:
-        """Loads and codes of which lines of request_refused would pass, as far as a load has their fields."""
-        asked = [(place, code) for place, load in loads.items() for code in load.rejected or {}]
-        lines = [{**_common(loads[place]), "event": REFUSED, "code": code} for place, code in asked]
-        events = [loads[place]._replace(fields=fields) for (place, _), fields in zip(asked, lines, strict=True)]
-        rows = rows_of(dict(enumerate(events)), self.fields).drop_nulls([*self._filters.fields - {"model", *OWN}])
-        return {asked[number] for number in self._filters.rows(self._with_models(rows, log))["place"].to_list()}
+        self.absent_fields -= {key for key in self.absent_fields - {*OWN} if part.rows[key].count()}
+        compared = [pl.col(key).is_not_null() for key in self._filters.fields - {"model", *OWN}]
+        passes = self._filters.holds()
+        of_load = (passes & (pl.col("counted") == 0)).any().over("place") & ("code" not in self._filters.fields)
+        of_line = pl.all_horizontal(passes, *compared)
+        is_kept = pl.when(pl.col("counted") > 0).then(of_load | of_line).otherwise(passes)
+        return part._replace(rows=self._with_models(part.rows, log).filter(is_kept))
 
     def _with_models(self, rows: Any, log: str) -> Any:
         """`model` is that of the worker where a line has none: the latest that a line of the worker names."""
@@ -98,8 +73,8 @@ class LogReader:
         """
         for index, source in enumerate(self.sources):
             for parsed in self._parsed_ahead(index, source):
-                part = self.selection.keep_counts(parsed, self.origin(index))
-                self.num_kept += len(part.rows)
+                part = self.selection.keep(parsed, self.origin(index))
+                self.num_kept += part.rows["place"].n_unique()
                 yield part
                 if self._progress is not None:
                     self._progress(sum(one.num_bytes for one in self.sources))
@@ -143,11 +118,6 @@ def in_order(events: Iterable[Event]) -> list[Event]:
     last: dict[int, float] = {}
     keyed = []
     for number, event in enumerate(events):
-        time_s = last.get(event.source, 0.0) if event.time_s is None else event.time_s
-        last[event.source] = time_s
-        keyed.append((time_s, number, event))
+        last[event.source] = last.get(event.source, 0.0) if event.time_s is None else event.time_s
+        keyed.append((last[event.source], number, event))
     return [event for _, _, event in sorted(keyed, key=lambda one: one[:2])]
-
-
-def _common(load: Event) -> dict[str, Any]:
-    return {key: load.fields[key] for key in OF_EVERY_LINE if key in load.fields}

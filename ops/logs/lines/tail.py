@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from penstock.ops.logs.lines.blocks import LineCounts, parse_block
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.filters import Filters, check_fields
-from penstock.ops.logs.lines.parser import LineCounts, parse_block
 from penstock.ops.logs.lines.reader import EventSelection, in_order
 from penstock.ops.logs.lines.source import BLOCK_BYTES, STDIN, LineBuffer, LogSource, find_sources, of_directory
 
@@ -75,7 +75,7 @@ class Tail:
         """Raises NoEvents if a file or directory is not there."""
         self.sources, _ = find_sources(names)
         self._names = names
-        self._is_whole = filters.since_s is not None
+        self._is_whole = filters.has_start
         self._selection = EventSelection(filters)
         self._files: dict[int, FollowedFile] = {}
 
@@ -136,5 +136,5 @@ class Tail:
                 self.sources.append(source)
 
     def _kept(self, index: int, block: bytes) -> list[Event]:
-        part = self._selection.keep(parse_block(block, index, LineCounts(), self._selection.fields), str(index))
-        return [part.event(place) for place in part.rows["place"].to_list()]
+        parsed = parse_block(block, index, LineCounts(), self._selection.fields)
+        return list(self._selection.keep(parsed, str(index)).kept())

@@ -141,7 +141,7 @@ def _tiles(digest: Digest) -> Iterator[str]:
         ("workers", "restarts"): "restarts",
         ("workers", "errors"): "errors",
     }
-    known = {(fact.section, fact.name): fact for fact in facts(digest)}
+    known = facts(digest)
     rejected = digest.rejections.total
     for key, label in shown.items():
         if key == ("requests", "from the cache"):
@@ -178,7 +178,7 @@ def _svg(figure: Any, title: str) -> str:
 
 def _fact_tables(digest: Digest) -> str:
     sections: dict[str, list[str]] = {}
-    for fact in list(facts(digest))[:_FACTS]:
+    for fact in list(facts(digest).values())[:_FACTS]:
         if not math.isnan(fact.value):
             sections.setdefault(fact.section, []).append(
                 f"<tr><td>{_safe(fact.name)}</td><td>{_safe(fact.text)}</td></tr>"

@@ -1,14 +1,14 @@
 """`penstock logs diff`: the figures of two runs side by side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from rich.console import Console
 from rich.text import Text
 
 from penstock.ops.logs.lines.event import OF_EVERY_LINE, duration
-from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, Column, show_table
+from penstock.ops.logs.screens.screens import Parts
+from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, Column, Section
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import Fact, facts
 
@@ -17,23 +17,20 @@ _NOTABLE = 0.1  # of a change that has a direction: coloured from here on
 _SAME = 0.005
 
 
-def show_diff(console: Console, first: Digest, second: Digest, names: Sequence[str]) -> None:
-    """Print a row for each figure that either has."""
-    rows: list[tuple[str | Text, str, str, Text]] = []
-    rows.append(("time", duration(first.series.span_s), duration(second.series.span_s), Text()))
+def diff(first: Digest, second: Digest, names: Sequence[str]) -> Parts:
+    """A row for each figure that either has, and the settings that differ."""
+    rows: list[tuple[str | Text, ...]] = [("time", duration(first.series.span_s), duration(second.series.span_s), "")]
     section = ""
     for before, after in _paired(first, second):
         if before.section != section:
             section = before.section
-            rows.append((Text(section, style=HEAD), "", "", Text()))
+            rows.append((Text(section, style=HEAD), "", "", ""))
         rows.append((f"  {before.name}", before.text, after.text, _change(before, after)))
-    show_table(console, _columns("", f">{names[0]}", f">{names[1]}", ">change"), rows)
+    yield Section("", "", _columns("", *[f">{name}" for name in names], ">change"), rows, is_apart=False)
     if changed := _settings_changed(first, second):
-        console.print(Text("\nSettings", style=HEAD))
-        show_table(console, _columns("", f">{names[0]}", f">{names[1]}"), changed)
-    console.print(
-        Text("\nGreen is better by a tenth or more, red is worse. Counts depend on how long each run was.", style=DIM)
-    )
+        yield Section("Settings", "", _columns("", *[f">{name}" for name in names]), changed)
+    note = "Green is better by a tenth or more, red is worse. Counts depend on how long each run was."
+    yield Section("", "", (), (), [Text(note, style=DIM)])
 
 
 def _columns(*names: str) -> list[Column]:
@@ -41,20 +38,15 @@ def _columns(*names: str) -> list[Column]:
     return [*[Column(name, itemgetter(place)) for place, name in enumerate(names)], Column("", lambda row: "")]
 
 
-def _paired(first: Digest, second: Digest) -> list[tuple[Fact, Fact]]:
+def _paired(first: Digest, second: Digest) -> Iterator[tuple[Fact, Fact]]:
     """The figures of both, in the order of the first; without those that both lack, or that are zero in both."""
-    one = {(fact.section, fact.name): fact for fact in facts(first)}
-    other = {(fact.section, fact.name): fact for fact in facts(second)}
+    one, other = facts(first), facts(second)
     sections = list(dict.fromkeys(section for section, _ in one))
-    keys = sorted(dict.fromkeys([*one, *other]), key=lambda key: sections.index(key[0]))
-    pairs = []
-    for key in keys:
-        known = one.get(key) or other[key]
-        absent = known._replace(value=0.0)
+    for key in sorted({**one, **other}, key=lambda key: sections.index(key[0])):
+        absent = (one.get(key) or other[key])._replace(value=0.0)
         before, after = one.get(key, absent), other.get(key, absent)
         if any(value and not math.isnan(value) for value in (before.value, after.value)):
-            pairs.append((before, after))
-    return pairs
+            yield before, after
 
 
 def _change(before: Fact, after: Fact) -> Text:

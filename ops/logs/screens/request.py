@@ -2,20 +2,17 @@
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.text import Text
 
-from penstock.ops.logs.libraries import pl
-from penstock.ops.logs.lines.columns import BATCH, DONE, STAGES
+from penstock.ops.logs.lines.blocks import BATCH, DONE, STAGES, Part
 from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, printable
-from penstock.ops.logs.lines.parser import Part
 from penstock.ops.logs.lines.reader import in_order
 from penstock.ops.logs.lines.source import LogSource
-from penstock.ops.logs.screens.event_line import event_line
-from penstock.ops.logs.screens.tables import BAR, DIM, WARN, count, heading, joined
+from penstock.ops.logs.screens.screens import Parts
+from penstock.ops.logs.screens.tables import BAR, DIM, WARN, Section, count, event_line, joined
 from penstock.ops.logs.totals.lives import NAMES, sentence
 
 _POSITION = re.compile(r"(?:(.+)-)?(\d+)[-:](\d+)")
@@ -40,7 +37,7 @@ class _StageTime(NamedTuple):
 
 
 class RequestStory:
-    """Collects events in one pass; then `show` prints them."""
+    """Collects events in one pass; then `parts` tells them."""
 
     def __init__(self, text: str) -> None:
         """A correlation id as the worker logs it (text, or hexadecimal with or without dashes), or a position:
@@ -49,18 +46,17 @@ class RequestStory:
         match = None if is_uuid else _POSITION.fullmatch(text)
         self._id = text.replace("-", "").lower() if is_uuid else text
         self._topic = match[1] if match is not None else None  # None: any
-        self._place = (int(match[2]), int(match[3])) if match is not None else None  # partition and offset
+        self._partition = int(match[2]) if match is not None else None
+        self._offset = int(match[3]) if match is not None else None
         self.found: list[Event] = []
-        self._before: Event | None = None  # the nearest sampled requests of the partition, by offset
-        self._after: Event | None = None
+        self._neighbours: dict[str, Event] = {}  # the nearest sampled requests of the partition, by offset
         self._notable: deque[Event] = deque(maxlen=_MAX_KEPT)
 
     def add(self, part: Part) -> None:
         """All events of a block but batches."""
-        for place in part.rows.filter(pl.col("event") != BATCH)["place"].to_list():
-            event = part.event(place)
+        for event in part.kept(BATCH):
             fields = event.fields
-            is_near = self._place is not None and fields.get("partition") == self._place[0]
+            is_near = self._partition is not None and fields.get("partition") == self._partition
             is_near = is_near and self._topic in (None, fields.get("topic"))
             if fields.get("correlation_id") == self._id or (is_near and fields.get("offset") == self._offset):
                 self.found.append(event)
@@ -69,34 +65,29 @@ class RequestStory:
             elif event.name == DONE and is_near:
                 self._note_neighbour(event)
 
-    def show(self, console: Console, sources: Sequence[LogSource]) -> None:
-        """Print what is known."""
+    def parts(self, sources: Sequence[LogSource]) -> Parts:
+        """What is known."""
         if not self.found:
-            console.print(Text(f"No line names request {printable(self._id)}. {_SAMPLED}", style=WARN), soft_wrap=True)
-            self._show_neighbours(console)
+            yield Text(f"No line names request {printable(self._id)}. {_SAMPLED}", style=WARN)
+            yield from self._around()
             return
-        console.print(Text(f"request {printable(self._name)}", style="bold"), soft_wrap=True)
+        yield Text(f"request {printable(self._name)}", style="bold")
         sample = next((event for event in self.found if event.name == DONE), None)  # if it was sampled
+        of_batch = []
         if sample is not None:
-            _show_way(console, sample, sources)
-        of_batch = [event for event in self._notable if sample is not None and _is_of_one_batch(event, sample)]
+            yield from _way(sample, sources)
+            of_batch = [event for event in self._notable if _is_of_one_batch(event, sample)]
         others = [event for event in self.found if event is not sample]
         for title, events in (("Lines that name it", others), ("Failures of its batch", of_batch)):
             if events:
-                heading(console, title)
-            for event in in_order(events):
-                console.print(event_line(event, sources), soft_wrap=True)
+                yield Section(title, "", (), (), [event_line(event, sources) for event in in_order(events)])
         if sample is None:
-            self._show_neighbours(console)
-        if meanwhile := self._meanwhile(sample):
-            heading(console, "Meanwhile", "within two seconds")
-        for event in meanwhile[:_MAX_MEANWHILE]:
-            text = f"{clock(event.time_s, ms=True)}  {sources[event.source].name}  {printable(sentence(event))}"
-            console.print(Text(text), soft_wrap=True)
-
-    @property
-    def _offset(self) -> int | None:
-        return self._place[1] if self._place is not None else None
+            yield from self._around()
+        if meanwhile := self._meanwhile(sample)[:_MAX_MEANWHILE]:
+            lines = [
+                (clock(one.time_s, ms=True), sources[one.source].name, printable(sentence(one))) for one in meanwhile
+            ]
+            yield Section("Meanwhile", "within two seconds", (), (), [Text("  ".join(line)) for line in lines])
 
     @property
     def _name(self) -> str:
@@ -105,7 +96,7 @@ class RequestStory:
             topic, partition, offset = (event.fields.get(key) for key in ("topic", "partition", "offset"))
             if isinstance(topic, str) and isinstance(partition, int) and isinstance(offset, int):
                 return f"{topic}-{partition}-{offset}"
-        return self._id if self._place is None else f"{self._topic}-{self._place[0]}-{self._place[1]}"
+        return self._id if self._offset is None else f"{self._topic}-{self._partition}-{self._offset}"
 
     def _meanwhile(self, sample: Event | None) -> list[Event]:
         """Starts, ends, rebalances and warnings from shortly before it was produced until shortly after its end."""
@@ -120,19 +111,16 @@ class RequestStory:
         offset, own = event.fields.get("offset"), self._offset
         if own is None or not isinstance(offset, int):
             return
-        if offset < own and (self._before is None or offset > self._before.fields["offset"]):
-            self._before = event
-        if offset > own and (self._after is None or offset < self._after.fields["offset"]):
-            self._after = event
+        where = "before" if offset < own else "after"
+        nearest = self._neighbours.get(where)
+        if nearest is None or abs(offset - own) < abs(nearest.fields["offset"] - own):
+            self._neighbours[where] = event
 
-    def _show_neighbours(self, console: Console) -> None:
+    def _around(self) -> Iterator[Text]:
         """Answers of the records around it: it was answered at the same time, or is behind."""
-        for event, where in ((self._before, "before"), (self._after, "after")):
-            if event is not None:
-                about = (
-                    f"{where} it, offset {event.fields['offset']}, was answered by {date_and_clock(event.time_s)} UTC"
-                )
-                console.print(Text(f"The next sampled record {about}."), soft_wrap=True)
+        for where, event in sorted(self._neighbours.items(), reverse=True):
+            about = f"{where} it, offset {event.fields['offset']}, was answered by {date_and_clock(event.time_s)} UTC"
+            yield Text(f"The next sampled record {about}.")
 
 
 def _is_of_one_batch(event: Event, sample: Event) -> bool:
@@ -142,7 +130,7 @@ def _is_of_one_batch(event: Event, sample: Event) -> bool:
     return of_both[0] == of_both[1] and sample.number("batch") is not None
 
 
-def _show_way(console: Console, sample: Event, sources: Sequence[LogSource]) -> None:
+def _way(sample: Event, sources: Sequence[LogSource]) -> Iterator[Text]:
     fields, way = sample.fields, _stages(sample)
     worker = f" worker {fields['worker']}" if "worker" in fields else ""
     about = joined(
@@ -153,29 +141,24 @@ def _show_way(console: Console, sample: Event, sources: Sequence[LogSource]) -> 
             f"{sources[sample.source].name}{worker}",
         )
     )
-    console.print(Text(printable(about), style=DIM), soft_wrap=True)
+    yield Text(printable(about), style=DIM)
     if not way:
         return
     start_s, end_s = way[0].start_s, (sample.time_s or 0.0) - _seconds(sample, "ago")
-    console.print()
-    console.print(Text(f"{date_and_clock(start_s)[:10]} {clock(start_s, ms=True)} UTC  produced"))
-    for stage in way:
-        console.print(_bar(stage, start_s, max(end_s - start_s, 1e-9)))
-    total_s = _seconds(sample, "total")
-    left = sample.number("left_ms")
-    deadline = (
-        "" if left is None else f", {duration(abs(left) / 1e3)} {'before' if left >= 0 else 'after'} its deadline"
-    )
-    took = f"{duration(total_s)} after it arrived, {duration(end_s - start_s)} after it was produced{deadline}"
-    console.print(Text(f"{clock(end_s, ms=True)} UTC  reply made, {took}"), soft_wrap=True)
+    yield Text()
+    yield Text(f"{date_and_clock(start_s)[:10]} {clock(start_s, ms=True)} UTC  produced")
+    yield from (_bar(stage, start_s, max(end_s - start_s, 1e-9)) for stage in way)
+    took = f"{duration(_seconds(sample, 'total'))} after it arrived, {duration(end_s - start_s)} after it was produced"
+    if (left_ms := sample.number("left_ms")) is not None:
+        took += f", {duration(abs(left_ms) / 1e3)} {'before' if left_ms >= 0 else 'after'} its deadline"
+    yield Text(f"{clock(end_s, ms=True)} UTC  reply made, {took}")
     if fields.get("trigger"):
         size = f"{count(sample.number('batch_sequences') or 0, 'sequence')} and {fields.get('batch_tokens')} tokens"
         number = "a batch" if sample.number("batch") is None else f"batch {fields['batch']},"
-        console.print(Text(printable(f"It ran in {number} of {size}, by {fields['trigger']}."), style=DIM))
+        yield Text(printable(f"It ran in {number} of {size}, by {fields['trigger']}."), style=DIM)
     if _seconds(sample, "kafka") < 0:
-        console.print(
-            Text("Its producer's clock is ahead of the worker's, so the time in Kafka is not known.", style=WARN)
-        )
+        ahead = "Its producer's clock is ahead of the worker's, so the time in Kafka is not known."
+        yield Text(ahead, style=WARN)
 
 
 def _bar(stage: _StageTime, start_s: float, span_s: float) -> Text:

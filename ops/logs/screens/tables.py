@@ -1,7 +1,9 @@
-"""Tables, bars and small curves on a terminal. Nothing of a log reaches the terminal as it is."""
+"""Tables, events, bars and small curves on a terminal. Nothing of a log reaches the terminal as it is."""
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +13,14 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from penstock.ops.logs.lines.event import printable
+from penstock.ops.logs.lines.event import SHOWN_APART, Event, clock, printable
+from penstock.ops.logs.lines.source import LogSource
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉"
 _FOLDED_WIDTH = 24  # of a column of sentences
 _ANY_WIDTH = 1000  # more than any table has
+_MAX_VALUE_CHARS = 200
 DIM, WARN, BAD, HEAD, BAR = "dim", "yellow", "red", "bold", "cyan"
 LEVEL_STYLES = {"debug": DIM, "info": "", "warning": WARN, "error": BAD, "critical": "bold red"}
 
@@ -27,10 +31,18 @@ def make_console() -> Console:
 
 
 class Column(NamedTuple):
-    """A column: its name, which begins with `>` where it is aligned to the right, and the cell of a row."""
+    """A column: its name, which begins with `>` where it is aligned to the right, and what it shows of a row."""
 
     name: str
-    cell: Callable[[Any], object]
+    value: Callable[[Any], object] | str  # of a row; or the name of its attribute
+    show: Callable[[Any], str] = str  # a value. None and NaN, which the logs do not tell, are `-`
+
+    def text(self, row: Any) -> str | Text:
+        """The cell of a row."""
+        value = (attrgetter(self.value) if isinstance(self.value, str) else self.value)(row)
+        if isinstance(value, Text):
+            return value
+        return self.show(value) if is_known(value) else "-"
 
 
 class Section(NamedTuple):
@@ -41,36 +53,42 @@ class Section(NamedTuple):
     columns: Sequence[Column]
     rows: Sequence[Any]
     below: Sequence[Text] = ()
-    style: Callable[[Any], str] = lambda row: ""  # of a row
+    bold: Any = None  # one of the rows
+    is_apart: bool = True  # a blank line comes before it
 
 
-def show(console: Console, parts: Iterable[Section | Text]) -> None:
+def show(console: Console, parts: Iterable[Section | Text | Table]) -> None:
     """Print the parts of a screen."""
     for part in parts:
-        if isinstance(part, Text):
-            console.print(part, soft_wrap=True)
+        if isinstance(part, Table):
+            console.print(part)
             continue
-        heading(console, part.title, part.note)
-        show_table(console, part.columns, part.rows, part.style)
+        if isinstance(part, Text):
+            is_cut = part.overflow is not None
+            console.print(part, soft_wrap=not is_cut, no_wrap=is_cut or None, overflow=part.overflow)
+            continue
+        if part.is_apart:
+            console.print()
+        if part.title:
+            console.print(heading(part.title, part.note), soft_wrap=True)
+        if part.columns:
+            _show_table(console, part)
         for text in part.below:
             console.print(text, soft_wrap=True)
 
 
-def heading(console: Console, text: str, note: str = "") -> None:
-    """A blank line, a section's name if it has one, and what its figures are of."""
-    console.print()
-    if text:
-        console.print(Text.assemble((text, HEAD), (f"  {note}" if note else "", DIM)), soft_wrap=True)
+def heading(text: str, note: str = "") -> Text:
+    """A section's name, and what its figures are of."""
+    return Text.assemble((text, HEAD), (f"  {note}" if note else "", DIM))
 
 
-def show_table(
-    console: Console, columns: Sequence[Column], rows: Sequence[Any], style: Callable[[Any], str] = lambda row: ""
-) -> None:
+def _show_table(console: Console, section: Section) -> None:
     """Print a table. Where the screen is too narrow for it, its bars are left out, and then its lines run on.
 
     So no figure is cut: `445 ms` cut to `445 m` would be another time. Bars have no name; the first column has
     those of rows. The last column may hold sentences, which fold.
     """
+    columns, rows = section.columns, section.rows
     without_bars = [column for place, column in enumerate(columns) if column.name or not place]
     for shown in (columns, without_bars):
         made = Table(box=None, header_style=DIM, padding=(0, 2, 0, 0), pad_edge=False)
@@ -78,7 +96,7 @@ def show_table(
         for column, texts in zip(shown, cells, strict=True):
             _add_column(made, column, texts, folds=column is columns[-1])
         for row, *of_row in zip(rows, *cells, strict=True):
-            made.add_row(*of_row, style=style(row))
+            made.add_row(*of_row, style=HEAD if row is section.bold else "")
         least = Measurement.get(console, console.options.update_width(_ANY_WIDTH), made).minimum
         if least <= console.width:
             break
@@ -88,8 +106,8 @@ def show_table(
 
 
 def _cell(column: Column, row: Any) -> Text:
-    cell = column.cell(row)
-    return cell if isinstance(cell, Text) else Text(printable(str(cell)))
+    cell = column.text(row)
+    return cell if isinstance(cell, Text) else Text(printable(cell))
 
 
 def _add_column(made: Table, column: Column, cells: Sequence[Text], *, folds: bool) -> None:
@@ -127,12 +145,37 @@ def joined(parts: Iterable[str]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def is_known(value: float) -> bool:
+def is_known(value: object) -> bool:
     """Whether the logs tell a figure."""
-    return not math.isnan(value)
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def count(number: float, noun: str) -> str:
     """`1 sequence`, `2 sequences`, `3 batches`."""
     ending = "" if round(number) == 1 else "es" if noun.endswith("ch") else "s"
     return f"{number:,.0f} {noun}{ending}"
+
+
+def event_line(event: Event, sources: Sequence[LogSource]) -> Text:
+    """Time, level, log, worker, name and fields; a trace on lines of its own."""
+    style = LEVEL_STYLES[event.level]
+    line = Text.assemble((f"{clock(event.time_s, ms=True)} ", DIM))
+    line.append(f"{event.level:<8} ", style=style or DIM)
+    if len(sources) > 1:
+        line.append(f"{sources[event.source].name} ", style="cyan")
+    if (worker := event.fields.get("worker")) is not None:
+        line.append(f"{printable(str(worker))} ", style="cyan")
+    line.append(printable(event.name), style=style or "bold")
+    for key, value in event.fields.items():
+        if key not in SHOWN_APART:
+            line.append(f" {printable(key)}=", style=DIM)
+            line.append(_value(value))
+    if isinstance(trace := event.fields.get("exception"), str):
+        line.append("".join("\n    " + printable(part) for part in trace.splitlines()), style=DIM)
+    return line
+
+
+def _value(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    shown = printable(text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…")
+    return f"'{shown}'" if isinstance(value, str) and (" " in shown or not shown) else shown

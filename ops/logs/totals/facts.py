@@ -42,13 +42,10 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def facts(digest: Digest) -> Iterator[Fact]:
-    """All of them, by section."""
-    yield from _requests(digest)
-    yield from _stages(digest)
-    yield from _batches(digest)
-    yield from _costs(digest)
-    yield from _workers(digest)
+def facts(digest: Digest) -> dict[tuple[str, str], Fact]:
+    """All of them, by section and name, in the order of the sections."""
+    found = (fact for of_section in (_requests, _stages, _batches, _costs, _workers) for fact in of_section(digest))
+    return {(fact.section, fact.name): fact for fact in found}
 
 
 def _requests(digest: Digest) -> Iterator[Fact]:
@@ -56,7 +53,7 @@ def _requests(digest: Digest) -> Iterator[Fact]:
     answered = totals["answered"]
     yield Fact("requests", "answered", answered, integer, 1)
     yield Fact("requests", "answered a second", answered / span_s if span_s else math.nan, rate, 1)
-    yield Fact("requests", "in the best 10 s", best_rate(digest), rate, 1)
+    yield Fact("requests", "in the best 10 s", digest.series.best_rate("answered"), rate, 1)
     for percent in PERCENTS:
         yield Fact("requests", f"latency p{percent}", latency_percentile_s(totals, percent), duration, -1)
     for code, rejected in sorted(digest.rejections.by_code.items()):
@@ -79,15 +76,14 @@ def _batches(digest: Digest) -> Iterator[Fact]:
     batches, totals = digest.batches, digest.series.totals()
     yield Fact("batches", "batches", max(totals["batches"], batches.all.batches), integer)
     for percent in PERCENTS[:2]:
-        yield Fact("batches", f"sequences p{percent}", batches.sequences.percentile(percent), integer)
-        yield Fact("batches", f"tokens p{percent}", batches.tokens.percentile(percent), integer)
+        for key in ("sequences", "tokens"):
+            yield Fact("batches", f"{key} p{percent}", batches.histograms[key].percentile(percent), integer)
     for percent in PERCENTS:
-        yield Fact("batches", f"time p{percent}", batches.seconds.percentile(percent), duration, -1)
+        yield Fact("batches", f"time p{percent}", batches.histograms["device_s"].percentile(percent), duration, -1)
     speed = batches.all.tokens / batches.all.device_s if batches.all.device_s else math.nan
     yield Fact("batches", "tokens a second of a lane", speed, short, 1)
-    yield Fact(
-        "batches", "padding avoided", batches.all.padding_avoided if batches.all.padded_tokens else math.nan, share
-    )
+    avoided = batches.all.padding_avoided if batches.all.padded_tokens else math.nan
+    yield Fact("batches", "padding avoided", avoided, share)
     for trigger in TRIGGERS:
         if number := totals[trigger]:
             yield Fact("batches", f"trigger {trigger}", number / batches.all.batches, share)
@@ -101,20 +97,9 @@ def _costs(digest: Digest) -> Iterator[Fact]:
 
 
 def _workers(digest: Digest) -> Iterator[Fact]:
-    counts, totals = digest.lives.counts, digest.series.totals()
-    yield Fact("workers", "starts", counts["start"], integer)
-    yield Fact("workers", "restarts", counts["restart"], integer, -1)
-    yield Fact("workers", "deaths", counts["death"], integer, -1)
-    yield Fact("workers", "rebalances", counts["rebalance"], integer, -1)
+    totals = digest.series.totals()
+    for name, number in digest.lives.counts.items():
+        yield Fact("workers", f"{name}s", number, integer, 0 if name == "start" else -1)
     yield Fact("workers", "gaps over 30 s", digest.gaps.count, integer, -1)
-    yield Fact("workers", "errors", totals["errors"], integer, -1)
-    yield Fact("workers", "warnings", totals["warnings"], integer, -1)
-
-
-def best_rate(digest: Digest) -> float:
-    """Requests a second in the ten seconds with most answers. NaN without any."""
-    if not digest.series:
-        return math.nan
-    _, columns = digest.series.filled_spans(10)
-    width_s = max(10, digest.series.width_s)
-    return float(columns["answered"].max()) / min(width_s, max(digest.series.span_s, 1))
+    for name in ("errors", "warnings"):
+        yield Fact("workers", name, totals[name], integer, -1)

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.ops.logs.lines.event import Event, duration
-from penstock.ops.logs.totals.tally import widened
+from penstock.ops.logs.totals.rejections import Span, widened
 
 _MIN_GAP_S = 30.0  # a worker with work logs its load every 10 s
 _MAX_KEPT = 2_000
@@ -66,8 +66,8 @@ class Gaps:
         self.longest: list[Gap] = []
         self.count = 0
         self.num_steps_back = 0  # blocks of lines earlier than all of the block before: a clock that was set back
+        self.span_s: Span = None
         self._last: dict[int, float] = {}
-        self.span_s: tuple[float, float] | None = None  # the first time and the last
 
     def add(self, source: int, times_s: npt.NDArray[np.float64]) -> None:
         """The times of a block."""
@@ -87,36 +87,26 @@ class Gaps:
         self.longest = sorted([*self.longest, *gaps], key=lambda gap: gap.start_s - gap.end_s)[:20]
 
 
-class _Held(NamedTuple):
-    """The time from a partition's assignment to its revocation."""
-
-    start_s: float
-    end_s: float  # negative: it was not revoked, as where the worker was killed
-    log: str
-
-
 def held_twice_s(events: Sequence[Event], log_of: Callable[[int], str]) -> float:
     """The longest time for which, by their clocks, workers of two logs held one partition; 0 without any.
 
     A worker gives a partition up before the next one gets it: the clocks of hosts differ, or a worker was evicted.
     `log_of`: the name of a source's log.
     """
-    held: dict[tuple[str, int], list[_Held]] = {}
-    of_worker: dict[tuple[str, str], dict[tuple[str, int], float]] = {}  # the partitions that it has, and since when
-    changes = [event for event in events if event.name in (_ASSIGNED, _REVOKED) and event.time_s is not None]
-    for event in sorted(changes, key=lambda event: event.time_s or 0.0):
-        log, time_s = log_of(event.source), event.time_s or 0.0
-        has = of_worker.setdefault((log, str(event.fields.get("worker"))), {})
-        for partition, start_s in has.items():
-            held.setdefault(partition, []).append(_Held(start_s, time_s if event.name == _REVOKED else -1.0, log))
-        has.clear()
-        if event.name == _ASSIGNED:
-            has.update(dict.fromkeys(_partitions(event), time_s))
-    for (log, _), has in of_worker.items():
-        for partition, start_s in has.items():
-            held.setdefault(partition, []).append(_Held(start_s, -1.0, log))
+    changes: dict[tuple[str, str], list[tuple[float, Event]]] = {}  # by log and worker, in order of time
+    timed = [(event.time_s, event) for event in events if event.name in (_ASSIGNED, _REVOKED) and event.time_s]
+    for time_s, event in sorted(timed, key=lambda one: one[0]):
+        worker = log_of(event.source), str(event.fields.get("worker"))
+        changes.setdefault(worker, []).append((time_s, event))
+    held: dict[tuple[str, int], list[tuple[float, float, str]]] = {}  # from when, until when, in which log
+    for (log, _), of_worker in changes.items():
+        for (start_s, event), following in zip_longest(of_worker, of_worker[1:]):
+            # A time before all: it was not revoked, as where the worker was killed.
+            end_s = following[0] if following is not None and following[1].name == _REVOKED else -1.0
+            for partition in _partitions(event) if event.name == _ASSIGNED else ():
+                held.setdefault(partition, []).append((start_s, end_s, log))
     pairs = [pair for spans in held.values() for pair in pairwise(sorted(spans))]
-    return max([one.end_s - other.start_s for one, other in pairs if one.log != other.log] + [0.0])
+    return max([end_s - start_s for (_, end_s, log), (start_s, _, other) in pairs if log != other] + [0.0])
 
 
 def _partitions(event: Event) -> Iterator[tuple[str, int]]:

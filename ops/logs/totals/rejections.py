@@ -4,19 +4,64 @@ A load has what its process rejected since the load before. So a line is counted
 logged another load.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.ops.logs.libraries import pl
-from penstock.ops.logs.lines.columns import REFUSED
+from penstock.ops.logs.lines.blocks import REFUSED, Part
 from penstock.ops.logs.lines.event import Event
-from penstock.ops.logs.lines.parser import Part
 from penstock.ops.logs.totals.series import CAUSE_UNKNOWN
-from penstock.ops.logs.totals.tally import Tally, tally_of
 
 _LOAD_WITHIN_S = 60.0  # a worker that rejects logs its load every 10 s; a later load has not counted a line
 _ENDS = ("worker_starting", "worker_ready")  # of the process before, where process ids are used again
 _COUNTED_AS = {"overloaded": "overloaded", "expired": CAUSE_UNKNOWN}  # columns of the series, beside `refused`
 _PROCESS = ("service.instance.id", "pid", "worker")
+_MAX_NAMES = 200
+
+Span = tuple[float, float] | None  # the first and the last time
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many requests were rejected with one code, or how many lines one event has, when, and the latest line."""
+
+    count: int = 0
+    lines_s: Span = None
+    loads_s: Span = None  # of the loads that count some
+    example: Event | None = None  # the latest
+    sources: set[int] = field(default_factory=set)
+
+    def add(self, event: Event, number: int = 0) -> None:
+        """One line about a number of requests or lines."""
+        self.count += number
+        if self.lines_s is None or event.time_s is None or event.time_s >= self.lines_s[1]:
+            self.example = event
+        self.sources.add(event.source)
+        self.lines_s = widened(self.lines_s, event.time_s)
+
+    @property
+    def span_s(self) -> tuple[float | None, float | None]:
+        """The first and the last time: of the lines, or without any of the loads."""
+        return self.lines_s or self.loads_s or (None, None)
+
+
+def tally_of(table: dict[str, Tally], name: str) -> Tally:
+    """The tally of a name. Any client may have written it, so later names share one where there are very many."""
+    return table.setdefault(name if name in table or len(table) < _MAX_NAMES else "…", Tally())
+
+
+def widened(span_s: Span, time_s: float | None) -> Span:
+    """A span of time, and a time that it is to hold, if that is known."""
+    if time_s is None or span_s is None:
+        return span_s if time_s is None else (time_s, time_s)
+    return min(span_s[0], time_s), max(span_s[1], time_s)
+
+
+def process_of(log: str) -> Any:
+    """Names the process that wrote a row, as an expression. `log`: the name of its log."""
+    named = [pl.col(key).cast(pl.String).fill_null("") for key in _PROCESS]
+    return pl.concat_str(pl.lit(log), *named, separator="\0")
 
 
 class Rejections:
@@ -34,21 +79,25 @@ class Rejections:
         """Requests that were rejected."""
         return sum(one.count for one in self.by_code.values())
 
+    def add_counted(self, rejected: Mapping[str, int], time_s: float | None) -> None:
+        """What a load counts, by code."""
+        for code, requests in rejected.items():
+            tally = tally_of(self.by_code, code)
+            tally.count += requests
+            tally.loads_s = widened(tally.loads_s, time_s)
+
     def add(self, part: Part, log: str) -> Any:
-        """Returns what no load counts, for a Series. `log`: the name that the log has kept through its rotations."""
-        for event in part.events.values():
-            self._add_load(event)
-        is_line = pl.col("event") == REFUSED
-        ends = [place for place, event in part.events.items() if event.name in _ENDS or event.rejected is not None]
-        rows = part.rows.filter(is_line | pl.col("place").is_in(ends)).with_columns(
+        """The lines. Returns what no load counts, for a Series. `log`: the name that it kept through its rotations."""
+        is_load = pl.col("counted").is_not_null()
+        is_line = (pl.col("event") == REFUSED) & ~is_load
+        rows = part.rows.filter(is_line | is_load | pl.col("event").is_in(_ENDS)).select(
+            pl.col("place", "time_s", "suppressed"),
             pl.col("code").fill_null("?"),
             requests=pl.col("records").fill_null(1).clip(1),
-            is_load=pl.when(~is_line).then(pl.col("event") == "worker_load"),
-            process=pl.concat_str(
-                pl.lit(log), *[pl.col(key).cast(pl.String).fill_null("") for key in _PROCESS], separator="\0"
-            ),
+            is_load=pl.when(~is_line).then(is_load),
+            process=process_of(log),
         )
-        lines = rows.filter(is_line)
+        lines = rows.filter(pl.col("is_load").is_null())
         self._note_examples(part, lines)
         self._count(lines.filter(pl.col("time_s").is_null()))
         lines, columns = lines.drop_nulls("time_s"), self._known.columns
@@ -80,15 +129,10 @@ class Rejections:
         for code, requests in lines.group_by("code", maintain_order=True).agg(pl.col("requests").sum()).iter_rows():
             tally_of(self.by_code, code).count += requests
 
-    def _add_load(self, event: Event) -> None:
-        for code, requests in (event.rejected or {}).items():
-            tally_of(self.by_code, code).add_counted(requests, event.time_s)
-
     def _note_examples(self, part: Part, rows: Any) -> None:
+        by_code = rows.sort("time_s", maintain_order=True).group_by("code", maintain_order=True)
         ends = pl.col("place").first().alias("first"), pl.col("place").last().alias("last")
-        for code, *places in (
-            rows.sort("time_s", maintain_order=True).group_by("code", maintain_order=True).agg(ends).iter_rows()
-        ):
+        for code, *places in by_code.agg(ends).iter_rows():
             for place in places:
                 tally_of(self.by_code, code).add(part.event(place))
 

@@ -1,8 +1,8 @@
-"""Figures over time: sums and greatest values by second, in bounded memory."""
+"""Figures over time: sums and greatest values by second, in bounded memory; and the slow periods in them."""
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ SUMS = (*COUNTED, *LOGGED, *LATE, *TRIGGERS, *LATENCIES, "refused", "errors", "w
 GREATEST = ("backlog_s", "queued_sequences", "kafka_s", "slowest_s")
 _MAX_SPANS = 50_000
 _MAX_WAITING = 20_000  # rows
+_PERIOD_S = 10
+_TIMES_USUAL = 3.0  # above the median span's p95: more than one bucket of the latencies
 
 
 class Series:
@@ -77,6 +79,13 @@ class Series:
         sums, greatest = rows.select(pl.col(SUMS).sum()), rows.select(pl.col(GREATEST).max().fill_null(0.0))
         return {**sums.row(0, named=True), **greatest.row(0, named=True)}
 
+    def best_rate(self, name: str) -> float:
+        """The greatest sum of ten seconds, a second. NaN without any."""
+        if not self:
+            return float("nan")
+        _, columns = self.filled_spans(_PERIOD_S)
+        return float(columns[name].max()) / min(max(_PERIOD_S, self.width_s), max(self.span_s, 1))
+
     @property
     def span_s(self) -> int:
         """From the first second to the last."""
@@ -123,3 +132,38 @@ def latency_percentile_s(counts: Mapping[str, float] | Mapping[str, FloatArray],
             return low if np.isinf(high) else low + (high - low) * (wanted - below) / count
         below += count
     return edges[-2]
+
+
+class SlowPeriod(NamedTuple):
+    """Consecutive spans of ten seconds in which requests were late, rejected for it, or far slower than usual."""
+
+    start_s: float
+    end_s: float
+    p95_s: float  # of the answered online requests; NaN without any
+    answered: float
+    missed: float  # deadlines, and requests rejected because they would have
+    backlog_s: float  # the greatest that was logged
+
+
+def slow_periods(series: Series) -> list[SlowPeriod]:
+    """In order of time."""
+    if not series:
+        return []
+    starts, columns = series.filled_spans(_PERIOD_S)
+    width_s = max(_PERIOD_S, series.width_s)
+    p95 = np.array([_p95(columns, np.array([row])) for row in range(len(starts))])
+    missed = sum((columns[name] for name in LATE), np.zeros(len(starts)))
+    usual = np.median(p95[np.isfinite(p95)]) if np.isfinite(p95).any() else np.inf
+    is_slow = (np.nan_to_num(p95) > _TIMES_USUAL * usual) | (missed > 0.01 * np.maximum(columns["answered"], 1.0))
+    slow = np.flatnonzero(is_slow)
+    periods = []
+    for rows in np.split(slow, np.flatnonzero(np.diff(starts[slow]) != width_s) + 1) if len(slow) else ():
+        figures = _p95(columns, rows), columns["answered"][rows].sum(), missed[rows].sum(), columns["backlog_s"][rows]
+        periods.append(
+            SlowPeriod(float(starts[rows[0]]), float(starts[rows[-1]] + width_s), *figures[:3], float(figures[3].max()))
+        )
+    return periods
+
+
+def _p95(columns: dict[str, FloatArray], rows: Any) -> float:
+    return latency_percentile_s({name: columns[name][rows] for name in LATENCIES}, 95)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.ops.logs.errors import BadFilter
+from penstock.ops.logs.lines.blocks import LineCounts, parse_block
 from penstock.ops.logs.lines.filters import parse_filters, split_arguments
-from penstock.ops.logs.lines.parser import LineCounts, parse_block
 from penstock.ops.logs.lines.reader import EventSelection
 from penstock.ops.logs.lines.tail import Tail
 from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, batch, digest, line, lines

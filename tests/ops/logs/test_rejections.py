@@ -12,7 +12,7 @@ from penstock.ops.logs.lines import source
 from penstock.ops.logs.report.charts import Spans
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import facts
-from penstock.ops.logs.totals.slow_periods import slow_periods
+from penstock.ops.logs.totals.series import slow_periods
 from tests.ops.command_line import penstock
 from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, SAMPLES, digest, line, lines, rejections
 
@@ -119,7 +119,7 @@ def test_lines_of_two_processes_between_their_loads(is_killed: bool, tmp_path: P
 def test_every_screen_has_the_same_count(given: tuple[Path, ...]) -> None:
     found = digest(*given)
     total = found.rejections.total
-    assert total == sum(fact.value for fact in facts(found) if fact.name.startswith("rejected: "))
+    assert total == sum(fact.value for fact in facts(found).values() if fact.name.startswith("rejected: "))
     assert total == pytest.approx(found.series.totals()["refused"])
     assert total == pytest.approx((Spans(found).columns["refused"]).sum())
     shown = f"{total:,}"

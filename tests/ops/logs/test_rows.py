@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.ops.logs.lines import parser
-from penstock.ops.logs.lines.columns import KINDS, read_rows, rows_of
+from penstock.ops.logs.lines import blocks
+from penstock.ops.logs.lines.blocks import KINDS, LineCounts, event_of, parse_block, read_rows, rows_of
 from penstock.ops.logs.lines.event import parse_time
-from penstock.ops.logs.lines.parser import LineCounts, event_of, parse_block
 from penstock.ops.logs.totals.digest import Digest
 from tests.ops.logs.helpers import FLEET, HOST_A, SAMPLES, batch, digest, line
 
@@ -63,7 +62,7 @@ def unusual(rng: random.Random, text: bytes) -> bytes:
 
 def by_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on, all lines are left to the JSON parser."""
-    monkeypatch.setattr(parser, "read_rows", lambda lines, more: read_rows([], more))
+    monkeypatch.setattr(blocks, "read_rows", lambda lines, more: read_rows([], more))
 
 
 def figures(found: Digest) -> dict[str, Any]:
@@ -75,9 +74,9 @@ def figures(found: Digest) -> dict[str, Any]:
         "ahead": found.requests.num_ahead,
         "codes": found.rejections.by_code,
         "problems": found.problems,
-        "slowest": {name: [one.fields for one in events] for name, events in found.requests.slowest.items()},
+        "slowest": {name: [one.fields for one in of.events] for name, of in found.requests.slowest.items()},
         "stages": {key: (len(one), one.greatest) for key, one in times.items()},
-        "longest": [one["device_s"] for one in found.batches.longest],
+        "longest": [one.number("device_s") for one in found.batches.longest.events],
         "triggers": [group[:5] for group in found.batches.by("trigger")],
         "totals": {name: f"{total:.9g}" for name, total in found.series.totals().items()},
     }
@@ -232,8 +231,8 @@ def test_requests_of_odd_values_are_counted(tmp_path: Path) -> None:
     found = digest(path)
     stages = found.requests.stages
     assert found.lines.events == len(odd) + 1
-    assert [event.fields.get("total_ms") for event in found.requests.slowest["online"]] == [9000, 8, 7.0]
-    assert [event.fields.get("total_ms") for event in found.requests.slowest["bulk"]] == [20.0]
+    assert [event.fields.get("total_ms") for event in found.requests.slowest["online"].events] == [9000, 8, 7.0]
+    assert [event.fields.get("total_ms") for event in found.requests.slowest["bulk"].events] == [20.0]
     counted = {name: {stage: len(times) for stage, times in of.items() if len(times)} for name, of in stages.items()}
     assert counted == {"online": {"kafka": 1, "total": 1, "compute": 1}, "bulk": {"total": 1}}
     assert found.requests.num_ahead == 1
