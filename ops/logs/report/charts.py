@@ -1,29 +1,20 @@
 """The plots of the report, drawn by matplotlib. Inks are stand-ins that the page replaces by colours of its theme."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.ops.logs.lines.event import moment
 from penstock.ops.logs.totals.digest import Digest
-from penstock.ops.logs.totals.series import LATE, LATENCIES, LATENCY_BOUNDS_S, TRIGGERS, latency_percentile_s
+from penstock.ops.logs.totals.series import LATE, LATENCIES, LATENCY_BOUNDS_S, SUMS, TRIGGERS, latency_percentile_s
 
 INK, FAINT = "#010203", "#040506"  # text and axes; grid
 PALETTE = ("#3b7dd8", "#e08a1e", "#2f9e6e", "#c2483d", "#8a63c9", "#7a8793", "#b3a13a")
-_ERROR_COLOURS = dict(zip((*LATE, "warnings", "errors"), np.array(PALETTE)[[3, 1, 6, 4, 2, 5, 0]], strict=True))
 _TICKS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 _MAX_TICKS = 5
 _SPANS = 120  # at most, along the time axis
 _MIN_SPAN_S = 2
-
-
-class Chart(NamedTuple):
-    """One plot: its title, what it shows, and the function that draws it, which returns whether there is anything."""
-
-    title: str
-    note: str
-    draw: Callable[[Any, "Spans"], bool]
 
 
 class Spans:
@@ -36,35 +27,58 @@ class Spans:
         self.width_s = int(starts[1] - starts[0]) if len(starts) > 1 else self.width_s
         self.starts_s = starts.astype(float)
         self.edges_s = np.append(self.starts_s, self.starts_s[-1] + self.width_s)
+        tokens, padded = self.columns["logged_tokens"], self.columns["logged_padded_tokens"]
+        self.columns["avoided"] = np.where(padded > 0, 100 * (1 - tokens / np.maximum(padded, 1)), np.nan)
 
-    def rate(self, name: str) -> Any:
-        """A column by second."""
-        return self.columns[name] / self.width_s
-
-
-def charts() -> list[Chart]:
-    """In the order of the page."""
-    return [
-        Chart("Throughput", "answered and rejected requests a second", _throughput),
-        Chart("Latency", "online requests by latency and time: darker is more; the line is p95", _latency),
-        Chart("Triggers", "batches a second by why they ran", _triggers),
-        Chart("Padding", "padding that padded batches would have had, as a share of their tokens", _padding),
-        Chart("Cache", "sequences a second from the cache and from the engine", _cache),
-        Chart("Lag", "how long sampled requests waited in Kafka, and the workers' backlog, at most", _lag),
-        Chart("Errors", "missed deadlines, and warnings and errors in the logs, a second", _errors),
-        Chart("Stages", "of sampled requests: p50, p95 and p99", _stages),
-        Chart("Costs", "predicted over measured seconds of logged batches", _costs),
-    ]
+    def heights(self, name: str) -> Any:
+        """A column at the edges: sums by second, others as they are."""
+        values = self.columns[name] / (self.width_s if name in SUMS else 1)
+        return np.append(values, values[-1])
 
 
-def _throughput(axes: Any, spans: Spans) -> bool:
-    answered, rejected = spans.rate("answered"), spans.rate("refused")
-    if not answered.any() and not rejected.any():
-        return False
-    _area(axes, spans, answered, PALETTE[0], "answered")
-    if rejected.any():
-        _steps(axes, spans, rejected, PALETTE[3], "rejected")
-    return _over_time(axes, spans, "requests/s")
+class Curve(NamedTuple):
+    """A column over time."""
+
+    column: str
+    colour: str
+    label: str
+    is_filled: bool = False  # down to zero
+
+
+class OverTime(NamedTuple):
+    """Draws columns over time, those that hold anything: curves, or a stack of them."""
+
+    unit: str
+    curves: tuple[Curve, ...]
+    is_stack: bool = False
+    needs: str = ""  # a column without which there is nothing to draw
+    top: float | None = None  # of the axis
+
+    def __call__(self, axes: Any, spans: Spans) -> bool:
+        curves = [one for one in self.curves if spans.columns[one.column].any()]
+        if not curves or (self.needs and not spans.columns[self.needs].any()):
+            return False
+        labels, colours = [one.label for one in curves], [one.colour for one in curves]
+        heights = [spans.heights(one.column) for one in curves]
+        if self.is_stack:
+            look = {"step": "post", "alpha": 0.85, "linewidth": 0}
+            axes.stackplot(spans.edges_s, heights, labels=labels, colors=colours, **look)
+        for one, values in zip(curves, heights, strict=True) if not self.is_stack else ():
+            axes.step(spans.edges_s, values, where="post", color=one.colour, label=one.label, linewidth=1.3)
+            if one.is_filled:
+                filled = np.nan_to_num(values)
+                axes.fill_between(spans.edges_s, filled, step="post", color=one.colour, alpha=0.25, linewidth=0)
+        _label(axes, spans, self.unit)
+        axes.set_ylim(bottom=0, top=self.top)
+        return True
+
+
+class Chart(NamedTuple):
+    """One plot: its title, what it shows, and the function that draws it, which returns whether there is anything."""
+
+    title: str
+    note: str
+    draw: Callable[[Any, Spans], bool]
 
 
 def _latency(axes: Any, spans: Spans) -> bool:
@@ -79,61 +93,18 @@ def _latency(axes: Any, spans: Spans) -> bool:
     image[..., 3] = np.where(shown > 0, 0.12 + 0.88 * shown, 0)
     extent = (spans.edges_s[0], spans.edges_s[-1], 0, high - low)
     axes.imshow(image, aspect="auto", origin="lower", extent=extent, interpolation="none")
-    edges = [0.0, *LATENCY_BOUNDS_S][low : high + 1]
-    axes.set_yticks(range(high - low + 1), [_milliseconds(edge) for edge in edges], fontsize=8)
-    _draw_p95(axes, spans, table, low, high)
-    return _over_time(axes, spans, "", has_zero=False)
-
-
-def _draw_p95(axes: Any, spans: Spans, table: Any, low: int, high: int) -> None:
-    edges = np.array([0.0, *LATENCY_BOUNDS_S[:-1]])
+    edges = np.array([0.0, *LATENCY_BOUNDS_S])
+    axes.set_yticks(range(high - low + 1), [_milliseconds(edge) for edge in edges[low : high + 1]], fontsize=8)
     p95 = np.array([latency_percentile_s(dict(zip(LATENCIES, row, strict=True)), 95) for row in table.T])
-    rows = np.interp(p95, edges, np.arange(len(edges))) - low
+    rows = np.interp(p95, edges[:-1], np.arange(len(edges) - 1)) - low
     axes.plot(spans.starts_s + spans.width_s / 2, rows, color=PALETTE[1], linewidth=1.4, label="p95")
     axes.set_ylim(0, high - low)
-
-
-def _triggers(axes: Any, spans: Spans) -> bool:
-    names = [name for name in TRIGGERS if spans.columns[name].any()]
-    if not names:
-        return False
-    _stack(axes, spans, names, PALETTE)
-    return _over_time(axes, spans, "batches/s")
-
-
-def _padding(axes: Any, spans: Spans) -> bool:
-    padded, tokens = spans.columns["logged_padded_tokens"], spans.columns["logged_tokens"]
-    if not padded.any():
-        return False
-    wasted = np.where(padded > 0, 100 * (1 - tokens / np.maximum(padded, 1)), np.nan)
-    _area(axes, spans, wasted, PALETTE[2], "")
-    _over_time(axes, spans, "% avoided")
-    axes.set_ylim(0, 100)
+    _label(axes, spans, "")
     return True
 
 
-def _cache(axes: Any, spans: Spans) -> bool:
-    if not spans.columns["cached"].any():
-        return False
-    _stack(axes, spans, ["cached", "sequences"], (PALETTE[2], PALETTE[5]), ["cache", "engine"])
-    return _over_time(axes, spans, "sequences/s")
-
-
-def _lag(axes: Any, spans: Spans) -> bool:
-    kafka, backlog = spans.columns["kafka_s"], spans.columns["backlog_s"]
-    if not kafka.any() and not backlog.any():
-        return False
-    _steps(axes, spans, kafka, PALETTE[0], "in Kafka")
-    _steps(axes, spans, backlog, PALETTE[1], "backlog")
-    return _over_time(axes, spans, "s")
-
-
-def _errors(axes: Any, spans: Spans) -> bool:
-    names = [name for name in (*LATE, "warnings", "errors") if spans.columns[name].any()]
-    if not names:
-        return False
-    _stack(axes, spans, names, [_ERROR_COLOURS[name] for name in names])
-    return _over_time(axes, spans, "a second")
+def _milliseconds(seconds: float) -> str:
+    return "30+ s" if np.isinf(seconds) else f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"
 
 
 def _stages(axes: Any, spans: Spans) -> bool:
@@ -170,28 +141,10 @@ def _costs(axes: Any, spans: Spans) -> bool:
     return True
 
 
-def _steps(axes: Any, spans: Spans, values: Any, colour: str, label: str) -> None:
-    axes.step(spans.edges_s, np.append(values, values[-1]), where="post", color=colour, label=label, linewidth=1.3)
-
-
-def _area(axes: Any, spans: Spans, values: Any, colour: str, label: str) -> None:
-    _steps(axes, spans, values, colour, label)
-    filled = np.nan_to_num(np.append(values, values[-1]))
-    axes.fill_between(spans.edges_s, filled, step="post", color=colour, alpha=0.25, linewidth=0)
-
-
-def _stack(axes: Any, spans: Spans, names: Sequence[str], colours: Sequence[str], labels: Sequence[str] = ()) -> None:
-    heights = [np.append(values, values[-1]) for values in map(spans.rate, names)]
-    look = {"labels": labels or names, "colors": colours, "step": "post", "alpha": 0.85, "linewidth": 0}
-    axes.stackplot(spans.edges_s, heights, **look)
-
-
-def _over_time(axes: Any, spans: Spans, unit: str, *, has_zero: bool = True) -> bool:
-    """Axes that all plots over time have. Returns true."""
+def _label(axes: Any, spans: Spans, unit: str) -> None:
+    """The time axis, the unit of the other, and a legend where it tells more than the title."""
     first, last = spans.edges_s[0], spans.edges_s[-1]
     axes.set_xlim(first, last)
-    if has_zero:
-        axes.set_ylim(bottom=0)
     step = next((one for one in _TICKS_S if (last - first) / one <= _MAX_TICKS), None)
     step = step or 86400 * -(-(last - first) // (86400 * _MAX_TICKS))
     places = np.arange(-(-first // step) * step, last + 1, step)
@@ -199,12 +152,46 @@ def _over_time(axes: Any, spans: Spans, unit: str, *, has_zero: bool = True) -> 
     axes.set_xticks(places, [moment(place).strftime(form) for place in places])
     axes.set_ylabel(unit, fontsize=8)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
-    labels = [label for label in axes.get_legend_handles_labels()[1] if not label.startswith("_")]
+    labels = axes.get_legend_handles_labels()[1]
     if len(labels) > 1 or labels == ["p95"]:
         look = {"frameon": False, "fontsize": 8, "borderaxespad": 0.2, "columnspacing": 1.0, "handlelength": 1.2}
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=min(4, len(labels)), **look)
-    return True
 
 
-def _milliseconds(seconds: float) -> str:
-    return "30+ s" if np.isinf(seconds) else f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"
+_BLUE, _ORANGE, _GREEN, _RED, _, _GREY, _ = PALETTE
+_ANSWERED, _REFUSED = Curve("answered", _BLUE, "answered", is_filled=True), Curve("refused", _RED, "rejected")
+_TRIGGERS = tuple(Curve(name, colour, name) for name, colour in zip(TRIGGERS, PALETTE, strict=True))
+_AVOIDED = Curve("avoided", _GREEN, "", is_filled=True)
+_CACHED, _RUN = Curve("cached", _GREEN, "cache"), Curve("sequences", _GREY, "engine")
+_IN_KAFKA, _BACKLOG = Curve("kafka_s", _BLUE, "in Kafka"), Curve("backlog_s", _ORANGE, "backlog")
+_FAULTS = tuple(
+    Curve(name, PALETTE[place], name)
+    for name, place in zip((*LATE, "warnings", "errors"), (3, 1, 6, 4, 2, 5, 0), strict=True)
+)
+CHARTS = (  # in the order of the page
+    Chart("Throughput", "answered and rejected requests a second", OverTime("requests/s", (_ANSWERED, _REFUSED))),
+    Chart("Latency", "online requests by latency and time: darker is more; the line is p95", _latency),
+    Chart("Triggers", "batches a second by why they ran", OverTime("batches/s", _TRIGGERS, is_stack=True)),
+    Chart(
+        "Padding",
+        "padding that padded batches would have had, as a share of their tokens",
+        OverTime("% avoided", (_AVOIDED,), needs="logged_padded_tokens", top=100),
+    ),
+    Chart(
+        "Cache",
+        "sequences a second from the cache and from the engine",
+        OverTime("sequences/s", (_CACHED, _RUN), is_stack=True, needs="cached"),
+    ),
+    Chart(
+        "Lag",
+        "how long sampled requests waited in Kafka, and the workers' backlog, at most",
+        OverTime("s", (_IN_KAFKA, _BACKLOG)),
+    ),
+    Chart(
+        "Errors",
+        "missed deadlines, and warnings and errors in the logs, a second",
+        OverTime("a second", _FAULTS, is_stack=True),
+    ),
+    Chart("Stages", "of sampled requests: p50, p95 and p99", _stages),
+    Chart("Costs", "predicted over measured seconds of logged batches", _costs),
+)

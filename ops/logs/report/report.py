@@ -4,24 +4,38 @@ import html
 import io
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from penstock.ops.logs.errors import LogsError, NoEvents
 from penstock.ops.logs.libraries import matplotlib, pyplot
-from penstock.ops.logs.lines.event import clock, date_and_clock, duration, printable
-from penstock.ops.logs.report.charts import FAINT, INK, Chart, Spans, charts
-from penstock.ops.logs.screens.tables import count
+from penstock.ops.logs.lines.event import date_and_clock, duration, printable
+from penstock.ops.logs.report.charts import CHARTS, FAINT, INK, Chart, Spans
+from penstock.ops.logs.screens.summary import life_columns
+from penstock.ops.logs.screens.tables import Column, count
 from penstock.ops.logs.totals.digest import Digest
-from penstock.ops.logs.totals.facts import facts, integer
-from penstock.ops.logs.totals.lives import sentence
+from penstock.ops.logs.totals.facts import Fact, facts, integer
 
 _STYLE = Path(__file__).with_name("report.css")
 _INCHES = (4.2, 2.2)
 _COLUMNS = 3  # of the picture
+_TILES = (
+    *("answered", "a second", "latency p50", "latency p99", "rejected", "from the cache", "padding avoided"),
+    *("restarts", "errors"),
+)
+_ALARMS = ("rejected", "restarts", "errors")
 _FACTS = 200
 _EVENTS = 60
+_LOOK: dict[str, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("axes.axisbelow", "figure.constrained_layout.use"), True),
+    **{"svg.fonttype": "none", "svg.hashsalt": "penstock", "axes.titlelocation": "left"},
+    **{"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"]},
+    **{"font.size": 9, "xtick.labelsize": 8, "ytick.labelsize": 8},
+}
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -60,38 +74,18 @@ def write_report(out: Path, read: Callable[[], Digest]) -> None:
     if not digest.series:
         raise NoEvents("No event with a time passes, so there is nothing to plot.")
     spans = Spans(digest)
-    with pyplot.rc_context(_look()):
+    with pyplot.rc_context(_LOOK):
         data = _picture(spans) if out.suffix == ".png" else _page(digest, spans).encode()
     out.write_bytes(data)
 
 
-def _look() -> dict[str, Any]:
-    inks = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
-    return {
-        **inks,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "penstock",
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 9,
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.titlelocation": "left",
-        "figure.constrained_layout.use": True,
-    }
-
-
 def _picture(spans: Spans) -> bytes:
     """The plots in three columns, dark on white."""
-    made = charts()
-    rows = -(-len(made) // _COLUMNS)
+    rows = -(-len(CHARTS) // _COLUMNS)
     figure, cells = pyplot.subplots(rows, _COLUMNS, figsize=(_COLUMNS * 4.8, rows * 2.9), squeeze=False)
-    for axes in cells.flat[len(made) :]:
+    for axes in cells.flat[len(CHARTS) :]:
         axes.remove()
-    for chart, axes in zip(made, cells.flat, strict=False):
+    for chart, axes in zip(CHARTS, cells.flat, strict=False):
         axes.set_title(chart.title, fontweight="bold", pad=34)
         if not chart.draw(axes, spans):
             axes.set_axis_off()
@@ -123,35 +117,20 @@ def _page(digest: Digest, spans: Spans) -> str:
         about=_safe(about),
         notes="".join(f'<p class="note">{_safe(note)}</p>' for note in notes),
         figures="".join(_tiles(digest)),
-        plots="".join(_figure(chart, spans) for chart in charts()),
-        tables=_fact_tables(digest),
-        events=_events_table(digest),
+        plots="".join(_figure(chart, spans) for chart in CHARTS),
+        tables="".join(_cards(digest)),
+        events=_events(digest),
     )
 
 
 def _tiles(digest: Digest) -> Iterator[str]:
     """The figures that an operator looks at first."""
-    shown = {
-        ("requests", "answered"): "answered",
-        ("requests", "answered a second"): "a second",
-        ("requests", "latency p50"): "latency p50",
-        ("requests", "latency p99"): "latency p99",
-        ("requests", "from the cache"): "from the cache",
-        ("batches", "padding avoided"): "padding avoided",
-        ("workers", "restarts"): "restarts",
-        ("workers", "errors"): "errors",
-    }
-    known = facts(digest)
-    rejected = digest.rejections.total
-    for key, label in shown.items():
-        if key == ("requests", "from the cache"):
-            yield _tile("rejected", integer(rejected), bad=rejected > 0)
-        fact = known[key]
-        yield _tile(label, fact.text, bad=key[0] == "workers" and fact.value > 0)
-
-
-def _tile(label: str, text: str, *, bad: bool) -> str:
-    return f'<div class="tile{" bad" if bad else ""}"><b>{_safe(text)}</b><span>{_safe(label)}</span></div>'
+    known = {name: fact for (_, name), fact in facts(digest).items()}
+    known["a second"] = known["answered a second"]
+    known["rejected"] = Fact("requests", "rejected", digest.rejections.total, integer)
+    for label in _TILES:
+        is_bad = label in _ALARMS and known[label].value > 0
+        yield f'<div class="tile{" bad" if is_bad else ""}"><b>{_safe(known[label].text)}</b><span>{label}</span></div>'
 
 
 def _figure(chart: Chart, spans: Spans) -> str:
@@ -176,28 +155,25 @@ def _svg(figure: Any, title: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
 
 
-def _fact_tables(digest: Digest) -> str:
-    sections: dict[str, list[str]] = {}
-    for fact in list(facts(digest).values())[:_FACTS]:
-        if not math.isnan(fact.value):
-            sections.setdefault(fact.section, []).append(
-                f"<tr><td>{_safe(fact.name)}</td><td>{_safe(fact.text)}</td></tr>"
-            )
-    return "".join(
-        f'<div class="card"><h2>{name}</h2><table>{"".join(rows)}</table></div>' for name, rows in sections.items()
-    )
+def _cards(digest: Digest) -> Iterator[str]:
+    """A table of each section of figures."""
+    known = [fact for fact in list(facts(digest).values())[:_FACTS] if not math.isnan(fact.value)]
+    for section, of_section in groupby(known, lambda fact: fact.section):
+        rows = _rows((Column("", "name"), Column("", "text")), of_section)
+        yield f'<div class="card"><h2>{section}</h2><table>{rows}</table></div>'
 
 
-def _events_table(digest: Digest) -> str:
+def _events(digest: Digest) -> str:
     events = digest.lives.by_time[-_EVENTS:]
-    if not events:
-        return ""
-    rows = "".join(
-        f'<tr class="{event.level}"><td>{clock(event.time_s)}</td><td>{_safe(digest.sources[event.source].name)}</td>'
-        f"<td>{_safe(event.fields.get('worker', ''))}</td><td>{_safe(sentence(event))}</td></tr>"
-        for event in events
-    )
-    return f'<section class="card"><h2>starts, ends and rebalances</h2><table>{rows}</table></section>'
+    rows = _rows(life_columns(digest), events, lambda event: f' class="{event.level}"')
+    head = "<h2>starts, ends and rebalances</h2>"
+    return f'<section class="card">{head}<table>{rows}</table></section>' if events else ""
+
+
+def _rows(columns: Sequence[Column], rows: Iterable[Any], attributes: Callable[[Any], str] = lambda row: "") -> str:
+    """Rows as HTML, with attributes of each."""
+    cells = ((row, "".join(f"<td>{_safe(column.text(row))}</td>" for column in columns)) for row in rows)
+    return "".join(f"<tr{attributes(row)}>{text}</tr>" for row, text in cells)
 
 
 def _safe(text: object) -> str:

@@ -136,24 +136,28 @@ def _percentile(percent: float, one: tuple[str, Histogram]) -> float:
     return one[1].percentile(percent)
 
 
-def _workers(digest: Digest) -> Section:
-    counts = {**digest.lives.counts, "gap": digest.gaps.count}
-    figures = joined(count(number, name) for name, number in counts.items() if number)
-    events = digest.lives.by_time
-    shown = _most_telling(events)
-    columns = (
+def life_columns(digest: Digest) -> tuple[Column, ...]:
+    """Of starts, ends and rebalances."""
+    return (
         Column("time", lambda one: clock(one.time_s)),
         Column("log", lambda one: digest.sources[one.source].name),
         Column(">worker", lambda one: one.fields.get("worker", "")),
         Column("event", lambda one: Text(printable(sentence(one)), style=_STYLES[one.level])),
     )
+
+
+def _workers(digest: Digest) -> Section:
+    counts = {**digest.lives.counts, "gap": digest.gaps.count}
+    figures = joined(count(number, name) for name, number in counts.items() if number)
+    events = digest.lives.by_time
+    shown = _most_telling(events)
     below = []
     if len(shown) < len(events):
         below.append(Text(f"{len(shown)} of {integer(len(events))}: warnings, and the latest.", style=DIM))
     for gap in digest.gaps.longest[:3]:
         text = f"{digest.sources[gap.source].name}: no line from {clock(gap.start_s)} for "
         below.append(Text(text + duration(gap.end_s - gap.start_s), style=WARN))
-    return Section("Workers", figures, columns, shown, below)
+    return Section("Workers", figures, life_columns(digest), shown, below)
 
 
 def _most_telling(events: list[Event]) -> list[Event]:
