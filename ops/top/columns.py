@@ -1,17 +1,21 @@
 """The figures of a member, or of all together: a column of the screen is added here."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.ops.logs.lines.event import duration
-from penstock.ops.logs.screens.tables import WARN
-from penstock.ops.top.scrape import Values
-from penstock.ops.top.window import Counted
+from penstock.ops.logs.screens.tables import WARN, is_known
+from penstock.ops.logs.totals.histogram import bucket_percentile
+from penstock.ops.top.scrape import SampleKey, Values
 
 _SHORTEST_S = 1e-6
 RESTARTS = "restarts"
 
-Figures = Mapping[str, float | None]  # by the name of the column; None: not known
+Members = Sequence[Values]  # the samples of one or several members
+Figures = Mapping[str, float]  # by the name of the column; those that are known
 
 
 class Figure(NamedTuple):
@@ -21,9 +25,15 @@ class Figure(NamedTuple):
     width: int
     rank: int  # the columns of the highest ranks are left out first where the terminal is narrow
     show: Callable[[float], str]
-    counted: Callable[[Counted], float | None] | None = None  # of the last seconds: known from the second look on
-    latest: Callable[[Sequence[Values]], float | None] | None = None  # of the latest samples of one or several members
+    value: Callable[[Members], float | None]  # None or NaN: not known
+    is_rate: bool = True  # of what was counted in a second, which is known from the second look on; else of the latest
     alarms: str = ""  # the style of a value above zero
+
+
+def figures(latest: Members, rates: Members) -> Figures:
+    """Of the latest samples of one or several members, and of what they have lately counted in a second."""
+    found = {one.title: one.value(rates if one.is_rate else latest) for one in COLUMNS if rates or not one.is_rate}
+    return {title: value for title, value in found.items() if value is not None and is_known(value)}
 
 
 def _rate(value: float) -> str:
@@ -42,65 +52,60 @@ def _share(value: float) -> str:
     return f"{value * 100:.0f} %"
 
 
-def _counter(name: str) -> Callable[[Counted], float]:
-    return lambda counted: counted.rate(name)
+def _series(members: Members, name: str, **labels: str) -> list[tuple[SampleKey, float]]:
+    """All series of a name that have these labels."""
+    wanted = set(labels.items())
+    every = (item for one in members for item in one.items())
+    return [(key, value) for key, value in every if key.name == name and wanted <= set(key.labels)]
 
 
-def _quantile(histogram: str, part: float, **labels: str) -> Callable[[Counted], float | None]:
-    return lambda counted: counted.quantile(histogram, part, **labels)
+def _sum(name: str, **labels: str) -> Callable[[Members], float]:
+    return lambda members: sum(value for _, value in _series(members, name, **labels))
 
 
-def _gauge(name: str, together: Callable[[list[float]], float] = sum) -> Callable[[Sequence[Values]], float | None]:
+def _ratio(part: Callable[[Members], float], whole: Callable[[Members], float]) -> Callable[[Members], float | None]:
+    return lambda members: part(members) / value if (value := whole(members)) else None
+
+
+def _gauge(name: str, together: Callable[[list[float]], float] = sum) -> Callable[[Members], float | None]:
     """Of several members together. None where no member has it."""
+    return lambda members: together(found) if (found := [value for _, value in _series(members, name)]) else None
 
-    def value(members: Sequence[Values]) -> float | None:
-        found = [value for one in members for key, value in one.items() if key.name == name]
-        return together(found) if found else None
+
+def _quantile(histogram: str, percent: float, **labels: str) -> Callable[[Members], float]:
+    def value(members: Members) -> float:
+        buckets: defaultdict[float, float] = defaultdict(float)
+        for key, count in _series(members, f"{histogram}_bucket", **labels):
+            buckets[float(key.label("le"))] += count
+        bounds = sorted(buckets)
+        return bucket_percentile(bounds, np.diff([buckets[bound] for bound in bounds], prepend=0.0), percent)
 
     return value
 
 
-def _sequences(counted: Counted) -> float:
-    return sum(counted.rate("penstock_sequences_total", source=source) for source in ("engine", "cache"))
+def _errors(rates: Members) -> float:
+    return max(0.0, _REQUESTS(rates) - _ANSWERED(rates))
 
 
-def _batch(counted: Counted) -> float | None:
-    batches_s = counted.rate("penstock_batches_total")
-    return counted.rate("penstock_sequences_total", source="engine") / batches_s if batches_s else None
-
-
-def _cached(counted: Counted) -> float | None:
-    sequences_s = _sequences(counted)
-    return counted.rate("penstock_sequences_total", source="cache") / sequences_s if sequences_s else None
-
-
-def _errors(counted: Counted) -> float:
-    answered_s = counted.rate("penstock_requests_total", outcome="ok")
-    return max(0.0, counted.rate("penstock_requests_total") - answered_s)
-
-
-_P50, _P99 = (_quantile("penstock_request_seconds", part, **{"class": "online"}) for part in (0.5, 0.99))
+_REQUESTS, _ANSWERED = _sum("penstock_requests_total"), _sum("penstock_requests_total", outcome="ok")
+_SEQUENCES, _BATCHES = _sum("penstock_sequences_total"), _sum("penstock_batches_total")
+_FROM_ENGINE, _FROM_CACHE = (_sum("penstock_sequences_total", source=source) for source in ("engine", "cache"))
+_P50, _P99 = (_quantile("penstock_request_seconds", percent, **{"class": "online"}) for percent in (50, 99))
 _DEAD_LETTERS, _RESTARTS = _gauge("penstock_dead_letters_total"), _gauge("penstock_worker_restarts_total")
 
 COLUMNS = (
-    Figure("req/s", 7, 0, _rate, _counter("penstock_requests_total")),
-    Figure("seq/s", 7, 9, _rate, _sequences),
-    Figure("tok/s", 9, 8, _short, _counter("penstock_tokens_total")),
-    Figure("batch", 5, 10, _rate, _batch),
+    Figure("req/s", 7, 0, _rate, _REQUESTS),
+    Figure("seq/s", 7, 9, _rate, _SEQUENCES),
+    Figure("tok/s", 9, 8, _short, _sum("penstock_tokens_total")),
+    Figure("batch", 5, 10, _rate, _ratio(_FROM_ENGINE, _BATCHES)),
     Figure("p50", 7, 3, _time, _P50),
     Figure("p99", 7, 1, _time, _P99),
-    Figure("queue", 6, 7, _rate, latest=_gauge("penstock_queued_sequences")),
-    Figure("backlog", 7, 2, _time, latest=_gauge("penstock_backlog_seconds", max)),
-    Figure("lag", 7, 4, _short, latest=_gauge("penstock_consumer_lag_records")),
-    Figure("cache", 5, 11, _share, _cached),
+    Figure("queue", 6, 7, _rate, _gauge("penstock_queued_sequences"), is_rate=False),
+    Figure("backlog", 7, 2, _time, _gauge("penstock_backlog_seconds", max), is_rate=False),
+    Figure("lag", 7, 4, _short, _gauge("penstock_consumer_lag_records"), is_rate=False),
+    Figure("cache", 5, 11, _share, _ratio(_FROM_CACHE, _SEQUENCES)),
     Figure("err/s", 6, 5, _rate, _errors, alarms=WARN),
-    Figure("dead", 6, 12, _short, latest=_DEAD_LETTERS, alarms=WARN),
-    Figure(RESTARTS, 8, 6, _short, latest=_RESTARTS, alarms=WARN),
-    Figure("loop lag", 8, 13, _time, _quantile("penstock_event_loop_lag_seconds", 0.99)),
+    Figure("dead", 6, 12, _short, _DEAD_LETTERS, is_rate=False, alarms=WARN),
+    Figure(RESTARTS, 8, 6, _short, _RESTARTS, is_rate=False, alarms=WARN),
+    Figure("loop lag", 8, 13, _time, _quantile("penstock_event_loop_lag_seconds", 99)),
 )
-
-
-def figures(members: Sequence[Values], counted: Counted | None) -> Figures:
-    """Of the latest samples of one or several members, and of what they counted in the last seconds."""
-    of_window = {one.title: one.counted(counted) for one in COLUMNS if one.counted is not None and counted is not None}
-    return {**of_window, **{one.title: one.latest(members) for one in COLUMNS if one.latest is not None}}

@@ -1,16 +1,47 @@
 """The members behind some metrics ports, as the scrapes so far show them."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from penstock.ops.top.columns import RESTARTS, Figures, figures
-from penstock.ops.top.scrape import NoAnswer, Scrape, Values
-from penstock.ops.top.window import Counted, Window, together
+from penstock.ops.top.scrape import NoAnswer, SampleKey, Scrape, Values
 
 _MAX_RATES = 60  # that are kept for the curve
+_COUNTED = ("_total", "_bucket", "_count", "_sum")  # ends of names of samples that only grow
+
+
+class Window:
+    """What one member counted during the last `span_s` seconds: differences of scrapes, through restarts."""
+
+    def __init__(self, span_s: float) -> None:
+        self._span_s = span_s
+        self._last: tuple[float, Values] | None = None
+        self._steps: deque[tuple[float, float, Values]] = deque()  # when each began and ended, and its counts
+
+    def add(self, time_s: float, values: Values) -> None:
+        """A scrape. A counter that is less than before was set back by a restart: all count from 0 then, as it did."""
+        counters = {key: value for key, value in values.items() if key.name.endswith(_COUNTED)}
+        if self._last is not None and time_s > self._last[0]:
+            before_s, before = self._last
+            if any(value < before.get(key, 0.0) for key, value in counters.items()):
+                before = {}
+            counts = {key: value - before.get(key, 0.0) for key, value in counters.items()}
+            self._steps.append((before_s, time_s, counts))
+        self._last = time_s, counters
+        while len(self._steps) > 1 and self._steps[0][0] < time_s - self._span_s - 1e-6:
+            self._steps.popleft()
+
+    def rates(self) -> Values | None:
+        """What was counted in a second. None before the second scrape."""
+        seconds = sum(end_s - start_s for start_s, end_s, _ in self._steps)
+        sums: defaultdict[SampleKey, float] = defaultdict(float)
+        for _, _, counts in self._steps:
+            for key, value in counts.items():
+                sums[key] += value
+        return {key: value / seconds for key, value in sums.items()} if self._steps else None
 
 
 @dataclass(slots=True)
@@ -25,15 +56,16 @@ class Member:
     seen_s: float = 0.0  # when it was up last
 
     @property
-    def counted(self) -> Counted | None:
-        """What it has counted in the last seconds. None before its second look."""
-        return self.window.counted() if self.state == "up" else None
+    def rates(self) -> list[Values]:
+        """What it has lately counted in a second, alone. Empty before its second look."""
+        rates = self.window.rates() if self.state == "up" else None
+        return [] if rates is None else [rates]
 
     @property
     def figures(self) -> Figures:
         """Of one that does not answer its restarts alone are known."""
-        known = figures([self.values], self.counted)
-        return known if self.state == "up" else {RESTARTS: known[RESTARTS]}
+        known = figures([self.values], self.rates)
+        return known if self.state == "up" else {RESTARTS: known[RESTARTS]} if RESTARTS in known else {}
 
 
 class Fleet:
@@ -89,10 +121,11 @@ class Fleet:
 
     def total(self) -> Figures:
         """All members that answer together; restarts are of all."""
-        up = [member for member in self._members.values() if member.state == "up"]
-        counted = [one for member in up if (one := member.counted) is not None]
-        made = figures([member.values for member in up], together(counted) if counted else None)
-        return {**made, RESTARTS: figures([one.values for one in self._members.values()], None)[RESTARTS]}
+        members = list(self._members.values())
+        up = [member for member in members if member.state == "up"]
+        made = figures([member.values for member in up], [rates for member in up for rates in member.rates])
+        of_all = figures([member.values for member in members], [])
+        return {**made, **{title: of_all[title] for title in (RESTARTS,) if title in of_all}}
 
     def _answer(self, address: str) -> tuple[float, Scrape | NoAnswer]:
         try:

@@ -94,9 +94,13 @@ def scrape(address: str) -> Scrape:
 
 def read_samples(text: str, address: str) -> Scrape:
     """Sort the samples of an answer in Prometheus' text format. Raises NoAnswer without a sample of penstock."""
+    try:
+        families = [one for one in text_string_to_metric_families(text) if one.name.startswith(_NAMES)]
+    except (ValueError, KeyError, IndexError) as error:  # of the parser
+        raise NoAnswer(f"{address} does not answer with metrics") from error
     workers: dict[str, dict[SampleKey, float]] = {}
     states: dict[str, int] = {}
-    for sample in _samples(text, address):
+    for sample in (sample for family in families for sample in family.samples if _is_plausible(sample)):
         labels = {name: _shown(value) for name, value in sample.labels.items()}
         if sample.name == "penstock_members":
             states[labels["state"]] = int(sample.value)
@@ -150,29 +154,14 @@ class _BoundedSocket(io.RawIOBase):
         return self._socket.recv_into(buffer)
 
 
-def _samples(text: str, address: str) -> list[Sample]:
-    """Samples of penstock that can be true. Raises NoAnswer for another format."""
-    try:
-        families = [one for one in text_string_to_metric_families(text) if one.name.startswith(_NAMES)]
-    except (ValueError, KeyError, IndexError) as error:  # of the parser
-        raise NoAnswer(f"{address} does not answer with metrics") from error
-    return [sample for family in families for sample in family.samples if _is_plausible(sample)]
-
-
 def _is_plausible(sample: Sample) -> bool:
-    if not 0.0 <= sample.value <= _MAX_VALUE:  # false for NaN
-        return False
-    if sample.name == "penstock_members":
-        return "state" in sample.labels
-    return not sample.name.endswith("_bucket") or _is_bound(sample.labels.get("le", ""))
-
-
-def _is_bound(text: str) -> bool:
+    """Whether a sample can be true: false for NaN, in its value or its bound."""
     try:
-        bound = float(text)
-    except ValueError:
+        bound = float(sample.labels["le"]) if sample.name.endswith("_bucket") else 0.0
+    except (KeyError, ValueError):
         return False
-    return 0.0 <= bound <= _MAX_VALUE or bound == math.inf
+    is_counted = sample.name != "penstock_members" or "state" in sample.labels
+    return is_counted and 0.0 <= sample.value <= _MAX_VALUE and (0.0 <= bound <= _MAX_VALUE or bound == math.inf)
 
 
 def _shown(label: str) -> str:

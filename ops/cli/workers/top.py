@@ -10,9 +10,8 @@ import typer
 from penstock.ops.cli.terminal import EXIT_OK, BadUsage, ends_with_code
 from penstock.ops.logs.screens.tables import make_console
 from penstock.ops.top.fleet import Fleet
-from penstock.ops.top.live import keys, watch
 from penstock.ops.top.scrape import DEFAULT_ADDRESS, BadAddress, normalized, scrape
-from penstock.ops.top.screen import View, screen
+from penstock.ops.top.screen import View, keys, screen, watch
 
 Addresses = Annotated[
     list[str] | None,

@@ -1,6 +1,7 @@
 """The plots of the report, drawn by matplotlib. Inks are stand-ins that the page replaces by colours of its theme."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +46,8 @@ class Curve(NamedTuple):
     is_filled: bool = False  # down to zero
 
 
-class OverTime(NamedTuple):
+@dataclass(frozen=True)
+class OverTime:
     """Draws columns over time, those that hold anything: curves, or a stack of them."""
 
     unit: str

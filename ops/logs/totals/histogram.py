@@ -4,6 +4,9 @@ A bin has the numbers of which the first bits are the same: each power of two is
 and what is below 1e-7.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -69,3 +72,20 @@ def bins_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """The bin of each number. None is negative."""
     bins: npt.NDArray[np.int64] = ((values * _TO_CENTRE).view(np.int64) >> _SHIFT) - _BITS_BEFORE_LOWEST
     return np.clip(bins, 0, _NUM_BINS - 1)
+
+
+def bucket_percentile(bounds: Sequence[float], counts: npt.ArrayLike, percent: float) -> float:
+    """A percentile of counts by buckets up to each bound, straight within a bucket.
+
+    NaN without counts; at most the last finite bound.
+    """
+    numbers = np.asarray(counts, float)
+    if not numbers.sum() > 0:
+        return float("nan")
+    wanted, below = numbers.sum() * percent / 100, 0.0
+    edges = [0.0, *bounds]
+    for (low, high), count in zip(pairwise(edges), numbers, strict=True):
+        if count > 0 and below + count >= wanted:
+            return low if np.isinf(high) else low + (high - low) * float((wanted - below) / count)
+        below += count
+    return edges[-2]

@@ -1,13 +1,13 @@
 """Figures over time: sums and greatest values by second, in bounded memory; and the slow periods in them."""
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.ops.logs.libraries import pl
+from penstock.ops.logs.totals.histogram import bucket_percentile
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -121,17 +121,7 @@ def latency_column(bound: str) -> str:
 
 def latency_percentile_s(counts: Mapping[str, float] | Mapping[str, FloatArray], percent: float) -> float:
     """A percentile of counts by LATENCIES, straight within a bucket. NaN without counts; at most 30 s."""
-    numbers = np.array([float(np.sum(counts[name])) for name in LATENCIES])
-    if not numbers.sum():
-        return float("nan")
-    wanted = numbers.sum() * percent / 100
-    edges = [0.0, *LATENCY_BOUNDS_S]
-    below = 0.0
-    for (low, high), count in zip(pairwise(edges), numbers, strict=True):
-        if count and below + count >= wanted:
-            return low if np.isinf(high) else low + (high - low) * (wanted - below) / count
-        below += count
-    return edges[-2]
+    return bucket_percentile(LATENCY_BOUNDS_S, [float(np.sum(counts[name])) for name in LATENCIES], percent)
 
 
 class SlowPeriod(NamedTuple):

@@ -10,9 +10,8 @@ from rich.console import Console
 from penstock.ops.cli.terminal import EXIT_PROBLEM, EXIT_USAGE
 from penstock.ops.top.columns import COLUMNS
 from penstock.ops.top.fleet import Fleet as Looks
-from penstock.ops.top.live import watch
 from penstock.ops.top.scrape import scrape
-from penstock.ops.top.screen import View, screen
+from penstock.ops.top.screen import View, screen, watch
 from tests.ops.command_line import penstock
 from tests.ops.top.fleet_of_members import Clock, Fleet, Member
 
