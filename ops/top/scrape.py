@@ -10,7 +10,8 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -117,41 +118,32 @@ def _fetch(address: str) -> bytes:
     parts = urlsplit(address)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     with closing(kind(parts.hostname or "", parts.port, timeout=_WITHIN_S)) as connection:
-        connection.connect()
-        bounded = _BoundedSocket(connection.sock, time.monotonic() + _WITHIN_S)
-        connection.request("GET", f"{parts.path}?{parts.query}" if parts.query else parts.path)
-        answer = http.client.HTTPResponse(bounded)  # type: ignore[arg-type]  # it needs `makefile` alone
-        answer.begin()
-        if answer.status != http.HTTPStatus.OK:
-            raise NoAnswer(f"{address} answers with status {answer.status}")
-        content = answer.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise NoAnswer(f"{address} sends more than {_MAX_BYTES:,} bytes")
-        if answer.length:
-            raise http.client.IncompleteRead(content, answer.length)
-        return content
+        path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        connection.request("GET", path, headers={"Connection": "close"})
+        received = _received(connection.sock, time.monotonic() + _WITHIN_S)
+    if len(received) > _MAX_BYTES:
+        raise NoAnswer(f"{address} sends more than {_MAX_BYTES:,} bytes")
+    answer = http.client.HTTPResponse(SimpleNamespace(makefile=lambda mode: io.BytesIO(received)))  # type: ignore[arg-type]  # it needs `makefile` alone
+    answer.begin()
+    if answer.status != http.HTTPStatus.OK:
+        raise NoAnswer(f"{address} answers with status {answer.status}")
+    return answer.read()
 
 
-class _BoundedSocket(io.RawIOBase):
-    """Reads a socket until a moment: a timeout of the socket alone would begin again with each byte."""
+def _received(connected: socket.socket, ends_s: float) -> bytes:
+    """All that comes until the other side closes, or a little more than is allowed.
 
-    def __init__(self, connected: socket.socket, ends_s: float) -> None:
-        """`ends_s`: of the monotonic clock."""
-        self._socket = connected
-        self._ends_s = ends_s
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:  # a writable buffer
-        left_s = self._ends_s - time.monotonic()
-        if left_s <= 0:
+    `ends_s`: of the monotonic clock. A timeout of the socket alone would begin again with each byte.
+    """
+    received = bytearray()
+    while len(received) <= _MAX_BYTES:
+        if (left_s := ends_s - time.monotonic()) <= 0:
             raise TimeoutError
-        self._socket.settimeout(left_s)
-        return self._socket.recv_into(buffer)
+        connected.settimeout(left_s)
+        if not (data := connected.recv(1 << 16)):
+            break
+        received += data
+    return bytes(received)
 
 
 def _is_plausible(sample: Sample) -> bool:

@@ -25,7 +25,6 @@ FLOATS = ("dp_gain", "predicted_s", "device_s", *[f"{stage}_ms" for stage in STA
 FIELDS = (*TEXTS, *INTEGERS, *FLOATS)
 OWN = ("place", "time_s", "counted")  # columns that are no fields
 _TIME = "%Y-%m-%dT%H:%M:%S.%6fZ"  # as workers write it; polars is four times as fast as with any number of digits
-_FEW = 64  # lines that are not worth another attempt
 _MAX_STARTS = 8  # of an object within a broken line
 _MAX_EXAMPLES = 3
 _EXAMPLE_CHARS = 100
@@ -106,11 +105,12 @@ def read_rows(lines: Sequence[bytes], more: Collection[str] = ()) -> Any:
     A value is null where a line lacks it or has one of another type. Lines that polars cannot read, and those with
     another form of time, have no row: they are left to a JSON parser.
     """
-    schema, places = _schema(more), list(range(len(lines)))
+    schema, places = _schema(more), [*range(len(lines))]
     read = _read(lines, schema)
-    if read is None:
-        places = [place for place, line in enumerate(lines) if _looks_whole(line)]
-        read = _read_parts([lines[place] for place in places], schema)
+    for is_sound in (_looks_whole, _is_json, lambda line: False):
+        if read is None:
+            places = [place for place in places if is_sound(lines[place])]
+            read = _read([lines[place] for place in places], schema)
     times = read["timestamp"].str.to_datetime(_TIME, time_unit="us", strict=False)
     time_s = times.dt.timestamp("us").fill_null(-1).to_numpy() / 1e6  # polars does not divide exactly
     rows = _typed(read, places, time_s, None)
@@ -178,6 +178,15 @@ def _looks_whole(line: bytes) -> bool:
     return line.startswith(b"{") and line.endswith((b"}", b"}\r")) and line.count(b"{") == 1
 
 
+def _is_json(line: bytes) -> bool:
+    """Whether a line is JSON as polars reads it: without NaN and infinities, of which `int` makes a ValueError."""
+    try:
+        json.loads(line, parse_constant=int)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _read(lines: Sequence[bytes], schema: dict[str, Any]) -> Any:
     """A row for each line, or None: for one line that is no JSON, polars refuses all of them."""
     try:
@@ -185,16 +194,6 @@ def _read(lines: Sequence[bytes], schema: dict[str, Any]) -> Any:
     except pl.exceptions.PolarsError:
         return None
     return rows if len(rows) == len(lines) else None
-
-
-def _read_parts(lines: Sequence[bytes], schema: dict[str, Any]) -> Any:
-    """A row for each line, null all over where it is no JSON or near such a line."""
-    if (rows := _read(lines, schema)) is not None:
-        return rows
-    if len(lines) <= _FEW:
-        return pl.DataFrame({key: [None] * len(lines) for key in schema}, schema)
-    middle = len(lines) // 2
-    return pl.concat([_read_parts(lines[:middle], schema), _read_parts(lines[middle:], schema)])
 
 
 def _parsed(text: str) -> Any:
