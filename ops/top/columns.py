@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.ops.logs.lines.event import duration
 from penstock.ops.logs.screens.tables import WARN, is_known
+from penstock.ops.logs.text import duration, two_digits
 from penstock.ops.logs.totals.histogram import bucket_percentile
 from penstock.ops.top.scrape import SampleKey, Values
 
@@ -36,12 +36,8 @@ def figures(latest: Members, rates: Members) -> Figures:
     return {title: value for title, value in found.items() if value is not None and is_known(value)}
 
 
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 or not value else f"{value:.2g}"
-
-
 def _short(value: float) -> str:
-    return f"{value / 1e6:,.1f}M" if value >= 1e6 else _rate(value)
+    return f"{value / 1e6:,.1f}M" if value >= 1e6 else two_digits(value)
 
 
 def _time(value: float) -> str:
@@ -94,17 +90,17 @@ _P50, _P99 = (_quantile("penstock_request_seconds", percent, **{"class": "online
 _DEAD_LETTERS, _RESTARTS = _gauge("penstock_dead_letters_total"), _gauge("penstock_worker_restarts_total")
 
 COLUMNS = (
-    Figure("req/s", 7, 0, _rate, _REQUESTS),
-    Figure("seq/s", 7, 9, _rate, _SEQUENCES),
+    Figure("req/s", 7, 0, two_digits, _REQUESTS),
+    Figure("seq/s", 7, 9, two_digits, _SEQUENCES),
     Figure("tok/s", 9, 8, _short, _sum("penstock_tokens_total")),
-    Figure("batch", 5, 10, _rate, _ratio(_FROM_ENGINE, _BATCHES)),
+    Figure("batch", 5, 10, two_digits, _ratio(_FROM_ENGINE, _BATCHES)),
     Figure("p50", 7, 3, _time, _P50),
     Figure("p99", 7, 1, _time, _P99),
-    Figure("queue", 6, 7, _rate, _gauge("penstock_queued_sequences"), is_rate=False),
+    Figure("queue", 6, 7, two_digits, _gauge("penstock_queued_sequences"), is_rate=False),
     Figure("backlog", 7, 2, _time, _gauge("penstock_backlog_seconds", max), is_rate=False),
     Figure("lag", 7, 4, _short, _gauge("penstock_consumer_lag_records"), is_rate=False),
     Figure("cache", 5, 11, _share, _ratio(_FROM_CACHE, _SEQUENCES)),
-    Figure("err/s", 6, 5, _rate, _errors, alarms=WARN),
+    Figure("err/s", 6, 5, two_digits, _errors, alarms=WARN),
     Figure("dead", 6, 12, _short, _DEAD_LETTERS, is_rate=False, alarms=WARN),
     Figure(RESTARTS, 8, 6, _short, _RESTARTS, is_rate=False, alarms=WARN),
     Figure("loop lag", 8, 13, _time, _quantile("penstock_event_loop_lag_seconds", 99)),

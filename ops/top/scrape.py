@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from penstock.ops.logs.lines.event import printable
+from penstock.ops.logs.text import printable
 from penstock.worker.telemetry.metric_definitions import METRICS
 
 DEFAULT_ADDRESS = "http://127.0.0.1:9100"

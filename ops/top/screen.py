@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.ops.logs.lines.event import duration
-from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, count, curve
+from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, curve
+from penstock.ops.logs.text import count, duration
 from penstock.ops.top.columns import COLUMNS, Figure, Figures
 from penstock.ops.top.fleet import Fleet, Member
 

@@ -18,7 +18,7 @@ from penstock.engine import NullEngine
 from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
 from penstock.ops.cli.dead_letters.dlq import written_utc
 from penstock.ops.cli.dead_letters.replayer import ReplayOptions, headers_again
-from penstock.ops.logs.lines.event import printable
+from penstock.ops.logs.text import printable
 from penstock.producer.aiokafka_internals import fetch_messages
 from penstock.producer.aiokafka_internals.decompression import BombError, CorruptError, decompress
 from penstock.producer.aiokafka_internals.flexible_request import compact

@@ -23,7 +23,7 @@ from penstock.ops.cli.dead_letters.record_sender import open_sender
 from penstock.ops.cli.dead_letters.replayer import AsJson, Execute, LetterAnswers, Replayer, ReplayOptions
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say
-from penstock.ops.logs.lines.event import printable
+from penstock.ops.logs.text import printable
 from penstock.producer.settings import KafkaSettings, RequestTopic
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import check_served_name, request_topic, served_name_of

@@ -10,7 +10,7 @@ import typer
 from penstock.ops.cli.dead_letters.dead_letter import DeadLetter, LocalRecord
 from penstock.ops.cli.dead_letters.record_sender import RecordSender
 from penstock.ops.cli.terminal import EXIT_PROBLEM, BadUsage, say
-from penstock.ops.logs.lines.event import printable
+from penstock.ops.logs.text import printable
 from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
 from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
 from penstock.producer.errors import PenstockError

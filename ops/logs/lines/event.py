@@ -1,4 +1,4 @@
-"""One event of a log, and its times and names as text."""
+"""One event of a log."""
 
 import math
 from datetime import UTC, datetime
@@ -12,8 +12,6 @@ OF_EVERY_LINE = (
 SHOWN_APART = frozenset(("event", "exception", *OF_EVERY_LINE))  # the other fields follow the name of an event
 LEVELS = ("debug", "info", "warning", "error", "critical")
 MOST = 1 << 28  # no number of ours is greater, and the sums and products of such numbers fit in 64 bits
-_FIRST_S = datetime(1, 1, 1, tzinfo=UTC).timestamp()
-_LAST_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 
 
 class Event(NamedTuple):
@@ -66,45 +64,3 @@ def parse_time(text: object) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
-
-
-def moment(time_s: float) -> datetime:
-    """A time in UTC. A span around the time of a wrong clock may reach beyond the years that have a date."""
-    return datetime.fromtimestamp(min(max(time_s, _FIRST_S), _LAST_S), UTC)
-
-
-def clock(time_s: float | None, *, ms: bool = False) -> str:
-    """UTC time of day."""
-    if time_s is None:
-        return "?"
-    text = moment(time_s).strftime("%H:%M:%S.%f")
-    return text[:12] if ms else text[:8]
-
-
-def date_and_clock(time_s: float | None) -> str:
-    """UTC date and time of day."""
-    return "?" if time_s is None else moment(time_s).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def duration(seconds: float) -> str:
-    """`0.0123` -> `12.3 ms`; `75` -> `1 min 15 s`."""
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if seconds == 0:
-        return "0 s"
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.3g} µs"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-
-
-def printable(text: str) -> str:
-    """Text of a log for a terminal. Any client may have written it, so control characters are replaced."""
-    return "".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text])

@@ -75,11 +75,6 @@ class Filters:
         """The names of the fields that are compared."""
         return {term.key for term in self.terms} - _KEYS
 
-    @property
-    def has_start(self) -> bool:
-        """Whether lines are asked for since some time."""
-        return any(term.key == "since" for term in self.terms)
-
 
 def _pattern(value: str) -> str:
     """A value. An integer is the same number with a point; of other characters only `*` and `?` stand for any."""
@@ -116,11 +111,6 @@ def check_fields(absent: Iterable[str]) -> None:
         near = get_close_matches(unknown.lower(), sorted(known | _KEYS), _MAX_NEAR)
         hint = f" Near names: {', '.join(near)}." if near else ""
         raise BadFilter(f"No event of these logs has a field {unknown!r}, and no worker logs one.{hint}")
-
-
-def is_filter(text: str) -> bool:
-    """Whether an argument is a filter and not the name of a file."""
-    return _TERM.fullmatch(text.strip()) is not None
 
 
 def _term(text: str, now_s: float) -> Term:
@@ -173,6 +163,5 @@ def _moment(key: str, order: str, value: str, now_s: float) -> float:
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Files and filters, in any order. A file whose name has `=` in it is given as ./NAME."""
-    is_given = [is_filter(one) and "/" not in one.partition("=")[0] for one in arguments]
-    pairs = list(zip(arguments, is_given, strict=True))
-    return [one for one, is_one in pairs if not is_one], [one for one, is_one in pairs if is_one]
+    filters = [one for one in arguments if _TERM.fullmatch(one.strip()) and "/" not in one.partition("=")[0]]
+    return [one for one in arguments if one not in filters], filters

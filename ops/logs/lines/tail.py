@@ -75,7 +75,7 @@ class Tail:
         """Raises NoEvents if a file or directory is not there."""
         self.sources, _ = find_sources(names)
         self._names = names
-        self._is_whole = filters.has_start
+        self._is_whole = any(term.key == "since" for term in filters.terms)
         self._selection = EventSelection(filters)
         self._files: dict[int, FollowedFile] = {}
 

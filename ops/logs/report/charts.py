@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.ops.logs.lines.event import moment
+from penstock.ops.logs.text import moment
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.series import LATE, LATENCIES, LATENCY_BOUNDS_S, SUMS, TRIGGERS, latency_percentile_s
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from penstock.ops.logs.errors import LogsError, NoEvents
 from penstock.ops.logs.libraries import matplotlib, pyplot
-from penstock.ops.logs.lines.event import date_and_clock, duration, printable
 from penstock.ops.logs.report.charts import CHARTS, FAINT, INK, Chart, Spans
 from penstock.ops.logs.screens.summary import life_columns
-from penstock.ops.logs.screens.tables import Column, count
+from penstock.ops.logs.screens.tables import Column
+from penstock.ops.logs.text import count, date_and_clock, duration, integer, printable
 from penstock.ops.logs.totals.digest import Digest
-from penstock.ops.logs.totals.facts import Fact, facts, integer
+from penstock.ops.logs.totals.facts import Fact, facts
 
 _STYLE = Path(__file__).with_name("report.css")
 _INCHES = (4.2, 2.2)

@@ -6,9 +6,10 @@ from operator import itemgetter
 
 from rich.text import Text
 
-from penstock.ops.logs.lines.event import OF_EVERY_LINE, duration
+from penstock.ops.logs.lines.event import OF_EVERY_LINE
 from penstock.ops.logs.screens.screens import Parts
 from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, Column, Section
+from penstock.ops.logs.text import duration
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import Fact, facts
 

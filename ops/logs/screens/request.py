@@ -8,11 +8,12 @@ from typing import NamedTuple
 from rich.text import Text
 
 from penstock.ops.logs.lines.blocks import BATCH, DONE, STAGES, Part
-from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, printable
+from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.lines.reader import in_order
 from penstock.ops.logs.lines.source import LogSource
 from penstock.ops.logs.screens.screens import Parts
-from penstock.ops.logs.screens.tables import BAR, DIM, WARN, Section, count, event_line, joined
+from penstock.ops.logs.screens.tables import BAR, DIM, WARN, Section, event_line
+from penstock.ops.logs.text import clock, count, date_and_clock, duration, joined, printable
 from penstock.ops.logs.totals.lives import NAMES, sentence
 
 _POSITION = re.compile(r"(?:(.+)-)?(\d+)[-:](\d+)")
@@ -76,7 +77,8 @@ class RequestStory:
         of_batch = []
         if sample is not None:
             yield from _way(sample, sources)
-            of_batch = [event for event in self._notable if _is_of_one_batch(event, sample)]
+            batch = _batch_of(sample)
+            of_batch = [event for event in self._notable if batch is not None and _batch_of(event) == batch]
         others = [event for event in self.found if event is not sample]
         for title, events in (("Lines that name it", others), ("Failures of its batch", of_batch)):
             if events:
@@ -123,11 +125,10 @@ class RequestStory:
             yield Text(f"The next sampled record {about}.")
 
 
-def _is_of_one_batch(event: Event, sample: Event) -> bool:
-    of_both = [
-        (one.source, one.fields.get("pid"), one.fields.get("worker"), one.number("batch")) for one in (event, sample)
-    ]
-    return of_both[0] == of_both[1] and sample.number("batch") is not None
+def _batch_of(event: Event) -> tuple[object, ...] | None:
+    """What names the batch of an event, over all logs."""
+    number = event.number("batch")
+    return None if number is None else (event.source, event.fields.get("pid"), event.fields.get("worker"), number)
 
 
 def _way(sample: Event, sources: Sequence[LogSource]) -> Iterator[Text]:

@@ -7,11 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.ops.logs.lines.blocks import CLASSES, STAGES
-from penstock.ops.logs.lines.event import SHOWN_APART, Event, clock, date_and_clock, duration, printable
+from penstock.ops.logs.lines.event import SHOWN_APART, Event
 from penstock.ops.logs.screens.tables import DIM, LEVEL_STYLES, WARN, Column, Section, bar, curve
+from penstock.ops.logs.text import clock, date_and_clock, duration, integer, printable, share, short
 from penstock.ops.logs.totals.digest import Digest
-from penstock.ops.logs.totals.facts import integer, share, short
-from penstock.ops.logs.totals.rejections import Tally
+from penstock.ops.logs.totals.rejections import by_count
 from penstock.ops.logs.totals.series import slow_periods
 
 Parts = Iterator[Section | Text | Table]
@@ -46,8 +46,8 @@ def _number(key: str, per: int = 1) -> Callable[[Event], float | None]:
 
 _TIME = Column("time", lambda one: clock(one.time_s))
 _FIRST_AND_LAST = (
-    Column("first", lambda one: clock(one[1].span_s[0])),
-    Column("last", lambda one: clock(one[1].span_s[1])),
+    Column("first", lambda one: clock(one.span_s and one.span_s[0])),
+    Column("last", lambda one: clock(one.span_s and one.span_s[1])),
 )
 _STAGES = tuple(Column(f">{stage}", _number(f"{stage}_ms", 1000), duration) for stage in ("total", *STAGES[:-1]))
 _BATCHES = Column(">batches", "batches", integer)
@@ -100,30 +100,28 @@ def _errors(digest: Digest, _: int) -> Parts:
     if refused:
         most = max(one.count for one in refused.values())
         columns: Sequence[Column] = (
-            Column("code", lambda one: one[0]),
-            Column(">requests", lambda one: one[1].count, integer),
-            Column("", lambda one: bar(one[1].count / most, 12)),
+            Column("code", "name"),
+            Column(">requests", "count", integer),
+            Column("", lambda one: bar(one.count / most, 12)),
             *_FIRST_AND_LAST,
-            Column("the latest, and why", lambda one: _reason(one[1].example)),
+            Column("the latest, and why", lambda one: _reason(one.example)),
         )
         spans = digest.series.spans(max(1, digest.series.span_s // 60))[1]
         below = [curve(spans["refused"].tolist(), "rejected over time")]
-        yield Section("Rejected requests", integer(digest.rejections.total), columns, _by_count(refused), below)
+        yield Section(
+            "Rejected requests", integer(digest.rejections.total), columns, by_count(refused)[:_MAX_ROWS], below
+        )
     if problems:
         columns = (
-            Column("event", lambda one: one[0][:36]),
-            Column(">lines", lambda one: one[1].count, integer),
-            Column("level", lambda one: Text(one[1].example.level, style=LEVEL_STYLES[one[1].example.level])),
+            Column("event", lambda one: one.name[:36]),
+            Column(">lines", "count", integer),
+            Column("level", lambda one: Text(one.example.level, style=LEVEL_STYLES[one.example.level])),
             *_FIRST_AND_LAST,
-            Column("logs", lambda one: ", ".join(digest.sources[index].name for index in sorted(one[1].sources)[:3])),
-            Column("the latest", lambda one: _details(one[1].example)),
+            Column("logs", lambda one: ", ".join(digest.sources[index].name for index in sorted(one.sources)[:3])),
+            Column("the latest", lambda one: _details(one.example)),
         )
         lines = sum(one.count for one in problems.values())
-        yield Section("Warnings and errors", integer(lines), columns, _by_count(problems))
-
-
-def _by_count(table: dict[str, Tally]) -> list[tuple[str, Tally]]:
-    return sorted(table.items(), key=lambda one: -one[1].count)[:_MAX_ROWS]
+        yield Section("Warnings and errors", integer(lines), columns, by_count(problems)[:_MAX_ROWS])
 
 
 def _reason(event: Event | None) -> str:

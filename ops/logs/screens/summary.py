@@ -6,13 +6,15 @@ from functools import partial
 from rich.table import Table
 from rich.text import Text
 
-from penstock.ops.logs.lines.event import Event, clock, date_and_clock, duration, printable
+from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.screens.screens import SLOW, Parts, period_columns, shares
-from penstock.ops.logs.screens.tables import BAD, DIM, WARN, Column, Section, bar, count, curve, is_known, joined
+from penstock.ops.logs.screens.tables import BAD, DIM, WARN, Column, Section, bar, curve, is_known
+from penstock.ops.logs.text import clock, count, date_and_clock, duration, integer, joined, printable
 from penstock.ops.logs.totals.digest import Digest
-from penstock.ops.logs.totals.facts import PERCENTS, facts, integer
+from penstock.ops.logs.totals.facts import PERCENTS, facts
 from penstock.ops.logs.totals.histogram import Histogram
 from penstock.ops.logs.totals.lives import sentence
+from penstock.ops.logs.totals.rejections import by_count
 from penstock.ops.logs.totals.series import LATE, TRIGGERS, slow_periods
 
 _MAX_PERIODS = 5
@@ -98,8 +100,7 @@ def _overview(digest: Digest) -> Iterator[tuple[str, str | Text]]:
         latencies = "  ".join(f"p{percent} {shown[f'latency p{percent}']}" for percent in PERCENTS)
         yield "latency", Text(latencies) + Text("  online, from arrival at the worker to the reply", DIM)
     if rejected := digest.rejections.total:
-        by_code = sorted(digest.rejections.by_code.items(), key=lambda one: -one[1].count)
-        codes = joined(f"{code} {integer(one.count)}" for code, one in by_code)
+        codes = joined(f"{one.name} {integer(one.count)}" for one in by_count(digest.rejections.by_code))
         yield "rejected", Text(printable(f"{integer(rejected)}: {codes}"), WARN)
     missed = joined(f"{cause} {integer(totals[cause])}" for cause in LATE[1:] if totals[cause])
     yield "deadlines missed", Text(missed, WARN) if missed else "none"
@@ -115,8 +116,8 @@ def _overview(digest: Digest) -> Iterator[tuple[str, str | Text]]:
         yield "cost error", f"{error}; predicted {shown['predicted over measured']} times the measured seconds"
     if totals["backlog_s"] or totals["queued_sequences"]:
         yield "greatest backlog", f"{shown['greatest backlog']}, {count(totals['queued_sequences'], 'sequence')}"
-    if problems := sorted(digest.problems.items(), key=lambda one: -one[1].count):
-        names = joined(f"{_shortened(name)} {integer(one.count)}" for name, one in problems[:6])
+    if problems := by_count(digest.problems):
+        names = joined(f"{_shortened(one.name)} {integer(one.count)}" for one in problems[:6])
         yield "warnings, errors", Text(printable(names), WARN)
 
 

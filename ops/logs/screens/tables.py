@@ -13,8 +13,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from penstock.ops.logs.lines.event import SHOWN_APART, Event, clock, printable
+from penstock.ops.logs.lines.event import SHOWN_APART, Event
 from penstock.ops.logs.lines.source import LogSource
+from penstock.ops.logs.text import clock, printable
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉"
@@ -140,20 +141,9 @@ def curve(values: Sequence[float], name: str, width: int = 60) -> Text:
     return Text.assemble(("".join(_BLOCKS[step] for step in steps), BAR), (f"  {name}", DIM))
 
 
-def joined(parts: Iterable[str]) -> str:
-    """Parts that are not empty, by commas."""
-    return ", ".join(part for part in parts if part)
-
-
 def is_known(value: object) -> bool:
     """Whether the logs tell a figure."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))
-
-
-def count(number: float, noun: str) -> str:
-    """`1 sequence`, `2 sequences`, `3 batches`."""
-    ending = "" if round(number) == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{number:,.0f} {noun}{ending}"
 
 
 def event_line(event: Event, sources: Sequence[LogSource]) -> Text:

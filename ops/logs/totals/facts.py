@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from penstock.ops.logs.lines.event import duration
+from penstock.ops.logs.text import duration, integer, rate, share, short
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.series import LATE, TRIGGERS, latency_percentile_s
 
@@ -23,23 +23,6 @@ class Fact(NamedTuple):
     @property
     def text(self) -> str:
         return "-" if math.isnan(self.value) else self.show(self.value)
-
-
-def integer(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def rate(value: float) -> str:
-    return f"{value:,.0f}/s" if value >= 10 else f"{value:.2g}/s"
-
-
-def share(value: float) -> str:
-    return f"{value * 100:.1f} %"
-
-
-def short(value: float) -> str:
-    """Three digits."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def facts(digest: Digest) -> dict[tuple[str, str], Fact]:

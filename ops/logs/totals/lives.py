@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.ops.logs.lines.event import Event, duration
+from penstock.ops.logs.lines.event import Event
+from penstock.ops.logs.text import duration
 from penstock.ops.logs.totals.rejections import Span, widened
 
 _MIN_GAP_S = 30.0  # a worker with work logs its load every 10 s

@@ -26,6 +26,7 @@ Span = tuple[float, float] | None  # the first and the last time
 class Tally:
     """How many requests were rejected with one code, or how many lines one event has, when, and the latest line."""
 
+    name: str
     count: int = 0
     lines_s: Span = None
     loads_s: Span = None  # of the loads that count some
@@ -41,14 +42,20 @@ class Tally:
         self.lines_s = widened(self.lines_s, event.time_s)
 
     @property
-    def span_s(self) -> tuple[float | None, float | None]:
+    def span_s(self) -> Span:
         """The first and the last time: of the lines, or without any of the loads."""
-        return self.lines_s or self.loads_s or (None, None)
+        return self.lines_s or self.loads_s
 
 
 def tally_of(table: dict[str, Tally], name: str) -> Tally:
     """The tally of a name. Any client may have written it, so later names share one where there are very many."""
-    return table.setdefault(name if name in table or len(table) < _MAX_NAMES else "…", Tally())
+    name = name if name in table or len(table) < _MAX_NAMES else "…"
+    return table.setdefault(name, Tally(name))
+
+
+def by_count(table: Mapping[str, Tally]) -> list[Tally]:
+    """The greatest first."""
+    return sorted(table.values(), key=lambda one: -one.count)
 
 
 def widened(span_s: Span, time_s: float | None) -> Span:
