@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from penstock.ops.logs.errors import LogsError, NoEvents
@@ -18,7 +19,7 @@ from penstock.ops.logs.text import count, date_and_clock, duration, integer, pri
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import Fact, facts
 
-_STYLE = Path(__file__).with_name("report.css")
+_PAGE = Path(__file__).with_name("page.html")
 _INCHES = (4.2, 2.2)
 _COLUMNS = 3  # of the picture
 _TILES = (
@@ -36,28 +37,6 @@ _LOOK: dict[str, Any] = {
     **{"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"]},
     **{"font.size": 9, "xtick.labelsize": 8, "ytick.labelsize": 8},
 }
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<header><h1>{title}</h1><p>{about}</p>{notes}</header>
-<main>
-<section class="figures">{figures}</section>
-<section class="plots">{plots}</section>
-<section class="tables">{tables}</section>
-{events}
-</main>
-</body>
-</html>
-"""
 
 
 def write_report(out: Path, read: Callable[[], Digest]) -> None:
@@ -111,9 +90,7 @@ def _page(digest: Digest, spans: Spans) -> str:
             f"{integer(lines.broken)} broken lines and {integer(lines.foreign)} of other programs are left out."
         )
     notes += [f"{source.name}: {note}." for source in digest.sources for note in source.notes]
-    return _PAGE.format(
-        title="penstock logs",
-        style=_STYLE.read_text(encoding="utf-8"),
+    return Template(_PAGE.read_text(encoding="utf-8")).substitute(
         about=_safe(about),
         notes="".join(f'<p class="note">{_safe(note)}</p>' for note in notes),
         figures="".join(_tiles(digest)),
