@@ -62,6 +62,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         {"bootstrap_servers": "user:password@host:9092"},  # the logs name the addresses
         {"max_batch_size": 4},
         {"reply_topics": "("},
+        {"reply_topics": "a" * 10_001},
         {"topic": "a b"},
         {"topic": "t" * 240},  # no room for the dead letters of its bulk topic
         {"served_name": ""},

@@ -99,6 +99,7 @@ def test_the_log_tells_the_queue_the_prediction_error_and_the_missed_deadlines(
     bench.work()
     reject(bench, Cause.OVERLOADED, Cause.OVERLOADED, Cause.QUEUED)
     late.flights.append(1)
+    bench.monitor.answered([late], None, -1.0)  # at its deadline: in time
     bench.monitor.answered([late], None, 0.0)
     [event] = bench.logged(0.0)
     assert (event["queued_sequences"], event["queued_tokens"], event["batches"]) == (2, 40, 1)
