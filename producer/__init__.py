@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.producer.caller_errors import KafkaUnreachable, MixedRevisions, WrongArgument, WrongLoop
 from penstock.producer.errors import (
     BackendError,
     BadTokenId,
@@ -10,12 +9,16 @@ from penstock.producer.errors import (
     EmptyInput,
     Expired,
     InvalidRequest,
+    KafkaUnreachable,
+    MixedRevisions,
     Overloaded,
     PenstockError,
     ShuttingDown,
     TooLong,
     UnknownModel,
     UnsupportedTask,
+    WrongArgument,
+    WrongLoop,
 )
 
 if TYPE_CHECKING:

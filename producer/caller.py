@@ -12,8 +12,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from penstock.producer.answer_stream import answer_stream
-from penstock.producer.caller_errors import WrongArgument, WrongLoop, did_you_mean
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, WrongArgument, WrongLoop, did_you_mean
 from penstock.producer.keywords import ClientKeywords
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.request_preparation import prepare

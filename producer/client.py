@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.producer.caller import Caller, raise_first
-from penstock.producer.caller_errors import WrongArgument
+from penstock.producer.errors import WrongArgument
 from penstock.producer.keywords import GenerationKeywords
 from penstock.producer.transport.attempts import Attempts
 from penstock.producer.transport.call_batcher import Answers

@@ -13,13 +13,23 @@
     ├── BackendError       backend            the engine failed on this input
     └── ShuttingDown       shutting_down      the worker or client is closing                 (retriable)
 
-`caller_errors` has those that no reply carries.
+Those that no reply carries, and a client raises by itself:
+
+    PenstockError
+    ├── InvalidRequest
+    │   └── WrongArgument      invalid_request    an argument has another type or name
+    ├── KafkaUnreachable   kafka_unreachable  no broker answers                               (retriable)
+    ├── WrongLoop          wrong_loop         a client is used from another event loop or process
+    └── MixedRevisions     mixed_revisions    two revisions of the model answered one call, stream or job
 
 `retriable`: sending the same bytes again may succeed. It is a property of the class.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import ClassVar
+
+_NEAR = 0.75  # of `get_close_matches`: a slip of the keyboard, and not another option
 
 
 class PenstockError(Exception):
@@ -109,6 +119,35 @@ class ShuttingDown(PenstockError):
 
     code = "shutting_down"
     retriable = True
+
+
+class KafkaUnreachable(PenstockError):
+    """No broker answered within `connect_timeout_s`, or a command's broker was lost for as long."""
+
+    code = "kafka_unreachable"
+    retriable = True
+
+
+class WrongArgument(InvalidRequest, TypeError):
+    """An argument has the wrong type, or a name that the method does not have. Nothing was sent."""
+
+
+class WrongLoop(PenstockError, RuntimeError):
+    """A client was used from another event loop or process than that in which it was started."""
+
+    code = "wrong_loop"
+
+
+class MixedRevisions(PenstockError):
+    """Two revisions of the model answered one call, stream or job."""
+
+    code = "mixed_revisions"
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """` Did you mean …?` for a name that is like a known one; else empty."""
+    near = get_close_matches(name, sorted(known), 1, _NEAR)
+    return f" Did you mean `{near[0]}`?" if near else ""
 
 
 def _printable(text: str) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from penstock.producer.caller_errors import WrongLoop
-from penstock.producer.errors import ShuttingDown
+from penstock.producer.errors import ShuttingDown, WrongLoop
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """The revision of the model that answers a call, a stream or a job."""
 
-from penstock.producer.caller_errors import MixedRevisions
+from penstock.producer.errors import MixedRevisions
 
 
 class OneRevision:

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.producer.caller_errors import WrongArgument
-from penstock.producer.errors import InvalidRequest, PenstockError
+from penstock.producer.errors import InvalidRequest, PenstockError, WrongArgument
 from penstock.producer.wire.messages import Text
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 import numpy.typing as npt
 
 from penstock.producer.answer_stream import Result, answer_stream
-from penstock.producer.caller_errors import WrongArgument
 from penstock.producer.client import Client
-from penstock.producer.errors import ShuttingDown
+from penstock.producer.errors import ShuttingDown, WrongArgument
 from penstock.producer.keywords import ClientKeywords, GenerationKeywords
 from penstock.producer.loop_thread import LoopThread, result_of
 from penstock.producer.row_source import RowBatch, column_names, read_batches

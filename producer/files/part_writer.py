@@ -7,8 +7,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from penstock.producer.answer_stream import Result, num_chars
-from penstock.producer.caller_errors import MixedRevisions
-from penstock.producer.errors import PenstockError
+from penstock.producer.errors import MixedRevisions, PenstockError
 from penstock.producer.files.durable import give_up, sync
 from penstock.producer.files.encoders import TableEncoder
 from penstock.producer.files.file_job import TooManyErrors

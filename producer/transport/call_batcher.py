@@ -13,11 +13,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from penstock.producer.caller_errors import MixedRevisions
 from penstock.producer.errors import (
     BackendError,
     Expired,
     InvalidRequest,
+    MixedRevisions,
     Overloaded,
     PenstockError,
     ShuttingDown,

@@ -17,7 +17,7 @@ from aiokafka.errors import (
 )
 
 from penstock.producer.aiokafka_internals.connection_probe import connection_faults
-from penstock.producer.caller_errors import KafkaUnreachable
+from penstock.producer.errors import KafkaUnreachable
 from penstock.producer.settings import TOKEN_MECHANISMS, KafkaSettings
 from penstock.producer.tls import ReloadingContext
 from penstock.producer.transport.token_source import TokenSource

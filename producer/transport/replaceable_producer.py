@@ -7,7 +7,7 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from penstock.producer.aiokafka_internals.producer import FailoverProducer
-from penstock.producer.caller_errors import KafkaUnreachable
+from penstock.producer.errors import KafkaUnreachable
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import connect, disconnect
 

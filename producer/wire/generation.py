@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.producer.caller_errors import WrongArgument, did_you_mean
-from penstock.producer.errors import InvalidRequest
+from penstock.producer.errors import InvalidRequest, WrongArgument, did_you_mean
 
 GivenOptions = tuple[tuple[str, Any], ...]  # sorted by name; lists are tuples
 

@@ -10,8 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.producer.caller_errors import WrongArgument
-from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError, error_from_code
+from penstock.producer.errors import (
+    BackendError,
+    EmptyInput,
+    InvalidRequest,
+    PenstockError,
+    WrongArgument,
+    error_from_code,
+)
 from penstock.producer.wire.generation import GivenOptions
 from penstock.producer.wire.sequence_codec import EmissionTable, Emitted, Fields
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.producer.caller_errors import WrongArgument
-from penstock.producer.errors import InvalidRequest, UnsupportedTask
+from penstock.producer.errors import InvalidRequest, UnsupportedTask, WrongArgument
 from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import DTYPES, NO_OPTIONS, POOLINGS, TASKS, Options, utf8_fault
 from penstock.producer.wire.reply_rows import is_int

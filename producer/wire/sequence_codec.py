@@ -13,8 +13,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from penstock.producer.caller_errors import WrongArgument
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, WrongArgument
 
 Fields = dict[str, Any]  # name -> a number, string or bool, or a list of them, or of such lists
 Emitted = npt.NDArray[np.float32] | npt.NDArray[np.int32]

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from penstock.producer.caller_errors import WrongArgument
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, WrongArgument
 from penstock.producer.wire.messages import Text, token_bytes, utf8_fault
 from penstock.producer.wire.sequence_codec import Fields, packed_fields, read_fields
 

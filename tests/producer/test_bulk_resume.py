@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.producer.answer_stream import Result
-from penstock.producer.caller_errors import MixedRevisions
-from penstock.producer.errors import PenstockError
+from penstock.producer.errors import MixedRevisions, PenstockError
 from penstock.producer.files import (
     JobOutput,
     PartWriter,

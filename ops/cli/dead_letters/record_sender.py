@@ -8,7 +8,7 @@ from typing import Any
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, say
-from penstock.producer.caller_errors import KafkaUnreachable
+from penstock.producer.errors import KafkaUnreachable
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.headers import Headers

@@ -16,7 +16,7 @@ from penstock.ops.cli.jobs.local_fleet import local_broker, local_worker
 from penstock.ops.cli.jobs.one_text import client_settings
 from penstock.ops.cli.jobs.progress import JobScreen, print_summary, summary_json
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, BadUsage, fail, say
-from penstock.producer.caller_errors import MixedRevisions
+from penstock.producer.errors import MixedRevisions
 from penstock.producer.files import (
     JobOutput,
     OutputError,
