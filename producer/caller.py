@@ -18,7 +18,7 @@ from penstock.producer.one_revision import OneRevision
 from penstock.producer.request_preparation import prepare
 from penstock.producer.row_source import column_names, row_batches
 from penstock.producer.settings import ClientSettings
-from penstock.producer.settings_file import SettingsFileError
+from penstock.producer.settings_sources import SettingsFileError
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.attempts import Attempts
 from penstock.producer.transport.call_batcher import Answers, CallBatcher

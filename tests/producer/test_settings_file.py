@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from penstock.producer.client import Client
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.settings import ClientSettings, KafkaSettings
-from penstock.producer.settings_file import SettingsFileError
+from penstock.producer.settings_sources import SettingsFileError
 
 WHOLE = """\
 # of one site
