@@ -18,8 +18,7 @@ from penstock.ops.cli.command_settings import unknown_variables
 from penstock.ops.cli.option_panels import in_panels, panel_of
 from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail
 from penstock.producer.secret_url import SecretUrl, without_secrets
-from penstock.producer.settings_sources import SettingsFileError
-from penstock.producer.settings_sources import FileSettings, Settings, env_name
+from penstock.producer.settings_sources import FileSettings, Settings, SettingsFileError, env_name
 
 S = TypeVar("S", bound=Settings)
 

@@ -10,7 +10,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TracerProvider
 
-from penstock.producer.wire.traceparent import TraceParent, format_traceparent
+from penstock.producer.wire.headers import TraceParent, format_traceparent
 
 FLUSH_S = 2.0
 # What samplers that follow their parents say of themselves. Every sampler of OTEL_TRACES_SAMPLER that begins with

@@ -1,4 +1,4 @@
-"""Kafka record headers of the wire format: reply address, deadline, class. Names are those of Spring Kafka."""
+"""Kafka record headers of the wire format: reply address, deadline, class, trace. Names are those of Spring Kafka."""
 
 import base64
 import functools
@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 from penstock.producer.errors import InvalidRequest
 
@@ -47,6 +48,11 @@ _OF_DEAD_LETTER = re.compile(
 _IS_BULK = {None: False, b"online": False, b"bulk": True}
 _TOPIC_ID = re.compile(rb"[a-zA-Z0-9_-]{22}")
 _TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
+# W3C Trace Context: version, trace id, parent id, flags; versions after 00 may add more. Ids of zeros are invalid.
+_TRACEPARENT = re.compile(
+    rb"(?!ff|00.{54})[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
+)
+_SAMPLED = 1  # the flag's bit
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -200,3 +206,28 @@ def content_key(value: bytes) -> bytes:
 def partition_for(key: bytes, num_partitions: int) -> int:
     """The partition of a keyed record. Keys are hashes, so their first four bytes are uniform."""
     return int.from_bytes(key[:4], "big") % num_partitions
+
+
+class TraceParent(NamedTuple):
+    """A span of another process, by its ids in hexadecimal."""
+
+    trace_id: str
+    span_id: str
+    trace_flags: str
+
+    @classmethod
+    def parse(cls, header: bytes | None) -> Self | None:
+        """The header's content; None without a valid header."""
+        found = _TRACEPARENT.fullmatch(header or b"")
+        return None if found is None else cls(*[part.decode() for part in found.group(1, 2, 3)])
+
+
+def is_unsampled(header: bytes | None) -> bool:
+    """Whether the sender of a record has decided that its trace is not recorded. An invalid header decides nothing."""
+    found = TraceParent.parse(header)
+    return found is not None and not int(found.trace_flags, 16) & _SAMPLED
+
+
+def format_traceparent(trace_id: int, span_id: int, trace_flags: int) -> bytes:
+    """The header that names a span."""
+    return b"00-%032x-%016x-%02x" % (trace_id, span_id, trace_flags)

@@ -24,9 +24,8 @@ from penstock.producer.tracing.switch import open_tracing
 from penstock.producer.tracing.tracing import Tracing, remote_parent
 from penstock.producer.tracing.tracing import within as inside
 from penstock.producer.transport.outbox import OutRecord
-from penstock.producer.wire.headers import TRACEPARENT
+from penstock.producer.wire.headers import TRACEPARENT, TraceParent, format_traceparent, is_unsampled
 from penstock.producer.wire.messages import Reply, Request
-from penstock.producer.wire.traceparent import TraceParent, format_traceparent, is_unsampled
 from tests.producer.helpers import Loop, Pauses, connected, first_ids, within
 from tests.tracing import VARIABLES, MemorySpans, traceparent
 

@@ -4,8 +4,7 @@ import re
 from typing import Any
 
 from penstock.producer.errors import PenstockError
-from penstock.producer.wire.headers import TRACEPARENT
-from penstock.producer.wire.traceparent import TraceParent
+from penstock.producer.wire.headers import TRACEPARENT, TraceParent
 from penstock.worker.requests.record import PendingRecord
 
 _QUOTED = re.compile(" (?:Given|Asked for|Raised): ")  # what follows quotes the request, or a library's error about it

@@ -9,8 +9,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, s
 
 from penstock.producer.errors import PenstockError
 from penstock.producer.tracing.tracing import Tracing, remote_parent, within
-from penstock.producer.wire.headers import CORRELATION_ID, TRACEPARENT
-from penstock.producer.wire.traceparent import is_unsampled
+from penstock.producer.wire.headers import CORRELATION_ID, TRACEPARENT, is_unsampled
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import unquoted_reason
