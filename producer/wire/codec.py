@@ -26,8 +26,8 @@ from penstock.producer.wire.messages import (
 )
 from penstock.producer.wire.options import check_applicable, check_options, check_task
 from penstock.producer.wire.reply_rows import LITTLE_ENDIAN, decode_rows, dtype_name, is_int, matrix_bytes, row_items
-from penstock.producer.wire.request_fields import check_pairs, decode_text, decode_tokens
 from penstock.producer.wire.sequence_codec import MAX_ITEMS, decode_fields
+from penstock.producer.wire.sequences import check_pairs, decode_text, decode_tokens
 
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 MAX_SEQUENCES = 4096
