@@ -10,8 +10,7 @@ import structlog
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
-    from penstock.producer.tracing.send_spans import SendSpans
-    from penstock.producer.tracing.tracing import Tracing
+    from penstock.producer.tracing.tracing import SendSpans, Tracing
 
 _API = "opentelemetry.trace"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -53,7 +52,7 @@ def open_send_spans(topic: str, client_id: str) -> "SendSpans | None":
     tracing = open_tracing(_CLIENT)
     if tracing is None:
         return None
-    from penstock.producer.tracing.send_spans import SendSpans
+    from penstock.producer.tracing.tracing import SendSpans
 
     return SendSpans(tracing, topic, client_id)
 

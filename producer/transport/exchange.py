@@ -28,7 +28,7 @@ from penstock.producer.wire.messages import STEPPED_TASKS, ErrorReply, Reply, Re
 from penstock.producer.wire.topics import NUM_PARTITIONS, request_topic
 
 if TYPE_CHECKING:
-    from penstock.producer.tracing.send_spans import SendSpans
+    from penstock.producer.tracing.tracing import SendSpans
 
 _SWEEP_S = 0.1
 # Pauses before a record is sent again double from the first bound to the last. Each is drawn at random, so that the
