@@ -15,7 +15,7 @@ from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
 from penstock.engine.generation_options import GenerationOptions, clip_lengths
 from penstock.engine.host_memory import free_host_bytes
 from penstock.engine.model.checkpoint import default_name, resolve_model, revision_of
-from penstock.engine.model.length_limit import tokenizer_max_tokens
+from penstock.engine.model.modules import tokenizer_max_tokens
 from penstock.engine.types import ModelInfo
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

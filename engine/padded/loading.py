@@ -19,8 +19,7 @@ from penstock.engine.model.admission import CLASSIFY, EMBED, TOKEN_CLASSIFY
 from penstock.engine.model.checkpoint import Checkpoint, require_no_layers
 from penstock.engine.model.config import setting
 from penstock.engine.model.heads import Head, on_device
-from penstock.engine.model.length_limit import stated_max_tokens
-from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
+from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, stated_max_tokens
 from penstock.engine.padded.engine import PaddedEngine
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
 
