@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families.readers import LayerNames, read_dense, read_layer, read_norm, require_same
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
-from penstock.engine.model.config import require_int, setting
+from penstock.engine.model.files import require_int, setting
 from penstock.engine.model.seq2seq import (
     CrossAttention,
     DecoderLayer,

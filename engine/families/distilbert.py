@@ -2,7 +2,7 @@
 
 from penstock.engine.families.readers import LayerNames, read_classifier, read_layer, read_norm
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.config import require_int, stated_rows
+from penstock.engine.model.files import require_int, stated_rows
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights
 
 _PREFIXES = ("", "distilbert.")

@@ -9,8 +9,7 @@ import torch
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
-from penstock.engine.model.config import Config, setting
-from penstock.engine.model.files import read_safetensors
+from penstock.engine.model.files import Config, read_safetensors, setting
 from penstock.engine.model.heads import Head
 from penstock.engine.model.weights import Dense, Norm
 

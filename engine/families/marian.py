@@ -6,7 +6,7 @@ from torch import Tensor
 
 from penstock.engine.families.bart import read_seq2seq, read_words
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.config import require_int
+from penstock.engine.model.files import require_int
 from penstock.engine.model.seq2seq import Seq2SeqWeights, TokenEmbeddings
 
 _PREFIX = "model."

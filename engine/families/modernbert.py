@@ -5,8 +5,8 @@ import torch
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.readers import read_dense, read_norm
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.config import Config, require_int, setting, stated_rows
 from penstock.engine.model.dense import require_activation
+from penstock.engine.model.files import Config, require_int, setting, stated_rows
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, Norm, RotaryAttention
 
 _PREFIXES = ("", "model.")

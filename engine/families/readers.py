@@ -6,7 +6,7 @@ import torch
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
-from penstock.engine.model.config import Config, require_int, setting
+from penstock.engine.model.files import Config, require_int, setting
 from penstock.engine.model.weights import Attention, Dense, Layer, Norm, PlainAttention
 
 

@@ -10,8 +10,8 @@ from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.bart import first_of, require_tied
 from penstock.engine.families.readers import read_dense, read_norm
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.config import Config, require_int, setting
 from penstock.engine.model.dense import require_activation
+from penstock.engine.model.files import Config, require_int, setting
 from penstock.engine.model.seq2seq import (
     CrossAttention,
     DecoderLayer,

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.architectures import Architectures, architectures_of
-from penstock.engine.model.config import Config, setting
-from penstock.engine.model.files import read_config, read_optional, require_regular_files
+from penstock.engine.model.files import Config, read_config, read_optional, require_regular_files, setting
 from penstock.engine.model.module_list import CROSS_ENCODER, Module, read_modules, require_served
 
 EMBED, CLASSIFY, TOKEN_CLASSIFY, GENERATE = "embed", "classify", "token_classify", "generate"

@@ -13,8 +13,7 @@ import torch
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice, wider_than
 from penstock.engine.model.admission import EMBED, admit
-from penstock.engine.model.config import Config
-from penstock.engine.model.files import read_safetensors, weight_files
+from penstock.engine.model.files import Config, read_safetensors, weight_files
 from penstock.engine.model.model_place import local_directory
 from penstock.engine.model.module_list import Module, read_modules
 

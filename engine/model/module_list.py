@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.model.config import Config
-from penstock.engine.model.files import read_any_json, read_optional, require_regular_files
+from penstock.engine.model.files import Config, read_any_json, read_optional, require_regular_files
 
 CROSS_ENCODER = "CrossEncoder"
 _PLACES = {  # class -> package and file in sentence-transformers

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, read_tensors
-from penstock.engine.model.config import Config, setting
 from penstock.engine.model.dense import require_activation
-from penstock.engine.model.files import read_json, read_optional
+from penstock.engine.model.files import Config, read_json, read_optional, setting
 from penstock.engine.model.module_list import TRANSFORMER_CONFIGS, Module
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import Dense

@@ -19,8 +19,7 @@ from penstock.engine.cells.models.model import CellModel
 from penstock.engine.cells.models.tree import binary_tree_classifier, child_sum_tree_classifier
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Tensors, read_tensors, resolve_model, revision_of
-from penstock.engine.model.config import Config
-from penstock.engine.model.files import read_config, read_json
+from penstock.engine.model.files import Config, read_config, read_json
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 

@@ -12,8 +12,7 @@ from penstock.engine import load_engine
 from penstock.engine.errors import CheckpointError, EngineError
 from penstock.engine.families import FAMILIES
 from penstock.engine.generation.loading import load_seq2seq
-from penstock.engine.model.config import Config, require_int, setting
-from penstock.engine.model.files import read_json
+from penstock.engine.model.files import Config, read_json, require_int, setting
 from tests.engine import helpers
 from tests.engine.generation.helpers import save_seq2seq
 
