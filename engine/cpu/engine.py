@@ -9,9 +9,8 @@ from torch import Tensor
 
 from penstock.engine.cpu.linear import Linear
 from penstock.engine.cpu.ops import encode_on_cpu
-from penstock.engine.model.heads import Head
 from penstock.engine.model.layout import Layout, sort_by_length
-from penstock.engine.model.pooling import EmbeddingTail, pool
+from penstock.engine.model.results import EmbeddingTail, Head, pool
 from penstock.engine.model.weights import Encoder
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 

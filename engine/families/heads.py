@@ -10,7 +10,7 @@ from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.files import Config, read_safetensors, setting
-from penstock.engine.model.heads import Head
+from penstock.engine.model.results import Head
 from penstock.engine.model.weights import Dense, Norm
 
 _SHOWN_NAMES = 3  # of the tensors of a file that is no head

@@ -18,8 +18,7 @@ from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.pinned import Landing, Landings
 from penstock.engine.kernels.pool import pool
-from penstock.engine.model.heads import Head
-from penstock.engine.model.pooling import OWN, EmbeddingTail
+from penstock.engine.model.results import OWN, EmbeddingTail, Head
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
 # Without a batch. Memory that is returned under load holds up every process of the device; batch caps bound it.

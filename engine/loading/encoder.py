@@ -14,9 +14,8 @@ from penstock.engine.families import FAMILIES, family_of
 from penstock.engine.families.heads import checkpoint_heads, linear_head, require_head_file
 from penstock.engine.model.admission import GENERATE
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
-from penstock.engine.model.heads import Head, on_device
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, stated_max_tokens
-from penstock.engine.model.pooling import EmbeddingTail
+from penstock.engine.model.results import EmbeddingTail, Head, on_device
 from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
 

@@ -11,7 +11,7 @@ from penstock.engine.model.checkpoint import Checkpoint, read_tensors
 from penstock.engine.model.dense import require_activation
 from penstock.engine.model.files import Config, read_json, read_optional, setting
 from penstock.engine.model.module_list import TRANSFORMER_CONFIGS, Module
-from penstock.engine.model.pooling import EmbeddingTail
+from penstock.engine.model.results import EmbeddingTail
 from penstock.engine.model.weights import Dense
 
 _POOLING_FLAGS = {

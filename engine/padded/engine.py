@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.model.heads import Head
-from penstock.engine.model.pooling import OWN, POOLINGS, EmbeddingTail
+from penstock.engine.model.results import OWN, POOLINGS, EmbeddingTail, Head
 from penstock.engine.types import (
     BatchOutput,
     Float32Array,
@@ -141,7 +140,7 @@ class PaddedEngine:
 
 
 def _pool(padded: _Padded, pooling: str) -> Tensor:
-    """float32 rows [n, H]; `penstock.engine.model.pooling.pool` is the same for packed hidden states."""
+    """float32 rows [n, H]; `penstock.engine.model.results.pool` is the same for packed hidden states."""
     hidden, valid = padded.output, padded.valid
     lengths = valid.sum(dim=1)
     match pooling:

@@ -18,8 +18,8 @@ from penstock.engine.families.heads import linear_head, logit_heads
 from penstock.engine.model.admission import CLASSIFY, EMBED, TOKEN_CLASSIFY
 from penstock.engine.model.checkpoint import Checkpoint, require_no_layers
 from penstock.engine.model.files import setting
-from penstock.engine.model.heads import Head, on_device
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, stated_max_tokens
+from penstock.engine.model.results import Head, on_device
 from penstock.engine.padded.engine import PaddedEngine
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
 

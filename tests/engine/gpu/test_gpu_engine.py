@@ -21,8 +21,7 @@ from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.engine import GpuEngine
 from penstock.engine.gpu.products import MAX_ROWS, Products
 from penstock.engine.kernels import launch as launching
-from penstock.engine.model.heads import Head
-from penstock.engine.model.pooling import EmbeddingTail
+from penstock.engine.model.results import EmbeddingTail, Head
 from penstock.engine.model.weights import PlainAttention
 from penstock.engine.types import Int32Array, ModelInfo, PackedBatch, TaskOptions
 from penstock.producer.wire.messages import Request, join_tokens

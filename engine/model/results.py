@@ -1,14 +1,18 @@
-"""From hidden states to one vector a sequence: pooling, dense modules, cutting, L2 normalisation. All in float32."""
+"""From hidden states to results, all in float32.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+An embedding is made by pooling, dense modules, cutting and L2 normalisation. A head makes scores of labels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.model.dense import activate, linear_by_row
+from penstock.engine.model.dense import activate, by_vectors, linear_by_row
 from penstock.engine.model.layout import Group
 from penstock.engine.model.weights import Dense, Norm
 from penstock.engine.types import TaskOptions
@@ -89,3 +93,41 @@ def apply_layers(rows: Tensor, layers: Sequence[Dense | Norm]) -> Tensor:
         else:
             rows = activate(linear_by_row(rows, layer.weight, layer.bias), layer.activation)
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A classifier: dense layers, then logits to scores."""
+
+    layers: tuple[Dense | Norm, ...]
+    scores: str  # "softmax", "sigmoid" (multi-label), or "raw" (regression: the logit itself)
+    labels: tuple[str, ...]  # label of each score
+    reads: str
+    """ "cls", "mean": pooled hidden states; "embedding": the checkpoint's embedding; "tokens": hidden states of each
+    token; "logits": the layers' output, computed elsewhere."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[N, D] float32 to scores [N, len(labels)]."""
+        logits = apply_layers(rows, self.layers)
+        match self.scores:
+            case "softmax":
+                return torch.softmax(logits, dim=1)
+            case "sigmoid":
+                return by_vectors(torch.sigmoid_, logits)
+            case "raw":
+                return logits
+            case _:
+                raise RuntimeError(f"unknown kind of scores {self.scores!r}. This is a bug.")
+
+
+def on_device(
+    tail: EmbeddingTail, heads: Mapping[str, Head], device: torch.device
+) -> tuple[EmbeddingTail, dict[str, Head]]:
+    """Copies with their tensors on the device."""
+
+    def moved(layer: Any) -> Any:
+        values = {field.name: getattr(layer, field.name) for field in fields(layer)}
+        return replace(layer, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+
+    heads = {task: replace(head, layers=tuple(map(moved, head.layers))) for task, head in heads.items()}
+    return replace(tail, dense=tuple(map(moved, tail.dense))), heads
