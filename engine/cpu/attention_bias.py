@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.engine.cpu.attention import is_computed_in_float32
 from penstock.engine.model.layout import Group
-from penstock.engine.model.relative import relative_rows
+from penstock.engine.model.positions import relative_rows
 from penstock.engine.model.weights import DisentangledAttention, DistanceAttention, RotaryAttention
 
 GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value, context: [heads, n, L, d]

@@ -14,7 +14,7 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.model.dense import activate
 from penstock.engine.model.forward import forward, forward_convolved, forward_pre_norm
 from penstock.engine.model.layout import Layout
-from penstock.engine.model.pad_positions import pad_positions
+from penstock.engine.model.positions import pad_positions
 from penstock.engine.model.weights import (
     Attention,
     DisentangledAttention,

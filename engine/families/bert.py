@@ -10,7 +10,7 @@ from penstock.engine.families.readers import (
 )
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int, setting, stated_rows
-from penstock.engine.model.pad_positions import with_pad_row
+from penstock.engine.model.positions import with_pad_row
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights
 
 _PREFIXES = ("", "bert.")

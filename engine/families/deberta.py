@@ -16,7 +16,7 @@ from penstock.engine.families.readers import (
 )
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int, setting, stated_rows
-from penstock.engine.model.relative import relative_rows, relative_span
+from penstock.engine.model.positions import relative_rows, relative_span
 from penstock.engine.model.weights import (
     Attention,
     Convolution,

@@ -7,7 +7,7 @@ from penstock.engine.families.readers import LayerNames, read_layer, read_norm, 
 from penstock.engine.families.t5 import distance_buckets
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int, setting, stated_rows
-from penstock.engine.model.pad_positions import with_pad_row
+from penstock.engine.model.positions import with_pad_row
 from penstock.engine.model.weights import DistanceAttention, Embeddings, Encoder, EncoderWeights
 
 _PREFIXES = ("", "mpnet.")

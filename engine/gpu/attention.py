@@ -12,7 +12,7 @@ from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
 from penstock.engine.kernels.packed_attention import distance_table, packed_attention, rotary_attention
 from penstock.engine.kernels.short_attention import short_attention
-from penstock.engine.model.relative import relative_rows
+from penstock.engine.model.positions import relative_rows
 from penstock.engine.model.weights import (
     Attention,
     DisentangledAttention,

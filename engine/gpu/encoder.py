@@ -19,7 +19,7 @@ from penstock.engine.gpu.support import require_supported
 from penstock.engine.gpu.workspace import Workspace
 from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.model.dense import function_of
-from penstock.engine.model.pad_positions import pad_positions
+from penstock.engine.model.positions import pad_positions
 from penstock.engine.model.program import record
 from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import PackedBatch, require_valid

@@ -36,7 +36,7 @@ def disentangled_attention(
     read nor written. max_seqlen: at least the tokens of the longest sequence. The grid depends on it and on N.
     kr, qr [2 * span, H], of the same type: the layer's projected relative embeddings, kr by its key projection ("c2p"),
     qr by its query projection ("p2c"); one may be None.
-    table int32 [2 * reach - 1] on the device, reach >= max_seqlen: `penstock.engine.model.relative.relative_rows`.
+    table int32 [2 * reach - 1] on the device, reach >= max_seqlen: `penstock.engine.model.positions.relative_rows`.
     scale > 0: 1 / sqrt(head_dim * (1 + number of kr and qr)). A row's result depends on its own sequence alone.
     One launch, nothing allocated. Raises ValueError for other shapes, types or alignment.
     """

@@ -36,7 +36,7 @@ class Norm:
 class Embeddings:
     """Word + position + token type, then LayerNorm. Row i of `positions` belongs to a sequence's i-th token.
 
-    With a pad token, its row is the last one, and i counts the other tokens: see `engine.model.pad_positions`.
+    With a pad token, its row is the last one, and i counts the other tokens: see `engine.model.positions`.
     """
 
     words: Tensor  # [V, E]

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
-from penstock.engine.model.relative import relative_rows
+from penstock.engine.model.positions import relative_rows
 from tests.gpu.references import (
     HALVES,
     UNTOUCHED,

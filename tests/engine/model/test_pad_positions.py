@@ -13,7 +13,7 @@ from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 from penstock.engine.errors import CheckpointError
 from penstock.engine.gpu.choice import AttentionKernel
 from penstock.engine.gpu.inputs import describe, exact_shape, views
-from penstock.engine.model.pad_positions import pad_positions, with_pad_row
+from penstock.engine.model.positions import pad_positions, with_pad_row
 from penstock.engine.model.weights import Embeddings, Norm
 from tests.engine.helpers import pack
 

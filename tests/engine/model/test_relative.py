@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
-from penstock.engine.model.relative import relative_rows, relative_span
+from penstock.engine.model.positions import relative_rows, relative_span
 
 TRANSFORMERS: Any = modeling_deberta_v2  # untyped
 PUBLISHED = (256, 512)  # every published DeBERTa-v2 and v3

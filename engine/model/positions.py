@@ -1,13 +1,44 @@
-"""Relative positions of DeBERTa-v2/v3: the row of the relative embeddings for each distance.
+"""Positions of tokens, for models whose numbering is not the token's place.
 
-He et al., DeBERTa (ICLR 2021), equation 3, with the logarithmic buckets of its second version. "Content to position"
-reads row clamp(b(i - j) + span) for query i and key j, "position to content" row clamp(-b(j - i) + span); buckets are
-odd in the distance, so both read the same row and one table serves both.
+Models that number tokens without padding (fairseq's numbering: RoBERTa, XLM-R, CamemBERT, MPNet): the pad token may be
+in a text. There it has the position that padding has, and the tokens behind it go on counting as if it was not there,
+as in transformers' create_position_ids_from_input_ids.
+
+Relative positions of DeBERTa-v2/v3 (He et al., ICLR 2021), equation 3, with the logarithmic buckets of its second
+version: "content to position" reads row clamp(b(i - j) + span) of the relative embeddings for query i and key j,
+"position to content" row clamp(-b(j - i) + span). Buckets are odd in the distance, so both read the same row and one
+table serves both.
 """
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from penstock.engine.types import Int32Array
+from penstock.engine.errors import CheckpointError
+from penstock.engine.model.weights import Embeddings
+from penstock.engine.types import Int32Array, PackedBatch
+
+
+def with_pad_row(table: Tensor, pad_token: int) -> Tensor:
+    """The rows of a position table as `Embeddings` has them: from pad_token + 1 on, and last the row of padding."""
+    if not 0 <= pad_token < len(table) - 1:
+        raise CheckpointError(
+            f"a table of {len(table)} positions has no rows beyond that of the pad token {pad_token}."
+        )
+    return torch.cat([table[pad_token + 1 :], table[pad_token : pad_token + 1]])
+
+
+def pad_positions(batch: PackedBatch, embeddings: Embeddings) -> Int32Array | None:
+    """[T]: the position of each token. None without a pad token: each has that of its place."""
+    if embeddings.pad_token is None or embeddings.positions is None:
+        return None
+    counted = batch.token_ids != embeddings.pad_token
+    if counted.all():
+        return None
+    counts = np.cumsum(counted) - counted  # counted tokens before each token
+    starts = batch.cu_seqlens[:-1]
+    counts -= np.repeat(counts[starts], np.diff(batch.cu_seqlens))
+    return np.where(counted, counts, len(embeddings.positions) - 1).astype(np.int32)
 
 
 def relative_span(position_buckets: int, max_relative_positions: int) -> int:
