@@ -4,13 +4,13 @@ from penstock.engine.families.readers import (
     LayerNames,
     read_classifier,
     read_dense,
+    read_embeddings,
     read_layer,
-    read_norm,
     refuse_variants,
 )
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.files import require_int, setting, stated_rows
-from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer
+from penstock.engine.model.files import require_int, setting
+from penstock.engine.model.weights import Dense, Encoder, EncoderWeights, Layer
 
 _PREFIXES = ("", "albert.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -29,24 +29,14 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     prefix = weights.prefix(_PREFIXES, _PROBE)
     hidden, width = require_int(config, "hidden_size"), require_int(config, "embedding_size")
     eps = setting(config, "layer_norm_eps", 1e-12)
-    embeddings = prefix + "embeddings."
-    positions = weights.take(
-        embeddings + "position_embeddings.weight", stated_rows(config, "max_position_embeddings"), width
-    )
+    embeddings = read_embeddings(checkpoint, prefix + "embeddings.", width, eps)
     return Encoder(
-        embeddings=Embeddings(
-            words=weights.take(prefix + _PROBE, stated_rows(config, "vocab_size"), width),
-            positions=positions,
-            token_types=weights.take(
-                embeddings + "token_type_embeddings.weight", stated_rows(config, "type_vocab_size"), width
-            ),
-            norm=read_norm(weights, embeddings + "LayerNorm", width, eps),
-        ),
+        embeddings=embeddings,
         projection=read_dense(weights, prefix + "encoder.embedding_hidden_mapping_in", hidden, width),
         layers=_layers(checkpoint, prefix, eps),
         hidden_size=hidden,
         num_heads=require_int(config, "num_attention_heads"),
-        max_tokens=len(positions),
+        max_tokens=embeddings.max_tokens,
     )
 
 

@@ -4,14 +4,13 @@ from penstock.engine.families.readers import (
     LayerNames,
     read_classifier,
     read_dense,
+    read_embeddings,
     read_layer,
-    read_norm,
     refuse_variants,
 )
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.files import require_int, setting, stated_rows
-from penstock.engine.model.positions import with_pad_row
-from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights
+from penstock.engine.model.files import require_int, setting
+from penstock.engine.model.weights import Dense, Encoder, EncoderWeights
 
 _PREFIXES = ("", "bert.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -42,22 +41,9 @@ def read_encoder(checkpoint: Checkpoint, prefix: str, pad_token: int | None = No
     projection = prefix + "embeddings_project"
     narrow = projection + ".weight" in weights  # ELECTRA's small models
     width = require_int(config, "embedding_size") if narrow else hidden
-    embeddings = prefix + "embeddings."
-    positions = weights.take(
-        embeddings + "position_embeddings.weight", stated_rows(config, "max_position_embeddings"), width
-    )
-    if pad_token is not None:
-        positions = with_pad_row(positions, pad_token)
+    embeddings = read_embeddings(checkpoint, prefix + "embeddings.", width, eps, pad_token=pad_token)
     return Encoder(
-        embeddings=Embeddings(
-            words=weights.take(embeddings + "word_embeddings.weight", stated_rows(config, "vocab_size"), width),
-            positions=positions,
-            token_types=weights.take(
-                embeddings + "token_type_embeddings.weight", stated_rows(config, "type_vocab_size"), width
-            ),
-            norm=read_norm(weights, embeddings + "LayerNorm", width, eps),
-            pad_token=pad_token,
-        ),
+        embeddings=embeddings,
         projection=read_dense(weights, projection, hidden, width) if narrow else None,
         layers=tuple(
             read_layer(checkpoint, f"{prefix}encoder.layer.{i}.", LAYER, eps)
@@ -65,5 +51,5 @@ def read_encoder(checkpoint: Checkpoint, prefix: str, pad_token: int | None = No
         ),
         hidden_size=hidden,
         num_heads=require_int(config, "num_attention_heads"),
-        max_tokens=len(positions) - (pad_token is not None),
+        max_tokens=embeddings.max_tokens,
     )

@@ -1,9 +1,9 @@
 """DistilBERT (Sanh et al. 2019): BERT's layers under other names, no token types, no pooler."""
 
-from penstock.engine.families.readers import LayerNames, read_classifier, read_layer, read_norm
+from penstock.engine.families.readers import LayerNames, read_classifier, read_embeddings, read_layer
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.files import require_int, stated_rows
-from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights
+from penstock.engine.model.files import require_int
+from penstock.engine.model.weights import Dense, Encoder, EncoderWeights
 
 _PREFIXES = ("", "distilbert.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -20,19 +20,11 @@ _LAYER = LayerNames(
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     """The encoder of a DistilBERT checkpoint."""
-    config, weights = checkpoint.config, checkpoint.weights
-    prefix = weights.prefix(_PREFIXES, _PROBE)
+    config, prefix = checkpoint.config, checkpoint.weights.prefix(_PREFIXES, _PROBE)
     hidden = require_int(config, "dim")
-    positions = weights.take(
-        prefix + "embeddings.position_embeddings.weight", stated_rows(config, "max_position_embeddings"), hidden
-    )
+    embeddings = read_embeddings(checkpoint, prefix + "embeddings.", hidden, _EPS, has_types=False)
     return Encoder(
-        embeddings=Embeddings(
-            words=weights.take(prefix + _PROBE, stated_rows(config, "vocab_size"), hidden),
-            positions=positions,
-            token_types=None,
-            norm=read_norm(weights, prefix + "embeddings.LayerNorm", hidden, _EPS),
-        ),
+        embeddings=embeddings,
         projection=None,
         layers=tuple(
             read_layer(checkpoint, f"{prefix}transformer.layer.{i}.", _LAYER, _EPS)
@@ -40,7 +32,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         ),
         hidden_size=hidden,
         num_heads=require_int(config, "n_heads"),
-        max_tokens=len(positions),
+        max_tokens=embeddings.max_tokens,
     )
 
 

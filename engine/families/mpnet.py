@@ -3,12 +3,11 @@
 import torch
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.families.readers import LayerNames, read_layer, read_norm, refuse_variants
+from penstock.engine.families.readers import LayerNames, read_embeddings, read_layer, refuse_variants
 from penstock.engine.families.t5 import distance_buckets
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.files import require_int, setting, stated_rows
-from penstock.engine.model.positions import with_pad_row
-from penstock.engine.model.weights import DistanceAttention, Embeddings, Encoder, EncoderWeights
+from penstock.engine.model.files import require_int, setting
+from penstock.engine.model.weights import DistanceAttention, Encoder, EncoderWeights
 
 _PREFIXES = ("", "mpnet.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -29,27 +28,15 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     refuse_variants(checkpoint)
     prefix = weights.prefix(_PREFIXES, _PROBE)
     hidden, num_heads = require_int(config, "hidden_size"), require_int(config, "num_attention_heads")
-    positions = with_pad_row(
-        weights.take(
-            prefix + "embeddings.position_embeddings.weight", stated_rows(config, "max_position_embeddings"), hidden
-        ),
-        _PAD_TOKEN,
-    )
-    max_tokens = len(positions) - 1
+    eps = setting(config, "layer_norm_eps", 1e-12)
+    embeddings = read_embeddings(checkpoint, prefix + "embeddings.", hidden, eps, has_types=False, pad_token=_PAD_TOKEN)
     table = weights.take(prefix + "encoder.relative_attention_bias.weight", -1, num_heads)
     if len(table) < _NUM_BUCKETS:
         raise CheckpointError(f"{checkpoint.directory}: {len(table)} relative positions; MPNet needs {_NUM_BUCKETS}.")
     buckets = distance_buckets(torch.arange(-_MAX_DISTANCE, _MAX_DISTANCE + 1), _NUM_BUCKETS, _MAX_DISTANCE)
     attention = DistanceAttention(table[buckets].T.contiguous())
-    eps = setting(config, "layer_norm_eps", 1e-12)
     return Encoder(
-        embeddings=Embeddings(
-            words=weights.take(prefix + _PROBE, stated_rows(config, "vocab_size"), hidden),
-            positions=positions,
-            token_types=None,
-            norm=read_norm(weights, prefix + "embeddings.LayerNorm", hidden, eps),
-            pad_token=_PAD_TOKEN,
-        ),
+        embeddings=embeddings,
         projection=None,
         layers=tuple(
             read_layer(checkpoint, f"{prefix}encoder.layer.{i}.", _LAYER, eps, attention)
@@ -57,5 +44,5 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         ),
         hidden_size=hidden,
         num_heads=num_heads,
-        max_tokens=max_tokens,
+        max_tokens=embeddings.max_tokens,
     )

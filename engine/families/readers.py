@@ -6,8 +6,9 @@ import torch
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
-from penstock.engine.model.files import Config, require_int, setting
-from penstock.engine.model.weights import Attention, Dense, Layer, Norm, PlainAttention
+from penstock.engine.model.files import Config, require_int, setting, stated_rows
+from penstock.engine.model.positions import with_pad_row
+from penstock.engine.model.weights import Attention, Dense, Embeddings, Layer, Norm, PlainAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,27 @@ def read_layer(
         up=read_dense(weights, prefix + up, intermediate, hidden, setting(config, *names.activation)),
         down=read_dense(weights, prefix + down, hidden, intermediate),
         output_norm=read_norm(weights, prefix + output_norm, hidden, eps),
+    )
+
+
+def read_embeddings(
+    checkpoint: Checkpoint, prefix: str, width: int, eps: float, *, has_types: bool = True, pad_token: int | None = None
+) -> Embeddings:
+    """Tables and norm under BERT's names. `pad_token`: of a family that numbers tokens without padding."""
+    config, weights = checkpoint.config, checkpoint.weights
+
+    def table(name: str, size: str) -> torch.Tensor:
+        return weights.take(f"{prefix}{name}_embeddings.weight", stated_rows(config, size), width)
+
+    positions = table("position", "max_position_embeddings")
+    if pad_token is not None:
+        positions = with_pad_row(positions, pad_token)
+    return Embeddings(
+        words=table("word", "vocab_size"),
+        positions=positions,
+        token_types=table("token_type", "type_vocab_size") if has_types else None,
+        norm=read_norm(weights, prefix + "LayerNorm", width, eps),
+        pad_token=pad_token,
     )
 
 

@@ -45,6 +45,11 @@ class Embeddings:
     norm: Norm
     pad_token: int | None = None
 
+    @property
+    def max_tokens(self) -> int | None:
+        """Longest sequence that the table of positions allows; None: any."""
+        return None if self.positions is None else len(self.positions) - (self.pad_token is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class PlainAttention:
