@@ -7,8 +7,8 @@ import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -63,27 +63,20 @@ class CostTables:
 
     async def get(self, key: CostKey) -> dict[str, Any] | None:
         """The table of this key; None if there is none or it cannot be read."""
-        if not self._path.exists():
-            return None
-        try:
-            async with self._open() as db:
-                rows = list(await db.execute_fetchall(f"SELECT value FROM cost_table WHERE {_WHERE}", astuple(key)))
-            return _parsed(_text(rows[0][0])) if rows else None
-        except _FILE_ERRORS as error:
-            self._warn(error)
-            return None
+        rows = await self._run(f"SELECT value FROM cost_table WHERE {_WHERE}", astuple(key))
+        with self._warning():
+            return _parsed(rows[0][0]) if rows else None
+        return None
 
     async def put(self, key: CostKey, table: dict[str, Any]) -> bool:
         """Store a table, plain JSON data, under this key; returns True if it was stored."""
         row = (*astuple(key), time.time(), json.dumps(table, allow_nan=False))
-        try:
+        with self._warning():
             await asyncio.to_thread(make_private_directory, self._path.parent)
             async with self._open() as db:
                 await db.execute_fetchall("INSERT OR REPLACE INTO cost_table VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        except _FILE_ERRORS as error:
-            self._warn(error)
-            return False
-        return True
+            return True
+        return False
 
     async def nearest(self, key: CostKey) -> CostKey | None:
         """The key of this model that differs in the fewest fields, which explains why there is no table."""
@@ -92,40 +85,27 @@ class CostTables:
 
     async def keys(self) -> list[CostKey]:
         """The keys of all tables."""
-        if not self._path.exists():
-            return []
-        try:
-            async with self._open() as db:
-                rows = await db.execute_fetchall(f"SELECT {_COLUMNS} FROM cost_table")
-            return [CostKey(*map(_text, row)) for row in rows]
-        except _FILE_ERRORS as error:
-            self._warn(error)
-            return []
+        return [CostKey(*row) for row in await self._run(f"SELECT {_COLUMNS} FROM cost_table")]
 
     async def add_served_name(self, revision: str, name: str) -> None:
         """Note that a model of this revision is served under this name. Called after its table was loaded or stored."""
-        if name in (await self.served_names()).get(revision, ()) or not self._path.exists():
-            return
-        try:
-            async with self._open() as db:
-                await db.execute_fetchall("INSERT OR IGNORE INTO served_name VALUES (?, ?)", (revision, name))
-        except _FILE_ERRORS as error:
-            self._warn(error)
+        if name not in (await self.served_names()).get(revision, ()):
+            await self._run("INSERT OR IGNORE INTO served_name VALUES (?, ?)", (revision, name))
 
     async def served_names(self) -> dict[str, set[str]]:
         """Revision -> the names that it was served under."""
-        if not self._path.exists():
-            return {}
         names: dict[str, set[str]] = {}
-        try:
-            async with self._open() as db:
-                rows = list(await db.execute_fetchall("SELECT revision, name FROM served_name"))
-            for row in rows:
-                revision, name = map(_text, row)
-                names.setdefault(revision, set()).add(name)
-        except _FILE_ERRORS as error:
-            self._warn(error)
+        for revision, name in await self._run("SELECT revision, name FROM served_name"):
+            names.setdefault(revision, set()).add(name)
         return names
+
+    async def _run(self, statement: str, parameters: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        """The rows of a statement, all of text; none where there is no file, or it cannot be used."""
+        if self._path.exists():
+            with self._warning():
+                async with self._open() as db:
+                    return [tuple(map(_text, row)) for row in await db.execute_fetchall(statement, parameters)]
+        return []
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[aiosqlite.Connection]:
@@ -145,14 +125,16 @@ class CostTables:
         make_private_file(str(self._path))
         sqlite3.connect(self._path).close()
 
-    def _warn(self, error: BaseException) -> None:
-        if not self._warned:
-            self._warned = True
-            structlog.get_logger().warning(
-                "cost_tables_unusable",
-                reason=f"{type(error).__name__}: {error}",
-                path=str(self._path),
-            )
+    @contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Errors of the file end the block, and the first one is logged."""
+        try:
+            yield
+        except _FILE_ERRORS as error:
+            if not self._warned:
+                self._warned = True
+                reason = f"{type(error).__name__}: {error}"
+                structlog.get_logger().warning("cost_tables_unusable", reason=reason, path=str(self._path))
 
 
 _COLUMNS = ", ".join(field.name for field in fields(CostKey))
