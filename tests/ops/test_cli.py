@@ -10,9 +10,9 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 import structlog
@@ -242,27 +242,34 @@ class TestBadUsage:
         assert "--slo-ms" in text
 
 
+def raising(error: BaseException) -> int:
+    raise error
+
+
 class TestExitCodes:
-    def test_our_errors_are_a_sentence(self, capsys: pytest.CaptureFixture[str]) -> None:
-        def body() -> int:
-            raise Overloaded("Try later.")
-
+    @pytest.mark.parametrize(
+        ("body", "sentence"),
+        [
+            (lambda: raising(Overloaded("Try later.")), "Try later."),
+            (lambda: len(Path("/nowhere/gone").read_text()), "/nowhere/gone: No such file or directory"),
+            (
+                lambda: Path("/dev/full").write_text("text"),
+                "The output cannot be written: No space left on device.",
+            ),
+            (
+                lambda: raising(ModuleNotFoundError("No module named 'torch'", name="torch")),
+                "This needs torch, which is not installed: pip install 'penstock[worker]'",
+            ),
+        ],
+    )
+    def test_our_errors_files_and_missing_libraries_are_a_sentence(
+        self, capsys: pytest.CaptureFixture[str], body: Callable[[], int], sentence: str
+    ) -> None:
         assert terminal.exit_code_of(body) == terminal.EXIT_PROBLEM
-        assert capsys.readouterr().err == "Error: Try later.\n"
-
-    def test_files_are_a_sentence(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        assert terminal.exit_code_of(lambda: len((tmp_path / "gone").read_text())) == terminal.EXIT_PROBLEM
-        assert capsys.readouterr().err == f"Error: {tmp_path}/gone: No such file or directory\n"
-
-    def test_a_full_disk_is_a_sentence(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert terminal.exit_code_of(lambda: Path("/dev/full").write_text("text")) == terminal.EXIT_PROBLEM
-        assert capsys.readouterr().err == "Error: The output cannot be written: No space left on device.\n"
+        assert capsys.readouterr().err == f"Error: {sentence}\n"
 
     def test_ctrl_c(self, capsys: pytest.CaptureFixture[str]) -> None:
-        def body() -> int:
-            raise KeyboardInterrupt
-
-        assert terminal.exit_code_of(body) == 130
+        assert terminal.exit_code_of(lambda: raising(KeyboardInterrupt())) == 130
         assert capsys.readouterr().err == "Stopped.\n"
 
     def test_a_bug_keeps_its_traceback(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,29 +279,26 @@ class TestExitCodes:
         assert "This is a bug." in err
 
 
-def test_topics_that_a_command_creates_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def log() -> Iterator[Any]:
+    """A logger whose events a command narrates."""
     before = structlog.get_config()
     terminal.narrate_logs("kafka:9092")
-    try:
-        log = structlog.get_logger()
-        log.info("topics_not_created", topics=["elsewhere"], reason="no controller")
-        log.info("topics_created", topics=[], refused={"denied": 29})
-        log.info("topics_created", topics=["here", "there"], refused={})
-    finally:
-        structlog.configure(**before)
+    yield structlog.get_logger()
+    structlog.configure(**before)
+
+
+def test_topics_that_a_command_creates_are_printed(capsys: pytest.CaptureFixture[str], log: Any) -> None:
+    log.info("topics_not_created", topics=["elsewhere"], reason="no controller")
+    log.info("topics_created", topics=[], refused={"denied": 29})
+    log.info("topics_created", topics=["here", "there"], refused={})
     assert capsys.readouterr().err == "Created topics: here, there.\n"
 
 
-def test_a_lost_broker_and_its_return_are_printed_once_each(capsys: pytest.CaptureFixture[str]) -> None:
-    before = structlog.get_config()
-    terminal.narrate_logs("kafka:9092")
-    try:
-        log = structlog.get_logger()
-        log.warning("kafka_unreachable", error="no answer in 5 s")
-        log.warning("kafka_unreachable", error="refused")
-        log.info("kafka_back")
-    finally:
-        structlog.configure(**before)
+def test_a_lost_broker_and_its_return_are_printed_once_each(capsys: pytest.CaptureFixture[str], log: Any) -> None:
+    log.warning("kafka_unreachable", error="no answer in 5 s")
+    log.warning("kafka_unreachable", error="refused")
+    log.info("kafka_back")
     assert capsys.readouterr().err.splitlines() == [
         "Kafka at kafka:9092 does not answer yet. Trying again; Ctrl-C ends.",
         "Kafka at kafka:9092 is back.",
@@ -510,14 +514,6 @@ def test_no_answer_to_one_text_asks_for_a_worker() -> None:
     assert code == 1
     assert "expired" in text
     assert "Is a worker for 'nobody' running?" in text
-
-
-def test_a_library_of_a_worker_that_is_missing_names_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
-    def body() -> int:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-    assert terminal.exit_code_of(body) == terminal.EXIT_PROBLEM
-    assert "This needs torch, which is not installed: pip install 'penstock[worker]'" in capsys.readouterr().err
 
 
 def help_of(*command: str) -> str:
