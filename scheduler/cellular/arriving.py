@@ -120,7 +120,8 @@ def _predict(graphs: Int32Array, prices: Float64Array, share: float, estimates: 
             cell, asked = graphs[cells + node], graphs[steps + node]
             expected = max(1.0, asked * share)
             begin = 0.0
-            for other in graphs[dependencies + node * width : dependencies + (node + 1) * width]:
+            for place in range(dependencies + node * width, dependencies + (node + 1) * width):
+                other = graphs[place]
                 if other != NONE:
                     begin = max(begin, ends[other])
             ends[node] = begin + expected * prices[STEP_S, cell]
@@ -143,7 +144,8 @@ def _end_of_valid(graphs: Int32Array, at: int, num_cells: int) -> int:
     for node in range(nodes):
         if not (0 <= graphs[cells + node] < num_cells and graphs[steps + node] >= 1):
             return NONE
-        for other in graphs[dependencies + node * width : dependencies + (node + 1) * width]:
+        for place in range(dependencies + node * width, dependencies + (node + 1) * width):
+            other = graphs[place]
             if not NONE <= other < node:
                 return NONE
     return end

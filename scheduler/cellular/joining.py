@@ -113,7 +113,8 @@ def join(
             nodes[node, SIBLING] = jobs[job, NODE]
             nodes[node, ENDED] = 0
             jobs[job, NODE] = node
-            for other in graphs[dependencies + index * width : dependencies + (index + 1) * width]:
+            for place in range(dependencies + index * width, dependencies + (index + 1) * width):
+                other = graphs[place]
                 if other == NONE:
                     continue
                 parent, edge = node_rows[other], sizes[FREE_EDGE]

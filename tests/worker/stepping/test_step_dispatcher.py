@@ -113,15 +113,6 @@ def test_a_result_tells_how_long_its_sequence_waited_and_ran(bench: Bench, make_
     assert bench.load.backlog_s(bench.now) == 0.0
 
 
-def test_equal_sequences_run_once(bench: Bench, make_sequences: MakeSequences) -> None:
-    bench.dispatcher.add(make_sequences([3, 1]) + make_sequences([3, 1]))
-    bench.turn()
-    bench.dispatcher.add(make_sequences([3, 1]) + make_sequences([3, 1], bulk=True))
-    bench.turn(2)
-    assert bench.answered() == [[3, 1]] * 4
-    assert sorted({job for batch in bench.runner.batches for job in batch}) == [0]
-
-
 def test_a_queued_flight_takes_the_class_and_the_deadline_of_a_more_urgent_sequence(
     make_sequences: MakeSequences,
 ) -> None:
@@ -138,19 +129,6 @@ def test_a_queued_flight_takes_the_class_and_the_deadline_of_a_more_urgent_seque
     assert bench.load.num_queued == 1
     bench.turn(10)
     assert bench.answered() == [[9, 1], [2, 3], [2, 3], [2, 3]]
-
-
-def test_an_online_sequence_does_not_wait_for_a_bulk_job_that_has_begun(
-    bench: Bench, make_sequences: MakeSequences
-) -> None:
-    bench.dispatcher.add(make_sequences([5, 1], bulk=True))
-    bench.turn()
-    bench.dispatcher.add(make_sequences([5, 1]))
-    assert [job.bulk for job in bench.runner.waiting.values()] == [False]
-    bench.dispatcher.add(make_sequences([5, 1], bulk=True))  # joins the online one
-    bench.turn(5)
-    assert bench.answered() == [[5, 1]] * 3
-    assert len(bench.dispatcher.flights) == 0
 
 
 def test_a_sequence_whose_deadline_passes_leaves_a_flight_that_goes_on(
