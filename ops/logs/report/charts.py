@@ -161,39 +161,25 @@ def _label(axes: Any, spans: Spans, unit: str) -> None:
 
 
 _BLUE, _ORANGE, _GREEN, _RED, _, _GREY, _ = PALETTE
-_ANSWERED, _REFUSED = Curve("answered", _BLUE, "answered", is_filled=True), Curve("refused", _RED, "rejected")
+_THROUGHPUT = Curve("answered", _BLUE, "answered", is_filled=True), Curve("refused", _RED, "rejected")
 _TRIGGERS = tuple(Curve(name, colour, name) for name, colour in zip(TRIGGERS, PALETTE, strict=True))
 _AVOIDED = Curve("avoided", _GREEN, "", is_filled=True)
-_CACHED, _RUN = Curve("cached", _GREEN, "cache"), Curve("sequences", _GREY, "engine")
-_IN_KAFKA, _BACKLOG = Curve("kafka_s", _BLUE, "in Kafka"), Curve("backlog_s", _ORANGE, "backlog")
-_FAULTS = tuple(
-    Curve(name, PALETTE[place], name)
-    for name, place in zip((*LATE, "warnings", "errors"), (3, 1, 6, 4, 2, 5, 0), strict=True)
-)
+_CACHE = Curve("cached", _GREEN, "cache"), Curve("sequences", _GREY, "engine")
+_LAG = Curve("kafka_s", _BLUE, "in Kafka"), Curve("backlog_s", _ORANGE, "backlog")
+_PLACES = dict(zip((*LATE, "warnings", "errors"), (3, 1, 6, 4, 2, 5, 0), strict=True))
+_FAULTS = tuple(Curve(name, PALETTE[place], name) for name, place in _PLACES.items())
+_PADDED = "padding that padded batches would have had, as a share of their tokens"
+_WAITED = "how long sampled requests waited in Kafka, and the workers' backlog, at most"
+_MISSED = "missed deadlines, and warnings and errors in the logs, a second"
+_RUN = "sequences a second from the cache and from the engine"
 CHARTS = (  # in the order of the page
-    Chart("Throughput", "answered and rejected requests a second", OverTime("requests/s", (_ANSWERED, _REFUSED))),
+    Chart("Throughput", "answered and rejected requests a second", OverTime("requests/s", _THROUGHPUT)),
     Chart("Latency", "online requests by latency and time: darker is more; the line is p95", _latency),
     Chart("Triggers", "batches a second by why they ran", OverTime("batches/s", _TRIGGERS, is_stack=True)),
-    Chart(
-        "Padding",
-        "padding that padded batches would have had, as a share of their tokens",
-        OverTime("% avoided", (_AVOIDED,), needs="logged_padded_tokens", top=100),
-    ),
-    Chart(
-        "Cache",
-        "sequences a second from the cache and from the engine",
-        OverTime("sequences/s", (_CACHED, _RUN), is_stack=True, needs="cached"),
-    ),
-    Chart(
-        "Lag",
-        "how long sampled requests waited in Kafka, and the workers' backlog, at most",
-        OverTime("s", (_IN_KAFKA, _BACKLOG)),
-    ),
-    Chart(
-        "Errors",
-        "missed deadlines, and warnings and errors in the logs, a second",
-        OverTime("a second", _FAULTS, is_stack=True),
-    ),
+    Chart("Padding", _PADDED, OverTime("% avoided", (_AVOIDED,), needs="logged_padded_tokens", top=100)),
+    Chart("Cache", _RUN, OverTime("sequences/s", _CACHE, is_stack=True, needs="cached")),
+    Chart("Lag", _WAITED, OverTime("s", _LAG)),
+    Chart("Errors", _MISSED, OverTime("a second", _FAULTS, is_stack=True)),
     Chart("Stages", "of sampled requests: p50, p95 and p99", _stages),
     Chart("Costs", "predicted over measured seconds of logged batches", _costs),
 )

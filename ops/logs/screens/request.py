@@ -134,14 +134,9 @@ def _batch_of(event: Event) -> tuple[object, ...] | None:
 def _way(sample: Event, sources: Sequence[LogSource]) -> Iterator[Text]:
     fields, way = sample.fields, _stages(sample)
     worker = f" worker {fields['worker']}" if "worker" in fields else ""
-    about = joined(
-        (
-            str(fields.get("class", "")),
-            f"{count(sample.number('sequences') or 0, 'sequence')}, {fields.get('cached')} from the cache",
-            f"correlation id {fields['correlation_id']}" if fields.get("correlation_id") else "",
-            f"{sources[sample.source].name}{worker}",
-        )
-    )
+    size = f"{count(sample.number('sequences') or 0, 'sequence')}, {fields.get('cached')} from the cache"
+    known_as = f"correlation id {fields['correlation_id']}" if fields.get("correlation_id") else ""
+    about = joined((str(fields.get("class", "")), size, known_as, f"{sources[sample.source].name}{worker}"))
     yield Text(printable(about), style=DIM)
     if not way:
         return

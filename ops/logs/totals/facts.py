@@ -27,7 +27,7 @@ class Fact(NamedTuple):
 
 def facts(digest: Digest) -> dict[tuple[str, str], Fact]:
     """All of them, by section and name, in the order of the sections."""
-    found = (fact for of_section in (_requests, _stages, _batches, _costs, _workers) for fact in of_section(digest))
+    found = (fact for of_section in (_requests, _batches, _workers) for fact in of_section(digest))
     return {(fact.section, fact.name): fact for fact in found}
 
 
@@ -46,9 +46,6 @@ def _requests(digest: Digest) -> Iterator[Fact]:
     sequences = totals["sequences"] + totals["cached"]
     yield Fact("requests", "from the cache", totals["cached"] / sequences if sequences else math.nan, share, 1)
     yield Fact("requests", "greatest backlog", totals["backlog_s"], duration, -1)
-
-
-def _stages(digest: Digest) -> Iterator[Fact]:
     for name, stages in digest.requests.stages.items():
         for stage, times in stages.items():
             for percent in PERCENTS:
@@ -56,24 +53,20 @@ def _stages(digest: Digest) -> Iterator[Fact]:
 
 
 def _batches(digest: Digest) -> Iterator[Fact]:
-    batches, totals = digest.batches, digest.series.totals()
-    yield Fact("batches", "batches", max(totals["batches"], batches.all.batches), integer)
+    batches, every, totals = digest.batches, digest.batches.all, digest.series.totals()
+    yield Fact("batches", "batches", max(totals["batches"], every.batches), integer)
     for percent in PERCENTS[:2]:
         for key in ("sequences", "tokens"):
             yield Fact("batches", f"{key} p{percent}", batches.histograms[key].percentile(percent), integer)
     for percent in PERCENTS:
         yield Fact("batches", f"time p{percent}", batches.histograms["device_s"].percentile(percent), duration, -1)
-    speed = batches.all.tokens / batches.all.device_s if batches.all.device_s else math.nan
+    speed = every.tokens / every.device_s if every.device_s else math.nan
     yield Fact("batches", "tokens a second of a lane", speed, short, 1)
-    avoided = batches.all.padding_avoided if batches.all.padded_tokens else math.nan
+    avoided = every.padding_avoided if every.padded_tokens else math.nan
     yield Fact("batches", "padding avoided", avoided, share)
     for trigger in TRIGGERS:
         if number := totals[trigger]:
-            yield Fact("batches", f"trigger {trigger}", number / batches.all.batches, share)
-
-
-def _costs(digest: Digest) -> Iterator[Fact]:
-    every = digest.batches.all
+            yield Fact("batches", f"trigger {trigger}", number / every.batches, share)
     for percent in PERCENTS[:2]:
         yield Fact("costs", f"error p{percent}", every.ratios.deviation(percent), share, -1)
     yield Fact("costs", "predicted over measured", 1.0 + every.bias if every.batches else math.nan, short)
