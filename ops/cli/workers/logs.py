@@ -115,9 +115,7 @@ def tail(
     files, filters = _arguments(given)
     console = make_console()
     with closing(Tail(files, filters)) as end:
-        last = end.last(count, is_end=not follow)
-        end.check_filters()
-        for event in last:
+        for event in end.last(count, is_end=not follow):
             console.print(event_line(event, end.sources), soft_wrap=True)
         for events in end.follow(lambda: time.sleep(_POLL_S)) if follow else ():
             for event in events:
@@ -176,7 +174,7 @@ def _digest(given: list[str] | None) -> Digest:
     with _reading_bar(files) as progress:
         reader = _reader(files, filters, progress)
         digest = Digest(reader)
-    if filters.terms and not digest.num_kept:
+    if filters and not digest.num_kept:
         absent = ", ".join(sorted(reader.selection.absent_fields))
         say(f"No event passes the filters.{f' No event has the field {absent}.' if absent else ''}", "yellow")
     return digest

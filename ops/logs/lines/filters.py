@@ -60,20 +60,12 @@ class Term:
         return is_equal if self.order == "=" else ~is_equal
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """All terms hold of each line that is kept. Without terms every line is."""
+Filters = Sequence[Term]  # all of them hold of a line that is kept; without any every line is
 
-    terms: tuple[Term, ...] = ()
 
-    def holds(self) -> Any:
-        """Whether a row is kept, of a frame of `read_rows` with `fields`, as an expression."""
-        return pl.all_horizontal(pl.lit(True), *[term.holds() for term in self.terms])
-
-    @property
-    def fields(self) -> set[str]:
-        """The names of the fields that are compared."""
-        return {term.key for term in self.terms} - _KEYS
+def compared_fields(filters: Filters) -> set[str]:
+    """The names of the fields that filters compare, which rows need."""
+    return {term.key for term in filters} - _KEYS
 
 
 def _pattern(value: str) -> str:
@@ -97,7 +89,7 @@ def _column(key: str) -> Any:
 
 def parse_filters(texts: Iterable[str], now_s: float) -> Filters:
     """Filters from the command line. `now_s`: Unix time, for `since=10m`. Raises BadFilter."""
-    return Filters(tuple(_term(text, now_s) for text in texts))
+    return [_term(text, now_s) for text in texts]
 
 
 def check_fields(absent: Iterable[str]) -> None:

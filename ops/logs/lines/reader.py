@@ -9,7 +9,7 @@ from penstock.ops.logs.errors import NoEvents
 from penstock.ops.logs.libraries import pl
 from penstock.ops.logs.lines.blocks import OWN, LineCounts, Part, parse_block
 from penstock.ops.logs.lines.event import Event
-from penstock.ops.logs.lines.filters import Filters, check_fields
+from penstock.ops.logs.lines.filters import Filters, check_fields, compared_fields
 from penstock.ops.logs.lines.source import LogSource, origin
 
 _TOPIC = r"^penstock\.requests\.(.+?)(?:\.bulk)?$"
@@ -20,10 +20,11 @@ class EventSelection:
 
     def __init__(self, filters: Filters) -> None:
         self._filters = filters
-        self._by_model = "model" in filters.fields
+        self._compared = compared_fields(filters)
+        self._by_model = "model" in self._compared
         self._models: dict[str, dict[str, str]] = {}  # by log and worker
-        self.absent_fields = filters.fields - {"model"}  # that no event so far has
-        self.fields = filters.fields | ({"topic"} if self._by_model else set())  # that rows need
+        self.absent_fields = self._compared - {"model"}  # that no event so far has
+        self.fields = self._compared | ({"topic"} if self._by_model else set())  # that rows need
 
     def keep(self, part: Part, log: str) -> Part:
         """The events that pass. `log`: the name that the log has kept through its rotations.
@@ -32,9 +33,9 @@ class EventSelection:
         those lines are limited, and its counts are not.
         """
         self.absent_fields -= {key for key in self.absent_fields - {*OWN} if part.rows[key].count()}
-        compared = [pl.col(key).is_not_null() for key in self._filters.fields - {"model", *OWN}]
-        passes = self._filters.holds()
-        of_load = (passes & (pl.col("counted") == 0)).any().over("place") & ("code" not in self._filters.fields)
+        compared = [pl.col(key).is_not_null() for key in self._compared - {"model", *OWN}]
+        passes = pl.all_horizontal(pl.lit(True), *[term.holds() for term in self._filters])
+        of_load = (passes & (pl.col("counted") == 0)).any().over("place") & ("code" not in self._compared)
         of_line = pl.all_horizontal(passes, *compared)
         is_kept = pl.when(pl.col("counted") > 0).then(of_load | of_line).otherwise(passes)
         return part._replace(rows=self._with_models(part.rows, log).filter(is_kept))

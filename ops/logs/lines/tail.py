@@ -75,12 +75,14 @@ class Tail:
         """Raises NoEvents if a file or directory is not there."""
         self.sources, _ = find_sources(names)
         self._names = names
-        self._is_whole = any(term.key == "since" for term in filters.terms)
+        self._is_whole = any(term.key == "since" for term in filters)
         self._selection = EventSelection(filters)
         self._files: dict[int, FollowedFile] = {}
 
     def last(self, count: int, *, is_end: bool = False) -> list[Event]:
         """The last events that pass, by time. Called once, before `follow`.
+
+        Raises BadFilter if a filter is by a field that neither an event so far has nor a worker logs.
 
         Args:
             is_end: nothing is followed. Then lines without an end count, and standard input is read to its end.
@@ -91,11 +93,8 @@ class Tail:
             if source.path is not None or is_end:
                 kept = (event for block in self._end_of(index, source, is_end) for event in self._kept(index, block))
                 found += deque(kept, maxlen=count)
-        return in_order(found)[-count:] if count else []
-
-    def check_filters(self) -> None:
-        """Raise BadFilter if a filter is by a field that neither an event so far has nor a worker logs."""
         check_fields(self._selection.absent_fields)
+        return in_order(found)[-count:] if count else []
 
     def follow(self, wait: Callable[[], None]) -> Iterator[list[Event]]:
         """New events, as long as `wait` returns. `wait` is called between two looks."""

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.logs.lines.filters import Filters, parse_filters
+from penstock.ops.logs.lines.filters import parse_filters
 from penstock.ops.logs.lines.tail import Tail
 from tests.ops.logs.helpers import HOST_A, HOST_B, NOW_S, batch, line, lines
 
-NO_FILTERS = Filters()
 MakeTail = Callable[..., Tail]
 
 
@@ -20,9 +19,7 @@ MakeTail = Callable[..., Tail]
 def make_tail() -> Iterator[MakeTail]:
     """Tails that end with the test."""
     with ExitStack() as stack:
-        yield lambda *paths, filters=NO_FILTERS: stack.enter_context(
-            closing(Tail([str(one) for one in paths], filters))
-        )
+        yield lambda *paths, filters=(): stack.enter_context(closing(Tail([str(one) for one in paths], filters)))
 
 
 class Ended(Exception):
