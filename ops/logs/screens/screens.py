@@ -1,6 +1,7 @@
 """The screens of `penstock logs` that are tables over all events: a screen is added here, and is then a command."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from rich.table import Table
@@ -34,14 +35,12 @@ class Screen(NamedTuple):
     num_rows: int = 0  # without being asked; 0: it is no option
 
 
-def _number(key: str, per: int = 1) -> Callable[[Event], float | None]:
-    """Reads a number of an event, by so many; None where it has none."""
+def _number(key: str) -> Callable[[Event], float | None]:
+    return partial(Event.number, key=key)
 
-    def value(event: Event) -> float | None:
-        number = event.number(key)
-        return None if number is None else number / per
 
-    return value
+def _milliseconds(value: float) -> str:
+    return duration(value / 1e3)
 
 
 _TIME = Column("time", lambda one: clock(one.time_s))
@@ -49,7 +48,7 @@ _FIRST_AND_LAST = (
     Column("first", lambda one: clock(one.span_s and one.span_s[0])),
     Column("last", lambda one: clock(one.span_s and one.span_s[1])),
 )
-_STAGES = tuple(Column(f">{stage}", _number(f"{stage}_ms", 1000), duration) for stage in ("total", *STAGES[:-1]))
+_STAGES = tuple(Column(f">{stage}", _number(f"{stage}_ms"), _milliseconds) for stage in ("total", *STAGES[:-1]))
 _BATCHES = Column(">batches", "batches", integer)
 _SIZE = Column("tokens", "name", lambda size: "1" if size == 0 else f"{2 ** (size - 1) + 1:,}-{2**size:,}")
 _MEANS = (

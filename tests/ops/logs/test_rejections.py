@@ -141,6 +141,8 @@ def test_a_filter_by_code_takes_the_counts_of_loads(tmp_path: Path) -> None:
         (("code=expired", "worker=0"), {"expired": 30}),
         (("code=expired", "worker=1"), {}),
         (("event=request_refused",), {"too_long": 2001, "expired": 30}),
+        (("event=worker_load",), {"too_long": 2000, "expired": 30}),
+        (("event=worker_ready",), {}),
         (("code=too_long", "records=1"), {"too_long": 2}),  # a load does not tell how many were rejected together
     ):
         assert by_code(digest(path, filters=filters)) == expected, filters
