@@ -8,7 +8,7 @@ from rich.text import Text
 
 from penstock.ops.logs.lines.event import Event
 from penstock.ops.logs.screens.screens import SLOW, Parts, period_columns, shares
-from penstock.ops.logs.screens.tables import BAD, DIM, WARN, Column, Section, bar, curve, is_known
+from penstock.ops.logs.screens.tables import DIM, LEVEL_STYLES, WARN, Column, Section, bar, curve, is_known
 from penstock.ops.logs.text import clock, count, date_and_clock, duration, integer, joined, printable
 from penstock.ops.logs.totals.digest import Digest
 from penstock.ops.logs.totals.facts import PERCENTS, facts
@@ -20,7 +20,6 @@ from penstock.ops.logs.totals.series import LATE, TRIGGERS, slow_periods
 _MAX_PERIODS = 5
 _MAX_LIFE = 12
 _MAX_NAME_CHARS = 40
-_STYLES = {"debug": "", "info": "", "warning": WARN, "error": BAD, "critical": BAD}
 _MAX_HELD_TWICE_S = 2.0  # more is said
 
 
@@ -143,7 +142,7 @@ def life_columns(digest: Digest) -> tuple[Column, ...]:
         Column("time", lambda one: clock(one.time_s)),
         Column("log", lambda one: digest.sources[one.source].name),
         Column(">worker", lambda one: one.fields.get("worker", "")),
-        Column("event", lambda one: Text(printable(sentence(one)), style=_STYLES[one.level])),
+        Column("event", lambda one: Text(printable(sentence(one)), style=LEVEL_STYLES[one.level])),
     )
 
 
