@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire.messages import DTYPES, FINISHES, Classification, Generation, Reply, TokenTable, Vector
-from penstock.producer.wire.sequence_codec import decode_emissions, emission_items
+from penstock.producer.wire.sequence_codec import decode_emissions, decode_lens, emission_items
 
 LITTLE_ENDIAN = sys.byteorder == "little"
 _ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
@@ -97,10 +97,8 @@ def _generation_items(rows: Sequence[Generation]) -> dict[str, Any]:
 
 
 def _decode_generations(body: Mapping[str, Any], n: int) -> tuple[Generation, ...]:
-    ids, lens, finish, text = body.get("ids"), body.get("lens"), body.get("finish"), body.get("text")
-    if not isinstance(lens, bytes) or len(lens) != 4 * n:
-        raise InvalidRequest("`lens` must be bytes of n little-endian uint32.")
-    lengths = struct.unpack(f"<{n}I", lens)
+    ids, finish, text = body.get("ids"), body.get("finish"), body.get("text")
+    lengths = decode_lens(body.get("lens"), n)
     if not isinstance(ids, bytes) or len(ids) != 4 * sum(lengths):
         raise InvalidRequest("`ids` must be bytes of as many little-endian uint32 as `lens` add up to.")
     if not isinstance(finish, list) or len(finish) != n or not all(_is_finish(one) for one in finish):
@@ -128,12 +126,10 @@ def _decode_matrix(body: Mapping[str, Any], num_rows: int) -> npt.NDArray[np.flo
 
 
 def _decode_token_table(body: Mapping[str, Any], n: int) -> TokenTable:
-    names, lens, classes, spans = body.get("names"), body.get("lens"), body.get("classes"), body.get("spans")
+    names, classes, spans = body.get("names"), body.get("classes"), body.get("spans")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InvalidRequest("`names` must be a list of strings.")
-    if not isinstance(lens, bytes) or len(lens) != 4 * n:
-        raise InvalidRequest("`lens` must be bytes of n little-endian uint32.")
-    lengths = np.frombuffer(lens, dtype=_UINT32).tolist()
+    lengths = decode_lens(body.get("lens"), n)
     if 0 in lengths:
         raise InvalidRequest(f"Row {lengths.index(0)} has no tokens.")
     scores = _decode_matrix(body, sum(lengths))

@@ -103,6 +103,14 @@ def decode_emissions(body: Mapping[str, Any], n: int) -> EmissionTable:
     return EmissionTable(n, {name: _decode_column(name, column, n) for name, column in emitted.items()})
 
 
+def decode_lens(lens: object, n: int, name: str = "lens") -> list[int]:
+    """A number for each of `n` sequences of a reply. Raises InvalidRequest, which names the field."""
+    if not isinstance(lens, bytes) or len(lens) != 4 * n:
+        raise InvalidRequest(f"`{name}` must be bytes of n little-endian uint32.")
+    lengths: list[int] = np.frombuffer(lens, _UINT32).tolist()
+    return lengths
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
@@ -165,13 +173,11 @@ def _decode_column(name: str, column: object, n: int) -> EmissionColumn:
     if not isinstance(column, dict):
         raise InvalidRequest(f"`emitted.{name[:40]}` must be a map.")
     lens, shape, dtype, data = (column.get(key) for key in ("lens", "shape", "dtype", "data"))
-    if not isinstance(lens, bytes) or len(lens) != 4 * n:
-        raise InvalidRequest(f"`emitted.{name[:40]}.lens` must be bytes of n little-endian uint32.")
+    lengths = decode_lens(lens, n, f"emitted.{name[:40]}.lens")
     element = EMITTED_DTYPES.get(dtype) if isinstance(dtype, str) else None
     if element is None or not isinstance(data, bytes):
         one_of = ", ".join(EMITTED_DTYPES)
         raise InvalidRequest(f"`emitted.{name[:40]}`: `data` must be bytes and `dtype` one of {one_of}.")
-    lengths = tuple(np.frombuffer(lens, _UINT32).tolist())
     num_rows = sum(lengths)
     width = _width(shape, num_rows)
     if width < 1 or num_rows * width * element.itemsize != len(data):
@@ -179,7 +185,7 @@ def _decode_column(name: str, column: object, n: int) -> EmissionColumn:
             f"`emitted.{name[:40]}.shape` must be [{num_rows}, at least 1], as `lens` add up to, and agree with `data`."
         )
     values: Any = np.frombuffer(data, element)  # of one of the two types
-    return EmissionColumn(values.reshape(num_rows, width), lengths)
+    return EmissionColumn(values.reshape(num_rows, width), tuple(lengths))
 
 
 def _width(shape: object, num_rows: int) -> int:
