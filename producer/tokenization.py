@@ -18,8 +18,7 @@ import tokenizers
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.known_words import KnownWords
 from penstock.producer.prompts import Prompts, read_prompts
-from penstock.producer.special_frame import frame_of
-from penstock.producer.tokenizer_files import LoadedTokenizer, TokenizerError
+from penstock.producer.tokenizer_files import LoadedTokenizer, TokenizerError, frame_of
 from penstock.producer.tokenizer_loading import load_backend
 from penstock.producer.wire.messages import Text, utf8_fault
 

@@ -1,12 +1,16 @@
-"""Reading of a tokenizer's files, and what is made of them."""
+"""Reading of a tokenizer's files, and what is made of them: a tokenizer, and the frame of its special tokens."""
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
 import tokenizers
+
+_Values = TypeVar("_Values", bound=npt.NDArray[Any])
 
 
 class TokenizerError(ValueError):
@@ -24,6 +28,26 @@ class LoadedTokenizer:
     backend: Any  # a `tokenizers.Tokenizer`
     gives_types: bool  # whether the model is given token types; it takes all for 0 otherwise
     cuts_left: bool  # whether truncation removes the first tokens of a text, not the last ones
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialFrame:
+    """Numbers of special tokens before and after a text: the ids of one that is too long are cut between them.
+
+    Without a tokenizer the last token ends a text, and the cut is before it.
+    """
+
+    before: int = 0
+    after: int = 1
+    cuts_left: bool = False
+
+    def cut(self, values: _Values, max_tokens: int) -> _Values:
+        """The values [n, ...] of the tokens that remain, as truncation by the tokenizer leaves them."""
+        if len(values) <= max_tokens:
+            return values
+        first = self.before if self.cuts_left else max_tokens - self.after
+        kept = np.concatenate([values[:first], values[len(values) - (max_tokens - first) :]])
+        return cast("_Values", kept)
 
 
 def _listed(tokens: Any) -> list[Any]:
@@ -105,3 +129,17 @@ def read_backend(file: Path) -> Any:
         raise TokenizerError(
             f"{file} cannot be read as a tokenizer ({error}). Download the checkpoint again."
         ) from error
+
+
+def frame_of(plain: Any, *, cuts_left: bool) -> SpecialFrame:
+    """The frame of a `tokenizers.Tokenizer` without truncation. Called once for each."""
+    num_special: int = plain.num_special_tokens_to_add(is_pair=False)
+    for text in ("a", *(token.content for token in plain.get_added_tokens_decoder().values())):
+        try:
+            mask = plain.encode(text).special_tokens_mask
+        except Exception:  # the library's error where the vocabulary has no token for what it does not know
+            continue
+        if 0 in mask:
+            before = mask.index(0)
+            return SpecialFrame(before, num_special - before, cuts_left)
+    return SpecialFrame(0, num_special, cuts_left)

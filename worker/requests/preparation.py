@@ -19,8 +19,8 @@ from penstock.producer.errors import (
     TooLong,
     UnsupportedTask,
 )
-from penstock.producer.special_frame import SpecialFrame
 from penstock.producer.tokenization import Tokenizer
+from penstock.producer.tokenizer_files import SpecialFrame
 from penstock.producer.wire.messages import Request, Text, Uint32Array
 from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.reply_bounds import ReplyBounds

@@ -19,8 +19,8 @@ from penstock.producer.errors import (
     TooLong,
     UnsupportedTask,
 )
-from penstock.producer.special_frame import SpecialFrame
 from penstock.producer.tokenization import Encoded
+from penstock.producer.tokenizer_files import SpecialFrame
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Options, Request, Text, join_tokens
 from penstock.worker.replies.reply import encode_replies

@@ -55,7 +55,7 @@ class FailingTokenizer:
 
     def __init__(self) -> None:
         from penstock.producer.prompts import Prompts
-        from penstock.producer.special_frame import SpecialFrame
+        from penstock.producer.tokenizer_files import SpecialFrame
 
         self.prompts, self.frame = Prompts(), SpecialFrame()
 
