@@ -28,12 +28,17 @@ _OF_OTHER_MODELS = {
 class Admission:
     """A checkpoint that may be loaded."""
 
-    root: Path  # the directory of the transformer's config.json and weights
+    directory: Path
     config: Config  # config.json of the transformer
     modules: tuple[Module, ...]  # empty for a plain directory of transformers
     task: str  # EMBED, CLASSIFY, TOKEN_CLASSIFY or GENERATE: by the class of the weights, or the modules
     # config_sentence_transformers.json; {}: there is none, or no modules.json, without which the library ignores it
     sentence_transformers: Config
+
+    @property
+    def root(self) -> Path:
+        """The directory of the transformer's config.json and weights."""
+        return self.modules[0].directory if self.modules else self.directory
 
 
 def admit(directory: Path) -> Admission:
@@ -58,7 +63,7 @@ def admit(directory: Path) -> Admission:
         raise UnsupportedCheckpoint(f"{root}: a cross-encoder is a ...ForSequenceClassification, not a {architecture}.")
     if not modules:
         _require_no_template(root, config, task)
-    return Admission(root, config, modules, task, saved if modules else Config())
+    return Admission(directory, config, modules, task, saved if modules else Config())
 
 
 def _require_known_model(directory: Path, saved: Config) -> None:

@@ -5,17 +5,17 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice, wider_than
-from penstock.engine.model.admission import EMBED, admit
+from penstock.engine.model.admission import EMBED, Admission, admit
 from penstock.engine.model.files import Config, read_safetensors, weight_files
 from penstock.engine.model.model_place import local_directory
-from penstock.engine.model.module_list import Module, read_modules
+from penstock.engine.model.module_list import read_modules
 
 # Beside JSON: vocabularies (*.txt) and SentencePiece models of older tokenizers; the card has dimensions.
 _RESULT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm")
@@ -35,21 +35,10 @@ _BUFFERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Admission):
     """Contents of a model directory, not yet interpreted by a family's reader."""
 
-    directory: Path
-    config: Config  # config.json of the transformer
     weights: "Tensors"  # of the transformer
-    modules: tuple[Module, ...]  # empty for a plain Hugging Face directory
-    task: str  # a task of engine.model.admission: what the weights are for
-    # config_sentence_transformers.json; {}: there is none
-    sentence_transformers: Config = field(default_factory=Config)
-
-    @property
-    def root(self) -> Path:
-        """The directory of the transformer's config.json and weights."""
-        return self.modules[0].directory if self.modules else self.directory
 
 
 class Tensors:
@@ -168,21 +157,15 @@ def resolve_model(model: str) -> Path:
 
 def read_checkpoint(directory: Path) -> Checkpoint:
     """Read configuration, modules and weights. Raises CheckpointError, which names the file and the remedy."""
-    admitted = admit(directory)
-    return Checkpoint(
-        directory=directory,
-        config=admitted.config,
-        weights=read_tensors(admitted.root),
-        modules=admitted.modules,
-        task=admitted.task,
-        sentence_transformers=admitted.sentence_transformers,
-    )
+    found = admit(directory)
+    weights = read_tensors(found.root)
+    return Checkpoint(directory, found.config, found.modules, found.task, found.sentence_transformers, weights)
 
 
 def memory_checkpoint(name: str, config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Checkpoint:
     """A checkpoint of tensors in memory. Errors give `name` as the directory."""
     directory = Path(name)
-    return Checkpoint(directory, Config(config), Tensors(directory, tensors), modules=(), task=EMBED)
+    return Checkpoint(directory, Config(config), (), EMBED, Config(), Tensors(directory, tensors))
 
 
 def read_tensors(directory: Path) -> Tensors:
