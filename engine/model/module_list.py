@@ -35,8 +35,7 @@ _REASONS = {  # part of a class's path -> why it is refused
     "multi_vector": "it makes a vector for each token, and here a text has one vector",
     "LogitScore": "rerankers that predict the next token are not run",
 }
-# The first of these that says anything describes the Transformer module.
-TRANSFORMER_CONFIGS = tuple(
+_TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
@@ -113,6 +112,11 @@ def require_served(directory: Path, modules: tuple[Module, ...], saved: Config) 
         _require_sentence_embedding(module)
 
 
+def transformer_config(directory: Path) -> Config:
+    """The options of a Transformer module: of the first of its files that says anything; empty without one."""
+    return next(filter(None, (read_optional(directory / name) for name in _TRANSFORMER_CONFIGS)), Config())
+
+
 def _read_entries(path: Path) -> list[Any]:
     try:
         entries = read_any_json(path)
@@ -138,9 +142,8 @@ def _kind(path: Path, name: str) -> str:
 
 def _require_transformer(directory: Path, task: str) -> None:
     """Raise UnsupportedCheckpoint for a Transformer module with options that change its results."""
-    path = next((path for name in TRANSFORMER_CONFIGS if read_optional(path := directory / name)), None)
-    output, output_name = _TASKS[task]
-    for key, value in ({} if path is None else read_optional(path)).items():
+    config, (output, output_name) = transformer_config(directory), _TASKS[task]
+    for key, value in config.items():
         match key:
             case "transformer_task":
                 is_known = value == task
@@ -152,7 +155,7 @@ def _require_transformer(directory: Path, task: str) -> None:
             case _:
                 is_known = key in _NOT_OF_THE_MODEL or not value
         if not is_known:
-            raise UnsupportedCheckpoint(f"{path}: {key} {value!r} is not implemented.")
+            raise UnsupportedCheckpoint(f"{config.path}: {key} {value!r} is not implemented.")
 
 
 def _require_sentence_embedding(module: Module) -> None:

@@ -10,7 +10,7 @@ from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, read_tensors
 from penstock.engine.model.dense import require_activation
 from penstock.engine.model.files import Config, read_json, read_optional, setting
-from penstock.engine.model.module_list import TRANSFORMER_CONFIGS, Module
+from penstock.engine.model.module_list import Module, transformer_config
 from penstock.engine.model.results import EmbeddingTail
 from penstock.engine.model.weights import Dense
 
@@ -159,7 +159,7 @@ def tokenizer_max_tokens(root: Path) -> int | None:
 
 
 def _of_sentence_config(root: Path) -> int | None:
-    stated = next(filter(None, (read_optional(root / name) for name in TRANSFORMER_CONFIGS)), Config())
+    stated = transformer_config(root)
     for key in _ARGUMENTS:
         arguments = stated.get(key)
         if isinstance(arguments, dict) and "model_max_length" in arguments:
