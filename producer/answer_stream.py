@@ -49,6 +49,7 @@ class TextBatch(Protocol):
         ...
 
 
+T = TypeVar("T")
 B = TypeVar("B", bound=TextBatch)
 
 
@@ -72,7 +73,7 @@ async def answer_stream(
     try:
         while True:
             if reading is None and not is_at_end and in_flight.has_room:
-                reading = asyncio.create_task(_next(batches))
+                reading = asyncio.create_task(next_or_none(batches))
             pending = {task for task in (in_flight.first, reading) if task is not None}
             if not pending:
                 return
@@ -148,8 +149,9 @@ class _Window:
             self._num_answered -= self._answered.popleft()[1]
 
 
-async def _next(batches: AsyncIterator[B]) -> B | None:
-    return await anext(batches, None)
+async def next_or_none(items: AsyncIterator[T]) -> T | None:
+    """The next item, as a coroutine, of which a task can be made; None at the end."""
+    return await anext(items, None)
 
 
 async def _answer(

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 import numpy.typing as npt
 
-from penstock.producer.answer_stream import Result, answer_stream
+from penstock.producer.answer_stream import Result, answer_stream, next_or_none
 from penstock.producer.client import Client
 from penstock.producer.errors import ShuttingDown, WrongArgument
 from penstock.producer.keywords import ClientKeywords, GenerationKeywords
@@ -104,7 +104,7 @@ class SyncClient:
         """`Client.stream` as an iterator: `for so_far in client.stream(…)`."""
         partials = self._client.stream(text, ids=ids, truncate=truncate, timeout_s=timeout_s, **generation)
         try:
-            while (so_far := self._call(lambda: _next(partials))) is not None:
+            while (so_far := self._call(lambda: next_or_none(partials))) is not None:
                 yield so_far
         finally:
             with suppress(ShuttingDown):
@@ -185,11 +185,6 @@ class SyncClient:
             if not self._is_started:
                 await self._client.start()
                 self._is_started = True
-
-
-async def _next(partials: Any) -> Generation | None:
-    so_far: Generation | None = await anext(partials, None)
-    return so_far
 
 
 def _settle(waited: "asyncio.Future[R]", result: R) -> None:
