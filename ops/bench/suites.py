@@ -59,11 +59,8 @@ GPU = BenchSuite(
     bench=f"{_BENCH}.gpu.bench:Bench",
     tables=f"{_BENCH}.gpu.gpu_tables:TABLES",
     parts={
-        name: Part(f"{_BENCH}.gpu.parts.{name}:run", budget_s)
-        for name, budget_s in (
-            *(("ceilings", 2), ("parity", 8), ("kernels", 5), ("products", 5)),
-            *(("single", 32), ("fill", 8)),
-        )
+        "kernels": Part(f"{_BENCH}.gpu.part_kernels:run", 5),
+        "single": Part(f"{_BENCH}.gpu.part_single:run", 32),
     },
     time_limit_s=120.0,
     options=[DEVICE, SEED],

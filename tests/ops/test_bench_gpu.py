@@ -1,9 +1,11 @@
 """The GPU benchmarks without a GPU: lengths, batches, ratios, rounds, the report, and the plain torch forward."""
 
 import json
-import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,13 @@ from hypothesis import strategies as st
 
 from penstock.engine.gpu.ops import prepare_for_gpu
 from penstock.engine.model.forward import forward
-from penstock.ops.bench.common import lengths
+from penstock.ops.bench.common import draws
 from penstock.ops.bench.common.runner import is_failed, run_suite
 from penstock.ops.bench.common.runs import Run
-from penstock.ops.bench.gpu.contestants import packed_torch
-from penstock.ops.bench.gpu.contestants.contestant import contestants, of_one_batch
-from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES, geomean
+from penstock.ops.bench.gpu import part_single
+from penstock.ops.bench.gpu.contestants import ours, packed_torch, padded, products
+from penstock.ops.bench.gpu.contestants.contestant import contestants
+from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES
 from penstock.ops.bench.gpu.request_batches import (
     pack,
     pad,
@@ -30,25 +33,11 @@ from penstock.ops.bench.suites import GPU as SUITE
 
 
 def test_lengths_are_the_same_for_the_same_seed_and_have_not_changed() -> None:
-    assert lengths.uniform(2, 100, 6, 2026).tolist() == lengths.uniform(2, 100, 6, 2026).tolist()
-    assert lengths.uniform(2, 100, 6, 2026).tolist() != lengths.uniform(2, 100, 6, 2027).tolist()
-    assert lengths.uniform(2, 100, 6, 2026).tolist() == UNIFORM_2026
-    drawn = lengths.uniform(2, 100, 4096, 1)
+    assert draws.uniform(2, 100, 6, 2026).tolist() == draws.uniform(2, 100, 6, 2026).tolist()
+    assert draws.uniform(2, 100, 6, 2026).tolist() != draws.uniform(2, 100, 6, 2027).tolist()
+    assert draws.uniform(2, 100, 6, 2026).tolist() == UNIFORM_2026
+    drawn = draws.uniform(2, 100, 4096, 1)
     assert (drawn.min(), drawn.max()) == (2, 100)
-
-
-@given(st.sampled_from([64, 512, 1024]), st.floats(0.05, 1.0), st.integers(0, 1000))
-def test_lengths_around_a_mean_stay_in_range_and_have_that_mean(max_tokens: int, ratio: float, seed: int) -> None:
-    drawn = lengths.around_mean(max_tokens, ratio, 4000, seed)
-    assert 1 <= drawn.min() <= drawn.max() <= max_tokens
-    assert drawn.mean() == pytest.approx(ratio * max_tokens, rel=0.05, abs=1)
-
-
-def test_at_0_6_lengths_span_from_a_fifth_of_the_maximum_to_it() -> None:
-    drawn = lengths.around_mean(500, 0.6, 20_000, 0)
-    assert (drawn.min(), drawn.max()) == (100, 500)
-    with pytest.raises(ValueError, match=r"ratio is 1\.5"):
-        lengths.around_mean(500, 1.5, 1, 0)
 
 
 def test_packing_and_padding_hold_the_same_tokens() -> None:
@@ -64,26 +53,16 @@ def test_packing_and_padding_hold_the_same_tokens() -> None:
 
 @given(st.integers(1, 20_000), st.integers(0, 100))
 def test_lengths_for_a_kernel_add_up(tokens: int, seed: int) -> None:
-    drawn = lengths.filling(tokens, 2, 100, seed)
+    drawn = draws.filling(tokens, 2, 100, seed)
     assert drawn.sum() == tokens
     assert 1 <= drawn.min() <= drawn.max() <= 100
 
 
-def test_the_mean_of_ratios_is_geometric() -> None:
-    assert geomean([2.0, 8.0]) == pytest.approx(4.0)
-    assert math.isnan(geomean([]))
-
-
 def test_every_contestant_is_found_and_none_shares_a_name() -> None:
-    names = [field[0] for one in contestants() for field in (one.resident, one.hosted) if field]
-    assert {"ours", "floor", "transformers SDPA", "packed torch, one graph"} <= set(names)
-    bench: Any = None  # nothing is made yet
-    usual = {"ours", "ours, from the host", "transformers SDPA", "packed torch, one graph", "floor"}
-    assert of_one_batch(bench, []).keys() >= usual
-    assert of_one_batch(bench, [], all_hosted=True).keys() >= {"transformers SDPA, from the host"}
-    for kind in ("resident", "hosted"):
-        own = [getattr(one, kind)[0] for one in contestants() if getattr(one, kind)]
-        assert len(own) == len(set(own))
+    modules = (ours, packed_torch, padded, products)
+    assert sum(len(module.CONTESTANTS) for module in modules) == len(contestants())
+    every = {"ours", "transformers SDPA", "packed torch"}
+    assert contestants().keys() >= {f"{name}, from the host" for name in every} | {"ours", "transformers SDPA", "floor"}
 
 
 def test_the_tables_of_a_run_show_what_was_measured_and_why_a_contestant_was_not() -> None:
@@ -98,19 +77,18 @@ def test_the_tables_of_a_run_show_what_was_measured_and_why_a_contestant_was_not
 
 
 def test_a_part_that_failed_leaves_no_measure() -> None:
-    no_rows = {name: _part({"rows": []}) for name in ("parity", "products")}
-    empty: dict[str, Any] = {**RECORD, "parts": {"fill": RECORD["parts"]["fill"], **no_rows}}
+    empty: dict[str, Any] = {**RECORD, "parts": {"failed": RECORD["parts"]["failed"]}}
     assert GPU.measures(empty) == {}
     assert SUITE.shown(Run(Path(), empty)) == ""
     assert is_failed(RECORD["parts"]["single"])
-    assert is_failed(RECORD["parts"]["fill"])
+    assert is_failed(RECORD["parts"]["failed"])
     assert not is_failed(RECORD["parts"]["kernels"])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_every_part_says_so(tmp_path: Path) -> None:
-    assert run_suite(SUITE, ["ceilings", "kernels", "--output", str(tmp_path), "--commit", "abc1234"]) == 1
+    assert run_suite(SUITE, ["single", "kernels", "--output", str(tmp_path), "--commit", "abc1234"]) == 1
     (file,) = tmp_path.glob("gpu/*/*-abc1234.json")
     parts = json.loads(file.read_text(encoding="utf-8"))["parts"]
     assert [part["error"] for part in parts.values()] == ["the process could not start: exit code 1"] * 2
@@ -155,6 +133,72 @@ def attention_of_each(qkv: torch.Tensor, cu_seqlens: torch.Tensor, longest: int,
         context = torch.nn.functional.scaled_dot_product_attention(query, key, value)
         contexts.append(context.transpose(0, 1).reshape(len(rows), -1))
     return torch.cat(contexts)
+
+
+class Encoder:
+    """Counts batches; computes nothing."""
+
+    def __init__(self) -> None:
+        self.num_runs = 0
+
+    def run(self, batch: Any) -> torch.Tensor:
+        self.num_runs += 1
+        return torch.zeros(len(batch.token_ids), 4)
+
+    def upload(self, batch: Any) -> Any:
+        return batch
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.run(batch)
+
+    def prepare(self, batch: Any, share: Any) -> bool:
+        return True
+
+
+class StubBench:
+    """The `Bench` of a machine without a GPU: time is the host's. Packed torch has no device, so it fails."""
+
+    def __init__(self) -> None:
+        self.seed = 2026
+        self.bert = SimpleNamespace(vocab_size=30_000)
+        self.ours = Encoder()
+        self.prepared = SimpleNamespace(num_heads=12)
+        self.floor = SimpleNamespace(graph=lambda tokens: lambda: None)
+        self.recorder = None
+        self.failures: dict[str, str] = {}
+
+    def sdpa(self, **inputs: torch.Tensor) -> Any:
+        return SimpleNamespace(last_hidden_state=inputs["input_ids"])
+
+    @contextmanager
+    def guarded(self, name: str, where: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # as the real one
+            self.failures[name] = f"{where}: {error}"
+
+    def compare(self, where: str, contestants: Mapping[str, Callable[[], Callable[[], object]]]) -> dict[str, float]:
+        found = {}
+        for name, make in contestants.items():
+            with self.guarded(name, where):
+                make()()
+                found[name] = 1.0
+        return found
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> StubBench:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor, **_: tensor)
+    return StubBench()
+
+
+def test_a_single_request_has_alternatives_on_both_clocks(bench: StubBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_single, "DRAWS", 2)
+    part: Any = part_single.run(bench)  # type: ignore[arg-type]  # a stub
+    found = GPU.measures({"parts": {"single": {"result": part}}})
+    for name in ("ours", "ours, from the host", "transformers SDPA", "transformers SDPA, from the host", "floor"):
+        assert found[f"one request, 2-100 tokens, {name}, ms"] == 1.0
 
 
 UNIFORM_2026 = [86, 19, 4, 65, 38, 48]
@@ -203,6 +247,6 @@ RECORD: dict[str, Any] = {
                 ],
             }
         ),
-        "fill": _part(None, error="not finished after 90 s"),
+        "failed": _part(None, error="not finished after 90 s"),
     },
 }

@@ -9,7 +9,7 @@ from penstock.ops.bench.cellular.contestants import Contestant
 from penstock.ops.bench.cellular.load import Clock, Driver, Floats, Offered
 from penstock.ops.bench.cellular.tape import RecordedBatch, Tape
 from penstock.ops.bench.cellular.workloads import Workload
-from penstock.ops.bench.common.arrivals import poisson
+from penstock.ops.bench.common.draws import poisson
 
 Figures = dict[str, Any]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 
-from penstock.ops.bench.common.lengths import uniform
+from penstock.ops.bench.common.draws import uniform
 from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.contestants.worker_fleet import PENSTOCK
 from penstock.ops.bench.load.payloads import vocabulary_words

@@ -19,7 +19,7 @@ import uvloop
 
 from penstock.engine import EngineLanes, PackedBatch, TaskOptions, load_engine, warm_up
 from penstock.engine.types import Float32Array
-from penstock.ops.bench.common.lengths import uniform
+from penstock.ops.bench.common.draws import uniform
 from penstock.ops.bench.load.loads import special_tokens
 from penstock.ops.bench.load.payloads import sequences
 from penstock.producer.tokenization import Tokenizer

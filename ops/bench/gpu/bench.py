@@ -44,7 +44,7 @@ class Bench(DeviceBench):
 
     @cached_property
     def sdpa(self) -> nn.Module:
-        return self.bert.on_device("sdpa")
+        return self.bert.sdpa()
 
     @cached_property
     def floor(self) -> GemmFloor:

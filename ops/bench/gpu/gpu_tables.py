@@ -2,14 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.common.kept_tables import Measures, Record, versions
+from penstock.ops.bench.common.kept_tables import Measures, Record
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.measures import At, From, Suite, results
-from penstock.ops.bench.common.runs import Run, kept_runs, machines
-from penstock.ops.bench.common.tables import Figures, Grid, Table, Targets, each
+from penstock.ops.bench.common.runs import Run
+from penstock.ops.bench.common.tables import Figures, Grid, Table, Targets
 from penstock.ops.bench.common.verdicts import Spread
 
 OURS, FLOOR, SDPA, PACKED = "ours", "floor", "transformers SDPA", "packed torch"
@@ -30,17 +30,8 @@ def _single(record: Record) -> Measures:
     return found
 
 
-def _over_separate(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    return geomean(row["us"]["cuBLAS and what follows"] / row["us"][OURS] for row in rows) if rows else None
-
-
-def _least_cosine(side: str) -> Callable[[Sequence[Mapping[str, Any]]], float | None]:
-    return lambda rows: min((row[side]["min_cosine"] for row in rows), default=None)
-
-
 _KERNEL, _ATTENTION = "kernels.rows.[kernel,tokens]", "kernels.attention.[tokens,lengths]"
-_FILL = "fill.points.[ratio].ms"
-_THOUSANDS, _HALF = "{:,}".format, "transformers fp16"
+_THOUSANDS = "{:,}".format
 GPU = Suite(
     "gpu",
     (
@@ -56,17 +47,6 @@ GPU = Suite(
             "kernel, attention, *, time over FlashAttention-2",
             ("kernel, attention, *, µs", "kernel, attention, *, FlashAttention-2, µs"),
         ),
-        At("ceilings.copy_bytes_per_s", "copy, TB/s", of=lambda rate: rate / 1e12),
-        At("ceilings.gemm_flops_per_s", "product of 8,192 x 8,192, TFLOP/s", of=lambda rate: rate / 1e12),
-        At("products.rows", "products, cuBLAS and what follows over ours, geomean", of=_over_separate),
-        At("parity.rows", "BERT-base, ours, smallest cosine", of=_least_cosine(OURS), decimals=6),
-        At(
-            "parity.rows",
-            "BERT-base, transformers, smallest cosine",
-            of=_least_cosine("transformers fp16"),
-            decimals=6,
-        ),
-        *(At(f"{_FILL}.{name}", f"BERT-base, 16 x 512, *, {name}, ms") for name in (OURS, SDPA, FLOOR)),
     ),
 )
 
@@ -107,16 +87,6 @@ def _named(figures: Figures, prefix: str, suffix: str) -> dict[str, Spread]:
     }
 
 
-def runs() -> str:
-    """Table `gpu-runs`: what each kept run ran with."""
-    rows = []
-    for machine in machines("gpu"):
-        for run in kept_runs("gpu", machine):
-            driver = run.record["machine"].get("nvidia_smi", {}).get("driver_version", "not recorded")
-            rows.append([run.record["started"][:16], run.commit, versions(run), driver, f"`{run.record['command']}`"])
-    return table(["started", "commit", "versions", "driver", "command"], rows)
-
-
 def _beside(work: str, figure: str, names: Sequence[str]) -> list[str]:
     """A row of one work: a figure for each name, which stands for `@`."""
     return [work, *("{" + figure.replace("@", name) + "}" for name in names)]
@@ -130,40 +100,11 @@ _KERNELS_OF_ATTENTION = Grid(
     ["attention, one layer", "µs", "FlashAttention-2, µs", "byte floor, µs"],
     [_beside("attention, *", "kernel, attention, *, @", ["µs", "FlashAttention-2, µs", "byte floor, µs"])],
 )
-_OTHER_WORKS = Grid(
-    ["batch x maximum", "ours, ms", "transformers, ms", "cuBLAS products alone, ms"],
-    [
-        _beside("BERT-base, 16 x 512, mean length * of it", "BERT-base, 16 x 512, *, @, ms", [OURS, SDPA, FLOOR]),
-    ],
-)
-_OTHER_FIGURES = Grid(
-    ["", "measured"],
-    each(
-        [
-            "copy, TB/s",
-            "product of 8,192 x 8,192, TFLOP/s",
-            "products, cuBLAS and what follows over ours, geomean",
-            "BERT-base, ours, smallest cosine",
-            "BERT-base, transformers, smallest cosine",
-        ],
-        "*",
-        "{*}",
-    ),
-)
-_WITH_TARGETS = ("single", "kernels")
-TABLES: Mapping[str, Callable[[], str]] = {
+TABLES = {
     "gpu-headline": Table(GPU, ["single"], [_headline]),
     "gpu-kernels": Table(GPU, ["kernels"], [_KERNELS, _KERNELS_OF_ATTENTION]),
-    "gpu-others": Table(GPU, ["fill", "ceilings", "products", "parity"], [_OTHER_WORKS, _OTHER_FIGURES]),
-    "gpu-targets": Table(GPU, _WITH_TARGETS, [Targets("gpu")]),
-    "gpu-runs": runs,
+    "gpu-targets": Table(GPU, ["single", "kernels"], [Targets("gpu")]),
 }
-
-
-def geomean(values: Iterable[float]) -> float:
-    """Geometric mean; NaN of nothing."""
-    logs = [math.log(value) for value in values]
-    return math.exp(statistics.fmean(logs)) if logs else math.nan
 
 
 def _contestants(points: Sequence[Point]) -> list[str]:

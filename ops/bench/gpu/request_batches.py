@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.engine import PackedBatch, TaskOptions
 from penstock.engine.types import Int32Array
-from penstock.ops.bench.common.lengths import Lengths
+from penstock.ops.bench.common.draws import Lengths
 
 _FIRST_ID = 1000  # below it are BERT's special and unused tokens
 _OPTIONS = TaskOptions("embed")
@@ -22,11 +22,6 @@ def random_requests(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32A
 def pack(requests: Sequence[Int32Array]) -> PackedBatch:
     """A packed batch of requests."""
     return PackedBatch.of(requests, [_OPTIONS] * len(requests))
-
-
-def num_tokens(requests: Sequence[Int32Array]) -> int:
-    """Of all requests."""
-    return sum(map(len, requests))
 
 
 def padded_width(longest: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.ops.bench.common.lengths import Lengths, uniform
+from penstock.ops.bench.common.draws import Lengths, uniform
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.load.loads import Load, Payload
 

@@ -13,7 +13,7 @@ from penstock.ops.bench.cellular.generation.generation_bench import BEAMS, Gener
 from penstock.ops.bench.cellular.generation.generation_models import options_of, step_floor
 from penstock.ops.bench.cellular.load import Driver, MonotonicClock
 from penstock.ops.bench.cellular.measured_load import throughput
-from penstock.ops.bench.common.arrivals import poisson
+from penstock.ops.bench.common.draws import poisson
 from penstock.ops.bench.gpu.timing import wall_s
 from penstock.worker.stepping.generation_work import GenerationWork
 

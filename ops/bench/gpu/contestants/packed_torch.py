@@ -1,5 +1,6 @@
 """The same packed forward pass by torch's own operators and its FlashAttention-2: once, or in one CUDA graph."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from penstock.engine.model.forward import forward
 from penstock.engine.model.weights import Attention, Embeddings, Encoder, Norm, PlainAttention
 from penstock.engine.types import PackedBatch
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.contestants.contestant import Contestant, Requests
+from penstock.ops.bench.gpu.contestants.contestant import MakeWork, Requests
 from penstock.ops.bench.gpu.gpu_tables import FROM_HOST, PACKED
 from penstock.ops.bench.gpu.request_batches import pack
 from penstock.ops.bench.gpu.timing import Work
@@ -74,19 +75,14 @@ def flash_varlen(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, num_heads: in
     return context.view(len(qkv), -1)
 
 
-def one_forward(encoder: Encoder[GpuDense], requests: Requests) -> Work:
-    """One forward; the inputs are on the device already."""
-    ops = _uploaded(encoder, requests)
-    return lambda: forward(encoder, ops)
-
-
 def _uploaded(encoder: Encoder[GpuDense], requests: Requests) -> TorchOps:
     return TorchOps.upload(pack(requests), encoder.num_heads, torch.device("cuda"))
 
 
 def _graph(bench: Bench, requests: Requests) -> Work:
     """Made for exactly this batch."""
-    return bench.recorder.capture(one_forward(bench.prepared, requests))
+    ops = _uploaded(bench.prepared, requests)
+    return bench.recorder.capture(lambda: forward(bench.prepared, ops))
 
 
 def _hosted(bench: Bench, requests: Requests) -> Work:
@@ -98,4 +94,4 @@ def _layer_norm(x: Tensor, norm: Norm) -> Tensor:
     return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
 
 
-CONTESTANTS = (Contestant(resident=(f"{PACKED}, one graph", _graph), hosted=(f"{PACKED}{FROM_HOST}", _hosted)),)
+CONTESTANTS: Mapping[str, MakeWork] = {f"{PACKED}, one graph": _graph, f"{PACKED}{FROM_HOST}": _hosted}

@@ -1,14 +1,15 @@
 """The floor: the products over all tokens, without any host work."""
 
+from collections.abc import Mapping
+
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.contestants.contestant import Contestant, Requests
+from penstock.ops.bench.gpu.contestants.contestant import MakeWork, Requests
 from penstock.ops.bench.gpu.gpu_tables import FLOOR
-from penstock.ops.bench.gpu.request_batches import num_tokens
 from penstock.ops.bench.gpu.timing import Work
 
 
 def _graph(bench: Bench, requests: Requests) -> Work:
-    return bench.floor.graph(num_tokens(requests))
+    return bench.floor.graph(sum(map(len, requests)))
 
 
-CONTESTANTS = (Contestant(resident=(FLOOR, _graph)),)
+CONTESTANTS: Mapping[str, MakeWork] = {FLOOR: _graph}

@@ -1,5 +1,6 @@
 """Each kernel alone, in GB/s against the measured copy, over buffers that together exceed the L2 cache."""
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,17 +20,17 @@ from penstock.engine.kernels.pool import pool
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.weights import PlainAttention
 from penstock.engine.types import PackedBatch
-from penstock.ops.bench.common.lengths import filling
+from penstock.ops.bench.common.draws import filling
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.contestants.packed_torch import flash_varlen
-from penstock.ops.bench.gpu.parts.ceilings import copy_bytes_per_s
 from penstock.ops.bench.gpu.request_batches import pack
-from penstock.ops.bench.gpu.timing import num_sets
+from penstock.ops.bench.gpu.timing import num_sets, once_ms
 
 TOKENS = (1024, 4096, 16_384)
 ATTENTION = ((1024, 2, 100), (16_384, 2, 100), (16_384, 5, 500))  # tokens, and from which lengths
 HIDDEN, INTERMEDIATE, HEADS, VOCAB = 768, 3072, 12, 30_522
 _EPS = 1e-12
+_COPY_BYTES, _COPIES = 2 << 30, 12
 
 WorkOn = Callable[[int], object]  # one launch on the i-th set of buffers
 
@@ -46,7 +47,7 @@ class Launch:
 
 def run(bench: Bench) -> dict[str, Any]:
     """About 5 s."""
-    ceiling = copy_bytes_per_s()
+    ceiling = _copy_bytes_per_s()
     rows = []
     for name, make in KERNELS.items():
         for tokens in TOKENS:
@@ -82,11 +83,20 @@ def run(bench: Bench) -> dict[str, Any]:
     return {"copy_bytes_per_s": ceiling, "hidden": HIDDEN, "rows": rows, "attention": attention}
 
 
+def _copy_bytes_per_s() -> float:
+    """Of a copy from device to device that dwarfs the caches; bytes read plus bytes written."""
+    source = torch.randint(0, 256, (_COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    target.copy_(source)
+    milliseconds = statistics.median(once_ms(lambda: target.copy_(source)) for _ in range(_COPIES))
+    return 2 * _COPY_BYTES / milliseconds * 1e3
+
+
 def _residual_norm(tokens: int, seed: int) -> Launch:
     num_bytes = 3 * tokens * HIDDEN * 2
     sets = num_sets(num_bytes)
-    x, residual, out = (normal(sets, tokens, HIDDEN) for _ in range(3))
-    bias, weight, shift = (normal(HIDDEN) for _ in range(3))
+    x, residual, out = (_normal(sets, tokens, HIDDEN) for _ in range(3))
+    bias, weight, shift = (_normal(HIDDEN) for _ in range(3))
     return Launch(
         num_bytes,
         lambda i: residual_norm(out[i], x[i], bias, residual[i], weight, shift, _EPS),
@@ -101,9 +111,9 @@ def _embed_norm(tokens: int, seed: int) -> Launch:
     tables = len(np.unique(ids)) + int(lengths.max()) + 1  # rows of the tables that are read
     num_bytes = (tables + tokens) * HIDDEN * 2 + 2 * 4 * tokens
     sets = num_sets(num_bytes)
-    words, out = normal(sets, VOCAB, HIDDEN), normal(sets, tokens, HIDDEN)
-    positions_table, types = normal(512, HIDDEN), normal(2, HIDDEN)
-    weight, shift = normal(HIDDEN), normal(HIDDEN)
+    words, out = _normal(sets, VOCAB, HIDDEN), _normal(sets, tokens, HIDDEN)
+    positions_table, types = _normal(512, HIDDEN), _normal(2, HIDDEN)
+    weight, shift = _normal(HIDDEN), _normal(HIDDEN)
     token_ids = _int32(ids).repeat(sets, 1)
     positions = _int32(np.arange(tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)).repeat(sets, 1)
 
@@ -121,8 +131,8 @@ def _embed_norm(tokens: int, seed: int) -> Launch:
 def _bias_gelu(tokens: int, seed: int) -> Launch:
     num_bytes = 2 * tokens * INTERMEDIATE * 2
     sets = num_sets(num_bytes)
-    x, out = normal(sets, tokens, INTERMEDIATE), normal(sets, tokens, INTERMEDIATE)
-    bias = normal(INTERMEDIATE)  # also keeps x, which is changed in place again and again, from fading away
+    x, out = _normal(sets, tokens, INTERMEDIATE), _normal(sets, tokens, INTERMEDIATE)
+    bias = _normal(INTERMEDIATE)  # also keeps x, which is changed in place again and again, from fading away
     return Launch(
         num_bytes,
         lambda i: bias_activation(x[i], bias, "gelu"),
@@ -135,7 +145,7 @@ def _mean_pool(tokens: int, seed: int) -> Launch:
     lengths = filling(tokens, 2, 100, seed)
     num_bytes = (2 * tokens + 4 * len(lengths)) * HIDDEN
     sets = num_sets(num_bytes)
-    hidden, out = normal(sets, tokens, HIDDEN), torch.zeros(sets, len(lengths), HIDDEN, device="cuda")
+    hidden, out = _normal(sets, tokens, HIDDEN), torch.zeros(sets, len(lengths), HIDDEN, device="cuda")
     cu_seqlens = _int32(np.concatenate([[0], np.cumsum(lengths)]))
     owner = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).cuda()
     counts = torch.from_numpy(lengths).cuda()[:, None].float()
@@ -151,9 +161,9 @@ def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
     lengths = filling(tokens, low, high, seed)
     num_bytes = 4 * tokens * HIDDEN * 2
     sets = num_sets(num_bytes)
-    qkv, out = normal(sets, tokens, 3 * HIDDEN), normal(sets, tokens, HIDDEN)
+    qkv, out = _normal(sets, tokens, 3 * HIDDEN), _normal(sets, tokens, HIDDEN)
     requests = [np.zeros(length, np.int32) for length in lengths]
-    inputs = uploaded(pack(requests), torch.device("cuda"))
+    inputs = _uploaded(pack(requests), torch.device("cuda"))
     tables = AttentionTables(HEADS, None, None)
     return Launch(
         num_bytes,
@@ -163,7 +173,7 @@ def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
     )
 
 
-def uploaded(batch: PackedBatch, device: torch.device) -> Inputs:
+def _uploaded(batch: PackedBatch, device: torch.device) -> Inputs:
     """A batch as the engine's kernels take it, with the attention kernel that the engine chooses for heads of 64."""
     kernel = choose_kernel(
         PlainAttention(), 64, batch.max_seqlen, len(batch.token_ids), shared_bytes=block_shared_bytes(device)
@@ -181,7 +191,7 @@ def _copy(num_bytes: int, sets: int) -> WorkOn:
     return lambda i: torch.neg(source[i], out=target[i])
 
 
-def normal(*size: int) -> Tensor:
+def _normal(*size: int) -> Tensor:
     """Random numbers in half precision, on the device."""
     return torch.randn(*size, device="cuda", dtype=torch.float16)
 

@@ -1,1 +1,0 @@
-"""The parts of a run. Each has a function that takes the Bench and returns figures."""
