@@ -2,33 +2,31 @@
 
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from penstock.engine.cells.contract import CellBatch
-from penstock.engine.cells.cpu import FinishedCells
 from penstock.engine.gpu.cells import lstm as fused
 from penstock.ops.bench.cellular import evaluation as evaluation_module
 from penstock.ops.bench.cellular import workloads
-from penstock.ops.bench.cellular.cellular_bench import CellularBench, Sizes
 from penstock.ops.bench.cellular.cellular_tables import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING
 from penstock.ops.bench.cellular.contestants import Contestant, Tried, contestants
-from penstock.ops.bench.cellular.evaluation import SHARES, Evaluation
-from penstock.ops.bench.cellular.load import MAX_IN_FLIGHT, Driver, Offered
-from penstock.ops.bench.cellular.measured_load import latencies, throughput
+from penstock.ops.bench.cellular.evaluation import CellularBench, Evaluation, Sizes
+from penstock.ops.bench.cellular.load import MAX_IN_FLIGHT, Clock, Driver, Offered, throughput
 from penstock.ops.bench.cellular.nn_lstm import offline_requests_per_s
-from penstock.ops.bench.cellular.null_engine import NullEngine
 from penstock.ops.bench.cellular.policies import GraphBatching, depths, depths_results_last
-from penstock.ops.bench.cellular.requests import padded_work, parse_trees, wmt_like_lengths
-from penstock.ops.bench.cellular.tape import RecordedBatch, RecordingEngine, Tape
-from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
+from penstock.ops.bench.cellular.workloads import (
+    WORKLOADS,
+    Shape,
+    Workload,
+    padded_work,
+    parse_trees,
+    wmt_like_lengths,
+)
 from penstock.ops.bench.common.part_bench import DeadlinePassed
 from penstock.ops.bench.common.runner import run_suite
 from penstock.ops.bench.common.runs import Run
@@ -58,19 +56,6 @@ class VirtualClock:
     def wait_until(self, moment: float) -> None:
         assert moment >= self.time
         self.time = moment
-
-
-class WorkClock:
-    """The time of this thread's own work, whatever else the machine does. A wait passes at once."""
-
-    def __init__(self) -> None:
-        self._waited_s = 0.0
-
-    def now(self) -> float:
-        return time.thread_time() + self._waited_s
-
-    def wait_until(self, moment: float) -> None:
-        self._waited_s += max(0.0, moment - self.now())
 
 
 class OneByOne:
@@ -154,53 +139,11 @@ def test_a_request_that_is_lost_is_an_error() -> None:
         Driver(runner, ["a"], clock).offer(np.array([0.0]))
 
 
-def test_requests_of_the_warm_up_are_not_counted_and_latency_is_queueing_and_computation() -> None:
-    arrivals = np.arange(11.0)
-    offered = Offered(arrivals, arrivals + 3, 0.0, 13.0)
-    found = latencies(offered, arrivals + 1, warm_up=0.2)
-    assert found["counted"] == 9
-    assert found["latency_ms"]["p90"] == pytest.approx(3000)
-    assert found["queueing_ms"]["p99"] == pytest.approx(1000)
-    assert found["computation_ms"]["p50"] == pytest.approx(2000)
-    assert found["throughput_per_s"] == pytest.approx(1)
-
-
 def test_throughput_does_not_depend_on_where_a_batch_of_ends_falls() -> None:
     """Four requests end each second, at once."""
     offered = Offered(np.zeros(40), np.repeat(np.arange(1.0, 11.0), 4), 0.0, 10.0)
     assert throughput(offered, 2.5, 6.5) == throughput(offered, 2.9, 6.9) == 4.0
     assert throughput(offered, 2.9, 3.1) == 4.0  # one batch: the whole load counts
-
-
-def test_a_recording_tells_requests_with_the_same_token_apart_by_their_order() -> None:
-    """Request 2 has the token of request 0. Each has two first nodes, which may begin with several batches."""
-    tape = Tape(lambda: 0.0)
-    for begin, tokens in [(1.0, [0, 1]), (2.0, [0, 0]), (3.0, [0, 1])]:
-        tape.batches.append(
-            RecordedBatch(begin, begin + 1, "leaf", 1, np.ones(2, np.int32), np.array(tokens, np.int32))
-        )
-    begins = tape.begins(4, num_firsts=[2, 2])
-    assert begins[:3].tolist() == [1.0, 1.0, 2.0]
-    assert math.isnan(begins[3])
-
-
-def test_a_batch_begins_once_the_one_before_has_ended() -> None:
-    clock = VirtualClock()
-    tape = Tape(clock.now)
-    workload = made("lstm")
-    engine = RecordingEngine(workload.engine, "read", tape)
-    slots = np.array([1], np.int32)
-    batch = CellBatch(
-        "read", slots[:, None], slots, {"token": np.array([[7]], np.int32)}, slots, np.ones(1, np.bool_), 1
-    )
-    first = engine.start(batch)
-    clock.time += 1e-9  # much less than the batch takes
-    second = engine.start(batch)
-    first.result()
-    second.result()
-    assert tape.batches[0].begin == 100.0
-    assert tape.batches[1].begin == tape.batches[0].end > 100.0
-    assert tape.batches[0].tokens.tolist() == [7]
 
 
 def made(name: str, shape: Shape = SHAPE) -> Workload:
@@ -209,12 +152,11 @@ def made(name: str, shape: Shape = SHAPE) -> Workload:
 
 def results_of(workload: Workload, contestant: Contestant) -> dict[int, list[float]]:
     """Results of all requests of the pool, given at once."""
-    clock = VirtualClock()
-    runner = contestant.make(Tape(clock.now))
+    runner = contestant.make()
     runner.add([StepJob(i, work, 100.0, None, False) for i, work in enumerate(contestant.works)])
     found: dict[int, list[float]] = {}
     while not runner.is_idle:
-        for job_id, result in runner.advance(clock.now()).finished:
+        for job_id, result in runner.advance(100.0).finished:
             assert job_id not in found
             found[job_id] = result.tolist()
     return found
@@ -250,8 +192,12 @@ def test_padded_requests_run_to_the_end_of_their_bucket() -> None:
 
 def test_depths_are_those_of_the_longest_paths() -> None:
     """Nodes 0 and 1 are leaves, 2 merges them, 3 is another leaf, 4 merges 2 and 3, 5 classifies."""
-    dependencies = [[-1, -1], [-1, -1], [0, 1], [-1, -1], [2, 3], [4, -1]]
-    graph = CellGraph(*(np.array(values, np.int32) for values in ([0, 0, 1, 0, 1, 2], [1] * 6, dependencies)))
+    graph = CellGraph(
+        *(
+            np.array(values, np.int32)
+            for values in ([0, 0, 1, 0, 1, 2], [1] * 6, [0, 0, 0, 2, 2, 4, 5], [0, 1, 2, 3, 4])
+        )
+    )
     assert depths(graph).tolist() == [1, 1, 2, 1, 3, 4]
     assert depths_results_last(graph).argsort(kind="stable").tolist() == [0, 1, 3, 2, 4, 5]
     assert depths_results_last(graph)[5] > 1000
@@ -311,48 +257,51 @@ def fused_on_device() -> Callable[..., object]:
 
 
 def test_an_evaluation_has_all_figures_of_the_targets() -> None:
-    parts = {name: evaluated(name) for name in WORKLOADS}
+    parts = {name: evaluation(math.inf).run(contestants(made(name), TRIED)) for name in WORKLOADS}
     parts["lstm"]["offline"] = {"requests_per_s": 1.0}
     for part in parts.values():
-        assert [load["contestant"] for load in part["sweep"]] == [OURS] * len(SHARES)
         assert part["skipped"] == []
     record = {"parts": {name: {"result": part} for name, part in parts.items()}, "machine": {"gpu": "none"}}
     text = SUITE.shown(Run(Path(), record))
     for target in targets("cellular"):
         assert f"| {target.measure} | " in text
-    for contestant in (OURS, PADDING, GRAPH, NN_LSTM, DEPTH, AGENDA):
+    for contestant in (OURS, PADDING, GRAPH, NN_LSTM.replace(",", ""), DEPTH, AGENDA):
         assert f"| {contestant} | " in text
 
 
-class EvenEngine(NullEngine):
-    """Every batch takes the device ten microseconds."""
+class ServiceClock:
+    """Each look at it takes a millisecond: so the driver's turns have a length that nothing else decides."""
 
-    def start(self, batch: CellBatch) -> FinishedCells:
-        return FinishedCells(self.output(batch, 1e-5))
+    def __init__(self) -> None:
+        self._time = 0.0
 
+    def now(self) -> float:
+        self._time += 1e-3
+        return self._time
 
-def evaluated(name: str) -> dict[str, Any]:
-    """Results of a short evaluation."""
-    workload = made(name)
-    even = replace(workload, engine=EvenEngine(workload.model.specs, workload.engine.num_slots))
-    return evaluation(even, math.inf).run(contestants(even, TRIED))
-
-
-def evaluation(workload: Workload, ends: float) -> Evaluation:
-    sizes = Sizes(SHAPE, {workload.name: TRIED}, 0.02, 32, 0, 0)
-    return Evaluation(workload, sizes, 1, WorkClock(), ends)
+    def wait_until(self, moment: float) -> None:
+        self._time = max(self._time, moment)
 
 
-def test_without_a_device_the_host_does_the_same_work() -> None:
-    figures = evaluation(made("tree"), math.inf).peak_without_device()
-    assert figures["requests_per_s"] > 0
-    assert figures["device_busy"] == 0
+def evaluation(ends: float, seconds: float = 0.5, clock: Clock | None = None) -> Evaluation:
+    return Evaluation(Sizes(SHAPE, {}, seconds, 32, 0, 0), 1, clock or ServiceClock(), ends)
+
+
+def test_requests_of_the_warm_up_are_not_counted_and_half_of_saturation_is_offered() -> None:
+    clock = VirtualClock()
+    one = Contestant(OURS, {}, ["a"], lambda: OneByOne(clock, 0.1))
+    results = evaluation(math.inf, 100.0, clock).run([one])
+    assert results["peaks"][0]["requests_per_s"] == pytest.approx(10.0)
+    (half,) = results["at_half"]
+    assert half["offered_per_s"] == pytest.approx(5.0)
+    assert half["counted"] == pytest.approx(400, abs=40)
+    assert 100.0 <= half["latency_ms"]["p50"] < half["latency_ms"]["p99"]
 
 
 def test_loads_are_skipped_once_the_time_is_up() -> None:
     workload = made("tree")
-    results = evaluation(workload, -math.inf).run(contestants(workload, TRIED))
-    assert results["peaks"] == results["sweep"] == []
+    results = evaluation(-math.inf).run(contestants(workload, TRIED))
+    assert results["peaks"] == results["at_half"] == []
     assert len(results["skipped"]) >= 3
 
 
@@ -366,7 +315,7 @@ def test_what_was_measured_before_the_deadline_counts(monkeypatch: pytest.Monkey
     def passed(*_: object) -> None:
         raise DeadlinePassed("not finished after 120 s")
 
-    monkeypatch.setattr(evaluation_module, "measure_rate", passed)
+    monkeypatch.setattr(evaluation_module, "poisson", passed)
     bench = CellularBench({"device": "cpu", "seed": 1})
     bench.sizes = Sizes(SHAPE, {"tree": TRIED}, 0.02, 32, 0, 0)
     part = evaluation_module.run(bench, "tree")

@@ -16,14 +16,11 @@ from penstock.ops.bench.cellular.policies import (
     depths_results_last,
 )
 from penstock.ops.bench.cellular.policy_runner import PolicyRunner
-from penstock.ops.bench.cellular.requests import padded_work
-from penstock.ops.bench.cellular.tape import RecordingEngine, Tape
-from penstock.ops.bench.cellular.workloads import MAX_QUANTUM, Workload
+from penstock.ops.bench.cellular.workloads import MAX_QUANTUM, Workload, padded_work
 from penstock.scheduler.cellular import CellRule
 from penstock.worker.stepping.cell_runner import CellRunner
 
 Settings = Mapping[str, int]
-MakeRunner = Callable[[Tape], OfferedRunner]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class Contestant:
     name: str
     settings: Settings
     works: Sequence[object]
-    make: MakeRunner  # a runner whose batches a tape records
+    make: Callable[[], OfferedRunner]
 
     @property
     def label(self) -> str:
@@ -53,8 +50,8 @@ class Tried:
 
 def contestants(workload: Workload, tried: Tried) -> list[Contestant]:
     """Ours first, then the baselines of the workload."""
-    found = [ours(workload, tried.rows[0], quantum) for quantum in tried.quanta]
-    found += [ours(workload, rows, tried.quanta[0]) for rows in tried.rows[1:]]
+    found = [_ours(workload, tried.rows[0], quantum) for quantum in tried.quanta]
+    found += [_ours(workload, rows, tried.quanta[0]) for rows in tried.rows[1:]]
     if workload.lstm is None:
         for name, ranks in {DEPTH: depths, AGENDA: depths_results_last}.items():
             for trees in tried.trees:
@@ -73,16 +70,12 @@ def contestants(workload: Workload, tried: Tried) -> list[Contestant]:
     return found + [_nn_lstm(workload, workload.lstm, rows) for rows in tried.rows]
 
 
-def ours(workload: Workload, rows: int, quantum: int) -> Contestant:
+def _ours(workload: Workload, rows: int, quantum: int) -> Contestant:
     """The worker's own runner."""
     specs = workload.specs(rows, quantum)
     max_tasks = 1 if isinstance(workload.engine, CpuStepEngine) else 2  # outstanding, as a worker has them
-
-    def make(tape: Tape) -> OfferedRunner:
-        engine = RecordingEngine(workload.engine, workload.entry, tape)
-        return CellRunner(specs, engine, max_tasks=max_tasks, clock=tape.clock)
-
     settings = {"rows": rows} if workload.lstm is None else {"rows": rows, "quantum": quantum}
+    make = partial(CellRunner, specs, workload.engine, max_tasks=max_tasks)
     return Contestant(OURS, settings, workload.works, make)
 
 
@@ -97,12 +90,11 @@ def _by_policy(
     """None joins a batch, so its quanta are as long as the engine has them. works: other ones than the pool's."""
     rules = workload.rules(rows, MAX_QUANTUM)
 
-    def make(tape: Tape) -> OfferedRunner:
-        engine = RecordingEngine(workload.engine, workload.entry, tape)
-        return PolicyRunner(workload.model.specs, engine, policy(rules), tape.clock)
+    def make() -> OfferedRunner:
+        return PolicyRunner(workload.model.specs, workload.engine, policy(rules))
 
     return Contestant(name, settings, works or workload.works, make)
 
 
 def _nn_lstm(workload: Workload, model: LstmModel, rows: int) -> Contestant:
-    return Contestant(NN_LSTM, {"rows": rows}, workload.works, lambda tape: NnLstmRunner(model, rows, tape, tape.clock))
+    return Contestant(NN_LSTM, {"rows": rows}, workload.works, partial(NnLstmRunner, model, rows))

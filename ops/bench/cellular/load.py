@@ -1,8 +1,8 @@
-"""A driver that offers requests to a runner of steps, in an open loop or by a fixed number of them in flight."""
+"""A driver that offers requests to a runner of steps, in an open loop or by a fixed number in flight."""
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, repeat
@@ -130,3 +130,19 @@ class Driver:
 
     def _offered(self, began: float) -> Offered:
         return Offered(np.array(self._arrivals), np.array(self._ends, np.float64), began, self._clock.now())
+
+
+def throughput(offered: Offered, begin: float, end: float) -> float:
+    """Requests a second, from the first end after `begin` to the last one before `end`: requests may end in batches.
+
+    Over the whole load where all that end in between end at once.
+    """
+    ends = offered.ends[(offered.ends >= begin) & (offered.ends < end)]
+    if len(ends) and ends.max() > ends.min():
+        return float((ends > ends.min()).sum() / (ends.max() - ends.min()))
+    return float(len(offered.ends) / (offered.ended - offered.began))
+
+
+def percentiles_ms(seconds: Floats) -> Mapping[str, float]:
+    """Of latencies, by the names p50, p90 and p99."""
+    return {f"p{share}": float(1e3 * np.percentile(seconds, share)) for share in (50, 90, 99)}

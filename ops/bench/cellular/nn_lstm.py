@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from penstock.engine.cells.contract import Int32Array
-from penstock.ops.bench.cellular.tape import RecordedBatch, Tape
 from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.requests.sequence_work import SequenceWork
 from penstock.worker.stepping.contract import StepJob
@@ -38,20 +37,16 @@ class _Underway(NamedTuple):
     """A batch that was started."""
 
     ids: list[int]
-    firsts: Int32Array
-    lengths: Int32Array  # descending
-    started: float
     ended: torch.cuda.Event | None
 
 
 class NnLstmRunner:
     """Runs `SequenceWork` of one chain. A batch holds the first in the queue, and ends as one."""
 
-    def __init__(self, model: LstmModel, max_rows: int, tape: Tape, clock: Callable[[], float]) -> None:
-        self._model, self._max_rows, self._tape, self._clock = model, max_rows, tape, clock
+    def __init__(self, model: LstmModel, max_rows: int) -> None:
+        self._model, self._max_rows = model, max_rows
         self._queue: deque[StepJob] = deque()
         self._underway: deque[_Underway] = deque()
-        self._free_at = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -70,16 +65,12 @@ class NnLstmRunner:
         batch = self._underway.popleft()
         if batch.ended is not None:
             batch.ended.synchronize()
-        begin, self._free_at = max(batch.started, self._free_at), self._clock()
-        longest = int(batch.lengths[0])
-        self._tape.batches.append(RecordedBatch(begin, self._free_at, "nn.LSTM", longest, batch.lengths, batch.firsts))
         return JobEvents(finished=[(job_id, _NOTHING) for job_id in batch.ids])
 
     def _start(self) -> _Underway:
         jobs = [self._queue.popleft() for _ in range(min(self._max_rows, len(self._queue)))]
-        sentences = sorted((_tokens(job) for job in jobs), key=len, reverse=True)
-        packed, num_rows = _packed(sentences)
-        started, is_cuda = self._clock(), self._model.words.is_cuda
+        packed, num_rows = _packed(sorted((_tokens(job) for job in jobs), key=len, reverse=True))
+        is_cuda = self._model.words.is_cuda
         if is_cuda:
             packed = packed.pin_memory().to(self._model.words.device, non_blocking=True)
         self._model.run(packed, num_rows)
@@ -87,9 +78,7 @@ class NnLstmRunner:
         if is_cuda:
             ended = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
             ended.record()
-        firsts = np.array([tokens[0] for tokens in sentences], np.int32)
-        lengths = np.array([len(tokens) for tokens in sentences], np.int32)
-        return _Underway([job.id for job in jobs], firsts, lengths, started, ended)
+        return _Underway([job.id for job in jobs], ended)
 
 
 @torch.inference_mode()

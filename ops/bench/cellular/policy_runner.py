@@ -4,7 +4,7 @@ It does what the worker's `CellRunner` does, but for cancelled and failed rows.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +29,8 @@ class _Underway(NamedTuple):
 class PolicyRunner:
     """Takes `SequenceWork`. A request's slots are acquired with its first task; the policy says when it has ended."""
 
-    def __init__(
-        self, specs: Sequence[CellSpec], engine: StepEngine, policy: CellScheduling, clock: Callable[[], float]
-    ) -> None:
-        self._engine, self._policy, self._clock = engine, policy, clock
+    def __init__(self, specs: Sequence[CellSpec], engine: StepEngine, policy: CellScheduling) -> None:
+        self._engine, self._policy = engine, policy
         self._sessions = Sessions(specs, engine.num_slots)
         self._works: dict[int, SequenceWork] = {}
         self._keys: dict[int, int] = {}  # of the sessions of requests that have slots
@@ -52,7 +50,7 @@ class PolicyRunner:
                 raise TypeError(f"A job's work is a SequenceWork, not {type(work).__name__}. This is a bug.")
             self._works[job.id] = work
             made.append(CellJob(job.id, work.cell_graph, job.arrival, job.deadline, job.bulk, work.num_slots))
-        self._policy.add(made, self._clock())
+        self._policy.add(made, 0.0)  # these policies know no time
 
     def advance(self, now: float) -> JobEvents:
         """See `StepRunner.advance`."""
@@ -61,7 +59,7 @@ class PolicyRunner:
         task, batch, running = self._underway.popleft()
         output = running.result()
         self._sessions.apply(batch, output)
-        ended = self._policy.finished(task.id, self._clock(), output.steps, output.is_stopped, output.device_s)
+        ended = self._policy.finished(task.id, now, output.steps, output.is_stopped, output.device_s)
         for job_id in ended:
             del self._works[job_id]
         keys = np.array([self._keys.pop(job_id) for job_id in ended], np.int32)

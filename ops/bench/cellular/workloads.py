@@ -1,7 +1,6 @@
-"""Two workloads of the paper, an LSTM and a TreeLSTM, with their requests.
+"""Two workloads of the paper, an LSTM and a TreeLSTM, with requests of published and stated distributions.
 
-The first token of a request is its number in the pool of requests, by which a recording tells requests apart (see
-`tape.py`). Others are random. Weights are random too: they do not change what is computed.
+Tokens and weights are random: they do not change what is computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from torch import nn
 
 from penstock.engine.cells.contract import Cell, CellSpec, Int32Array, StepEngine
 from penstock.engine.cells.cpu import CpuStepEngine
-from penstock.engine.cells.graph import GraphBuilder
+from penstock.engine.cells.graph import GraphBuilder, InputValues, Unfolded
 from penstock.engine.cells.models.layers import read_stack, read_table, weights_of
 from penstock.engine.cells.models.lstm import read_cell
 from penstock.engine.cells.models.model import CellModel, RequestFields, take_tokens
@@ -21,12 +20,20 @@ from penstock.engine.cells.models.tree import binary_tree_classifier
 from penstock.engine.gpu.cells.lstm import LstmCell, lstm_cell
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.ops.bench.cellular.nn_lstm import LstmModel
-from penstock.ops.bench.cellular.requests import Lengths, parse_trees, wmt_like_lengths, work_of
+from penstock.ops.bench.cellular.policies import padded
+from penstock.ops.bench.common.draws import Lengths
 from penstock.scheduler.cellular import CellRule
 from penstock.worker.requests.sequence_work import SequenceWork
 
 MAX_QUANTUM = 32  # of the engine; a policy may ask for less
 _PREPARE_S = 12.0
+
+Merge = tuple[int, int]
+
+MEAN_LENGTH, MAX_LENGTH = 24.0, 330
+_SIGMA = 0.65  # the longest of 100,000 is then about 330, as of WMT-15's sentences
+
+_MEAN_WORDS, _WORDS_DEVIATION, _MAX_WORDS = 19.1, 9.3, 56
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class Shape:
 
     hidden: int
     vocabulary: int
-    requests: int  # distinct ones; fewer than the vocabulary
+    requests: int  # distinct ones
     max_rows: int
     max_slots: int
     dtype: torch.dtype
@@ -49,7 +56,6 @@ class Workload:
     name: str
     model: CellModel
     engine: StepEngine
-    entry: str  # the cell of a request's first nodes
     works: Sequence[SequenceWork]
     lstm: LstmModel | None = None  # the model of a chain as torch has it
 
@@ -82,12 +88,11 @@ def lstm_workload(shape: Shape, seed: int) -> Workload:
         graph.add("read", token=take_tokens(request))
 
     model = CellModel.of([cell], unfold)
-    lengths = wmt_like_lengths(shape.requests, seed)
-    tokens = _sentences(lengths, shape.vocabulary, seed)
+    tokens = _tokens(wmt_like_lengths(shape.requests, seed), shape.vocabulary, seed)
     works = [work_of(model.unfold({"tokens": one})) for one in tokens]
     on_device = LstmModel(module.to(shape.device, shape.dtype), words.to(shape.device, shape.dtype))
     engine = _engine(shape, [_on_device(cell, shape, module, words)])
-    return Workload("lstm", model, engine, "read", works, on_device)
+    return Workload("lstm", model, engine, works, on_device)
 
 
 def tree_workload(shape: Shape, seed: int) -> Workload:
@@ -101,10 +106,13 @@ def tree_workload(shape: Shape, seed: int) -> Workload:
     weights = weights_of(embedding=nn.Embedding(shape.vocabulary, width), cell=cell, linear=nn.Linear(width, 5))
     model = binary_tree_classifier(weights, dtype=shape.dtype, max_rows=shape.max_rows)
     trees = parse_trees(shape.requests, seed)
-    requests = [{"tokens": [number] * (len(tree) + 1), "merges": tree} for number, tree in enumerate(trees)]
-    works = [work_of(model.unfold(request)) for request in requests]
+    words = _tokens(np.array([len(tree) + 1 for tree in trees]), shape.vocabulary, seed)
+    works = [
+        work_of(model.unfold({"tokens": tokens.tolist(), "merges": tree}))
+        for tokens, tree in zip(words, trees, strict=True)
+    ]
     engine = _engine(shape, [_on_device(cell, shape) for cell in model.cells])
-    return Workload("tree", model, engine, "leaf", works)
+    return Workload("tree", model, engine, works)
 
 
 WORKLOADS: dict[str, Callable[[Shape, int], Workload]] = {
@@ -135,10 +143,59 @@ def _engine(shape: Shape, cells: Sequence[Cell | LstmCell]) -> StepEngine:
     return engine
 
 
-def _sentences(lengths: Lengths, vocabulary: int, seed: int) -> list[Int32Array]:
-    """Random tokens of each sentence; the first is the sentence's number."""
+def _tokens(lengths: Lengths, vocabulary: int, seed: int) -> list[Int32Array]:
+    """Random tokens of each request."""
+    drawn = np.random.default_rng(seed).integers(0, vocabulary, int(lengths.sum()), dtype=np.int32)
+    return np.split(drawn, np.cumsum(lengths)[:-1])
+
+
+def wmt_like_lengths(count: int, seed: int) -> Lengths:
+    """Tokens of sentences: lognormal, sigma 0.65, mean 24, rounded up, at most 330.
+
+    The parameters are ours: of WMT-15 the paper states the mean 24 and the maximum 330.
+    """
+    location = np.log(MEAN_LENGTH - 0.5) - _SIGMA**2 / 2  # rounding up adds a half on average
+    drawn = np.random.default_rng(seed).lognormal(location, _SIGMA, count)
+    return np.clip(np.ceil(drawn), 1, MAX_LENGTH).astype(np.int64)
+
+
+def parse_trees(count: int, seed: int) -> list[list[Merge]]:
+    """Merges of binary trees over words: 19 words on average, deviation 9.3, 2 to 56; a span splits anywhere.
+
+    The numbers are those of Stanford's Sentiment Treebank, from a normal distribution that is cut off; that each span
+    of words splits at a uniform place is ours. Nodes are numbered as `binary_tree_classifier` takes them.
+    """
     random = np.random.default_rng(seed)
-    sentences = [random.integers(0, vocabulary, length, dtype=np.int32) for length in lengths.tolist()]
-    for number, tokens in enumerate(sentences):
-        tokens[0] = number
-    return sentences
+    sizes = np.clip(np.rint(random.normal(_MEAN_WORDS, _WORDS_DEVIATION, count)), 2, _MAX_WORDS).astype(int)
+    return [_parse_tree(size, random) for size in sizes.tolist()]
+
+
+def _parse_tree(num_words: int, random: np.random.Generator) -> list[Merge]:
+    merges: list[Merge] = []
+
+    def parse(first: int, last: int) -> int:
+        """The node over the words in [first, last)."""
+        if last - first == 1:
+            return first
+        middle = int(random.integers(first + 1, last))
+        merges.append((parse(first, middle), parse(middle, last)))
+        return num_words + len(merges) - 1
+
+    parse(0, num_words)
+    return merges
+
+
+def work_of(unfolded: Unfolded) -> SequenceWork:
+    """A request as a worker's runner takes it. Its graph is made here, before anything is timed."""
+    work = SequenceWork(unfolded, int(unfolded.steps.sum()), 0)
+    _ = work.cell_graph
+    return work
+
+
+def padded_work(work: SequenceWork, width: int) -> SequenceWork:
+    """A chain over tokens, padded to a multiple of `width` by its last token."""
+    steps = padded(work.graph.steps, width)
+    values = work.graph.inputs["token"].values
+    longer = np.pad(values, (0, int(steps[0]) - len(values)), "edge")
+    inputs = {"token": InputValues(longer, np.array([0, len(longer)], np.int32))}
+    return work_of(replace(work.graph, steps=steps, inputs=inputs))

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from penstock.ops.bench.cellular.generation.generation_bench import BEAMS, GenerationBench
 from penstock.ops.bench.cellular.generation.generation_models import options_of, step_floor
-from penstock.ops.bench.cellular.load import Driver, MonotonicClock
-from penstock.ops.bench.cellular.measured_load import throughput
+from penstock.ops.bench.cellular.load import Driver, MonotonicClock, percentiles_ms, throughput
 from penstock.ops.bench.common.draws import poisson
 from penstock.ops.bench.gpu.timing import wall_s
 from penstock.worker.stepping.generation_work import GenerationWork
@@ -90,9 +88,8 @@ def arrivals(bench: GenerationBench, search: str) -> dict[str, Any]:
             rate = share * bench.saturated_per_s[search]
             due = poisson(rate, max(2, round(rate * seconds)), bench.seed)
             offered = _driver(bench, search, quantum, joins_late).offer(due)
-            latencies_ms = 1e3 * (offered.ends - offered.arrivals)
-            p50, p99 = (float(np.percentile(latencies_ms, percent)) for percent in (50, 99))
-            found[way].append({"rate": rate, "p50_ms": p50, "p99_ms": p99})
+            found_ms = percentiles_ms(offered.ends - offered.arrivals)
+            found[way].append({"rate": rate, "p50_ms": found_ms["p50"], "p99_ms": found_ms["p99"]})
         del found[way][0]
     return found
 
