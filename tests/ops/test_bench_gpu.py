@@ -68,7 +68,7 @@ def test_every_contestant_is_found_and_none_shares_a_name() -> None:
 def test_the_tables_of_a_run_show_what_was_measured_and_why_a_contestant_was_not() -> None:
     text = SUITE.shown(Run(Path(), RECORD))
     for shown in (
-        "| one request, 2-100 tokens, inputs on the device, ms | 1.300 |",
+        "| 2-100 tokens, inputs on the device | 1.300 |",
         "| bias + residual + LayerNorm, 4,096 tokens | 10.00 | 9.000 | 20.00 | 0.800 |",
         "| attention, 16,384 tokens of 2-100 | 40.00 | 97.00 | 23.80 |",
     ):
@@ -160,7 +160,7 @@ class StubBench:
 
     def __init__(self) -> None:
         self.seed = 2026
-        self.bert = SimpleNamespace(vocab_size=30_000)
+        self.weights = SimpleNamespace(vocab_size=30_000)
         self.ours = Encoder()
         self.prepared = SimpleNamespace(num_heads=12)
         self.floor = SimpleNamespace(graph=lambda tokens: lambda: None)

@@ -1,26 +1,32 @@
-"""Models and the floor, shared by the parts. Each is made on first use."""
+"""BERT-base with random weights, as transformers has it and as the engine runs it, and the floor. Made on first use."""
 
+import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 from penstock.engine.gpu import GpuEncoder
-from penstock.engine.gpu.ops import GpuDense
-from penstock.engine.model.weights import Encoder
+from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
+from penstock.engine.model.weights import Encoder, EncoderWeights
+from penstock.engine.packed_model import weights_of
 from penstock.ops.bench.gpu.device_bench import DeviceBench
 from penstock.ops.bench.gpu.floor import GemmFloor
-from penstock.ops.bench.gpu.models import Model, bert_base
 from penstock.ops.bench.gpu.timing import WARM_UPS, Recorder, Work, interleaved_ms
 
+DTYPE = torch.float16
 MAX_FLOOR_TOKENS = 32_768
+_INITIALIZER_RANGE = 0.04  # twice the usual, at which attention is nearly uniform
+_MAX_POSITIONS = 1024
+_ORDINARY = torch.inference_mode(False)  # parts run in inference mode, whose tensors cannot be moved in place
 
 
 class Bench(DeviceBench):
-    """Models of one process."""
+    """The model and its contestants' forms of one process. It has no pooler: hidden states are all that is measured."""
 
     def mode(self) -> AbstractContextManager[object]:
         """All parts are inference."""
@@ -31,24 +37,40 @@ class Bench(DeviceBench):
         return Recorder()
 
     @cached_property
-    def bert(self) -> Model:
-        return bert_base(self.seed)
+    @_ORDINARY
+    def reference(self) -> nn.Module:
+        """transformers' 12 layers of 768, 12 heads, erf GELU: float32, on the CPU."""
+        config = transformers.BertConfig(max_position_embeddings=_MAX_POSITIONS, initializer_range=_INITIALIZER_RANGE)
+        make: Any = transformers.BertModel
+        torch.manual_seed(self.seed)
+        return make(config, add_pooling_layer=False).eval().requires_grad_(False)  # type: ignore[no-any-return]
+
+    @cached_property
+    @_ORDINARY
+    def weights(self) -> EncoderWeights:
+        return weights_of(self.reference)
 
     @cached_property
     def ours(self) -> GpuEncoder:
-        return self.bert.encoder()
+        return GpuEncoder(self.weights, DTYPE, graphs=True)
 
     @cached_property
     def prepared(self) -> Encoder[GpuDense]:
-        return self.bert.prepared()
+        """The weights on the device, as the engine's own kernels and the plain torch forward take them."""
+        return prepare_for_gpu(self.weights, DTYPE, torch.device("cuda"))
 
     @cached_property
+    @_ORDINARY
     def sdpa(self) -> nn.Module:
-        return self.bert.sdpa()
+        """transformers' model on the device."""
+        model: Any = copy.deepcopy(self.reference)
+        model.set_attn_implementation("sdpa")
+        module: nn.Module = model.to("cuda", DTYPE)
+        return module
 
     @cached_property
     def floor(self) -> GemmFloor:
-        config: Any = self.bert.reference.config
+        config: Any = self.reference.config
         sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
         return GemmFloor(*sizes, max_tokens=MAX_FLOOR_TOKENS, recorder=self.recorder)
 

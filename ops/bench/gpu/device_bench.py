@@ -1,15 +1,28 @@
-"""What the parts of a suite on a device share in the process that measures."""
+"""The device of a suite: its description and libraries, and the bench of parts that run on it."""
 
+import platform
+import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from penstock.ops.bench.common.machine import installed
 from penstock.ops.bench.common.part_bench import PartBench
-from penstock.ops.bench.gpu.gpu_machine import describe_gpu, nvidia_smi
 
 _GEMM_SIZE, _GEMM_ROUNDS = 8192, 500
+_QUERY = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"
+_PACKAGES = (
+    "torch",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "triton",
+    "transformers",
+    "sentence-transformers",
+    "flash-attn",
+    "numpy",
+)
 
 
 class DeviceBench(PartBench):
@@ -52,3 +65,29 @@ def _warm_up_clocks() -> None:
     for _ in range(_GEMM_ROUNDS):
         torch.mm(a, a)
     torch.cuda.synchronize()
+
+
+def describe_gpu() -> dict[str, Any]:
+    """Fields of a kept run. Clocks are those of the moment."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "l2_bytes": properties.L2_cache_size,
+        "cuda": torch.version.cuda,
+        "nvidia_smi": nvidia_smi(),
+        "kernel": platform.release(),
+        "versions": {"python": platform.python_version(), **installed(_PACKAGES)},
+    }
+
+
+def nvidia_smi() -> dict[str, str]:
+    """Driver, clocks, power limit and temperature; empty where nvidia-smi does not answer."""
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader", "--id=0"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(_QUERY.split(","), [value.strip() for value in answer.strip().split(",")], strict=False))

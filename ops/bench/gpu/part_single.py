@@ -16,7 +16,7 @@ def run(bench: Bench) -> dict[str, Any]:
     workloads = []
     for low, high in RANGES:
         points = []
-        for request in random_requests(uniform(low, high, DRAWS, bench.seed), bench.bert.vocab_size, bench.seed):
+        for request in random_requests(uniform(low, high, DRAWS, bench.seed), bench.weights.vocab_size, bench.seed):
             contestants = of_requests(bench, [request])
             milliseconds = bench.compare(f"single {len(request)} tokens", contestants)
             points.append({"tokens": len(request), "ms": milliseconds})

@@ -71,7 +71,7 @@ def _prepare(model: str | None, folder: str) -> Record:
     machine: Record = {}
     count = torch.cuda.device_count()
     if count:
-        from penstock.ops.bench.gpu.gpu_machine import describe_gpu
+        from penstock.ops.bench.gpu.device_bench import describe_gpu
 
         machine = describe_gpu()
         machine["gpu"] = machine["gpu"] if count == 1 else f"{count} x {machine['gpu']}"  # a machine of its own
