@@ -1,7 +1,7 @@
 """All suites, each a declaration. `penstock bench NAME` runs one of them."""
 
 from penstock.ops.bench.cellular.cellular_tables import PARTS as WORKLOADS
-from penstock.ops.bench.cellular.generation.generation_tables import SEARCHES
+from penstock.ops.bench.cellular.generation_tables import SEARCHES
 from penstock.ops.bench.common.suite import DEVICE, SCALE, SEED, BenchSuite, Option, Part, numbers
 from penstock.ops.bench.pipeline.pipeline_tables import PARTS as PIPELINE_PARTS
 
@@ -45,7 +45,7 @@ SERVING = BenchSuite(
     name="serving-kafka",
     about="Batching policies through Kafka: the share of requests that each answers in time.",
     bench=_SETUP,
-    tables=f"{_BENCH}.serving.serving_tables:TABLES",
+    tables=f"{_BENCH}.serving.policies:TABLES",
     parts={"loads": Part(f"{_BENCH}.serving.part_loads:run", 600)},
     time_limit_s=_CPU_LIMIT_S,
     options=[SCALE],
@@ -76,10 +76,10 @@ _BUDGETS_S = {"step": 14, "continuous": 8, "static": 8, "transformers": 14, "arr
 GENERATION = BenchSuite(
     name="generation",
     about="Encoder-decoder generation on a GPU beside transformers.",
-    bench=f"{_BENCH}.cellular.generation.generation_bench:GenerationBench",
-    tables=f"{_BENCH}.cellular.generation.generation_tables:TABLES",
+    bench=f"{_BENCH}.cellular.generation_bench:GenerationBench",
+    tables=f"{_BENCH}.cellular.generation_tables:TABLES",
     parts={
-        f"{part}_{search}": Part(f"{_BENCH}.cellular.generation.generation_parts:{part}", budget_s, (search,))
+        f"{part}_{search}": Part(f"{_BENCH}.cellular.generation_parts:{part}", budget_s, (search,))
         for search in SEARCHES
         for part, budget_s in _BUDGETS_S.items()
     },

@@ -8,14 +8,13 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from penstock.ops.bench.cellular import cellular_tables
-from penstock.ops.bench.cellular.generation import generation_tables
+from penstock.ops.bench.cellular import cellular_tables, generation_tables
 from penstock.ops.bench.common.kept_tables import run_table
 from penstock.ops.bench.cpu import cpu_tables
 from penstock.ops.bench.delivery import delivery_tables
 from penstock.ops.bench.gpu import gpu_tables
 from penstock.ops.bench.pipeline import pipeline_tables
-from penstock.ops.bench.serving import serving_tables
+from penstock.ops.bench.serving import policies
 from penstock.ops.chaos import chaos_tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +26,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **pipeline_tables.TABLES,
     **delivery_tables.TABLES,
     **gpu_tables.TABLES,
-    **serving_tables.TABLES,
+    **policies.TABLES,
     **chaos_tables.TABLES,
 }
 _MARKED = re.compile(r"(<!-- figures:([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)

@@ -32,7 +32,7 @@ from penstock.ops.bench.common.suite import SCALE, BenchSuite, Option, Part, nam
 from penstock.ops.bench.contestants.engine_alone import EngineAlone, full_groups
 from penstock.ops.bench.cpu.cpu_tables import largest_change
 from penstock.ops.bench.serving.policies import DEFAULT, POLICIES
-from penstock.ops.bench.serving.serving_tables import SUITE as SERVING
+from penstock.ops.bench.serving.policies import SUITE as SERVING
 from penstock.ops.bench.suites import SUITES
 from penstock.ops.demo.demo_model import model_directory
 from penstock.worker.settings import WorkerSettings
@@ -149,7 +149,7 @@ STUB = BenchSuite(
     name="serving-kafka",
     about="A stub.",
     bench=f"{_HERE}:Shared",
-    tables="penstock.ops.bench.serving.serving_tables:TABLES",
+    tables="penstock.ops.bench.serving.policies:TABLES",
     parts={
         "failed": Part(f"{_HERE}:_failed", 5, ("why it failed",)),
         "died": Part(f"{_HERE}:_died", 5),

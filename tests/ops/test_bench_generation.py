@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.ops.bench.cellular.generation.generation_bench import StaticBatches
-from penstock.ops.bench.cellular.generation.generation_models import MARIAN, step_floor
-from penstock.ops.bench.cellular.generation.generation_tables import ratios
+from penstock.ops.bench.cellular.generation_bench import MARIAN, StaticBatches, step_floor
+from penstock.ops.bench.cellular.generation_tables import ratios
 from penstock.ops.bench.common.runner import run_suite
 from penstock.ops.bench.suites import GENERATION as SUITE
 from penstock.worker.batching.job_runner import JobEvents

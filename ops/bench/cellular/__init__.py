@@ -1,1 +1,1 @@
-"""Benchmarks of cellular batching."""
+"""Benchmarks of requests of many steps: cellular batching, and encoder-decoder generation."""

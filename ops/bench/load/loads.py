@@ -22,8 +22,6 @@ class Load:
     rate_per_s: float = 0.0  # open loop: sequences a second of all clients together, Poisson
     batch_calls: bool = True  # concurrent calls may share a record
     poison_every: int = 0  # of Banking77's texts; 0: none is poison
-    distinct: int = 0  # sequences of a client, which begin again after the last; 0: more than it has in flight
-    seed: int = 0  # another one gives other sequences
     timeout_s: float = 30.0
     warm_s: float = 2.0
     seconds: float = 4.0
@@ -45,15 +43,5 @@ def special_tokens(payload: Payload) -> int:
 
 def open_load(rate_per_s: float, warm_s: float, seconds: float) -> Load:
     """Calls of one sequence at a given rate. What is not answered in five seconds has failed."""
-    low, high = SHORT
-    return Load(
-        f"{rate_per_s:,.0f}/s",
-        "ids",
-        low,
-        high,
-        1,
-        rate_per_s=rate_per_s,
-        timeout_s=5.0,
-        warm_s=warm_s,
-        seconds=seconds,
-    )
+    name = f"{rate_per_s:,.0f}/s"
+    return Load(name, "ids", *SHORT, rate_per_s=rate_per_s, timeout_s=5.0, warm_s=warm_s, seconds=seconds)

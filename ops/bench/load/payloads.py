@@ -28,9 +28,9 @@ def pool_of(load: Load, model: Path | None, number: int, num_clients: int) -> li
         texts = shuffled_texts(_NUM_MESSAGES)[number::num_clients]
         texts = with_poison(texts, load.poison_every) if load.poison_every else texts
         return [texts[start : start + load.rows] for start in range(0, len(texts) - load.rows + 1, load.rows)]
-    rows = load.distinct or (_POOL_ROWS if (load.low + load.high) / 2 < _LONG else _LONG_POOL_ROWS)
-    count, seed = rows // load.rows * load.rows, number + num_clients * load.seed
-    found = sequences(load.payload, uniform(load.low, load.high, count, seed), model, seed)
+    rows = _POOL_ROWS if (load.low + load.high) / 2 < _LONG else _LONG_POOL_ROWS
+    count = rows // load.rows * load.rows
+    found = sequences(load.payload, uniform(load.low, load.high, count, number), model, number)
     return [found[start : start + load.rows] for start in range(0, count, load.rows)]
 
 

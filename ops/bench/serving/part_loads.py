@@ -8,8 +8,7 @@ from penstock.ops.bench.common.setup import Details, Setup
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers
 from penstock.ops.bench.load.load_bench import LoadBench, say
 from penstock.ops.bench.load.loads import SHORT, Load
-from penstock.ops.bench.serving.policies import KEEPS_DEADLINES, POLICIES, TEI
-from penstock.ops.bench.serving.serving_tables import LOADS
+from penstock.ops.bench.serving.policies import KEEPS_DEADLINES, LOADS, POLICIES, TEI
 from penstock.ops.kafka import KafkaBroker
 
 _SLO_S = 0.15  # five times the longest request alone, on two cores

@@ -1,18 +1,24 @@
-"""The models, generators and runners that the parts of the suite of generation share, and the sizes of a run."""
+"""The model, generators and runners that the parts of the suite of generation share, and the sizes of a run.
+
+The model has Marian's shape and random weights.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.limits import GeneratorLimits
+from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
+from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.gpu.generation.seq2seq import GpuSeq2Seq
-from penstock.ops.bench.cellular.generation.generation_models import MARIAN, TINY, Shape, options_of, random_model
 from penstock.ops.bench.cellular.load import OfferedRunner
 from penstock.ops.bench.gpu.device_bench import DeviceBench
 from penstock.worker.batching.job_runner import JobEvents
@@ -23,6 +29,23 @@ from penstock.worker.stepping.generation_work import GenerationWork
 
 MIN_LENGTH, PAGE_TOKENS = 5, 16
 BEAMS = {"greedy": 1, "beams_4": 4}
+_HALF_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of an encoder-decoder transformer."""
+
+    layers: int  # of each stack
+    hidden: int
+    inner: int
+    heads: int
+    vocabulary: int
+    longest: int  # of sources and of outputs
+
+
+MARIAN = Shape(6, 512, 2048, 8, 58_101, 100)
+TINY = Shape(2, 32, 64, 2, 120, 12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +151,50 @@ class StaticBatches:
         if self._runner.is_idle:
             self._runner.add([self._queue.popleft() for _ in range(min(self._max_requests, len(self._queue)))])
         return self._runner.advance(now)
+
+
+def random_model(shape: Shape, seed: int) -> tuple[Seq2SeqCheckpoint, Any]:
+    """Our checkpoint and transformers' model, float32 on the CPU. No token ends a sequence."""
+    torch.manual_seed(seed)
+    config = transformers.MarianConfig(
+        vocab_size=shape.vocabulary,
+        d_model=shape.hidden,
+        encoder_layers=shape.layers,
+        decoder_layers=shape.layers,
+        encoder_attention_heads=shape.heads,
+        decoder_attention_heads=shape.heads,
+        encoder_ffn_dim=shape.inner,
+        decoder_ffn_dim=shape.inner,
+        max_position_embeddings=512,
+        scale_embedding=True,
+        activation_function="swish",
+        pad_token_id=1,
+        eos_token_id=0,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
+    )
+    model: Any = transformers.MarianMTModel(config)
+    model.eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.forced_eos_token_id = None
+    with TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        return load_seq2seq(directory), model
+
+
+def options_of(new_tokens: int, num_beams: int) -> GenerationOptions:
+    """Options of a request that ends after that number of tokens."""
+    return GenerationOptions(decoder_start_token_id=1, max_new_tokens=new_tokens, num_beams=num_beams)
+
+
+def step_floor(shape: Shape, past: Sequence[int], sources: Sequence[int], beams: int) -> tuple[float, float]:
+    """Bytes and FLOPs of a step in half precision: every weight once, every key and value once, and every product.
+
+    past: positions of each sequence, whose beams share none; sources: tokens of each sequence's source.
+    """
+    hidden, rows = shape.hidden, beams * len(past)
+    weights = shape.layers * (6 * hidden * hidden + 2 * hidden * shape.inner)
+    weights += shape.vocabulary * hidden  # without the products of cross keys and values, which the encoder has done
+    keys = beams * sum(past) + sum(sources)
+    num_bytes = _HALF_BYTES * (weights + 2 * shape.layers * hidden * keys)
+    return num_bytes, 2.0 * rows * weights + 4.0 * shape.layers * hidden * beams * (sum(past) + sum(sources))

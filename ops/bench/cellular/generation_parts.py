@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.ops.bench.cellular.generation.generation_bench import BEAMS, GenerationBench
-from penstock.ops.bench.cellular.generation.generation_models import options_of, step_floor
+from penstock.ops.bench.cellular.generation_bench import BEAMS, GenerationBench, options_of, step_floor
 from penstock.ops.bench.cellular.load import Driver, MonotonicClock, percentiles_ms, throughput
 from penstock.ops.bench.common.draws import poisson
 from penstock.ops.bench.gpu.timing import wall_s

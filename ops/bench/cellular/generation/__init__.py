@@ -1,1 +1,0 @@
-"""Encoder-decoder generation on one GPU."""
