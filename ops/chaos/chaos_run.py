@@ -23,8 +23,7 @@ from penstock.ops.chaos.fleet.worker_command import WorkerCommand
 from penstock.ops.chaos.load.asked import Ids
 from penstock.ops.chaos.load.calls import CALL_S, REPLIES, Calls
 from penstock.ops.chaos.load.raw_load import RAW_REPLIES, RawLoad
-from penstock.ops.chaos.verdict.commit_log import read_commits
-from penstock.ops.chaos.verdict.commit_watch import CommitWatch
+from penstock.ops.chaos.verdict.commits import CommitWatch, read_commits
 from penstock.ops.chaos.verdict.fault_effects import KILLS, MOST_RECOVERY_S, SLOW_S
 from penstock.ops.chaos.verdict.judge import Judge
 from penstock.ops.chaos.verdict.refusals import is_denial, refusals

@@ -16,9 +16,8 @@ import pytest
 
 from penstock.ops.bench.load.records import Headers, Record
 from penstock.ops.chaos.load.asked import Ids
-from penstock.ops.chaos.verdict.commit_log import Commit
-from penstock.ops.chaos.verdict.joint_letters import alone
-from penstock.ops.chaos.verdict.judge import Judge
+from penstock.ops.chaos.verdict.commits import Commit
+from penstock.ops.chaos.verdict.judge import Judge, alone
 from penstock.ops.chaos.verdict.refusals import Refusal
 
 REQUESTS, REPLIES, LETTERS = "requests", "replies", "letters"

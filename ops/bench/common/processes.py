@@ -100,6 +100,13 @@ def tail(*logs: Path) -> str:
     return "\n".join(parts)
 
 
+def log_events(log: Path, part: str) -> Iterator[dict[str, Any]]:
+    """The JSON lines of a log that hold `part`, without lines that are not whole."""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        found = (line for line in lines if part in line and line.startswith("{") and line.endswith("}\n"))
+        yield from map(json.loads, found)
+
+
 def module_command(module: str, spec: object) -> list[str]:
     """`python -m penstock.ops.bench.<module> <spec as JSON>`."""
     return [sys.executable, "-m", f"penstock.ops.bench.{module}", json.dumps(spec)]

@@ -1,7 +1,6 @@
 """The members under test: `penstock worker` as a user starts it, in processes of its own."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.ops.bench.common.processes import ProcessFailed, descendants, start, stop, tail
+from penstock.ops.bench.common.processes import ProcessFailed, descendants, log_events, start, stop, tail
 from penstock.ops.bench.load.load_bench import LoadBench, open_clients
 from penstock.ops.kafka import KafkaBroker
 
@@ -158,8 +157,8 @@ class WorkerFleet:
     def events(self, name: str) -> Iterator[dict[str, Any]]:
         """Log events of all members so far."""
         for number, path in enumerate(self._logs):
-            for event in _events(path, name):
-                yield {**event, "command": number}
+            found = log_events(path, f'"{name}"')
+            yield from ({**event, "command": number} for event in found if event.get("event") == name)
 
     def log_tail(self) -> str:
         """The last lines of the logs, for an error message."""
@@ -167,14 +166,6 @@ class WorkerFleet:
 
     def _members_of(self, name: str) -> frozenset[Member]:
         return frozenset((event["command"], event.get("pid")) for event in self.events(name))
-
-
-def _events(path: Path, name: str) -> Iterator[dict[str, Any]]:
-    """Of one log, without lines that are not whole."""
-    marker = f'"{name}"'
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        found = (line for line in lines if marker in line and line.startswith("{") and line.endswith("}\n"))
-        yield from (event for event in map(json.loads, found) if event.get("event") == name)
 
 
 @contextlib.contextmanager

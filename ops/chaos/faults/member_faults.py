@@ -8,7 +8,7 @@ import signal
 
 from penstock.ops.chaos.faults.scene import ENDED, STOPPED, Effect, NotInjectedError, Scene, comes_true, state
 from penstock.ops.chaos.fleet.faulty_engine import HANG
-from penstock.ops.chaos.fleet.faulty_member import CLOCK, seen_clock
+from penstock.ops.chaos.fleet.faulty_worker import CLOCK, seen_clock
 
 MOST_CLOCK_ERROR_S = 20.0
 _SIGNALLED_S = 5.0  # a signal has had its effect

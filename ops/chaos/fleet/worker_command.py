@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import resource
@@ -10,10 +9,11 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.ops.bench.common.processes import log_events
 from penstock.ops.chaos.fleet.faulty_engine import OUT_OF_MEMORY, PASSING, POISONED
 
 _EVENT = re.compile(rb'"event": "(\w+)"')
@@ -29,7 +29,7 @@ class WorkerCommand:
         self.log_path = folder / "worker.log"
         self.exits: list[int] = []  # of supervisors that were not asked to end
         module = "penstock.ops.chaos.fleet.faulty_worker"
-        self._command = (sys.executable, "-m", module, str(folder), str(seed), *options)
+        self._command = (sys.executable, "-m", module, str(folder), str(seed), "worker", *options)
         self._process: subprocess.Popen[bytes] | None = None
         self._logs: list[subprocess.Popen[bytes]] = []
         self._counted: Counter[str] = Counter()  # events in the first `_counted_bytes` of the log, by name
@@ -106,18 +106,11 @@ class WorkerCommand:
     def failures_of_engines(self) -> dict[str, int]:
         """How many failures of engines were logged, by kind."""
         kinds = (POISONED, PASSING, OUT_OF_MEMORY)
-        return {f"logged_{kind.replace(' ', '_')}": sum(1 for _ in self._lines(kind)) for kind in kinds}
+        return {f"logged_{kind.replace(' ', '_')}": len(self.events(kind)) for kind in kinds}
 
     def events(self, part: str) -> list[dict[str, Any]]:
         """The events whose lines hold `part`."""
-        lines = [line for line in self._lines(part) if line.startswith(b"{") and line.endswith(b"}\n")]
-        return [json.loads(line) for line in lines]
-
-    def _lines(self, part: str) -> Iterator[bytes]:
-        """Those of the log that hold `part`; it may have a million."""
-        if self.log_path.exists():
-            with self.log_path.open("rb") as log:
-                yield from (line for line in log if part.encode() in line)
+        return list(log_events(self.log_path, part)) if self.log_path.exists() else []
 
     def _start(self) -> None:
         """Start the command. Its log passes a pipe, because `limit_files` counts for files of the members alone."""

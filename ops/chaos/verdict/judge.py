@@ -4,8 +4,9 @@ It knows the wire format and the rules of delivery, and shares no code with the 
 """
 
 import math
+import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -13,8 +14,7 @@ import msgpack
 from penstock.engine.types import Float32Array
 from penstock.ops.bench.load.records import Partition, Record
 from penstock.ops.chaos.load.asked import ON_DEADLINE, AnswerSeen, Asked, Ids, LetterSeen, answer_key
-from penstock.ops.chaos.verdict.commit_log import Commit
-from penstock.ops.chaos.verdict.joint_letters import alone
+from penstock.ops.chaos.verdict.commits import Commit
 from penstock.ops.chaos.verdict.refusals import Refusal
 
 _MOST_SHOWN = 20  # violations of one kind that a report names
@@ -201,3 +201,27 @@ class Judge:
         examples = self.examples.setdefault(kind, [])
         if len(examples) < _MOST_SHOWN:
             examples.append(example)
+
+
+def alone(letter: Record) -> Iterator[Record]:
+    """The letter, or one in the form of a letter of its own for each record that it stands for."""
+    if not letter.headers or letter.headers[-1][0] != "penstock-records":
+        yield letter
+        return
+    shared = dict(letter.headers)
+    place = shared["__dlq.errors.topic"] + b"-" + shared["__dlq.errors.partition"] + b"-"
+    for record in msgpack.unpackb(zlib.decompress(letter.value or b"")):
+        offset, timestamp, key, value, headers, code, message, kind, attempts = record
+        own = {
+            "penstock-error-code": code.encode(),
+            "penstock-error-message": message.encode(),
+            "penstock-error-type": kind.encode(),
+            "penstock-error-attempts": b"%d" % attempts,
+            "penstock-source": place + b"%d" % offset,
+            "penstock-source-timestamp-ms": b"%d" % timestamp,
+            "__dlq.errors.offset": b"%d" % offset,
+            "__dlq.errors.delivery.count": b"%d" % attempts,
+            "__dlq.errors.message": message.encode(),
+        }
+        named = [(name, raw) for name, raw in headers]
+        yield letter._replace(key=key or letter.key, value=value, headers=(*named, *(shared | own).items()))

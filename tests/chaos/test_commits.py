@@ -5,8 +5,8 @@ import struct
 import pytest
 
 from penstock.ops.bench.load.records import Record
-from penstock.ops.chaos.verdict import commit_log
-from penstock.ops.chaos.verdict.commit_log import Commit, parse_commit, read_commits
+from penstock.ops.chaos.verdict import commits
+from penstock.ops.chaos.verdict.commits import Commit, parse_commit, read_commits
 
 GROUP, SOURCE = "penstock.m", ("requests", 3)
 
@@ -51,13 +51,13 @@ def test_what_is_no_known_commit_is_refused_and_not_skipped() -> None:
 
 def test_a_commit_counts_from_its_record_on_and_those_of_other_groups_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [committed(0, 10, 5), committed(1, 11, 7, "other"), committed(2, 12, 9)]
-    monkeypatch.setattr(commit_log, "read_topics", lambda servers, topics, isolation: iter(records))
+    monkeypatch.setattr(commits, "read_topics", lambda servers, topics, isolation: iter(records))
     assert read_commits("unused", GROUP, "read_uncommitted") == [Commit(10, SOURCE, 5), Commit(12, SOURCE, 9)]
 
 
 def test_a_hole_is_refused_but_where_transactions_have_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [committed(0, 10, 5), committed(2, 12, 9)]
-    monkeypatch.setattr(commit_log, "read_topics", lambda servers, topics, isolation: iter(records))
+    monkeypatch.setattr(commits, "read_topics", lambda servers, topics, isolation: iter(records))
     with pytest.raises(ValueError, match="some were removed"):
         read_commits("unused", GROUP, "read_uncommitted")
     assert len(read_commits("unused", GROUP, "read_committed")) == 2
