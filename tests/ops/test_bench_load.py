@@ -3,10 +3,7 @@
 import asyncio
 import dataclasses
 import math
-import os
 import signal
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +21,6 @@ from penstock.ops.bench.load.client_process import LoadRun, due_times
 from penstock.ops.bench.load.load_bench import busiest_cores, with_costs
 from penstock.ops.bench.load.loads import SHORT, Load, open_load
 from penstock.ops.bench.load.payloads import is_poison, max_tokens, pool_of, with_poison
-from penstock.ops.bench.load.stall_watch import StallWatch
 from penstock.ops.kafka import BrokerCluster, KafkaBroker
 
 CLOSED = Load("closed", "ids", *SHORT, rows=64, callers=1, warm_s=1.0, seconds=2.0)
@@ -199,37 +195,3 @@ def test_brokers_make_their_folders_where_they_are_told(tmp_path: Path) -> None:
     for node in nodes:
         node.close()
     assert not list(tmp_path.iterdir())
-
-
-def test_a_broker_that_stands_still_is_seen() -> None:
-    with KafkaBroker(num_partitions=1) as broker, StallWatch(broker.bootstrap_servers) as watch:
-        start = time.perf_counter()
-        broker.suspend()
-        time.sleep(0.3)
-        broker.resume()
-        while not any(stall["ms"] > 200 for stall in watch.stalls_between(start, float("inf"))["broker_stalls"]):
-            time.sleep(0.01)
-
-
-WATCHING = """
-import time
-from penstock.ops.bench.load.stall_watch import StallWatch
-with StallWatch("127.0.0.1:1") as watch:
-    start = time.perf_counter()
-    print("watching", flush=True)
-    input()
-    while not any(stall["ms"] > 200 for stall in watch.stalls_between(start, float("inf"))["machine_stalls"]):
-        time.sleep(0.01)
-print("seen")
-"""
-
-
-def test_a_machine_that_stands_still_is_seen() -> None:
-    command = [sys.executable, "-c", WATCHING]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout is not None
-        assert watching.stdout.readline() == "watching\n"
-        os.kill(watching.pid, signal.SIGSTOP)
-        time.sleep(0.3)
-        os.kill(watching.pid, signal.SIGCONT)
-        assert watching.communicate("\n", timeout=300)[0] == "seen\n"

@@ -13,10 +13,10 @@ from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.load.call_times import CallTimes, figures
 from penstock.ops.bench.load.loads import Load, open_load
 from penstock.ops.bench.pipeline import fleet_bench
+from penstock.ops.bench.pipeline.fleet_bench import prediction_error_p95
 from penstock.ops.bench.pipeline.pipeline_bench import PipelineBench
 from penstock.ops.bench.pipeline.pipeline_loads import SCALES, closed_loads
 from penstock.ops.bench.pipeline.pipeline_tables import CLOSED, PARTS, SUITE, TABLES
-from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
 from penstock.ops.bench.suites import PIPELINE
 
 MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
@@ -37,17 +37,10 @@ def test_every_target_is_of_a_measure_and_every_table_has_rows(tmp_path: Path) -
         assert table.of_runs([Run(tmp_path, record)]).count("\n") >= (2 if name == "headline" else 3), name
 
 
-def test_errors_of_predictions_are_of_batches_and_of_the_sums_of_one_member() -> None:
-    def batch(member: int, predicted_s: float, device_s: float) -> dict[str, Any]:
-        return {"command": 0, "pid": member, "predicted_s": predicted_s, "device_s": device_s}
-
-    by_turns = [batch(1, 2e-3, 1e-3), batch(2, 1e-3, 1e-3), batch(1, 2e-3, 3e-3), batch(2, 1e-3, 1e-3)] * 4
-    errors = prediction_errors([*by_turns, batch(1, 4e-3, 5e-3)])
-    assert errors["batches"] == 17
-    assert errors["p95"] == pytest.approx(1.0)
-    assert errors["long_p95"] == pytest.approx(0.2)
-    assert errors["sums_p95"] == pytest.approx(0.0)
-    assert prediction_errors([]) == {"batches": 0, "p50": None, "p95": None, "long_p95": None, "sums_p95": None}
+def test_an_error_of_a_prediction_is_relative_to_what_was_measured() -> None:
+    batches = [{"predicted_s": predicted_s, "device_s": 2e-3} for predicted_s in (2e-3, 1e-3, 3e-3)]
+    assert prediction_error_p95(batches) == pytest.approx(0.5)
+    assert prediction_error_p95([]) is None
 
 
 @pytest.mark.slow
@@ -60,7 +53,7 @@ def test_a_fleet_of_two_null_workers_is_measured(monkeypatch: pytest.MonkeyPatch
     found = {name: part["result"] for name, part in record["parts"].items()}
     assert found["fleet"]["members"] == 2
     assert all(load["requests_per_s"] > 0 for load in found["closed"]["loads"].values())
-    assert found["fleet"]["batches"]["prediction_errors"]["ids 2-100"]["batches"] > 0
+    assert found["fleet"]["batches"]["count"] > 0
     used = found["closed"]["loads"]["ids 2-100"]["cores"]
     assert {"broker 0", "member 0", "member 1", "client 0"} <= used.keys()
     assert found["job"]["not_applicable"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ops.bench.common.part_bench import PartBench, deadline
-from penstock.ops.bench.common.runs import finite
+from penstock.ops.bench.common.runs import write_json
 from penstock.ops.bench.common.suite import named
 
 BENCH_IS_SICK = 3  # exit code: the parts that are left need a new process
@@ -26,11 +26,11 @@ def main() -> int:
     ends = time.monotonic() + order["seconds_left"]
     warnings.filterwarnings("ignore")  # of prototypes of torch, at every call
     bench: PartBench = named(order["bench"])(order["options"])
-    write(folder / "machine.json", bench.machine())
+    write_json(folder / "machine.json", bench.machine())
     try:
         for name, (function, budget_s, *arguments) in order["parts"].items():
             record = run_part(function, arguments, bench, budget_s, ends - time.monotonic())
-            write(folder / f"{name}.json", record)
+            write_json(folder / f"{name}.json", record)
             print(f"{name}: {record['error'] or 'done'} ({record['seconds']:.1f} s)", flush=True)
             if not bench.is_well():
                 return BENCH_IS_SICK
@@ -59,13 +59,6 @@ def run_part(
             error = f"{type(failure).__name__}: {failure}"[:2000]
     seconds = time.monotonic() - started
     return {"error": error, "seconds": seconds, "failures": bench.failures, **bench.after(), "result": result}
-
-
-def write(path: Path, record: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(finite(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,11 @@ def log_events(log: Path, part: str) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, found)
 
 
+def unix_time(event: Mapping[str, Any]) -> float:
+    """When an event was logged, in seconds."""
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
+
+
 def module_command(module: str, spec: object) -> list[str]:
     """`python -m penstock.ops.bench.<module> <spec as JSON>`."""
     return [sys.executable, "-m", f"penstock.ops.bench.{module}", json.dumps(spec)]
@@ -125,21 +131,26 @@ def serving(module: str, spec: Mapping[str, Any], log: Path) -> Iterator[int]:
             raise ProcessFailed(f"{module} ended with exit status {ended_early}.\n{tail(log)}")
 
 
-def run_once(module: str, spec: Mapping[str, Any], log: Path, timeout_s: float = 300.0) -> dict[str, Any]:
-    """Run a module to its end; returns the JSON object that it printed last.
+def run_to_end(command: Sequence[str], log: Path, timeout_s: float) -> bytes:
+    """Run a command that must succeed; returns what it printed. Its errors go to the end of the log.
 
     Raises:
         ProcessFailed: it failed, or took longer than `timeout_s`.
     """
-    command = module_command(module, spec)
     with log.open("ab") as errors:
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, timeout=timeout_s
             )
         except subprocess.TimeoutExpired as error:
-            raise ProcessFailed(f"{module} did not end within {timeout_s:g} s.\n{tail(log)}") from error
+            raise ProcessFailed(f"{command} did not end within {timeout_s:g} s.\n{tail(log)}") from error
     if done.returncode != 0:
-        raise ProcessFailed(f"{module} ended with exit status {done.returncode}.\n{tail(log)}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # structlog prints too
+        raise ProcessFailed(f"{command} ended with exit status {done.returncode}.\n{tail(log)}")
+    return done.stdout
+
+
+def run_once(module: str, spec: Mapping[str, Any], log: Path, timeout_s: float = 300.0) -> dict[str, Any]:
+    """Run a module to its end: see `run_to_end`. Returns the JSON object that it printed last."""
+    printed = run_to_end(module_command(module, spec), log, timeout_s)
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])  # structlog prints too
     return result

@@ -75,18 +75,17 @@ def keep(record: Mapping[str, Any], root: Path = RESULTS) -> Path:
     A run may be kept again while its parts come in: the file's name depends on its header alone.
     """
     seconds = (datetime.now(UTC) - datetime.fromisoformat(record["started"])).total_seconds()
-    done = {**record, "seconds": seconds, "load": {**record["load"], "after": _load()}}
-    return write(done, root)
-
-
-def write(record: Mapping[str, Any], root: Path = RESULTS) -> Path:
-    """Write a complete record to its place under `root`."""
     path: Path = root / record["suite"] / slug(record["machine"]) / f"{_stem(record)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(finite(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_json(path, {**record, "seconds": seconds, "load": {**record["load"], "after": _load()}})
     return path
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Whole or not at all. Infinite figures, and those that are no number, become null."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(_finite(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def machines(suite: str, root: Path = RESULTS) -> list[str]:
@@ -113,12 +112,11 @@ def current_runs(suite: str, machine: str, root: Path = RESULTS, parts: Collecti
     return [run for run in runs if run.commit == runs[-1].commit]
 
 
-def finite(value: Any) -> Any:
-    """The value as JSON has it: null for infinity and for what is no number."""
+def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
+        return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

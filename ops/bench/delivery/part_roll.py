@@ -2,9 +2,9 @@
 
 import math
 import signal
-from datetime import datetime
 from typing import Any
 
+from penstock.ops.bench.common.processes import unix_time
 from penstock.ops.bench.common.setup import Details, Setup
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.bench.load.call_times import CallTimes, timeline
@@ -32,7 +32,7 @@ def run_roll(setup: Setup) -> Details:
     ):
         fleet.wait_until_ready(_READY_S)
         record, calls = bench.watch(load, act=lambda: fleet.send_signal(signal.SIGHUP))
-        finished = [_unix_time(event) for event in fleet.events("roll_finished")]
+        finished = [unix_time(event) for event in fleet.events("roll_finished")]
     roll_s = finished[0] - record["started"] - _BEFORE_S if finished else math.inf  # infinite: longer than the load
     end_s = _BEFORE_S + min(roll_s + _SETTLED_S, _SECONDS)
     found = {"roll_s": roll_s, "lag_p99_ms": record["lag_p99_ms"], "failures": record["failures"]}
@@ -52,7 +52,3 @@ def figures(calls: CallTimes, start_s: float, end_s: float) -> dict[str, Any]:
         "lost_of_whole_load": float(calls.failed.sum()),
         "timeline": timeline(calls, start_s, end_s),
     }
-
-
-def _unix_time(event: dict[str, Any]) -> float:
-    return datetime.fromisoformat(event["timestamp"]).timestamp()

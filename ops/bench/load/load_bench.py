@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from penstock.ops.bench.common.setup import ROUNDS
 from penstock.ops.bench.load.call_times import CallTimes, figures
 from penstock.ops.bench.load.client_fleet import ClientFleet
 from penstock.ops.bench.load.loads import Load
-from penstock.ops.bench.load.stall_watch import StallWatch
 from penstock.ops.kafka import BrokerCluster, KafkaBroker
 
 Record = dict[str, Any]
@@ -54,21 +53,16 @@ class LoadBench:
     def watch(
         self, load: Load, at_s: float = 0.0, act: Callable[[], object] = lambda: None
     ) -> tuple[Record, CallTimes]:
-        """As `offer`, with the calls, and without a line. `act` is called `at_s` seconds after the load's warm-up.
-
-        A closed loop is not watched for stalls: on two cores the watch takes 7 % of its throughput.
-        """
-        with StallWatch(self._brokers.bootstrap_servers) if load.is_open else nullcontext() as watch:
-            start = self._clients.begin(load)
-            watched = self.watched()
-            sleep_until(start + load.warm_s)
-            before = read_cpu_s(watched)
-            sleep_until(start + load.warm_s + at_s)
-            act()
-            sleep_until(start + load.span_s)
-            cores = cores_used(before, read_cpu_s(watched), load.seconds)
+        """As `offer`, with the calls, and without a line. `act` is called `at_s` seconds after the load's warm-up."""
+        start = self._clients.begin(load)
+        watched = self.watched()
+        sleep_until(start + load.warm_s)
+        before = read_cpu_s(watched)
+        sleep_until(start + load.warm_s + at_s)
+        act()
+        sleep_until(start + load.span_s)
+        cores = cores_used(before, read_cpu_s(watched), load.seconds)
         offered = self._clients.collect(load, start)
-        stalls = {} if watch is None else watch.stalls_between(start + load.warm_s, start + load.span_s)
         record = {
             "load": dataclasses.asdict(load),
             "started": time.time() - (time.perf_counter() - start),
@@ -76,7 +70,6 @@ class LoadBench:
             "failures": offered.failures,
             "poison": offered.poison,
             "lag_p99_ms": offered.lag_p99_ms,
-            **stalls,
             "cores": cores,
         }
         return record, offered.calls

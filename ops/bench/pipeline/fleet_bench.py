@@ -1,19 +1,17 @@
 """One fleet behind its brokers, and the measurements of it. The parts of a run are its methods."""
 
 import dataclasses
-import math
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.ops.bench.common.processes import cores_used, read_cpu_s
+from penstock.ops.bench.common.processes import cores_used, read_cpu_s, unix_time
 from penstock.ops.bench.contestants.bulk_job import run_job, write_texts
 from penstock.ops.bench.contestants.worker_fleet import READY_TIMEOUT_S, FleetSpec, WorkerFleet
 from penstock.ops.bench.load.broker_folder import broker_folder
@@ -21,7 +19,6 @@ from penstock.ops.bench.load.call_times import recovery_s, timeline
 from penstock.ops.bench.load.client_fleet import ClientFleet
 from penstock.ops.bench.load.load_bench import BROKER_CONFIG, LoadBench, Record, busiest_cores, say, sleep_until
 from penstock.ops.bench.load.loads import ROWS, SHORT, Load
-from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
 from penstock.ops.kafka import FULL_SPEED, BrokerCluster, KafkaBroker
 
 _ONE_COPY = {"default.replication.factor": "1", "min.insync.replicas": "1"}
@@ -51,18 +48,11 @@ class FleetBench(LoadBench):
         super().__init__(brokers, workers.watched, clients)
         self._around = around
         self._workers = workers
-        self._loads: list[tuple[str, float, float]] = []  # name, and Unix times of the measured seconds
 
     @property
     def num_members(self) -> int:
         """Members that are alive."""
         return len(self._workers.members())
-
-    def offer(self, load: Load) -> Record:
-        """See LoadBench."""
-        record = super().offer(load)
-        self._loads.append((load.name, record["started"] + load.warm_s, record["started"] + load.span_s))
-        return record
 
     def warm_up(self, load: Load) -> None:
         """A load that is not measured: shapes that come for the second time are captured then."""
@@ -74,12 +64,12 @@ class FleetBench(LoadBench):
         load = dataclasses.replace(self._open(name, rate_per_s, self._around.seconds, deadline_s), rows=ROWS)
         begun = time.time()
         record = self.offer(load)
-        errors = prediction_errors(_ended(self._workers.events("batch_done"), begun, math.inf))
+        batches = [one for one in self._workers.events("batch_done") if unix_time(one) >= begun]
         return {
             **record,
             "peak_per_s": peak_per_s,
             "in_time_share_of_peak": record["in_time_per_s"] / peak_per_s,
-            "prediction_error_p95": errors["p95"],
+            "prediction_error_p95": prediction_error_p95(batches),
         }
 
     def kill(self, saturation_per_s: float, *, whole_gpu: bool = False) -> Record:
@@ -117,14 +107,11 @@ class FleetBench(LoadBench):
         for count in (max(1024, rows // 10), rows):
             source = folder / f"{count}.parquet"
             write_texts(source, count, *SHORT, model)
-            watched = self.watched()
-            before = read_cpu_s(watched)
             command = ["embed", str(source), str(folder / "out.parquet"), *target]
-            run = run_job(command, folder)
-            cpu_s = {"job": run.cpu_s, **cores_used(before, read_cpu_s(watched), 1.0)}
-        seconds = run.report["last_run"]["seconds"]
+            report = run_job(command, folder)
+        seconds = report["last_run"]["seconds"]
         say(f"a bulk job of {rows:,} texts: {rows / seconds:,.0f} rows/s")
-        return {"rows": rows, "rows_per_s": rows / seconds, "seconds": seconds, "wall_s": run.wall_s, "cpu_s": cpu_s}
+        return {"rows": rows, "rows_per_s": rows / seconds, "seconds": seconds}
 
     def idle(self) -> Record:
         """Cores that the fleet uses without any load."""
@@ -156,10 +143,7 @@ class FleetBench(LoadBench):
             "sequences_p50": float(np.median(sequences)),
             "tokens_p50": float(np.median(tokens)),
             "tokens_max": float(tokens.max()),
-            "prediction_error_p95": prediction_errors(found)["p95"],
-            "prediction_errors": {
-                name: prediction_errors(_ended(found, since, until)) for name, since, until in self._loads
-            },
+            "prediction_error_p95": prediction_error_p95(found),
         }
 
     def _open(self, name: str, rate_per_s: float, seconds: float, timeout_s: float) -> Load:
@@ -204,6 +188,7 @@ def _kill(victims: Iterable[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _ended(batches: Iterable[Record], since: float, until: float) -> list[Record]:
-    """Those of the batches' events that were logged between two Unix times."""
-    return [one for one in batches if since <= datetime.fromisoformat(one["timestamp"]).timestamp() < until]
+def prediction_error_p95(batches: Sequence[Record]) -> float | None:
+    """|predicted / measured - 1| of `batch_done` events, 95th percentile; None without any."""
+    errors = [abs(one["predicted_s"] / max(one["device_s"], 1e-9) - 1) for one in batches]
+    return float(np.percentile(errors, 95)) if errors else None
