@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.ops.bench.common.kept_tables import NONE_KEPT
 from penstock.ops.bench.common.machine import title
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.measures import results
 from penstock.ops.bench.common.runs import RESULTS, Run, kept_runs, machines
+from penstock.ops.bench.common.tables import NONE_KEPT
 from penstock.ops.chaos.verdict.answered_otherwise import LETTER
 from penstock.ops.chaos.verdict.fault_effects import MOST_P99_S, MOST_RECOVERY_S
 

@@ -1,1 +1,1 @@
-"""What the Markdown files have from the software: tables of kept runs, and pages of reference. Runs from a checkout."""
+"""Parts of Markdown files that the software makes: tables of kept runs, pages of reference. Runs from a checkout."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from penstock.ops.bench.cellular import cellular_tables, generation_tables
-from penstock.ops.bench.common.kept_tables import run_table
+from penstock.ops.bench.common.tables import run_table
 from penstock.ops.bench.cpu import cpu_tables
 from penstock.ops.bench.delivery import delivery_tables
 from penstock.ops.bench.gpu import gpu_tables

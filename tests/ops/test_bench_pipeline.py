@@ -14,8 +14,7 @@ from penstock.ops.bench.load.call_times import CallTimes, figures
 from penstock.ops.bench.load.loads import Load, open_load
 from penstock.ops.bench.pipeline import fleet_bench
 from penstock.ops.bench.pipeline.fleet_bench import prediction_error_p95
-from penstock.ops.bench.pipeline.pipeline_bench import PipelineBench
-from penstock.ops.bench.pipeline.pipeline_loads import SCALES, closed_loads
+from penstock.ops.bench.pipeline.pipeline_bench import SCALES, PipelineBench, closed_loads
 from penstock.ops.bench.pipeline.pipeline_tables import CLOSED, PARTS, SUITE, TABLES
 from penstock.ops.bench.suites import PIPELINE
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.bench.common import kept_tables
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.measures import At, From, Suite
 from penstock.ops.bench.common.runs import RESULTS, Run, begin, current_runs, keep, kept_runs, machines
-from penstock.ops.bench.common.tables import Grid, Table, each
+from penstock.ops.bench.common.tables import NONE_KEPT, Grid, Table, caption, each
 from penstock.ops.bench.common.verdicts import Spread, Target, spread, targets
 from penstock.ops.bench.cpu.cpu_tables import SUITE as CPU
 from penstock.ops.bench.gpu.gpu_tables import GPU
@@ -95,7 +94,6 @@ def test_a_verdict_is_of_the_median_of_three_runs_at_least(
 def test_a_figure_is_shown_with_its_range() -> None:
     assert str(Spread((496.4,))) == "496.4"
     assert str(Spread((3.0, 1.0, 2.0))) == "2.000 (1.000 to 3.000)"
-    assert Spread((0.99994,)).shown(decimals=6) == "0.999940"
     assert spread([None, 2.0]) == Spread((2.0,), 2)
     assert spread([None]) is None
 
@@ -127,7 +125,7 @@ SUITE = Suite(
         At("loads.*.p99_ms", "* a record, p99, ms"),
         At("echo.rate", "echo, req/s"),
         At("missing.*.rate", "missing, *, req/s"),
-        At("rows.[kernel,tokens].us", "*, * tokens, µs", min, (str, "{:,}".format), decimals=1),
+        At("rows.[kernel,tokens].us", "*, * tokens, µs", min, (str, "{:,}".format)),
         From("*, share of the echo", ("*, req/s", "echo, req/s")),
         lambda record: {"parts": float(len(record["parts"]))},
     ),
@@ -166,7 +164,7 @@ def test_a_declared_row_is_repeated_left_out_or_has_a_text_by_what_was_measured(
         "| 64 beside the echo | 200.0 (200.0 to 200.0) | 400.0 (400.0 to 400.0) |",
         "| 1 beside the echo | 50.00 (50.00 to 50.00) | 400.0 (400.0 to 400.0) |",
         "| pool |  | at 400.0 (400.0 to 400.0) |",
-        "| norm | 5.0 (5.0 to 5.0) | at 400.0 (400.0 to 400.0) |",
+        "| norm | 5.000 (5.000 to 5.000) | at 400.0 (400.0 to 400.0) |",
         "| sum |  | at 400.0 (400.0 to 400.0) |",
     ]
 
@@ -176,7 +174,7 @@ def test_a_caption_names_the_runs_and_the_known_faults_of_their_parts(tmp_path: 
         header = {**begin("cpu", MACHINE, commit="abcdef0"), "started": f"2026-01-0{day}T00:00:00+00:00"}
         keep({**header, "parts": {}, "notes": {"latency": ["one side alone"], "null": ["another"]}}, tmp_path)
     runs = current_runs("cpu", "amd-epyc-2-cores", tmp_path)
-    assert kept_tables.caption(runs, ["latency"]) == (
+    assert caption(runs, ["latency"]) == (
         "*AMD EPYC, 2 cores, commit abcdef0, 2026-01-01 to 2026-01-02, medians (min to max) of 2 runs. "
         "Known faults: one side alone.*"
     )
@@ -190,7 +188,7 @@ def test_the_tables_of_the_repository_are_current() -> None:
 def test_every_table_can_be_made_and_none_is_empty() -> None:
     tables = {name: table() for name, table in figures.TABLES.items()}
     empty = {name for name, text in tables.items() if "|" not in text}
-    not_kept = {name for name in empty if tables[name] == kept_tables.NONE_KEPT}
+    not_kept = {name for name in empty if tables[name] == NONE_KEPT}
     assert not empty - {name for name in not_kept if name.startswith("pipeline-")}
 
 

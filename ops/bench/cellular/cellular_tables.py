@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.ops.bench.common.kept_tables import Measures, Record
-from penstock.ops.bench.common.measures import At, From, Suite, results
+from penstock.ops.bench.common.measures import At, From, Measures, Record, Suite, results
 from penstock.ops.bench.common.tables import Grid, Table, Targets
 
 PARTS = {"lstm": "LSTM", "tree": "TreeLSTM"}

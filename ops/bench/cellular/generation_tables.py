@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.common.kept_tables import Measures, Record
-from penstock.ops.bench.common.measures import At, Suite, results
+from penstock.ops.bench.common.measures import At, Measures, Record, Suite, results
 from penstock.ops.bench.common.tables import Grid, Table, Targets
 
 SEARCHES = {"greedy": "greedy", "beams_4": "4 beams"}

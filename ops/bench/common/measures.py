@@ -2,7 +2,7 @@
 
     CACHE = Suite("cache", (
         At("hits.*.*.rate", "hits *, records of *, answers/s"),
-        At("zipf.hit_rates.*.ours", "* of the bytes, hit rate", keys=("{:.0%}".format,), decimals=4),
+        At("zipf.hit_rates.*.ours", "* of the bytes, hit rate", keys=("{:.0%}".format,)),
         At("misses.rows.[engine,load].passes", "*, load *, answers/s", of=median_rate),
         From("*, times the bare echo", ("*, req/s", "bare echo, req/s")),
         From("*, points lost", ("ideal, *", "ours, *"), lambda ideal, ours: 100 * (ideal - ours)),
@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from operator import truediv
 from typing import Any
 
-from penstock.ops.bench.common.kept_tables import Measures, Record
-
+Record = Mapping[str, Any]  # a whole run, as its file holds it
+Measures = Mapping[str, float]  # name -> figure, of one run
 Found = tuple[tuple[Any, ...], Any]  # the keys on the way, and what lies there
 
 
 def results(record: Record) -> dict[str, Any]:
-    """What each part of a run found; empty for one that failed. Older runs have it under `details`, or without more."""
+    """Findings of each part; empty for one that failed. Older runs have them under `details`, or without more."""
     return {name: _result(part) for name, part in record["parts"].items()}
 
 
@@ -46,7 +46,6 @@ class At:
     name: str
     of: Callable[[Any], float | None] | None = None  # of what lies there; default: that is the figure
     keys: Sequence[Callable[[Any], str]] = ()  # how each `*` is shown; keys that look like numbers are numbers
-    decimals: int | None = None  # in tables; default: about three digits
 
     def figures(self, record: Record, _: Measures) -> Iterator[tuple[str, float]]:
         for keys, value in _places(results(record), self.path.split(".")):
@@ -63,7 +62,6 @@ class From:
     name: str
     operands: Sequence[str]
     of: Callable[..., float] = truediv
-    decimals: int | None = None
 
     def figures(self, _: Record, found: Measures) -> Iterator[tuple[str, float]]:
         for texts in matches(self.operands[0], found):
@@ -86,14 +84,9 @@ class Suite:
             found |= dict(one.figures(record, found)) if isinstance(one, At | From) else one(record)
         return found
 
-    def decimals(self, name: str) -> int | None:
-        """Those of the first declaration that gives a figure such a name."""
-        named = [one for one in self.declared if isinstance(one, At | From) and matches(one.name, [name])]
-        return named[0].decimals if named else None
-
 
 def matches(pattern: str, names: Measures | Sequence[str]) -> list[list[str]]:
-    """What the `*` of a pattern stand for in each name that has its form, each once, in the order of the names."""
+    """Texts that the `*` of a pattern stand for in each name of its form, each once, in the order of the names."""
     form = re.compile("((?:(?!, ).)*?)".join(map(re.escape, pattern.split("*"))))
     return [list(found.groups()) for found in map(form.fullmatch, names) if found]
 

@@ -1,4 +1,4 @@
-"""What the parts of a suite share in the process that measures them, and the deadline of each."""
+"""The bench of a suite, which its parts share in the process that measures them, and the deadline of each."""
 
 import math
 import signal

@@ -103,7 +103,7 @@ class _MeasuredRun:
         return [name for name in self._parts if not (self._folder / f"{name}.json").exists()]
 
     def _keep(self) -> None:
-        """What is done so far, once the machine is known: its name is part of the path."""
+        """Keep the parts that are done, once the machine is known: its name is part of the path."""
         if self._root is not None and (self._folder / "machine.json").exists():
             keep(collect(self._parts, self._folder, self._header), self._root)
 

@@ -1,4 +1,4 @@
-"""What the parts of the suites on two cores share, and their texts."""
+"""The bench of the suites on two cores, and their texts."""
 
 import os
 import random

@@ -64,6 +64,6 @@ def numbers(listed: str) -> list[int]:
 
 
 def named(target: str) -> Any:
-    """What "module:name" names. Imported when it is needed: torch takes seconds."""
+    """The object that "module:name" names. Imported when it is needed: torch takes seconds."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)

@@ -21,23 +21,17 @@ class Spread:
 
     values: tuple[float, ...]
     num_runs: int = 0  # of the table's caption; the figure says where it comes from fewer
-    decimals: int | None = None  # how it is shown; None: with about three digits
 
     @property
     def median(self) -> float:
         return statistics.median(self.values)
 
     def __str__(self) -> str:
-        return self.shown()
-
-    def shown(self, decimals: int | None = None) -> str:
-        """Median, and min to max where there is more than one run, with `decimals` or else its own.
+        """Median, and min to max where there is more than one run, with about three digits.
 
         Where fewer runs have the figure than the caption says, their number follows: "35,591 (1 run)".
         """
-        decimals = self.decimals if decimals is None else decimals
-        figures = (self.median, min(self.values), max(self.values))
-        median, low, high = (cell(float(f)) if decimals is None else f"{f:.{decimals}f}" for f in figures)
+        median, low, high = (cell(float(f)) for f in (self.median, min(self.values), max(self.values)))
         count = len(self.values)
         told = [f"{low} to {high}"] if count > 1 else []
         told += [f"{count} run{'s' if count > 1 else ''}"] if count < self.num_runs else []

@@ -1,1 +1,1 @@
-"""What is measured, one file each: workers as a user starts them, and the alternatives beside them."""
+"""The sides that are measured, one file each: workers as a user starts them, and the alternatives beside them."""

@@ -14,11 +14,12 @@ from penstock.ops.bench.common.setup import Details, Setup
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers
 from penstock.ops.bench.load.load_bench import BROKER_CONFIG, in_turns
 from penstock.ops.bench.load.loads import ROWS, SHORT, Load
-from penstock.ops.bench.pipeline.pipeline_loads import NULL, NULL_WORKER
+from penstock.ops.bench.pipeline.pipeline_bench import NULL_WORKER
 from penstock.ops.kafka import FULL_SPEED, KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.wire.topics import bulk_topic, request_topic
+from penstock.worker.model_settings import NULL_MODEL
 
 PARTITIONS = 16
 AT_LEAST_ONCE, EXACTLY_ONCE = "at_least_once", "exactly_once"
@@ -48,10 +49,10 @@ def run_before(setup: Setup) -> Details:
         asyncio.run(_create_topics(broker.bootstrap_servers))
         # The path of the links goes before an installed penstock.
         environment = {"PYTHONPATH": str(next(Path(tree).glob("ops/*/penstock")).parent)}
-        earlier = FleetSpec(NULL, NULL_WORKER, members=1, environment=environment)
+        earlier = FleetSpec(NULL_MODEL, NULL_WORKER, members=1, environment=environment)
         with (
             open_workers(broker, setup.logs, BEFORE, earlier, None) as before,
-            open_workers(broker, setup.logs, NOW, FleetSpec(NULL, NULL_WORKER, members=1), None) as now,
+            open_workers(broker, setup.logs, NOW, FleetSpec(NULL_MODEL, NULL_WORKER, members=1), None) as now,
         ):
             found = in_turns({BEFORE: before, NOW: now}, loads)
     return {"commit": commit, "partitions": PARTITIONS, "loads": found}
@@ -62,7 +63,7 @@ def _modes(setup: Setup, model: Path | None, options: Sequence[str], loads: Sequ
 
     def workers(broker: KafkaBroker, mode: str, **client: Any) -> Any:
         arguments = (*options, "--partitions", str(PARTITIONS), "--delivery", mode)
-        spec = FleetSpec(NULL if model is None else str(model), arguments, members=1)
+        spec = FleetSpec(NULL_MODEL if model is None else str(model), arguments, members=1)
         return open_workers(broker, setup.logs, mode, spec, model, **client)
 
     with (

@@ -5,8 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.common.kept_tables import Measures, Record
-from penstock.ops.bench.common.measures import At, From, Suite, results
+from penstock.ops.bench.common.measures import At, From, Measures, Record, Suite, results
 from penstock.ops.bench.common.tables import Grid, Table, Targets
 
 OURS, FLOOR, SDPA, PACKED = "ours", "floor", "transformers SDPA", "packed torch"

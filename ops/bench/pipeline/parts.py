@@ -8,8 +8,7 @@ from penstock.ops.bench.contestants.worker_fleet import FleetSpec
 from penstock.ops.bench.load.load_bench import Record, say
 from penstock.ops.bench.load.loads import LONG, ROWS, SHORT, Load, open_load
 from penstock.ops.bench.pipeline.fleet_bench import FleetBench
-from penstock.ops.bench.pipeline.pipeline_bench import PipelineBench
-from penstock.ops.bench.pipeline.pipeline_loads import SCALE_RATE_PER_S
+from penstock.ops.bench.pipeline.pipeline_bench import SCALE_RATE_PER_S, PipelineBench
 
 _ALONE_MOST_S = 180.0
 _SCALED = ("ids 2-100", "ids 5-500", "a record each", "texts 2-100")  # loads of part `scale`

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ops.bench.common.processes import run_once
-from penstock.ops.bench.pipeline.pipeline_loads import NULL
+from penstock.worker.model_settings import NULL_MODEL
 
 SHAPES: Mapping[str, Mapping[str, int]] = {  # of models with random weights, where they differ from BERT-base
     "bert-base": {},
@@ -34,8 +34,8 @@ def prepared(model: str | None, folder: Path) -> Record:
 
     `model`: a checkpoint, a name of SHAPES, which is made in the folder, or None for the device's default.
     """
-    if model == NULL:
-        return {"model": NULL, "machine": {}, "gpus": 0}
+    if model == NULL_MODEL:
+        return {"model": NULL_MODEL, "machine": {}, "gpus": 0}
     return run_once("pipeline.run_facts", {"model": model, "folder": str(folder)}, folder / "prepare.log")
 
 
@@ -45,7 +45,7 @@ def checkpoint(model: str | None) -> Path | None:
         from penstock.ops.demo.demo_model import model_directory
 
         return model_directory()
-    return None if model == NULL else Path(model)
+    return None if model == NULL_MODEL else Path(model)
 
 
 def make_model(shape: str, folder: Path) -> None:

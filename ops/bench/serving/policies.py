@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from penstock.ops.bench.common.kept_tables import Measures, Record
-from penstock.ops.bench.common.measures import Suite, results
+from penstock.ops.bench.common.measures import Measures, Record, Suite, results
 from penstock.ops.bench.common.tables import Grid, Table
 
 DEFAULT, TEI = "penstock default", "TEI's rule"

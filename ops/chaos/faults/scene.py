@@ -1,4 +1,4 @@
-"""What faults act on, what they find there, and the error of one that did nothing."""
+"""The scene of faults: brokers, the worker and its processes; and the error of a fault that did nothing."""
 
 import asyncio
 import struct

@@ -1,4 +1,4 @@
-"""What faults excuse: dead letters in place of answers while reply topics refuse them, and denials in the worker's log.
+"""Outcomes that faults excuse: dead letters as answers while reply topics refuse any, and denials in the worker's log.
 
 Each rule is a limit that the manual states (ops/docs/delivery.md). What no rule excuses is a violation.
 """
