@@ -1,4 +1,4 @@
-"""What faults excuse, and nothing beside it: dead letters that stand for answers, and denials in the worker's log."""
+"""Outcomes that faults excuse, and no others: dead letters that stand for answers, and denials in the log."""
 
 import re
 from datetime import UTC, datetime

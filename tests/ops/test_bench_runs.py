@@ -111,12 +111,13 @@ def test_every_target_is_of_a_measure_that_a_kept_run_has(suite: str, measures: 
     assert {target.measure for target in targets(suite)} <= names
 
 
-RECORD = {
+RECORD: dict[str, Any] = {
+    "machine": {},
     "parts": {
         "loads": {"64": {"rate": 200.0, "p99_ms": 3.0}, "1": {"rate": 50.0, "p99_ms": None}},
         "echo": {"rate": 400.0},
         "rows": [{"kernel": "pool", "tokens": 4096, "us": [9.0, 7.0]}, {"kernel": "norm", "tokens": 64, "us": [5.0]}],
-    }
+    },
 }
 SUITE = Suite(
     "cpu",

@@ -79,9 +79,8 @@ class Table:
 
     def __call__(self, root: Path = RESULTS) -> str:
         """Markdown: of every machine's current runs, each with its caption; the machine measured last comes first."""
-        current = [
-            current_runs(self.suite.name, machine, root, self.parts) for machine in machines(self.suite.name, root)
-        ]
+        suite = self.suite.name
+        current = [current_runs(suite, machine, root, self.parts) for machine in machines(suite, root)]
         current.sort(key=lambda runs: str(runs[-1].record["started"]), reverse=True)
         found = [f"{text}\n\n{caption(runs, self.parts)}" for runs in current if (text := self.of_runs(runs))]
         return "\n\n".join(found[:1] if self.newest else found) or NONE_KEPT
@@ -92,7 +91,7 @@ class Table:
         names = dict.fromkeys(name for measured in found for name in measured)
         every = {name: spread(measured.get(name) for measured in found) for name in names}
         figures = {name: one for name, one in every.items() if one is not None}
-        has_gpu = "gpu" in runs[-1].record.get("machine", {})
+        has_gpu = "gpu" in runs[-1].record["machine"]
         return "\n\n".join(filter(None, (section.shown(figures, has_gpu) for section in self.sections)))
 
 
