@@ -20,13 +20,11 @@ from penstock.ops.bench.common import draws
 from penstock.ops.bench.common.runner import is_failed, run_suite
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.gpu import part_single
-from penstock.ops.bench.gpu.contestants import ours, packed_torch, padded, products
+from penstock.ops.bench.gpu.contestants import ours, packed_torch, products, sdpa
 from penstock.ops.bench.gpu.contestants.contestant import contestants
 from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES
 from penstock.ops.bench.gpu.request_batches import (
     pack,
-    pad,
-    padded_width,
     random_requests,
 )
 from penstock.ops.bench.suites import GPU as SUITE
@@ -40,17 +38,6 @@ def test_lengths_are_the_same_for_the_same_seed_and_have_not_changed() -> None:
     assert (drawn.min(), drawn.max()) == (2, 100)
 
 
-def test_packing_and_padding_hold_the_same_tokens() -> None:
-    requests = random_requests(np.array([3, 11, 1]), 30_000, 0)
-    ids, mask = pad(requests)
-    assert mask is not None
-    assert ids.shape == mask.shape == (3, padded_width(11)) == (3, 16)
-    batch = pack(requests)
-    assert ids[mask == 1].tolist() == batch.token_ids.tolist()
-    assert batch.cu_seqlens.tolist() == [0, 3, 14, 15]
-    assert pad(requests[:1])[1] is None
-
-
 @given(st.integers(1, 20_000), st.integers(0, 100))
 def test_lengths_for_a_kernel_add_up(tokens: int, seed: int) -> None:
     drawn = draws.filling(tokens, 2, 100, seed)
@@ -59,7 +46,7 @@ def test_lengths_for_a_kernel_add_up(tokens: int, seed: int) -> None:
 
 
 def test_every_contestant_is_found_and_none_shares_a_name() -> None:
-    modules = (ours, packed_torch, padded, products)
+    modules = (ours, packed_torch, products, sdpa)
     assert sum(len(module.CONTESTANTS) for module in modules) == len(contestants())
     every = {"ours", "transformers SDPA", "packed torch"}
     assert contestants().keys() >= {f"{name}, from the host" for name in every} | {"ours", "transformers SDPA", "floor"}

@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock.ops.bench.common.draws import uniform
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.contestants.contestant import of_requests
+from penstock.ops.bench.gpu.contestants.contestant import of_request
 from penstock.ops.bench.gpu.request_batches import random_requests
 
 RANGES = ((2, 100), (5, 500))
@@ -17,7 +17,7 @@ def run(bench: Bench) -> dict[str, Any]:
     for low, high in RANGES:
         points = []
         for request in random_requests(uniform(low, high, DRAWS, bench.seed), bench.weights.vocab_size, bench.seed):
-            contestants = of_requests(bench, [request])
+            contestants = of_request(bench, request)
             milliseconds = bench.compare(f"single {len(request)} tokens", contestants)
             points.append({"tokens": len(request), "ms": milliseconds})
         workloads.append({"low": low, "high": high, "points": points})

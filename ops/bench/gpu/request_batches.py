@@ -1,4 +1,4 @@
-"""Requests of random tokens, and batches of them: packed or padded."""
+"""Requests of random tokens, and packed batches of them."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,6 @@ from penstock.ops.bench.common.draws import Lengths
 
 _FIRST_ID = 1000  # below it are BERT's special and unused tokens
 _OPTIONS = TaskOptions("embed")
-_PAD_MULTIPLE = 8  # fast on tensor cores; transformers recommends it
 
 
 def random_requests(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32Array]:
@@ -22,20 +21,3 @@ def random_requests(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32A
 def pack(requests: Sequence[Int32Array]) -> PackedBatch:
     """A packed batch of requests."""
     return PackedBatch.of(requests, [_OPTIONS] * len(requests))
-
-
-def padded_width(longest: int) -> int:
-    """Columns of a padded batch."""
-    return -(-longest // _PAD_MULTIPLE) * _PAD_MULTIPLE
-
-
-def pad(requests: Sequence[Int32Array]) -> tuple[Int32Array, Int32Array | None]:
-    """ids [B, L] and mask [B, L], 1 for a token. A single request is neither padded nor masked."""
-    if len(requests) == 1:
-        return requests[0][None, :], None
-    ids = np.zeros((len(requests), padded_width(max(map(len, requests)))), np.int32)
-    mask = np.zeros_like(ids)
-    for row, request in enumerate(requests):
-        ids[row, : len(request)] = request
-        mask[row, : len(request)] = 1
-    return ids, mask

@@ -1,10 +1,10 @@
-"""The contestants that compute the hidden states of all tokens of some requests by BERT-base, by their names in tables.
+"""The contestants that compute the hidden states of all tokens of a request by BERT-base, by their names in tables.
 
 None pools, or copies results back.
 """
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module
 
@@ -12,10 +12,9 @@ from penstock.engine.types import Int32Array
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.timing import Work
 
-Requests = Sequence[Int32Array]
 # The work that is timed. Where its name ends with FROM_HOST it takes ids on the host, and does all that they need; else
 # its inputs are on the device already.
-MakeWork = Callable[[Bench, Requests], Work]
+MakeWork = Callable[[Bench, Int32Array], Work]
 
 
 @cache
@@ -26,6 +25,6 @@ def contestants() -> Mapping[str, MakeWork]:
     return {name: make for module in modules for name, make in getattr(module, "CONTESTANTS", {}).items()}
 
 
-def of_requests(bench: Bench, requests: Requests) -> dict[str, Callable[[], Work]]:
-    """All of them over one batch of these requests, for `Bench.compare`."""
-    return {name: partial(make, bench, requests) for name, make in contestants().items()}
+def of_request(bench: Bench, request: Int32Array) -> dict[str, Callable[[], Work]]:
+    """All of them over one request, for `Bench.compare`."""
+    return {name: partial(make, bench, request) for name, make in contestants().items()}

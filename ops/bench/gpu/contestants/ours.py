@@ -4,23 +4,24 @@ from collections.abc import Mapping
 from functools import partial
 
 from penstock.engine.device_share import DeviceShare
+from penstock.engine.types import Int32Array
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.contestants.contestant import MakeWork, Requests
+from penstock.ops.bench.gpu.contestants.contestant import MakeWork
 from penstock.ops.bench.gpu.gpu_tables import FROM_HOST, OURS
 from penstock.ops.bench.gpu.request_batches import pack
 from penstock.ops.bench.gpu.timing import Work
 
 
-def _resident(bench: Bench, requests: Requests) -> Work:
+def _resident(bench: Bench, request: Int32Array) -> Work:
     """The encoder has room for one description: an `encoder.run` in between must be of a batch of the same shape."""
-    encoder, batch = bench.ours, pack(requests)
+    encoder, batch = bench.ours, pack([request])
     encoder.prepare(batch, DeviceShare())
     inputs = encoder.upload(batch)
     return lambda: encoder.forward(inputs)
 
 
-def _hosted(bench: Bench, requests: Requests) -> Work:
-    return partial(bench.ours.run, pack(requests))
+def _hosted(bench: Bench, request: Int32Array) -> Work:
+    return partial(bench.ours.run, pack([request]))
 
 
 CONTESTANTS: Mapping[str, MakeWork] = {OURS: _resident, f"{OURS}{FROM_HOST}": _hosted}

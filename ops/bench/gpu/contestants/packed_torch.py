@@ -11,9 +11,9 @@ from torch import Tensor
 from penstock.engine.gpu.ops import GpuDense
 from penstock.engine.model.forward import forward
 from penstock.engine.model.weights import Attention, Embeddings, Encoder, Norm, PlainAttention
-from penstock.engine.types import PackedBatch
+from penstock.engine.types import Int32Array, PackedBatch
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.contestants.contestant import MakeWork, Requests
+from penstock.ops.bench.gpu.contestants.contestant import MakeWork
 from penstock.ops.bench.gpu.gpu_tables import FROM_HOST, PACKED
 from penstock.ops.bench.gpu.request_batches import pack
 from penstock.ops.bench.gpu.timing import Work
@@ -75,19 +75,19 @@ def flash_varlen(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, num_heads: in
     return context.view(len(qkv), -1)
 
 
-def _uploaded(encoder: Encoder[GpuDense], requests: Requests) -> TorchOps:
-    return TorchOps.upload(pack(requests), encoder.num_heads, torch.device("cuda"))
+def _uploaded(encoder: Encoder[GpuDense], request: Int32Array) -> TorchOps:
+    return TorchOps.upload(pack([request]), encoder.num_heads, torch.device("cuda"))
 
 
-def _graph(bench: Bench, requests: Requests) -> Work:
-    """Made for exactly this batch."""
-    ops = _uploaded(bench.prepared, requests)
+def _graph(bench: Bench, request: Int32Array) -> Work:
+    """Made for exactly this request."""
+    ops = _uploaded(bench.prepared, request)
     return bench.recorder.capture(lambda: forward(bench.prepared, ops))
 
 
-def _hosted(bench: Bench, requests: Requests) -> Work:
+def _hosted(bench: Bench, request: Int32Array) -> Work:
     encoder = bench.prepared
-    return lambda: forward(encoder, _uploaded(encoder, requests))
+    return lambda: forward(encoder, _uploaded(encoder, request))
 
 
 def _layer_norm(x: Tensor, norm: Norm) -> Tensor:
