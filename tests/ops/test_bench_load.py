@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.load import broker_folder as folder_module
 from penstock.ops.bench.load.alarm import Alarm
@@ -154,6 +155,8 @@ def test_costs_are_of_a_record_and_of_all_processes_of_a_kind() -> None:
     assert record["records_per_s"] == 1000
     assert record["cpu_us"] == pytest.approx({"worker": 1000, "client": 300, "broker": 500})
     assert busiest_cores(cores) == "cores: broker 0.50, member 0.25 0.50, supervisor 0.25, client 0.20"
+    with pytest.raises(ProcessFailed, match="closed: nothing was answered"):
+        with_costs(CLOSED, {"requests_per_s": 0.0, "cores": cores})
 
 
 def test_no_sequence_of_a_load_is_like_another() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.ops.bench.common.setup import Details, Setup
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers
-from penstock.ops.bench.load.load_bench import LoadBench, say
+from penstock.ops.bench.load.load_bench import LoadBench, say, with_costs
 from penstock.ops.bench.load.loads import SHORT, Load
 from penstock.ops.bench.serving.policies import KEEPS_DEADLINES, LOADS, POLICIES, TEI
 from penstock.ops.kafka import KafkaBroker
@@ -25,8 +25,8 @@ def run(setup: Setup) -> Details:
     rows: list[dict[str, Any]] = []
     with KafkaBroker() as broker:
         with _policy(setup, broker, TEI, "saturation") as side:
-            record = side.offer(dataclasses.replace(closed, seconds=setup.seconds(_SATURATED_S)))
-        saturation = float(record["requests_per_s"])
+            closed = dataclasses.replace(closed, seconds=setup.seconds(_SATURATED_S))
+            saturation = float(with_costs(closed, side.offer(closed))["requests_per_s"])
         for number, policy in enumerate(POLICIES):
             with _policy(setup, broker, policy, f"policy-{number}") as side:
                 side.offer(dataclasses.replace(closed, name="warm-up", callers=16, warm_s=0.0, seconds=_WARM_S))
