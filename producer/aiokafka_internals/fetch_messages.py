@@ -5,22 +5,23 @@ longer than all else that a worker does for one record. Version 13 names topics 
 and created again is not read on from the position in the old one. Brokers before Kafka 3.1 are asked in aiokafka's own
 way.
 
-To go, it needs version 13 with topic ids (KIP-516), and fetch sessions (KIP-227) or a faster codec.
+To go, it needs version 13 with topic ids (KIP-516), and what `fetch_session.py` says.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection
 from io import BytesIO
 from typing import Any, NamedTuple
 
 from aiokafka.protocol.fetch import FetchRequest, FetchResponse_v11
 
+from penstock.producer.aiokafka_internals.fetch_session import MOST_BYTES, FetchSession, Offsets
 from penstock.producer.aiokafka_internals.flexible_request import Answer, FlexibleRequest, behind_tags, compact, varint
 from penstock.producer.aiokafka_internals.topic_ids import NO_TOPIC_ID, TopicIds
 
 OUT_OF_RANGE, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 1, 100, 103  # errors
 _UNKNOWN_TOPIC = 3  # an error of which aiokafka asks for metadata anew
-_ANY_REPLICA, _NO_SESSION, _NO_EPOCH, _NO_OFFSET = -1, (0, -1), -1, -1
+_ANY_REPLICA, _NO_EPOCH, _NO_OFFSET = -1, -1, -1
 _HEAD = struct.Struct(">iiiibii")  # replica, wait, least and most bytes, isolation level, session and its epoch
 _ASKED = struct.Struct(">iiqiqib")  # partition, leader's epoch, offset, its epoch, the log's start, most bytes, no tags
 _ANSWER = struct.Struct(">ihi")  # throttle time, error, session
@@ -41,40 +42,65 @@ class FetchFault(NamedTuple):
 
 
 class FetchMessage(FetchRequest):  # type: ignore[misc]  # aiokafka has no type information
-    """A request for records of many partitions, as aiokafka's, but for its cost and for the ids."""
+    """A request for records of many partitions, as aiokafka's, but for its cost, for the ids and for the session."""
 
-    def __init__(self, *bounds: int, topics: Sequence[Any], rack_id: str = "", topic_ids: TopicIds) -> None:
-        """`bounds` are aiokafka's: wait, least and most bytes, isolation level."""
-        super().__init__(*bounds, topics, rack_id=rack_id)
+    def __init__(
+        self,
+        *bounds: int,
+        partition_bytes: int,
+        rack_id: str = "",
+        offsets: Offsets,
+        topic_ids: TopicIds,
+        session: FetchSession | None = None,
+    ) -> None:
+        """`bounds` are aiokafka's: wait, least and most bytes, isolation level. `session`: with the broker."""
+        super().__init__(*bounds, [], rack_id=rack_id)
+        self._partition_bytes = partition_bytes
+        self._offsets = offsets
+        self.session = session or FetchSession()
         self.faults: list[FetchFault] = []  # of the answer, once it is decoded
-        self.ids = {topic: topic_ids.of(topic) for topic, _ in topics}
+        self.ids = {topic: topic_ids.of(topic) for topic in offsets}
 
     def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
         """Called by aiokafka with the versions that the broker knows."""
         oldest, newest = versions.get(self.API_KEY, (0, 0))
         if oldest <= _FetchById.API_VERSION <= newest and NO_TOPIC_ID not in self.ids.values():
             return _FetchById(self._body(), _AnswerById(self))
+        self.session.leave()
+        for topic, asked in self._offsets.items():
+            self._topics.append((topic, [(number, at, self._partition_bytes) for number, at in asked.items()]))
         request = super().prepare(versions)
         request.RESPONSE_TYPE = _AnswerByName(self, request.RESPONSE_TYPE)
         return request
 
     def _body(self) -> bytes:
-        bounds = self._max_wait_ms, self._min_bytes, self._max_bytes, self._isolation_level
-        parts = [_HEAD.pack(_ANY_REPLICA, *bounds, *_NO_SESSION), compact(len(self.topics))]
-        for topic, partitions in self.topics:
-            parts += [self.ids[topic], compact(len(partitions))]
-            for number, at, most in partitions:
+        session, epoch, named = self.session.request(self._offsets)
+        max_bytes = min(self._max_bytes, MOST_BYTES) if epoch > 0 else self._max_bytes
+        bounds = self._max_wait_ms, self._min_bytes, max_bytes, self._isolation_level
+        parts = [_HEAD.pack(_ANY_REPLICA, *bounds, session, epoch), compact(len(named))]
+        most = self._partition_bytes
+        for topic, asked in named.items():
+            parts += [self.ids[topic], compact(len(asked))]
+            for number, at in asked.items():
                 parts.append(_ASKED.pack(number, _NO_EPOCH, at, _NO_EPOCH, _NO_OFFSET, most, 0))
             parts.append(_NO_TAGS)
         rack = self._rack_id.encode()
         parts += [compact(0), compact(len(rack)), rack, _NO_TAGS]
         return b"".join(parts)
 
+    def take(self, topic: str, found: Collection[tuple[Any, ...]]) -> None:
+        """The answer has these partitions of a topic. aiokafka looks at what was asked for of them."""
+        asked = self._offsets[topic]
+        self._topics.append((topic, [(number, asked[number], self._partition_bytes) for number, *_ in found]))
+
+    def asks_for(self, topic: str) -> Collection[int]:
+        """The partitions of a topic of which the answer may have records."""
+        return self._offsets[topic]
+
     def note(self, topic: str, partition: int, error: int) -> None:
         """A partition has an error."""
-        for number, offset, _ in dict(self.topics).get(topic, ()):
-            if number == partition:
-                self.faults.append(FetchFault(topic, partition, offset, error))
+        if (offset := self._offsets.get(topic, {}).get(partition)) is not None:
+            self.faults.append(FetchFault(topic, partition, offset, error))
 
 
 class _FetchById(FlexibleRequest):
@@ -106,7 +132,6 @@ class _AnswerById:
     def __init__(self, asked: FetchMessage) -> None:
         self._asked = asked
         self._names = {topic_id: topic for topic, topic_id in asked.ids.items()}
-        self._numbers = {topic: {number for number, *_ in partitions} for topic, partitions in asked.topics}
 
     def decode(self, data: BytesIO) -> FetchResponse_v11:
         raw = data.read()
@@ -119,14 +144,16 @@ class _AnswerById:
             if topic is None:
                 raise struct.error("A topic that was not asked for, or its id ends early.")
             partitions, at = self._partitions(topic, raw, end)
+            self._asked.take(topic, partitions)
             topics.append((topic, partitions))
+        self._asked.session.answered(session, error, len(raw))
         return FetchResponse_v11(throttle_ms, error, session, topics)
 
     def _partitions(self, topic: str, raw: bytes, at: int) -> tuple[list[tuple[Any, ...]], int]:
         """The partitions of one topic that have records or an error, and where the next topic begins."""
         count, at = varint(raw, at)
         found: list[tuple[Any, ...]] = []
-        asked = self._numbers.get(topic, ())
+        asked = self._asked.asks_for(topic)
         for _ in range(count - 1):
             number, error, watermark, stable, start = _ANSWERED.unpack_from(raw, at)
             if number not in asked:

@@ -18,10 +18,9 @@ aiokafka (0.14) asks again at once, in the order of a dictionary, and hands out 
 needs priorities of topics, a least time between fetches, and a callback for positions that are reset.
 """
 
-import random
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -34,11 +33,10 @@ from penstock.producer.aiokafka_internals.fetch_messages import (
     UNKNOWN_TOPIC_ID,
     FetchMessage,
 )
+from penstock.producer.aiokafka_internals.fetch_session import FetchSession, Offsets
+from penstock.producer.aiokafka_internals.led_partitions import NO_LEADER, Leaders, LedPartitions
 from penstock.producer.aiokafka_internals.topic_ids import TopicIds
-from penstock.producer.wire.topics import bulk_topic
 
-_BULK = bulk_topic("")
-_NO_LEADER = -1
 # Five members on an H100 at 8,000 requests/s, medians of three: p50 8.8 ms with 3.1 cores of members. With 4 ms from 3
 # records on: 9.1 ms, 4.6 cores. With 4 ms from 4 records and 1,500/s on: 12.0 ms, 5.1 cores.
 _PACE_S = 0.006
@@ -67,8 +65,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         self._topic_ids = topic_ids
         self._jumped = jumped
         self._num_records = 0  # handed out so far
-        self._split_of: Any = None  # the assignment of which `_split` is
-        self._split: Sequence[list[tuple[TopicPartition, Any]]] = ()  # online and bulk partitions, with their states
+        self._leaders = Leaders()
         self._out_of_range: dict[TopicPartition, int] = {}  # offsets that were asked for, and that logs do not have
         self._asked: defaultdict[int, deque[_Asked]] = defaultdict(lambda: deque(maxlen=_LATELY))  # by broker
 
@@ -79,10 +76,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         if len(self._in_flight) > len(self._pending_tasks):
             timeout_s = 0.0  # a fetch has ended in this turn of the loop; the next turn marks its broker as free
         busy = held.keys() | paced.keys() | self._in_flight
-        brokers = {broker.nodeId for broker in self._client.cluster.brokers()}
-        if brokers <= busy:
-            return [], {}, timeout_s, False, []
-        return self._actions(assignment, busy, timeout_s)
+        return self._actions(self._leaders.of(assignment, self._client.cluster), busy, timeout_s)
 
     async def _proc_fetch_request(self, assignment: Any, node_id: int, request: FetchMessage) -> bool:
         """Fetch, and wake the reader at once. Returns false: the fetch routine, which runs later, need not do it."""
@@ -183,45 +177,29 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
                 held[self._client.cluster.leader_for_partition(source)].append(wait_s)
         return held
 
-    def _actions(self, assignment: Any, busy: Collection[int], timeout_s: float) -> _Actions:
-        fetchable: dict[int, dict[str, list[tuple[int, int, int]]]] = defaultdict(lambda: defaultdict(list))
-        unset: dict[int, list[TopicPartition]] = defaultdict(list)
-        resumed: dict[str, Any] = {}  # of one partition, since a topic is resumed as a whole
-        is_leader_unknown = False
-        leader_of, waiting = self._client.cluster.leader_for_partition, self._records
-        for source, state in self._in_order(assignment):
-            node = leader_of(source)
-            if node in busy or source in waiting or self._topic_ids.is_unknown(source.topic):
-                continue
-            if node is None or node == _NO_LEADER:
-                is_leader_unknown = True
-            elif not state.has_valid_position:
-                unset[node].append(source)
-            elif state.paused:
-                resumed[source.topic] = state.resume_fut
-            else:
-                asked = source.partition, state.position, self._max_partition_fetch_bytes
-                fetchable[node][source.topic].append(asked)
-        requests = [(node, self._request(topics)) for node, topics in fetchable.items() if node not in unset]
-        return requests, unset, timeout_s, is_leader_unknown, list(resumed.values())
+    def _actions(self, leaders: Mapping[int, LedPartitions], busy: Collection[int], timeout_s: float) -> _Actions:
+        requests: list[tuple[int, FetchMessage]] = []
+        unset: dict[int, list[TopicPartition]] = {}
+        resumed: list[Any] = []
+        for node in leaders.keys() - busy - {NO_LEADER}:
+            found = leaders[node].fetchable(self._records, self._topic_ids.is_unknown)
+            resumed += found.resumed
+            if found.unset:
+                unset[node] = found.unset
+            elif found.offsets:
+                requests.append((node, self._request(found.offsets, leaders[node].session)))
+        is_leader_unknown = NO_LEADER in leaders and not self._are_all(busy)
+        return requests, unset, timeout_s, is_leader_unknown, resumed
 
-    def _in_order(self, assignment: Any) -> Iterator[tuple[TopicPartition, Any]]:
-        """Partitions with their states: online before bulk, each from a random start, so that none is always last."""
-        if self._split_of is not assignment:
-            states = [(source, assignment.state_value(source)) for source in assignment.tps]
-            self._split_of = assignment
-            self._split = [[one for one in states if _is_bulk(one[0]) is bulk] for bulk in (False, True)]
-        for part in self._split:
-            start = random.randrange(len(part)) if part else 0
-            yield from part[start:]
-            yield from part[:start]
+    def _are_all(self, brokers: Collection[int]) -> bool:
+        return all(broker.nodeId in brokers for broker in self._client.cluster.brokers())
 
-    def _request(self, topics: dict[str, list[tuple[int, int, int]]]) -> FetchMessage:
-        bounds = self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes, self._isolation_level
-        rack = self._client_rack or ""
-        return FetchMessage(*bounds, topics=list(topics.items()), rack_id=rack, topic_ids=self._topic_ids)
-
-
-def _is_bulk(source: TopicPartition) -> bool:
-    topic: str = source.topic
-    return topic.endswith(_BULK)
+    def _request(self, offsets: Offsets, session: FetchSession) -> FetchMessage:
+        return FetchMessage(
+            *(self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes, self._isolation_level),
+            partition_bytes=self._max_partition_fetch_bytes,
+            rack_id=self._client_rack or "",
+            offsets=offsets,
+            topic_ids=self._topic_ids,
+            session=session,
+        )

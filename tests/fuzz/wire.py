@@ -157,7 +157,7 @@ def _batch(compression: int) -> bytes:
 
 def _fetched(value: bytes) -> None:
     asked = fetch_messages.FetchMessage(
-        500, 1, 1 << 20, 0, topics=[(_TOPIC, [(3, 0, 1 << 20)])], rack_id="", topic_ids=TopicIds()
+        500, 1, 1 << 20, 0, partition_bytes=1 << 20, offsets={_TOPIC: {3: 0}}, topic_ids=TopicIds()
     )
     asked.ids[_TOPIC] = _TOPIC_ID
     fetch_messages._AnswerById(asked).decode(BytesIO(value))

@@ -74,7 +74,9 @@ ANSWER = Schema(
     TAGS,
 )
 
-TOPICS = [("requests.ü", [(number, 7 * number, 262_144) for number in range(48)]), ("bulk", [(5, 2**40, 1)]), ("", [])]
+OFFSETS = {"requests.ü": {number: 7 * number for number in range(48)}, "bulk": {5: 2**40}, "": {}}
+MOST = 262_144
+TOPICS = [(topic, [(number, at, MOST) for number, at in asked.items()]) for topic, asked in OFFSETS.items()]
 BOUNDS = 100, 1, 4 * 1024 * 1024, 1
 
 
@@ -84,7 +86,7 @@ IDS = {"requests.ü": b"0123456789abcdef", "bulk": b"fedcba9876543210", "": b"no
 def message(rack: str = "", ids: Mapping[str, bytes] = MappingProxyType({})) -> FetchMessage:
     topic_ids = TopicIds()
     topic_ids._ids |= ids
-    return FetchMessage(*BOUNDS, topics=TOPICS, rack_id=rack, topic_ids=topic_ids)
+    return FetchMessage(*BOUNDS, partition_bytes=MOST, rack_id=rack, offsets=OFFSETS, topic_ids=topic_ids)
 
 
 def test_a_topic_without_an_id_is_asked_for_in_aiokafkas_way() -> None:
@@ -146,6 +148,7 @@ def test_an_answer_by_ids_has_the_names_that_were_asked_for(size: int) -> None:
     assert partitions[0] == (1, 0, 50, 40, 3, [(1, 2), (3, 4)], -1, bytes(size))
     assert [one[:2] for one in partitions[1:]] == [(3, 1), (4, 3), (5, 3)]  # aiokafka then asks for metadata
     assert asked.faults == [(topic, 3, 21, 1), (topic, 4, 28, 100), (topic, 5, 35, 103)]
+    assert asked.topics == [(topic, [(number, 7 * number, MOST) for number in (1, 3, 4, 5)])]  # aiokafka reads them
 
 
 def test_a_partition_that_was_not_asked_for_is_an_error_of_the_answer() -> None:

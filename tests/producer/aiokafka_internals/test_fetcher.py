@@ -16,6 +16,7 @@ from penstock.producer.aiokafka_internals.topic_ids import TopicIds
 
 SOURCE = TopicPartition("requests", 0)
 ASKED = SimpleNamespace(faults=[])
+VERSIONS = {FetchMessage.API_KEY: (4, 11)}  # that the broker knows
 
 
 def lean(*arguments: Any, jumped: Any = None) -> Any:
@@ -108,9 +109,12 @@ class Client:
         self._loop = asyncio.get_running_loop()
         self.answers: list[asyncio.Future[Any]] = []
         broker = SimpleNamespace(nodeId=7)
-        self.cluster = SimpleNamespace(brokers=lambda: [broker], leader_for_partition=lambda source: broker.nodeId)
+        self.cluster = SimpleNamespace(
+            brokers=lambda: [broker], leader_for_partition=lambda source: broker.nodeId, _partitions={}
+        )
 
     async def send(self, node: int, request: Any) -> Any:
+        request.prepare(VERSIONS)
         self.answers.append(self._loop.create_future())
         return await self.answers[-1]
 
@@ -128,12 +132,12 @@ async def test_a_topic_of_which_brokers_do_not_know_the_id_is_not_fetched_until_
             subscriptions.seek(source, 0)
         fetcher._topic_ids.note_unknown(SOURCE.topic)
         [(_, request)], *_ = fetcher._get_actions_per_node(assignment)
-        assert [topic for topic, _ in request.topics] == [other.topic]
+        assert request.ids.keys() == {other.topic}
         client.get_random_node = lambda: 7
         client.send = answer_ids
         await fetcher._topic_ids.read(client, {SOURCE.topic})
         [(_, request)], *_ = fetcher._get_actions_per_node(assignment)
-        assert {topic for topic, _ in request.topics} == {SOURCE.topic, other.topic}
+        assert request.ids.keys() == {SOURCE.topic, other.topic}
     finally:
         await fetcher.close()
 
@@ -152,7 +156,9 @@ async def test_a_position_that_the_log_does_not_have_is_told_with_where_it_begin
         subscriptions.assign_from_subscribed({SOURCE})
         assignment = subscriptions.subscription.assignment
         subscriptions.seek(SOURCE, 10)
-        request = FetchMessage(1, 1, 1, 0, topics=[(SOURCE.topic, [(0, 10, 1)])], topic_ids=TopicIds())
+        offsets = {SOURCE.topic: {0: 10}}
+        request = FetchMessage(1, 1, 1, 0, partition_bytes=1, offsets=offsets, topic_ids=TopicIds())
+        request.prepare(VERSIONS)
 
         async def answer(_node: int, asked: Any) -> Any:
             if asked is request:
