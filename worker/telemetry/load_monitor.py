@@ -21,7 +21,9 @@ from penstock.worker.telemetry.request_samples import RequestSamples
 
 _TICK_S = 1.0
 _LOG_EVERY_S = 10.0
-_BATCHES_A_TICK = 100  # that are logged: a line costs as much as a tenth of the worker's whole work on a small batch
+# Batches that are logged: a line costs as much as a tenth of the worker's whole work on a small batch.
+_BATCHES_A_TICK = 20
+_BATCHES_AFTER_REST = 100
 _PREDICTED_WRONG = "predicted_wrong"  # beside the causes of rejection: answered after its deadline
 _MISSES = (Cause.ARRIVED_LATE, Cause.QUEUED, _PREDICTED_WRONG)
 
@@ -44,7 +46,7 @@ class LoadMonitor:
         self._metrics = metrics
         self._since_logged: Counter[str] = Counter()
         self._logged_at = -math.inf
-        self._batches_to_log = _BATCHES_A_TICK
+        self._batches_to_log = _BATCHES_AFTER_REST
         self._read_lag = lag
         self._lag: Mapping[tuple[str, ...], float] = {}
         metrics.show("penstock_consumer_lag_records", lambda: self._lag)
@@ -87,7 +89,7 @@ class LoadMonitor:
                 self._missed(cause, count)
 
     def batch_done(self, stats: BatchStats) -> None:
-        """Count a batch that ran, and log it if it is among the first of its second."""
+        """Count a batch that ran, and log it if not too many were lately."""
         self._since_logged["batches"] += 1
         self._metrics.observe_batch(stats)
         if self._batches_to_log:
@@ -105,7 +107,7 @@ class LoadMonitor:
 
     def tick(self, now: float) -> None:
         """Show the load, and log it if there was work and the last log is old enough."""
-        self._batches_to_log = _BATCHES_A_TICK
+        self._batches_to_log = min(self._batches_to_log + _BATCHES_A_TICK, _BATCHES_AFTER_REST)
         self._samples.log(now)
         self._metrics.show_load(self._load.backlog_s(now), *self._load.errors())
         self._lag = {(topic, str(partition)): lag for (topic, partition), lag in self._read_lag().items()}

@@ -23,7 +23,7 @@ _SAMPLED = {
     "online": "of each worker the slowest of each second is logged",
     "bulk": "of each worker the first request of each second is logged, where it is of a job",
 }
-_LOGGED = "of each worker the first 100 of each second are logged"
+_LOGGED = "of each worker 20 a second are logged, and up to 100 after a rest"
 SLOW = "requests late or rejected for lateness, or a p95 over three times the usual"
 
 
