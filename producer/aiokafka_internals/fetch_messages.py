@@ -10,13 +10,21 @@ To go, it needs version 13 with topic ids (KIP-516), and what `fetch_session.py`
 
 import struct
 from collections.abc import Collection
+from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from aiokafka.protocol.fetch import FetchRequest, FetchResponse_v11
+from aiokafka.protocol.fetch import FetchRequest
 
 from penstock.producer.aiokafka_internals.fetch_session import MOST_BYTES, FetchSession, Offsets
-from penstock.producer.aiokafka_internals.flexible_request import Answer, FlexibleRequest, behind_tags, compact, varint
+from penstock.producer.aiokafka_internals.flexible_request import (
+    NO_TAGS,
+    Answer,
+    FlexibleRequest,
+    behind_tags,
+    compact,
+    varint,
+)
 from penstock.producer.aiokafka_internals.topic_ids import NO_TOPIC_ID, TopicIds
 
 OUT_OF_RANGE, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 1, 100, 103  # errors
@@ -28,7 +36,6 @@ _ANSWER = struct.Struct(">ihi")  # throttle time, error, session
 _ANSWERED = struct.Struct(">ihqqq")  # partition, error, three offsets of its log
 _ABORTED = struct.Struct(">qq")  # producer, first offset
 _REPLICA = struct.Struct(">i")
-_NO_TAGS = b"\0"
 _ID_BYTES = len(NO_TOPIC_ID)
 
 
@@ -83,9 +90,9 @@ class FetchMessage(FetchRequest):  # type: ignore[misc]  # aiokafka has no type 
             parts += [self.ids[topic], compact(len(asked))]
             for number, at in asked.items():
                 parts.append(_ASKED.pack(number, _NO_EPOCH, at, _NO_EPOCH, _NO_OFFSET, most, 0))
-            parts.append(_NO_TAGS)
+            parts.append(NO_TAGS)
         rack = self._rack_id.encode()
-        parts += [compact(0), compact(len(rack)), rack, _NO_TAGS]
+        parts += [compact(0), compact(len(rack)), rack, NO_TAGS]
         return b"".join(parts)
 
     def take(self, topic: str, found: Collection[tuple[Any, ...]]) -> None:
@@ -101,6 +108,14 @@ class FetchMessage(FetchRequest):  # type: ignore[misc]  # aiokafka has no type 
         """A partition has an error."""
         if (offset := self._offsets.get(topic, {}).get(partition)) is not None:
             self.faults.append(FetchFault(topic, partition, offset, error))
+
+
+@dataclass(slots=True)
+class Fetched:
+    """An answer as aiokafka reads it, of a version that it knows."""
+
+    topics: list[tuple[str, list[tuple[Any, ...]]]]
+    API_VERSION: ClassVar[int] = 11
 
 
 class _FetchById(FlexibleRequest):
@@ -133,9 +148,9 @@ class _AnswerById:
         self._asked = asked
         self._names = {topic_id: topic for topic, topic_id in asked.ids.items()}
 
-    def decode(self, data: BytesIO) -> FetchResponse_v11:
+    def decode(self, data: BytesIO) -> Fetched:
         raw = data.read()
-        throttle_ms, error, session = _ANSWER.unpack_from(raw)
+        _, error, session = _ANSWER.unpack_from(raw)
         num_topics, at = varint(raw, _ANSWER.size)
         topics = []
         for _ in range(num_topics - 1):
@@ -147,7 +162,7 @@ class _AnswerById:
             self._asked.take(topic, partitions)
             topics.append((topic, partitions))
         self._asked.session.answered(session, error, len(raw))
-        return FetchResponse_v11(throttle_ms, error, session, topics)
+        return Fetched(topics)
 
     def _partitions(self, topic: str, raw: bytes, at: int) -> tuple[list[tuple[Any, ...]], int]:
         """The partitions of one topic that have records or an error, and where the next topic begins."""

@@ -26,6 +26,7 @@ from aiokafka.errors import (
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from penstock.producer.aiokafka_internals.client import FailoverClient
+from penstock.producer.aiokafka_internals.sender import LeanSender
 
 RecordBatch: TypeAlias = BatchBuilder  # that `create_batch` of a producer makes
 TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -41,6 +42,7 @@ class FailoverProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.client = self._sender.client = FailoverClient(self.client)
+        self._sender.__class__ = LeanSender
 
     async def deliver(self, batch: RecordBatch, topic: str, partition: int) -> None:
         """Send a batch and wait for its acknowledgement. Raises what aiokafka raises; see `can_go_on` then.

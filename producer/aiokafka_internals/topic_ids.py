@@ -14,7 +14,13 @@ import structlog
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError
 from aiokafka.protocol.api import Request
 
-from penstock.producer.aiokafka_internals.flexible_request import FlexibleRequest, behind_tags, compact, varint
+from penstock.producer.aiokafka_internals.flexible_request import (
+    FlexibleRequest,
+    behind_tags,
+    behind_text,
+    compact,
+    varint,
+)
 
 NO_TOPIC_ID = bytes(16)  # of topics of brokers before Kafka 2.8
 _RETRY_S = 0.2
@@ -54,9 +60,9 @@ class _TopicsWithIds:
         raw = data.read()
         num_brokers, at = varint(raw, _INT_BYTES)  # behind the throttle time
         for _ in range(num_brokers - 1):
-            at = _behind_text(raw, at + _INT_BYTES)  # id, host
-            at = behind_tags(raw, _behind_text(raw, at + _INT_BYTES))  # port, rack
-        num_topics, at = varint(raw, _behind_text(raw, at) + _INT_BYTES)  # cluster's id, controller
+            at = behind_text(raw, at + _INT_BYTES)  # id, host
+            at = behind_tags(raw, behind_text(raw, at + _INT_BYTES))  # port, rack
+        num_topics, at = varint(raw, behind_text(raw, at) + _INT_BYTES)  # cluster's id, controller
         topics = []
         for _ in range(num_topics - 1):
             (error,) = _ERROR.unpack_from(raw, at)
@@ -66,11 +72,6 @@ class _TopicsWithIds:
             topics.append((error, raw[at:end].decode(), raw[end:id_end]))
             at = behind_tags(raw, _behind_partitions(raw, id_end + 1) + _INT_BYTES)  # whether internal, operations
         return _Topics(topics)
-
-
-def _behind_text(raw: bytes, at: int) -> int:
-    size, at = varint(raw, at)
-    return at + max(0, size - 1)
 
 
 def _behind_partitions(raw: bytes, at: int) -> int:

@@ -142,7 +142,7 @@ def test_an_answer_by_ids_has_the_names_that_were_asked_for(size: int) -> None:
         ]
     )
     found = asked.prepare({1: (4, 18)}).RESPONSE_TYPE.decode(BytesIO(raw))
-    assert (found.throttle_time_ms, found.error_code, found.session_id) == (3, 0, 9)
+    assert found.API_VERSION == FetchResponse_v11.API_VERSION
     [(topic, partitions)] = found.topics
     assert topic == "requests.ü"
     assert partitions[0] == (1, 0, 50, 40, 3, [(1, 2), (3, 4)], -1, bytes(size))

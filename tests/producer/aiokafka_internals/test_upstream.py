@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaClient, AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.consumer import consumer, fetcher
 from aiokafka.consumer.fetcher import Fetcher, FetchResult, PartitionRecords
@@ -15,10 +16,11 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import TopicPartitionState
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.producer import message_accumulator, sender, transaction_manager
-from aiokafka.protocol.api import Request, RequestHeader_v2, RequestStruct, ResponseHeader_v1
+from aiokafka.protocol.api import Request, RequestStruct
 from aiokafka.protocol.fetch import FetchRequest, FetchResponse_v11
 from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder, _DefaultRecordBatchPy
 from aiokafka.record.memory_records import _MemoryRecordsPy
 
@@ -54,16 +56,24 @@ METHODS: list[tuple[type, str, str]] = [
     (MetadataRequest, "__init__", "topics allow_auto_topic_creation"),
     (Request, "build", "request_struct_class"),
     (Request, "prepare", "versions"),
-    (RequestHeader_v2, "__init__", "request correlation_id client_id"),
     (RequestStruct, "build_request_header", "correlation_id client_id"),
     (RequestStruct, "parse_response_header", "read_buffer"),
-    (ResponseHeader_v1, "decode", "data"),
     (RoundRobinPartitionAssignor, "assign", "cluster members"),
     (RoundRobinPartitionAssignor, "metadata", "topics"),
     (_DefaultRecordBatchPy, "__init__", "buffer"),
     (_MemoryRecordsPy, "_cache_next", ""),
     (_MemoryRecordsPy, "next_batch", ""),
+    (ProduceRequest, "__init__", "transactional_id required_acks timeout topics"),
+    (message_accumulator.MessageAccumulator, "_wakeup", "fut"),
+    (message_accumulator.MessageAccumulator, "drain_by_nodes", "ignore_nodes muted_partitions"),
     (message_accumulator.MessageAccumulator, "fail_all", "exception"),
+    (message_accumulator.MessageAccumulator, "waiter", ""),
+    (sender.SendProduceReqHandler, "create_request", ""),
+    (sender.SendProduceReqHandler, "do", "node_id"),
+    (sender.Sender, "_fail_all", "task"),
+    (sender.Sender, "_maybe_wait_for_pid", ""),
+    (sender.Sender, "_send_produce_req", "node_id batches"),
+    (sender.Sender, "_sender_routine", ""),
     (sender.Sender, "close", ""),
     (sender.Sender, "start", ""),
     (transaction_manager.TransactionManager, "increment_sequence_number", "tp increment"),
@@ -77,7 +87,8 @@ ATTRIBUTES: list[tuple[type, str]] = [
     (AIOKafkaConnection, "_requests"),
     (AIOKafkaConsumer, "_client _coordinator _fetcher"),
     (AIOKafkaProducer, "_closed _message_accumulator _metadata _sender _txn_manager client"),
-    (FetchRequest, "_isolation_level _max_bytes _max_wait_ms _min_bytes _rack_id"),
+    (ClusterMetadata, "_partitions"),
+    (FetchRequest, "_isolation_level _max_bytes _max_wait_ms _min_bytes _rack_id _topics"),
     (FetchResult, "_assignment _backoff _partition_records _topic_partition"),
     (
         Fetcher,
@@ -87,12 +98,14 @@ ATTRIBUTES: list[tuple[type, str]] = [
     ),
     (GroupCoordinator, "_commit_refresh_task _coordination_task generation member_id"),
     (PartitionRecords, "_records"),
-    (TopicPartitionState, "has_valid_position paused position resume_fut"),
+    (ProduceRequest, "_required_acks _timeout _topics"),
+    (TopicPartitionState, "_paused _position has_valid_position paused position resume_fut"),
     (_DefaultRecordBatchPy, "_buffer"),
     (_MemoryRecordsPy, "_next_slice"),
     (message_accumulator.MessageAccumulator, "_batches _cluster"),
     (message_accumulator.MessageBatch, "retry_count"),
-    (sender.Sender, "client sender_task"),
+    (sender.SendProduceReqHandler, "_batches _sender"),
+    (sender.Sender, "_acks _in_flight _message_accumulator _muted_partitions _request_timeout_ms client sender_task"),
     (transaction_manager.TransactionManager, "_transaction_waiter state"),
 ]
 
