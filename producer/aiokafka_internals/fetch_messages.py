@@ -1,15 +1,15 @@
-"""Kafka's fetch request and answer, version 13, encoded and decoded in one pass.
+"""Kafka's fetch request and answer, versions 12 and 13, encoded and decoded in one pass.
 
 aiokafka (0.14) knows no version above 11, and calls a function for each field of each assigned partition, which takes
 longer than all else that a worker does for one record. Version 13 names topics by their ids: a topic that was deleted
-and created again is not read on from the position in the old one. Brokers before Kafka 3.1 are asked in aiokafka's own
-way.
+and created again is not read on from the position in the old one. Version 12, for those who know no ids and for Kafka
+before 3.1, differs in that alone. Brokers before Kafka 2.7 are asked in aiokafka's own way.
 
 To go, it needs version 13 with topic ids (KIP-516), and what `fetch_session.py` says.
 """
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, ClassVar, NamedTuple
@@ -22,6 +22,7 @@ from penstock.producer.aiokafka_internals.flexible_request import (
     Answer,
     FlexibleRequest,
     behind_tags,
+    behind_text,
     compact,
     varint,
 )
@@ -72,22 +73,24 @@ class FetchMessage(FetchRequest):  # type: ignore[misc]  # aiokafka has no type 
         """Called by aiokafka with the versions that the broker knows."""
         oldest, newest = versions.get(self.API_KEY, (0, 0))
         if oldest <= _FetchById.API_VERSION <= newest and NO_TOPIC_ID not in self.ids.values():
-            return _FetchById(self._body(), _AnswerById(self))
+            return _FetchById(self._body(self.ids), _AnswerById(self))
+        if oldest <= _FetchByName.API_VERSION <= newest:
+            return _FetchByName(self._body({topic: _name(topic) for topic in self.ids}), _AnswerByName(self))
         self.session.leave()
         for topic, asked in self._offsets.items():
             self._topics.append((topic, [(number, at, self._partition_bytes) for number, at in asked.items()]))
         request = super().prepare(versions)
-        request.RESPONSE_TYPE = _AnswerByName(self, request.RESPONSE_TYPE)
+        request.RESPONSE_TYPE = _NotedAnswer(self, request.RESPONSE_TYPE)
         return request
 
-    def _body(self) -> bytes:
+    def _body(self, keys: Mapping[str, bytes]) -> bytes:
         session, epoch, named = self.session.request(self._offsets)
         max_bytes = min(self._max_bytes, MOST_BYTES) if epoch > 0 else self._max_bytes
         bounds = self._max_wait_ms, self._min_bytes, max_bytes, self._isolation_level
         parts = [_HEAD.pack(_ANY_REPLICA, *bounds, session, epoch), compact(len(named))]
         most = self._partition_bytes
         for topic, asked in named.items():
-            parts += [self.ids[topic], compact(len(asked))]
+            parts += [keys[topic], compact(len(asked))]
             for number, at in asked.items():
                 parts.append(_ASKED.pack(number, _NO_EPOCH, at, _NO_EPOCH, _NO_OFFSET, most, 0))
             parts.append(NO_TAGS)
@@ -122,7 +125,11 @@ class _FetchById(FlexibleRequest):
     API_KEY, API_VERSION = 1, 13
 
 
-class _AnswerByName:
+class _FetchByName(FlexibleRequest):
+    API_KEY, API_VERSION = 1, 12
+
+
+class _NotedAnswer:
     """The answer as aiokafka decodes it."""
 
     def __init__(self, asked: FetchMessage, answer: Answer) -> None:
@@ -148,16 +155,19 @@ class _AnswerById:
         self._asked = asked
         self._names = {topic_id: topic for topic, topic_id in asked.ids.items()}
 
+    def _key_end(self, raw: bytes, at: int) -> int:
+        return at + _ID_BYTES
+
     def decode(self, data: BytesIO) -> Fetched:
         raw = data.read()
         _, error, session = _ANSWER.unpack_from(raw)
         num_topics, at = varint(raw, _ANSWER.size)
         topics = []
         for _ in range(num_topics - 1):
-            end = at + _ID_BYTES
+            end = self._key_end(raw, at)
             topic = self._names.get(raw[at:end])
             if topic is None:
-                raise struct.error("A topic that was not asked for, or its id ends early.")
+                raise struct.error("A topic that was not asked for, or its key ends early.")
             partitions, at = self._partitions(topic, raw, end)
             self._asked.take(topic, partitions)
             topics.append((topic, partitions))
@@ -191,3 +201,17 @@ class _AnswerById:
         if at > len(raw):
             raise struct.error("The records of the last partition are incomplete.")
         return found, at
+
+
+class _AnswerByName(_AnswerById):
+    def __init__(self, asked: FetchMessage) -> None:
+        self._asked = asked
+        self._names = {_name(topic): topic for topic in asked.ids}
+
+    def _key_end(self, raw: bytes, at: int) -> int:
+        return behind_text(raw, at)
+
+
+def _name(topic: str) -> bytes:
+    encoded = topic.encode()
+    return compact(len(encoded)) + encoded

@@ -16,6 +16,7 @@ Offsets = dict[str, dict[int, int]]  # by topic and partition
 
 MOST_BYTES = 256 * 1024  # of an answer within a session; a larger record still comes, alone
 _SMALL_BYTES = 64 * 1024  # of an answer
+_FEW = 4  # partitions, which are named sooner than a session is worth one of the thousand that a broker keeps
 _SETTLED = 4  # small answers in a row, for the same partitions: a session that is made and left costs more than none
 _NOT_FOUND = 70  # an error: the broker has forgotten the session, as one does that was started again
 _MAKE, _NONE = 0, -1  # epochs: begin a session; end it, or ask without one
@@ -47,7 +48,7 @@ class FetchSession:
         before, self._asked, self._is_answered = self._asked, offsets, False
         if not _are_same_partitions(before, offsets):
             self._num_small = 0
-        if self._num_small < _SETTLED:
+        if self._num_small < _SETTLED or sum(map(len, offsets.values())) <= _FEW:
             self._epoch = _NONE
         elif self._epoch == _NONE or not self._id:
             self._epoch = _MAKE

@@ -57,11 +57,15 @@ _Actions = tuple[list[tuple[int, FetchMessage]], dict[int, list[TopicPartition]]
 class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type information
     """aiokafka's fetcher with another choice of what to do next. It is asked twice for each fetch."""
 
-    def begin(self, topic_ids: TopicIds, jumped: Callable[[TopicPartition, int, int], None]) -> None:
+    def begin(
+        self, topic_ids: TopicIds, jumped: Callable[[TopicPartition, int, int], None], *, pace_s: float = _PACE_S
+    ) -> None:
         """Called when aiokafka has made the fetcher and its tasks have not run yet.
 
         `jumped` is told a partition, the offset that was asked for and is not there, and where it is read on.
+        `pace_s`: from one fetch to the next at a high rate.
         """
+        self._pace_s = pace_s
         self._topic_ids = topic_ids
         self._jumped = jumped
         self._num_records = 0  # handed out so far
@@ -158,7 +162,9 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
 
     def _paced(self, now: float) -> dict[int, float]:
         """Brokers to ask again a little later -> seconds until then."""
-        waits = {node: asked[-1][0] + _PACE_S - now for node, asked in self._asked.items() if self._is_busy(asked, now)}
+        waits = {
+            node: asked[-1][0] + self._pace_s - now for node, asked in self._asked.items() if self._is_busy(asked, now)
+        }
         return {node: wait_s for node, wait_s in waits.items() if wait_s > 0}
 
     def _is_busy(self, asked: Sequence[_Asked], now: float) -> bool:

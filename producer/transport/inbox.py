@@ -14,7 +14,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from penstock.producer.aiokafka_internals.bounded_fetch import BoundedConsumer
+from penstock.producer.aiokafka_internals.reply_consumer import ReplyConsumer
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
@@ -107,7 +107,7 @@ class Inbox:
             self.fail(correlation_id, make_error())
 
     def _make_consumer(self) -> AIOKafkaConsumer:
-        return BoundedConsumer(
+        return ReplyConsumer(
             **self._cluster.arguments,
             client_id=self._client_id,
             group_id=None,

@@ -1,4 +1,4 @@
-"""Fetch requests and answers by ids are those of Kafka's schemas, and those by names are aiokafka's."""
+"""Fetch requests and answers are those of Kafka's schemas, by ids or names, and those of old brokers are aiokafka's."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -89,14 +89,14 @@ def message(rack: str = "", ids: Mapping[str, bytes] = MappingProxyType({})) -> 
     return FetchMessage(*BOUNDS, partition_bytes=MOST, rack_id=rack, offsets=OFFSETS, topic_ids=topic_ids)
 
 
-def test_a_topic_without_an_id_is_asked_for_in_aiokafkas_way() -> None:
-    ours = message("a", {"bulk": IDS["bulk"]}).prepare({1: (4, 18)})
+def test_a_broker_without_flexible_versions_is_asked_in_aiokafkas_way() -> None:
+    ours = message("a", {"bulk": IDS["bulk"]}).prepare({1: (4, 11)})
     theirs = FetchRequest(*BOUNDS, TOPICS, rack_id="a").build(FetchRequest_v11)
     assert type(ours) is FetchRequest_v11
     assert ours.encode() == theirs.encode()
 
 
-def test_a_broker_without_the_version_is_asked_in_aiokafkas_way() -> None:
+def test_an_old_broker_is_asked_in_aiokafkas_way() -> None:
     ours = message(ids=IDS).prepare({1: (0, 4)})
     theirs = FetchRequest(*BOUNDS, TOPICS).build(FetchRequest_v4)
     assert type(ours) is FetchRequest_v4
@@ -107,7 +107,7 @@ def test_errors_of_an_answer_by_names_are_noted() -> None:
     asked = message()
     partitions: list[Any] = [(2, 0, 50, 40, 3, [], -1, b"records"), (3, 1, -1, -1, -1, [], -1, b"")]
     raw = FetchResponse_v11(3, 0, 9, [("requests.ü", partitions), ("bulk", [])]).encode()
-    found = asked.prepare({1: (4, 12)}).RESPONSE_TYPE.decode(BytesIO(raw))
+    found = asked.prepare({1: (4, 11)}).RESPONSE_TYPE.decode(BytesIO(raw))
     assert found.topics == [("requests.ü", partitions), ("bulk", [])]
     assert asked.faults == [("requests.ü", 3, 21, 1)]
 
@@ -149,6 +149,22 @@ def test_an_answer_by_ids_has_the_names_that_were_asked_for(size: int) -> None:
     assert [one[:2] for one in partitions[1:]] == [(3, 1), (4, 3), (5, 3)]  # aiokafka then asks for metadata
     assert asked.faults == [(topic, 3, 21, 1), (topic, 4, 28, 100), (topic, 5, 35, 103)]
     assert asked.topics == [(topic, [(number, 7 * number, MOST) for number in (1, 3, 4, 5)])]  # aiokafka reads them
+
+
+def test_by_name_all_else_is_the_same() -> None:
+    """Version 12, of topics without ids and of brokers that know none."""
+    by_id = message("a", IDS).prepare({1: (4, 18)})
+    for asked in (message("a", {"bulk": IDS["bulk"]}).prepare({1: (4, 18)}), message("a", IDS).prepare({1: (4, 12)})):
+        assert asked.build_request_header(7, "me").encode() == struct.pack(">hhih2sb", 1, 12, 7, 2, b"me", 0)
+        named = by_id.encode()
+        raw = answer_by_id([(1, 0, 50, 40, 3, None, -1, b"records", {})])
+        for topic, topic_id in IDS.items():
+            name = CompactString("utf-8").encode(topic)
+            named, raw = named.replace(topic_id, name), raw.replace(topic_id, name)
+        assert asked.encode() == named
+        assert asked.RESPONSE_TYPE.decode(BytesIO(raw)).topics == [
+            ("requests.ü", [(1, 0, 50, 40, 3, [], -1, b"records")])
+        ]
 
 
 def test_a_partition_that_was_not_asked_for_is_an_error_of_the_answer() -> None:

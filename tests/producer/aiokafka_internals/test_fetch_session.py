@@ -77,6 +77,13 @@ def test_a_broker_that_makes_no_session_is_asked_for_all() -> None:
         session.answered(0, 0, SMALL)
 
 
+def test_few_partitions_are_named_without_a_session() -> None:
+    session = FetchSession()
+    for _ in range(9):
+        assert session.request({"replies": {3: 5}}) == (0, -1, {"replies": {3: 5}})
+        session.answered(0, 0, SMALL)
+
+
 def test_a_session_is_left_with_the_assignment() -> None:
     session = settled()
     session.leave()
@@ -118,7 +125,7 @@ class Broker:
 
 
 PARTITIONS = st.dictionaries(
-    st.sampled_from(["online", "bulk"]), st.dictionaries(st.integers(0, 2), st.integers(0, 9), min_size=1)
+    st.sampled_from(["online", "bulk"]), st.dictionaries(st.integers(0, 5), st.integers(0, 9), min_size=1)
 )
 HAPPENS = st.sampled_from(["answer", "answer", "answer", "request lost", "answer lost", "broker starts", "left"])
 
