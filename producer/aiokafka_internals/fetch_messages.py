@@ -9,7 +9,7 @@ To go, it needs version 13 with topic ids (KIP-516), and what `fetch_session.py`
 """
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, ClassVar, NamedTuple
@@ -73,9 +73,10 @@ class FetchMessage(FetchRequest):  # type: ignore[misc]  # aiokafka has no type 
         """Called by aiokafka with the versions that the broker knows."""
         oldest, newest = versions.get(self.API_KEY, (0, 0))
         if oldest <= _FetchById.API_VERSION <= newest and NO_TOPIC_ID not in self.ids.values():
-            return _FetchById(self._body(self.ids), _AnswerById(self))
+            return _FetchById(self._body(self.ids), _Answer(self, self.ids, _behind_id))
         if oldest <= _FetchByName.API_VERSION <= newest:
-            return _FetchByName(self._body({topic: _name(topic) for topic in self.ids}), _AnswerByName(self))
+            names = {topic: _name(topic) for topic in self.ids}
+            return _FetchByName(self._body(names), _Answer(self, names, behind_text))
         self.session.leave()
         for topic, asked in self._offsets.items():
             self._topics.append((topic, [(number, at, self._partition_bytes) for number, at in asked.items()]))
@@ -84,6 +85,7 @@ class FetchMessage(FetchRequest):  # type: ignore[misc]  # aiokafka has no type 
         return request
 
     def _body(self, keys: Mapping[str, bytes]) -> bytes:
+        """`keys`: by which the version names topics."""
         session, epoch, named = self.session.request(self._offsets)
         max_bytes = min(self._max_bytes, MOST_BYTES) if epoch > 0 else self._max_bytes
         bounds = self._max_wait_ms, self._min_bytes, max_bytes, self._isolation_level
@@ -145,18 +147,17 @@ class _NotedAnswer:
         return answer
 
 
-class _AnswerById:
+class _Answer:
     """Records by partition.
 
     Partitions without records and errors are left out; their watermarks are not needed.
     """
 
-    def __init__(self, asked: FetchMessage) -> None:
+    def __init__(self, asked: FetchMessage, keys: Mapping[str, bytes], behind_key: Callable[[bytes, int], int]) -> None:
+        """`behind_key`: the end of a topic's key that begins at an index."""
         self._asked = asked
-        self._names = {topic_id: topic for topic, topic_id in asked.ids.items()}
-
-    def _key_end(self, raw: bytes, at: int) -> int:
-        return at + _ID_BYTES
+        self._topics = {key: topic for topic, key in keys.items()}
+        self._behind_key = behind_key
 
     def decode(self, data: BytesIO) -> Fetched:
         raw = data.read()
@@ -164,8 +165,8 @@ class _AnswerById:
         num_topics, at = varint(raw, _ANSWER.size)
         topics = []
         for _ in range(num_topics - 1):
-            end = self._key_end(raw, at)
-            topic = self._names.get(raw[at:end])
+            end = self._behind_key(raw, at)
+            topic = self._topics.get(raw[at:end])
             if topic is None:
                 raise struct.error("A topic that was not asked for, or its key ends early.")
             partitions, at = self._partitions(topic, raw, end)
@@ -203,13 +204,8 @@ class _AnswerById:
         return found, at
 
 
-class _AnswerByName(_AnswerById):
-    def __init__(self, asked: FetchMessage) -> None:
-        self._asked = asked
-        self._names = {_name(topic): topic for topic in asked.ids}
-
-    def _key_end(self, raw: bytes, at: int) -> int:
-        return behind_text(raw, at)
+def _behind_id(raw: bytes, at: int) -> int:
+    return at + _ID_BYTES
 
 
 def _name(topic: str) -> bytes:

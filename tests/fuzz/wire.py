@@ -160,7 +160,7 @@ def _fetched(value: bytes) -> None:
         500, 1, 1 << 20, 0, partition_bytes=1 << 20, offsets={_TOPIC: {3: 0}}, topic_ids=TopicIds()
     )
     asked.ids[_TOPIC] = _TOPIC_ID
-    fetch_messages._AnswerById(asked).decode(BytesIO(value))
+    asked.prepare({asked.API_KEY: (4, 18)}).RESPONSE_TYPE.decode(BytesIO(value))
 
 
 def _fetch_answer() -> bytes:
