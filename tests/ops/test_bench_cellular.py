@@ -192,12 +192,8 @@ def test_padded_requests_run_to_the_end_of_their_bucket() -> None:
 
 def test_depths_are_those_of_the_longest_paths() -> None:
     """Nodes 0 and 1 are leaves, 2 merges them, 3 is another leaf, 4 merges 2 and 3, 5 classifies."""
-    graph = CellGraph(
-        *(
-            np.array(values, np.int32)
-            for values in ([0, 0, 1, 0, 1, 2], [1] * 6, [0, 0, 0, 2, 2, 4, 5], [0, 1, 2, 3, 4])
-        )
-    )
+    dependencies = [[-1, -1], [-1, -1], [0, 1], [-1, -1], [2, 3], [4, -1]]
+    graph = CellGraph(*(np.array(values, np.int32) for values in ([0, 0, 1, 0, 1, 2], [1] * 6, dependencies)))
     assert depths(graph).tolist() == [1, 1, 2, 1, 3, 4]
     assert depths_results_last(graph).argsort(kind="stable").tolist() == [0, 1, 3, 2, 4, 5]
     assert depths_results_last(graph)[5] > 1000
