@@ -14,6 +14,8 @@ CPU = BenchSuite(
     bench=_SETUP,
     tables=f"{_BENCH}.cpu.cpu_tables:TABLES",
     parts={
+        "engine": Part(f"{_BENCH}.cpu.part_engine:run", 150, ("float32",)),
+        "engine-bf16": Part(f"{_BENCH}.cpu.part_engine:run", 150, ("bfloat16",)),
         "end-to-end": Part(f"{_BENCH}.cpu.part_kafka:run_end_to_end", 300),
         "latency": Part(f"{_BENCH}.cpu.part_kafka:run_latency", 300),
         "null": Part(f"{_BENCH}.cpu.part_null:run_null", 150),

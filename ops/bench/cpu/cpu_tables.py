@@ -7,8 +7,8 @@ from typing import Any
 from penstock.ops.bench.common.measures import At, From, Suite
 from penstock.ops.bench.common.tables import Grid, Table, Targets, each
 
-PARTS = ("end-to-end", "latency", "null", "memory")
-_DTYPES = ("float32", "bfloat16")
+PARTS = ("engine", "engine-bf16", "end-to-end", "latency", "null", "memory")
+DTYPES = {"float32": "engine", "bfloat16": "engine-bf16"}  # each with its part of the engine alone
 WAYS = ("records shared", "a record each")  # one record for many concurrent calls, or one for each
 _CALLS = {"lists": "bulk", "one text a call": "single"}
 _ALONE = "end to end *, engine alone, texts/s"
@@ -19,13 +19,35 @@ def largest_change(samples: Sequence[int]) -> float:
     return max(abs(sample - samples[0]) for sample in samples) / samples[0]
 
 
+def _best(rates: Mapping[str, float]) -> float:
+    return max(rates["best"], rates["default"])
+
+
+def _millionths_off(cosine: float) -> float:
+    return 1e6 * (1 - cosine)
+
+
 def _echo(runs: Sequence[Mapping[str, Any]]) -> float:
     return statistics.median(float(run["requests_per_s"]) for run in runs)
+
+
+def _engine(dtype: str, part: str) -> tuple[At | From, ...]:
+    name, rates = f"engine {dtype}", f"{part}.requests_per_s"
+    ours, theirs, floor = f"{name}, texts/s", f"{name}, sentence-transformers, texts/s", f"{name}, floor, texts/s"
+    return (
+        At(f"{rates}.ours", ours),
+        At(rates, theirs, _best),
+        At(f"{rates}.floor", floor),
+        From(f"{name}, share of the floor", (ours, floor)),
+        From(f"{name}, times sentence-transformers", (ours, theirs)),
+        At(f"{part}.cosine_to_float32.min", f"{name}, largest 1 - cosine to float32, millionths", _millionths_off),
+    )
 
 
 SUITE = Suite(
     "cpu",
     (
+        *[one for dtype, part in DTYPES.items() for one in _engine(dtype, part)],
         At("end-to-end.*.requests_per_s.bulk", "end to end *, lists, texts/s", statistics.median),
         At("end-to-end.*.requests_per_s.single", "end to end *, one text a call, texts/s", statistics.median),
         At("end-to-end.*.requests_per_s.baseline", "end to end *, FastStream, texts/s", statistics.median),
@@ -52,18 +74,27 @@ HEADLINE = Grid(
     [
         *[
             row
-            for dtype in _DTYPES
-            for row in each(
-                _CALLS,
-                f"through Kafka, {dtype}, *, texts/s",
-                f"{{end to end {dtype}, *, texts/s}}",
-                f"{_FASTSTREAM}: {{end to end {dtype}, FastStream, texts/s}}",
-                f"engine alone, same rounds: {{end to end {dtype}, engine alone, texts/s}}",
-            )
+            for dtype in DTYPES
+            for row in [
+                *each(
+                    [dtype],
+                    "engine alone, *, texts/s",
+                    "{engine *, texts/s}",
+                    "sentence-transformers, its best batch: {engine *, sentence-transformers, texts/s}",
+                    "matrix products alone: {engine *, floor, texts/s}",
+                ),
+                *each(
+                    _CALLS,
+                    f"through Kafka, {dtype}, *, texts/s",
+                    f"{{end to end {dtype}, *, texts/s}}",
+                    f"{_FASTSTREAM}: {{end to end {dtype}, FastStream, texts/s}}",
+                    f"engine alone, same rounds: {{end to end {dtype}, engine alone, texts/s}}",
+                ),
+            ]
         ],
         *[
             row
-            for dtype in _DTYPES
+            for dtype in DTYPES
             for row in each(
                 ["p50", "p99"],
                 f"200 texts/s, Poisson, through Kafka, {dtype}, *, ms",

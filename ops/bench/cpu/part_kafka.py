@@ -8,6 +8,7 @@ from penstock.ops.bench.common.setup import ROUNDS, Details, Setup, shuffled_tex
 from penstock.ops.bench.contestants.engine_alone import EngineAlone
 from penstock.ops.bench.contestants.faststream import FastStreamMembers, open_faststream
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec, open_workers
+from penstock.ops.bench.cpu.part_engine import dtypes
 from penstock.ops.bench.load.load_bench import LoadBench
 from penstock.ops.bench.load.loads import ROWS, Load
 from penstock.ops.kafka import KafkaBroker
@@ -22,23 +23,16 @@ _LOW_RATE_PER_S, _LOW_RATE_SECONDS = 20.0, 20.0  # where no request waits for an
 _TIMEOUT_S = 120.0  # of a call; later, the request is unanswered
 
 
-def _dtypes(setup: Setup) -> list[str]:
-    """Those that are measured here: float32, and what `--dtype auto` chooses."""
-    engine = EngineAlone(setup.model)
-    engine.close()
-    return list(dict.fromkeys(["float32", engine.engine.info.dtype]))
-
-
 def run_end_to_end(setup: Setup) -> Details:
     """Part `end-to-end`: lists of texts, and one text a call, each at saturation."""
-    return {dtype: _saturated(setup, dtype) for dtype in _dtypes(setup)}
+    return {dtype: _saturated(setup, dtype) for dtype in dtypes(setup)}
 
 
 def run_latency(setup: Setup) -> Details:
     """Part `latency`: Poisson, one text a call, latencies from when a request was due."""
     found: dict[str, Any] = {}
     with KafkaBroker() as broker:
-        for dtype in _dtypes(setup):
+        for dtype in dtypes(setup):
             with _faststream(setup, broker, dtype) as (theirs, _):
                 found[f"FastStream {dtype}"] = _offered(setup, theirs, _RATE_PER_S, _RATE_SECONDS)
             with _workers(setup, broker, dtype) as ours:
