@@ -2,6 +2,6 @@
 
 from penstock.scheduler.cellular.jobs import JobRows
 from penstock.scheduler.cellular.scheduler import CellScheduler
-from penstock.scheduler.cellular.types import CellGraph, CellJob, CellRule, CellSettings, CellTask
+from penstock.scheduler.cellular.types import CellGraph, CellJob, CellRule, CellTask
 
-__all__ = ["CellGraph", "CellJob", "CellRule", "CellScheduler", "CellSettings", "CellTask", "JobRows"]
+__all__ = ["CellGraph", "CellJob", "CellRule", "CellScheduler", "CellTask", "JobRows"]

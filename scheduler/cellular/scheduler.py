@@ -14,8 +14,9 @@ from penstock.scheduler.cellular.cost import TaskCost, corrected
 from penstock.scheduler.cellular.deadlines import Deadlines
 from penstock.scheduler.cellular.jobs import Forecast, JobRows, NewJobs
 from penstock.scheduler.cellular.table import JobTable
-from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellSettings, CellTask, Int32Array
+from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Int32Array
 from penstock.scheduler.cellular.waiting import WaitingJobs
+from penstock.scheduler.settings import AdmissionName
 from penstock.scheduler.types import Cause, RejectedJob, Wait
 
 PATIENCE_S = 1.0  # a job is not overtaken by jobs of its class that arrive so much later, however urgent
@@ -37,17 +38,34 @@ class CellScheduler:
     Every job given to `add` leaves exactly once: rejected, by `cancel`, or as an id that `finished` returns.
     """
 
-    def __init__(self, rules: Sequence[CellRule], settings: CellSettings) -> None:
+    def __init__(
+        self,
+        rules: Sequence[CellRule],
+        max_tasks: int = 2,
+        max_slots: int | None = None,
+        admission: AdmissionName = "accept",
+    ) -> None:
+        """ValueError names a bad argument.
+
+        Args:
+            rules: of the cells.
+            max_tasks: outstanding ones: one runs, the others are prepared (BatchMaker's MaxTasksToSubmit).
+            max_slots: state slots of the device; None: no limit.
+            admission: deadline: what is predicted to be late is rejected on arrival.
+        """
         if not rules or any(rule.max_rows < 1 or rule.max_steps < 1 for rule in rules):
             raise ValueError(f"There must be cells, with max_rows and max_steps of 1 or more. Given: {list(rules)}")
+        for name, value in (("max_tasks", max_tasks), ("max_slots", max_slots)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be 1 or more. Given: {value}")
         self.cost = TaskCost()
-        self._rules, self._max_tasks = tuple(rules), settings.max_tasks
+        self._rules, self._max_tasks = tuple(rules), max_tasks
         self._host_s = 0.0  # the caller's own seconds for a task; a quantum that takes as long hides them
-        max_slots = math.inf if settings.max_slots is None else float(settings.max_slots)
-        self._table = JobTable(len(rules), max_slots)
-        self._waiting = WaitingJobs(max_slots)
-        is_admitting = settings.admission == "deadline"
-        self._backlog = Backlog(self._rules, max_slots, self.cost, self._table) if is_admitting else None
+        most_slots = math.inf if max_slots is None else float(max_slots)
+        self._table = JobTable(len(rules), most_slots)
+        self._waiting = WaitingJobs(most_slots)
+        is_admitting = admission == "deadline"
+        self._backlog = Backlog(self._rules, most_slots, self.cost, self._table) if is_admitting else None
         self._doomed: list[RejectedJob] = []  # that were about to join; `poll` has not told yet
         self._forecast = Forecast(np.zeros((2, len(rules))))  # without admission
         self._deadlines = Deadlines(self._table.number)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.scheduler.settings import AdmissionName
 from penstock.scheduler.types import RejectedJob
 
 Int32Array = npt.NDArray[np.int32]
@@ -20,20 +19,6 @@ MAX_PASSES = 8
 _SIZES = struct.Struct("=4i")
 _NO_JOBS = np.zeros(0, np.int64)
 _NO_ROWS = np.zeros(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class CellSettings:
-    """State slots, and how far tasks are planned ahead. ValueError names a bad field."""
-
-    max_tasks: int = 2  # outstanding: one runs, the others are prepared (BatchMaker's MaxTasksToSubmit)
-    max_slots: int | None = None  # state slots of the device; None: no limit
-    admission: AdmissionName = "accept"  # deadline: reject on arrival what is predicted to be late
-
-    def __post_init__(self) -> None:
-        for name, value in (("max_tasks", self.max_tasks), ("max_slots", self.max_slots)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be 1 or more. Given: {value}")
 
 
 class CellRule(NamedTuple):

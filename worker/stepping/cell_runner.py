@@ -12,7 +12,7 @@ from penstock.engine.cells.errors import CellFailed
 from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.errors import DeviceFailed, EngineError
 from penstock.engine.types import Float32Array
-from penstock.scheduler.cellular import CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import CellRule, CellScheduler, CellTask
 from penstock.scheduler.cellular.arrays import ARRIVAL
 from penstock.scheduler.cellular.types import Int64Array
 from penstock.scheduler.settings import AdmissionName
@@ -89,12 +89,12 @@ class CellRunner:
     ) -> None:
         """specs: of the model. engine: with these cells.
 
-        admission: see `CellSettings`. max_tasks: likewise; 1 where the engine's `start` computes, as on a CPU. pause:
+        admission: see `CellScheduler`. max_tasks: likewise; 1 where the engine's `start` computes, as on a CPU. pause:
         waits before a step is tried again.
         """
         num_slots = engine.num_slots
         rules = [CellRule(spec.name, spec.max_rows, spec.max_steps, spec.priority) for spec in specs]
-        self._scheduler = CellScheduler(rules, CellSettings(max_tasks, num_slots - 1, admission))
+        self._scheduler = CellScheduler(rules, max_tasks, num_slots - 1, admission)
         self._specs = specs
         self._engine = engine
         self._sessions = Sessions(specs, num_slots)

@@ -10,7 +10,7 @@ from penstock.engine.errors import EngineError, InvalidOption, NotFinite
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.types import Float32Array, Int32Array
-from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellTask
 from penstock.scheduler.cellular.types import BoolArray
 from penstock.scheduler.settings import AdmissionName
 from penstock.scheduler.types import RejectedJob, Wait
@@ -48,7 +48,7 @@ class GenerationRunner:
     ) -> None:
         """`limits`: the generator's. `probe`: clean work of one page and one row. `clock` measures tasks.
 
-        max_quantum: decoder steps of one task under load. admission: see `CellSettings`. `pause` waits before a retry.
+        max_quantum: decoder steps of one task under load. admission: see `CellScheduler`. `pause` waits before a retry.
         """
         rules = (
             CellRule("encode", min(_MAX_ENCODE_ROWS, limits.max_rows), max_size=limits.max_encode_tokens, max_passes=0),
@@ -59,9 +59,7 @@ class GenerationRunner:
         self._probe = probe
         self._clock = clock
         self._rules = rules
-        self._scheduler = CellScheduler(
-            rules, CellSettings(max_tasks=1, max_slots=limits.num_pages, admission=admission)
-        )
+        self._scheduler = CellScheduler(rules, 1, limits.num_pages, admission)
         self._encoding = StepIsolation(limits.max_encode_tokens, pause=pause)
         self._decoding = StepIsolation(limits.max_rows, pause=pause)
         self.predicted_s = 0.0  # see `StepRunner`

@@ -2,11 +2,11 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellTask
 from penstock.scheduler.cellular.scheduler import PATIENCE_S
 from penstock.scheduler.types import Wait
 
@@ -72,10 +72,11 @@ class Model:
     """Drives a scheduler, and asserts that it does what its contract says. Slots without limit."""
 
     rules: Sequence[CellRule]
-    settings: CellSettings = field(default_factory=CellSettings)
+    max_tasks: int = 2
+    max_slots: int | None = None
 
     def __post_init__(self) -> None:
-        self.scheduler = CellScheduler(self.rules, self.settings)
+        self.scheduler = CellScheduler(self.rules, self.max_tasks, self.max_slots)
         self.jobs: dict[int, ModelJob] = {}
         self.outstanding: deque[CellTask] = deque()
         self.now = 0.0
@@ -115,7 +116,7 @@ class Model:
         plan = self.scheduler.poll(self.now)
         self._expire([rejection.id for rejection in plan.rejected])
         if isinstance(plan, Wait):
-            is_full = len(self.outstanding) == self.settings.max_tasks
+            is_full = len(self.outstanding) == self.max_tasks
             assert is_full or not any(self._ready(cell) for cell in range(len(self.rules)))
             deadlines = [job.job.deadline for job in self.jobs.values() if job.job.deadline is not None]
             assert plan.wake_at == min(deadlines, default=None)
@@ -176,7 +177,7 @@ class Model:
 
     def _check(self, task: CellTask) -> None:
         rule = self.rules[task.cell]
-        assert len(self.outstanding) < self.settings.max_tasks
+        assert len(self.outstanding) < self.max_tasks
         rows = _rows(task)
         assert 1 <= len({row[:2] for row in rows}) == len(rows) <= rule.max_rows
         assert 1 <= task.quantum <= rule.max_steps

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellTask
 from penstock.scheduler.types import Cause, RejectedJob
 
 STEP_S = 0.010
@@ -67,8 +67,7 @@ def arrivals(load: float, rows: int, steps: int, deadline_s: float, seconds: flo
 def goodput(load: float, *, max_slots: int | None, deadline_s: float = 4.0, stop_share: float = 1.0) -> float:
     """Answers in time, as a share of what the device can do."""
     rows, steps, seconds = 4, 200, 150.0
-    settings = CellSettings(max_tasks=1, max_slots=max_slots, admission="deadline")
-    server = Server(CellScheduler([CellRule("decode", rows, 4)], settings), stop_share)
+    server = Server(CellScheduler([CellRule("decode", rows, 4)], 1, max_slots, "deadline"), stop_share)
     server.run(arrivals(load / stop_share, rows, steps, deadline_s, seconds))
     return server.in_time / seconds / (rows / (steps * STEP_S * stop_share))
 
@@ -89,8 +88,7 @@ def test_twice_the_load_that_saturates_leaves_nine_tenths_of_the_peak(
 
 
 def test_what_cannot_be_in_time_is_rejected_on_arrival_and_hardly_any_expires() -> None:
-    settings = CellSettings(max_tasks=1, max_slots=4, admission="deadline")
-    server = Server(CellScheduler([CellRule("decode", 4, 4)], settings))
+    server = Server(CellScheduler([CellRule("decode", 4, 4)], 1, 4, "deadline"))
     jobs = arrivals(2.0, 4, 200, 4.0, 100.0)
     server.run(jobs)
     causes = [one.cause for one in server.rejected]
@@ -99,8 +97,7 @@ def test_what_cannot_be_in_time_is_rejected_on_arrival_and_hardly_any_expires() 
 
 
 def test_a_job_without_a_deadline_and_a_bulk_job_are_never_rejected() -> None:
-    settings = CellSettings(max_tasks=1, max_slots=4, admission="deadline")
-    server = Server(CellScheduler([CellRule("decode", 4, 4)], settings))
+    server = Server(CellScheduler([CellRule("decode", 4, 4)], 1, 4, "deadline"))
     jobs = arrivals(2.0, 4, 200, 2.6, 50.0)
     patient = [job._replace(deadline=None) if job.id % 3 == 0 else job._replace(bulk=job.id % 3 == 1) for job in jobs]
     patient = [job._replace(deadline=None) if job.bulk else job for job in patient]
@@ -109,7 +106,7 @@ def test_a_job_without_a_deadline_and_a_bulk_job_are_never_rejected() -> None:
 
 
 def test_an_idle_device_thought_to_be_too_slow_is_tried_once_a_second() -> None:
-    scheduler = CellScheduler([CellRule("decode", 4)], CellSettings(1, admission="deadline"))
+    scheduler = CellScheduler([CellRule("decode", 4)], 1, admission="deadline")
     for _ in range(3):
         measure(scheduler, 1, 1, 60.0)  # stalls, such as of a suspended machine
     graph, admitted, num_tasks = CellGraph.of_stages((0, 2)), [], 0
@@ -128,7 +125,7 @@ def test_an_idle_device_thought_to_be_too_slow_is_tried_once_a_second() -> None:
 
 def measured_scheduler(rows: int) -> CellScheduler:
     """One that has measured tasks of 1, 4, 16 and so many rows, as a model's warm-up does."""
-    scheduler = CellScheduler([CellRule("decode", rows, 4)], CellSettings(max_tasks=1, admission="deadline"))
+    scheduler = CellScheduler([CellRule("decode", rows, 4)], max_tasks=1, admission="deadline")
     for num_rows in (1, 4, 16, rows):
         for quantum in (1, 2, 4):
             measure(scheduler, num_rows, quantum, STEP_S * quantum)
@@ -160,8 +157,7 @@ def test_one_slow_task_of_the_most_rows_is_forgotten_though_jobs_keep_the_device
 @pytest.mark.parametrize("max_slots", [None, 60])
 def test_jobs_that_come_together_are_admitted_as_if_they_came_one_by_one(num_busy: int, max_slots: int | None) -> None:
     def num_rejected(*slices: int) -> int:
-        settings = CellSettings(max_tasks=1, max_slots=max_slots, admission="deadline")
-        scheduler = CellScheduler([CellRule("decode", 60, 4)], settings)
+        scheduler = CellScheduler([CellRule("decode", 60, 4)], 1, max_slots, "deadline")
         for num_rows in (1, 2, 4, 8, 16, 32, 60):
             measure(scheduler, num_rows, 4, 4 * STEP_S)
         graph, numbers = CellGraph.of_stages((0, 100)), iter(range(1000))
@@ -175,7 +171,7 @@ def test_jobs_that_come_together_are_admitted_as_if_they_came_one_by_one(num_bus
 
 
 def test_one_that_can_no_longer_be_in_time_leaves_before_it_takes_a_slot() -> None:
-    scheduler = CellScheduler([CellRule("decode", 1, 1)], CellSettings(max_tasks=1, max_slots=1, admission="deadline"))
+    scheduler = CellScheduler([CellRule("decode", 1, 1)], max_tasks=1, max_slots=1, admission="deadline")
     measure(scheduler, 1, 1, 0.1)
     graph = CellGraph.of_stages((0, 10))
     assert not scheduler.add([CellJob(0, graph, 0.0), CellJob(1, graph, 0.0, 2.5)], 0.0)
@@ -196,7 +192,7 @@ def test_jobs_without_a_deadline_that_wait_count_for_a_later_one_with_one(
     cancelled: tuple[int, ...], deadline: float, is_late: bool
 ) -> None:
     """One runs and two wait, for a second each; the second of them may leave."""
-    scheduler = CellScheduler([CellRule("decode", 1, 1)], CellSettings(max_tasks=1, max_slots=1, admission="deadline"))
+    scheduler = CellScheduler([CellRule("decode", 1, 1)], max_tasks=1, max_slots=1, admission="deadline")
     measure(scheduler, 1, 1, 0.1)
     graph = CellGraph.of_stages((0, 10))
     for job_id in range(3):
@@ -207,7 +203,7 @@ def test_jobs_without_a_deadline_that_wait_count_for_a_later_one_with_one(
 
 
 def test_one_that_is_cancelled_after_it_gave_up_its_place_is_not_told_of_and_its_id_may_be_anothers() -> None:
-    scheduler = CellScheduler([CellRule("step", 4, 1)], CellSettings(max_tasks=1, max_slots=1, admission="deadline"))
+    scheduler = CellScheduler([CellRule("step", 4, 1)], max_tasks=1, max_slots=1, admission="deadline")
     scheduler.cost.observe(0, 1, 1, 1.0)
     graph = CellGraph.of_stages((0, 1))
     scheduler.add([CellJob(0, graph, 0.0)], 0.0)

@@ -5,14 +5,14 @@ import random
 import numpy as np
 import pytest
 
-from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellTask
 
 STEP_S, ROWS, STEPS, DEADLINE_S = 0.010, 8, 20, 0.35
 
 
 def share_lost(num_bulk: int, load: float, max_slots: int | None) -> float:
     """Online jobs without an answer in time, while so many bulk jobs are there."""
-    scheduler = CellScheduler([CellRule("decode", ROWS, 4)], CellSettings(1, max_slots, admission="deadline"))
+    scheduler = CellScheduler([CellRule("decode", ROWS, 4)], 1, max_slots, admission="deadline")
     for num_rows in (1, 2, 4, 8):
         scheduler.cost.observe(0, num_rows, 4, 4 * STEP_S)
     graph, chance, now = CellGraph.of_stages((0, STEPS)), random.Random(3), 0.0

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellTask
 from penstock.scheduler.settings import AdmissionName
 from tests.examples import examples
 
@@ -54,7 +54,7 @@ def serve(scheduler: CellScheduler, jobs: list[CellJob], outlier: Outlier | None
 def scheduler_of(admission: AdmissionName, warm_up: list[tuple[int, int]], outlier: Outlier | None) -> CellScheduler:
     """One that has timed tasks of these sizes, and before them perhaps a wrong one."""
     rule = CellRule("decode", MAX_ROWS, MAX_STEPS)
-    scheduler = CellScheduler([rule], CellSettings(max_tasks=1, max_slots=MAX_ROWS, admission=admission))
+    scheduler = CellScheduler([rule], max_tasks=1, max_slots=MAX_ROWS, admission=admission)
     if outlier is not None and outlier.place < 0:
         scheduler.cost.observe(0, *outlier.size, true_s(*outlier.size) * outlier.factor)
     for size in warm_up:

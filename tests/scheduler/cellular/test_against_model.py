@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from penstock.scheduler.cellular import CellGraph, CellRule, CellSettings
+from penstock.scheduler.cellular import CellGraph, CellRule
 from tests.examples import examples
 from tests.scheduler.cellular.model import Model, graph_of, tree_of
 
@@ -31,7 +31,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @initialize(max_tasks=st.integers(1, 3))
     def start(self, max_tasks: int) -> None:
-        self.model = Model(RULES, CellSettings(max_tasks))
+        self.model = Model(RULES, max_tasks)
 
     @rule(
         graph=graphs(),

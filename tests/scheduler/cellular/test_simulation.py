@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from penstock.ops.bench.cellular.policies import BucketPadding, CellScheduling, GraphBatching, padded
-from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellTask
 from tests.scheduler.cellular.virtual_devices import Outcome, Simulation
 
 RULES = [CellRule("lstm", 64, max_steps=4)]
-SETTINGS = CellSettings()
 
 
 def step_seconds(cell: int, num_rows: int, quantum: int) -> float:
@@ -54,7 +53,7 @@ def quantile(outcome: Outcome, share: float) -> float:
 
 def test_short_requests_do_not_wait_for_long_ones() -> None:
     jobs = jobs_of(0.4 * saturation(), 1500)
-    ours = run(CellScheduler(RULES, SETTINGS), jobs)
+    ours = run(CellScheduler(RULES), jobs)
     graphs = run(GraphBatching(RULES, 64), jobs)
     padding = run(BucketPadding(RULES, 64), in_buckets(jobs))
     assert quantile(ours, 0.9) < 0.5 * min(quantile(graphs, 0.9), quantile(padding, 0.9))
@@ -62,13 +61,13 @@ def test_short_requests_do_not_wait_for_long_ones() -> None:
 
 def test_throughput_is_not_less_than_with_batches_of_requests() -> None:
     jobs = jobs_of(3 * saturation(), 1500)
-    ours = run(CellScheduler(RULES, SETTINGS), jobs)
+    ours = run(CellScheduler(RULES), jobs)
     assert ours.jobs_per_s > run(GraphBatching(RULES, 64), jobs).jobs_per_s
     assert ours.jobs_per_s > run(BucketPadding(RULES, 64), in_buckets(jobs)).jobs_per_s
 
 
 def test_a_job_waits_for_two_quanta_at_most_below_saturation() -> None:
-    ours = run(CellScheduler(RULES, SETTINGS), jobs_of(0.5 * saturation(), 1500))
+    ours = run(CellScheduler(RULES), jobs_of(0.5 * saturation(), 1500))
     assert ours.queueing[int(0.99 * len(ours.queueing))] <= 2 * step_seconds(0, 64, 4)
 
 
@@ -77,7 +76,7 @@ def test_no_device_idles_while_the_next_task_is_prepared() -> None:
     jobs = [job._replace(arrival=0.0) for job in jobs_of(1.0, 500)]
     idle = []
     for max_tasks in (1, 2):
-        scheduler = CellScheduler(RULES, CellSettings(max_tasks=max_tasks))
+        scheduler = CellScheduler(RULES, max_tasks=max_tasks)
         scheduler.observe_host(100e-6)
         outcome = Simulation(scheduler, step_seconds, host_s=100e-6).run(jobs)
         idle.append(1 - outcome.busy_s / outcome.end)
@@ -89,7 +88,7 @@ def test_quanta_that_hide_the_host_have_the_least_latency_however_light_the_load
     jobs = jobs_of(2000.0, 600)
     p90 = []
     for max_steps in (2, 8, 32):
-        scheduler = CellScheduler([CellRule("lstm", 64, max_steps)], CellSettings())
+        scheduler = CellScheduler([CellRule("lstm", 64, max_steps)])
         scheduler.observe_host(200e-6)
         outcome = Simulation(scheduler, lambda cell, rows, quantum: quantum * 7e-6, host_s=200e-6).run(jobs)
         p90.append(quantile(outcome, 0.9))
@@ -99,14 +98,14 @@ def test_quanta_that_hide_the_host_have_the_least_latency_however_light_the_load
 def test_chains_that_stop_leave_early() -> None:
     jobs = [CellJob(number, CellGraph.of_stages((0, 300)), 0.0) for number in range(200)]
     stops = {(number, 0): 1 + number % 30 for number in range(200)}
-    outcome = Simulation(CellScheduler(RULES, SETTINGS), step_seconds, stops=stops).run(jobs)
+    outcome = Simulation(CellScheduler(RULES), step_seconds, stops=stops).run(jobs)
     assert outcome.steps == sum(stops.values())
     assert len(outcome.latencies) == 200
 
 
 def test_expired_jobs_leave_under_overload_and_the_others_end_in_time() -> None:
     jobs = [job._replace(deadline=job.arrival + 0.05) for job in jobs_of(2 * saturation(), 3000)]
-    outcome = Simulation(CellScheduler(RULES, SETTINGS), step_seconds).run(jobs)
+    outcome = Simulation(CellScheduler(RULES), step_seconds).run(jobs)
     assert len(outcome.latencies) + len(outcome.rejected) == 3000
     assert outcome.rejected
     assert outcome.latencies[-1] <= 0.05 + step_seconds(0, 64, 4)
@@ -114,7 +113,7 @@ def test_expired_jobs_leave_under_overload_and_the_others_end_in_time() -> None:
 
 def decision_us(num_active: int, num_decisions: int = 300) -> float:
     """Median microseconds of this thread to end a task of a saturated scheduler and to plan the next."""
-    scheduler = CellScheduler([CellRule("lstm", 512, max_steps=4)], SETTINGS)
+    scheduler = CellScheduler([CellRule("lstm", 512, max_steps=4)])
     graphs = itertools.cycle([job.graph for job in jobs_of(1.0, 4096)])
     jobs = (CellJob(number, graph, float(number)) for number, graph in enumerate(graphs))
     scheduler.add([next(jobs) for _ in range(num_active)], 0.0)
