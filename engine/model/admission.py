@@ -4,7 +4,6 @@ Encoders (packed and padded), generation, `penstock check`, `parity` and workers
 give the results of transformers or sentence-transformers is refused, with the reason and the way out, if there is one.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,9 +147,8 @@ def _task_of_modules(root: Path, name: str | None, known: Architectures) -> str:
     """Modules run on hidden states, below whatever head the weights have."""
     if not known.encoders:
         raise UnsupportedCheckpoint(f"{root}: transformers cannot run only the encoder of a {name}.")
-    heads = known.pretrained | known.classifiers | known.token_classifiers | known.generators
-    if name is not None and name not in known.encoders | heads:
-        raise UnsupportedCheckpoint(f"{root}: {_unknown(name, known.encoders | heads)}")
+    if name is not None and name not in known.all:
+        raise UnsupportedCheckpoint(f"{root}: {_unknown(name, known.all)}")
     return EMBED
 
 
@@ -177,7 +175,7 @@ def _why_not(name: str, model_type: str, known: Architectures) -> str:
     return _unknown(name, known.served)
 
 
-def _unknown(name: str, supported: Sequence[str] | frozenset[str]) -> str:
+def _unknown(name: str, supported: frozenset[str]) -> str:
     return f"architecture {name!r} is not implemented. Supported of its model_type: {', '.join(sorted(supported))}."
 
 
@@ -190,8 +188,7 @@ def _require_native(root: Path, config: Config, name: str | None, known: Archite
     native = AutoConfig.for_model(str(config["model_type"]))
     keys = {*dir(native), *native.attribute_map, *vars(GenerationConfig.from_dict({})), *_COMMON_KEYS}
     own = sorted(key for key, value in config.items() if key not in keys and value)
-    classes = known.encoders | known.classifiers | known.token_classifiers | known.generators | known.pretrained
-    what = f"a class of its own ({name})" if name is not None and name not in classes else ""
+    what = f"a class of its own ({name})" if name is not None and name not in known.all else ""
     if own:
         what = f"settings that transformers does not know ({', '.join(own[:5])})"
     if what:

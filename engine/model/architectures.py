@@ -19,9 +19,14 @@ class Architectures:
     has_decoder: bool = False  # encoder-decoder
 
     @property
-    def served(self) -> tuple[str, ...]:
+    def served(self) -> frozenset[str]:
         """Classes that a directory without modules.json may have."""
-        return tuple(sorted(self.encoders | self.classifiers | self.token_classifiers | self.generators))
+        return self.encoders | self.classifiers | self.token_classifiers | self.generators
+
+    @property
+    def all(self) -> frozenset[str]:
+        """Classes that are served, and those whose encoder is served below modules."""
+        return self.served | self.pretrained
 
 
 def _of_encoder(prefix: str, *pretrained: str) -> Architectures:
