@@ -1,12 +1,16 @@
 """The control socket: settings in, reports out, and the end of a member whose supervisor is gone."""
 
+import asyncio
 import json
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from penstock.worker import process as process_module
 from penstock.worker.control_socket import (
     MAX_PACKET_BYTES,
     Report,
@@ -78,3 +82,31 @@ def test_settings_that_fit_no_packet_are_refused() -> None:
 )
 def test_a_report_of_wrong_types_is_none(packet: bytes) -> None:
     assert read_report(packet) is None
+
+
+async def test_a_member_pings_until_it_has_joined_and_says_so_once_a_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+    assigned, pinged, joined = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    reports: list[dict[str, object]] = []  # that say something
+
+    def report(**changes: object) -> None:
+        assert not joined.is_set()
+        if not changes:
+            pinged.set()
+            return
+        reports.append(changes)
+        joined.set()
+
+    monkeypatch.setattr(process_module, "PING_EVERY_S", 0.0)
+    supervisor: Any = SimpleNamespace(report=report)
+    worker: Any = SimpleNamespace(consumer=SimpleNamespace(assigned=assigned, member_id="m-1", denied="requests"))
+    pinging = asyncio.create_task(process_module._report(supervisor, worker))
+    async with asyncio.timeout(300):
+        await pinged.wait()
+        monkeypatch.setattr(process_module, "PING_EVERY_S", 3600.0)
+        assigned.set()
+        await joined.wait()
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert reports == [{"phase": "joined", "member_id": "m-1", "denied": "requests"}]
+    assert not pinging.done()
+    pinging.cancel()

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from penstock.engine import ModelInfo, NullEngine, PackedBatch
 from penstock.engine.errors import UnsupportedDevice
@@ -160,6 +162,23 @@ def test_more_lanes_than_an_engine_runs_are_an_error_that_names_the_option(monke
     monkeypatch.setattr("sys.setswitchinterval", lambda _: None)
     with pytest.raises(UnsupportedDevice, match=r"--lanes: .* runs one lane\. Given: 2"):
         process.run_worker(make(model="null", lanes=2))
+
+
+@pytest.mark.parametrize("worker", [None, 0, 1])
+def test_the_settings_of_all_members_are_logged_by_the_first(
+    monkeypatch: pytest.MonkeyPatch, worker: int | None
+) -> None:
+    def warm(*_: object) -> None:
+        raise InterruptedError  # they are logged before that
+
+    for name in ("configure_logs", "label_logs"):
+        monkeypatch.setattr(process, name, lambda *_, **__: None)
+    monkeypatch.setattr("sys.setswitchinterval", lambda _: None)
+    monkeypatch.setattr(process, "_warm", warm)
+    supervisor: Any = None if worker is None else SimpleNamespace(worker=worker, processes=2, is_beside=False)
+    with capture_logs() as logs, pytest.raises(InterruptedError):
+        process.run_worker(make(model="null"), supervisor)
+    assert [entry["event"] for entry in logs] == ([] if worker else ["worker_starting", "settings_resolved"])
 
 
 def test_every_resolved_setting_has_one_reason() -> None:

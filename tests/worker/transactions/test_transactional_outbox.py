@@ -259,6 +259,24 @@ async def test_a_worker_that_is_fenced_drops_its_answers_and_joins_again(
     assert broker.committed[A] == PartitionProgress(2, marker=OwnerMarker())
 
 
+async def test_stopping_commits_what_is_answered_and_closes_each_connection(
+    broker: Broker, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    async def disconnect(producer: Broker, timeout_s: float) -> None:
+        closed.append((producer, timeout_s > 0))
+
+    monkeypatch.setattr(outbox_module, "disconnect", disconnect)
+    owner = Owner(broker)
+    await owner.own({A: 1})
+    await owner.run(make_record, (A, 0))
+    await owner.outbox.stop(60.0)
+    assert broker.written == [b"0-0"]
+    assert closed == [(broker, True)] * 4
+    assert not owner.outbox._running
+
+
 async def test_what_is_not_committed_at_a_revocation_is_answered_by_the_next_owner(
     broker: Broker, make_record: MakeRecord
 ) -> None:
