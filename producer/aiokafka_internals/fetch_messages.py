@@ -29,7 +29,7 @@ from penstock.producer.aiokafka_internals.flexible_request import (
 from penstock.producer.aiokafka_internals.topic_ids import NO_TOPIC_ID, TopicIds
 
 OUT_OF_RANGE, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 1, 100, 103  # errors
-_UNKNOWN_TOPIC = 3  # an error of which aiokafka asks for metadata anew
+UNKNOWN_TOPIC = 3  # an error of which aiokafka asks for metadata anew; of a deleted topic, within a session
 _ANY_REPLICA, _NO_EPOCH, _NO_OFFSET = -1, -1, -1
 _HEAD = struct.Struct(">iiiibii")  # replica, wait, least and most bytes, isolation level, session and its epoch
 _ASKED = struct.Struct(">iiqiqib")  # partition, leader's epoch, offset, its epoch, the log's start, most bytes, no tags
@@ -194,7 +194,7 @@ class _Answer:
             end = at + max(0, size - 1)
             if error:
                 self._asked.note(topic, number, error)
-                error = _UNKNOWN_TOPIC if error in (UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID) else error
+                error = UNKNOWN_TOPIC if error in (UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID) else error
             if error or size > 1:
                 found.append((number, error, watermark, stable, start, aborted, replica, raw[at:end]))
             at = behind_tags(raw, end)

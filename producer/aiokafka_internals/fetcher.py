@@ -30,6 +30,7 @@ from penstock.producer.aiokafka_internals.bounded_fetch import is_paused
 from penstock.producer.aiokafka_internals.fetch_messages import (
     INCONSISTENT_TOPIC_ID,
     OUT_OF_RANGE,
+    UNKNOWN_TOPIC,
     UNKNOWN_TOPIC_ID,
     FetchMessage,
 )
@@ -91,7 +92,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         for fault in request.faults:
             if not assignment.active:  # the next one has read the ids anew
                 break
-            if fault.error in (UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID):
+            if fault.error in (UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID):
                 self._topic_ids.note_unknown(fault.topic)
             elif fault.error == OUT_OF_RANGE:
                 self._out_of_range[TopicPartition(fault.topic, fault.partition)] = fault.offset
@@ -187,14 +188,16 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         requests: list[tuple[int, FetchMessage]] = []
         unset: dict[int, list[TopicPartition]] = {}
         resumed: list[Any] = []
-        for node in leaders.keys() - busy - {NO_LEADER}:
+        is_leader_unknown = False
+        for node in leaders.keys() - busy:
             found = leaders[node].fetchable(self._records, self._topic_ids.is_unknown)
             resumed += found.resumed
-            if found.unset:
+            if node == NO_LEADER:
+                is_leader_unknown = bool(found.offsets) and not self._are_all(busy)
+            elif found.unset:
                 unset[node] = found.unset
             elif found.offsets:
                 requests.append((node, self._request(found.offsets, leaders[node].session)))
-        is_leader_unknown = NO_LEADER in leaders and not self._are_all(busy)
         return requests, unset, timeout_s, is_leader_unknown, resumed
 
     def _are_all(self, brokers: Collection[int]) -> bool:

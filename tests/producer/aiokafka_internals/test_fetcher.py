@@ -142,6 +142,54 @@ async def test_a_topic_of_which_brokers_do_not_know_the_id_is_not_fetched_until_
         await fetcher.close()
 
 
+async def test_a_deleted_topic_is_looked_up_by_its_id_and_not_by_metadata_without_end() -> None:
+    """A broker says of it that it does not know the topic, or within a session that it does not know the partition."""
+    client: Any = Client()
+    subscriptions = SubscriptionState()
+    subscriptions.subscribe({SOURCE.topic})
+    fetcher = lean(client, subscriptions)
+    try:
+        subscriptions.assign_from_subscribed({SOURCE})
+        assignment = subscriptions.subscription.assignment
+        subscriptions.seek(SOURCE, 0)
+        request = FetchMessage(1, 1, 1, 0, partition_bytes=1, offsets={SOURCE.topic: {0: 0}}, topic_ids=TopicIds())
+
+        async def answer(_node: int, asked: Any) -> Any:
+            asked.note(SOURCE.topic, 0, 3)
+            return SimpleNamespace(API_VERSION=11, topics=[])
+
+        client.send = answer
+        await fetcher._proc_fetch_request(assignment, 7, request)
+        assert fetcher._topic_ids.is_unknown(SOURCE.topic)
+        client.cluster.leader_for_partition = lambda source: None
+        client.cluster._partitions = {}  # another metadata
+        requests, unset, _, is_leader_unknown, _ = fetcher._get_actions_per_node(assignment)
+        assert (requests, unset, is_leader_unknown) == ([], {}, False)
+    finally:
+        await fetcher.close()
+
+
+async def test_metadata_is_asked_for_where_a_partition_that_is_read_has_no_leader() -> None:
+    """Not for a paused one: while the partitions of a deleted topic drain, there is no metadata to wait for."""
+    client: Any = Client()
+    client.cluster.leader_for_partition = lambda source: None
+    subscriptions = SubscriptionState()
+    subscriptions.subscribe({SOURCE.topic})
+    fetcher = lean(client, subscriptions)
+    try:
+        subscriptions.assign_from_subscribed({SOURCE})
+        assignment = subscriptions.subscription.assignment
+        subscriptions.seek(SOURCE, 0)
+        assert fetcher._get_actions_per_node(assignment)[3]
+        state = assignment.state_value(SOURCE)
+        state.pause()
+        *_, is_leader_unknown, resumed = fetcher._get_actions_per_node(assignment)
+        assert not is_leader_unknown
+        assert resumed == [state.resume_fut]
+    finally:
+        await fetcher.close()
+
+
 async def answer_ids(_node: int, _request: object) -> Any:
     return SimpleNamespace(topics=[(0, SOURCE.topic, b"0123456789abcdef")])
 
