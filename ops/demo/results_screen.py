@@ -143,7 +143,7 @@ def _table() -> Table:
 def _batches(results: DemoResults) -> str:
     batches = results.batches
     mean = batches.sequences / max(batches.count, 1)
-    triggers = ", ".join(f"{name} {count:,}" for name, count in batches.triggers.items())
+    triggers = ", ".join(f"{name} {share:.0%}" for name, share in batches.triggers.items())
     return (
         f"[bold]Batches[/]  {batches.count:,} of {mean:.1f} messages on average, {batches.tokens:,} tokens; "
         f"triggers: {triggers}.\n"

@@ -30,7 +30,7 @@ class Batches:
     sequences: int
     tokens: int
     padded_tokens: int  # tokens of the same batches with each sequence padded to the longest of its batch
-    triggers: dict[str, int]  # trigger -> batches, most frequent first
+    triggers: dict[str, float]  # trigger -> share of the batches that are logged, most frequent first
 
     @property
     def padding_avoided(self) -> float:
@@ -118,15 +118,14 @@ class WorkerProcess:
         return found
 
     def batches(self) -> Batches:
-        """Add up the batches in the log."""
-        events = self.events("batch_done")
-        return Batches(
-            count=len(events),
-            sequences=sum(event["sequences"] for event in events),
-            tokens=sum(event["tokens"] for event in events),
-            padded_tokens=sum(event["sequences"] * event["max_seqlen"] for event in events),
-            triggers=dict(Counter(event["trigger"] for event in events).most_common()),
+        """Add up the loads in the log, which count all batches. Of a busy worker not all are logged."""
+        loads = self.events("worker_load")
+        count, sequences, tokens, padded_tokens = (
+            sum(load[name] for load in loads) for name in ("batches", "sequences", "tokens", "padded_tokens")
         )
+        triggers = Counter(event["trigger"] for event in self.events("batch_done"))
+        shares = {name: of_trigger / triggers.total() for name, of_trigger in triggers.most_common()}
+        return Batches(count, sequences, tokens, padded_tokens, shares)
 
     def log_tail(self) -> str:
         """The last lines of the worker's log."""

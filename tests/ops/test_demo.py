@@ -88,21 +88,26 @@ def test_accuracy_on_all_test_messages() -> None:
     assert np.mean(labels == [message.category for message in messages]) >= MIN_ACCURACY
 
 
-def test_batches_are_added_up_from_the_log(tmp_path: Path) -> None:
+def test_batches_are_added_up_from_the_loads_that_the_log_has(tmp_path: Path) -> None:
+    """A busy worker logs some of its batches."""
     batch = {"event": "batch_done", "sequences": 2, "tokens": 15, "max_seqlen": 10, "trigger": "timeout"}
+    load = {"event": "worker_load", "batches": 2, "sequences": 4, "tokens": 30, "padded_tokens": 40}
     lines = [
         json.dumps({"event": "model_loaded", "dtype": "bfloat16"}),
         json.dumps(batch),
         "a warning that some library printed",
         '"a string"',
+        json.dumps(load),
+        json.dumps(batch | {"trigger": "max_batch"}),
         json.dumps(batch),
-        json.dumps(batch | {"sequences": 1, "tokens": 10, "trigger": "max_batch"}),
+        json.dumps(load | {"batches": 98, "sequences": 200, "tokens": 90, "padded_tokens": 110}),
+        json.dumps(batch),
     ]
     log = tmp_path / "worker.jsonl"
     log.write_text("\n".join(lines))
     worker = WorkerProcess([], log)
     batches = worker.batches()
-    assert batches == Batches(3, 5, 40, 50, {"timeout": 2, "max_batch": 1})
+    assert batches == Batches(100, 204, 120, 150, {"timeout": 0.75, "max_batch": 0.25})
     assert batches.padding_avoided == pytest.approx(0.2)
     assert [event["dtype"] for event in worker.events("model_loaded")] == ["bfloat16"]
 
@@ -133,7 +138,7 @@ def _results(accuracy: float) -> DemoResults:
     latencies_s = np.full(len(messages), 0.05)
     sent = Pass(64, 4.0, latencies_s, answers, 0)
     cached = Pass(64, 1.0, latencies_s, answers, len(messages))
-    batches = Batches(100, 3080, 46_000, 50_000, {"timeout": 60, "max_batch": 40})
+    batches = Batches(100, 3080, 46_000, 50_000, {"timeout": 0.6, "max_batch": 0.4})
     return DemoResults(messages, answers, sent, sent, cached, batches, Path("/tmp/demo/worker.jsonl"))
 
 
@@ -146,7 +151,7 @@ def _screen(results: DemoResults) -> str:
 def test_screen_says_what_happened_and_fits() -> None:
     screen = _screen(_results(accuracy=1.0))
     assert "Accuracy 1.0000: 3,080 of 3,080" in screen
-    for figure in ("770", "50.0", "timeout 60, max_batch 40", "8%", "/tmp/demo/worker.jsonl"):
+    for figure in ("770", "50.0", "timeout 60%, max_batch 40%", "8%", "/tmp/demo/worker.jsonl"):
         assert figure in screen
     assert screen.count("right\n") == 5
     assert len(screen.splitlines()) <= 38  # with title, steps and progress bars 45
