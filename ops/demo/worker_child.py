@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Totals of the `batch_done` events of one log."""
+    """Totals of one log."""
 
     count: int
     sequences: int
