@@ -84,6 +84,7 @@ def test_ids_that_a_client_sends_are_cut_as_the_text_is(
         ("mpnet", True),
         ("roberta", True),
         ("bert, cased by its options", False),
+        ("bert, its tokens in added_tokens_decoder", True),
         ("bert, a token in added_tokens_decoder", False),
         ("roberta with a prefixed space", False),
         ("xlm-roberta", False),

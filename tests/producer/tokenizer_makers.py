@@ -1,7 +1,8 @@
 """Small tokenizers of many kinds, saved by transformers, some with options that their tokenizer.json does not have."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,13 @@ def _as_older_files(path: Path) -> None:
 _TOKEN = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False, "special": False}
 
 
-def _added_in_the_options(path: Path) -> None:
+def _listed_in_the_options(path: Path, more: Sequence[str] = ()) -> None:
+    """The file's tokens, and more of these contents."""
     options = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
     file = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
     stated = {str(token.pop("id")): token for token in file["added_tokens"]}
-    stated[str(1 + max(file["model"]["vocab"].values()))] = _TOKEN | {"content": "cardcard"}
+    first = 1 + max(file["model"]["vocab"].values())
+    stated |= {str(first + index): _TOKEN | {"content": content} for index, content in enumerate(more)}
     edit(path, **(options | {"added_tokens_decoder": stated}))
 
 
@@ -111,7 +114,8 @@ MAKERS: dict[str, Make] = {
     "bert, cut on the left": _bert(truncation_side="left"),
     "bert, without types": _bert(model_input_names=["input_ids", "attention_mask"]),
     "bert, other special tokens": _bert(sep_token="[MASK]", mask_token="<m>"),
-    "bert, a token in added_tokens_decoder": _then(_bert(), _added_in_the_options),
+    "bert, a token in added_tokens_decoder": _then(_bert(), partial(_listed_in_the_options, more=("cardcard",))),
+    "bert, its tokens in added_tokens_decoder": _then(_bert(), _listed_in_the_options),
     "bert, tokens in added_tokens.json": _then(_bert(), _added_in_a_file),
     "bert, vocab.txt alone": _then(_bert(), _as_older_files),
     "bert, tokenizer.json alone": _then(_bert(), lambda path: _without(path, "tokenizer_config.json", "config.json")),

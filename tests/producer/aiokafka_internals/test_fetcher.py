@@ -13,6 +13,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from penstock.producer.aiokafka_internals.fetch_messages import FetchMessage
 from penstock.producer.aiokafka_internals.fetcher import LeanFetcher
 from penstock.producer.aiokafka_internals.topic_ids import TopicIds
+from penstock.producer.wire.topics import bulk_topic
 
 SOURCE = TopicPartition("requests", 0)
 ASKED = SimpleNamespace(faults=[])
@@ -186,6 +187,23 @@ async def test_metadata_is_asked_for_where_a_partition_that_is_read_has_no_leade
         *_, is_leader_unknown, resumed = fetcher._get_actions_per_node(assignment)
         assert not is_leader_unknown
         assert resumed == [state.resume_fut]
+    finally:
+        await fetcher.close()
+
+
+async def test_online_partitions_are_asked_for_before_bulk_ones() -> None:
+    """A broker fills its answer in this order, up to the fetch size."""
+    subscriptions, topics = SubscriptionState(), ("requests", bulk_topic("requests"))
+    sources = {TopicPartition(topic, number) for topic in topics for number in range(4)}
+    subscriptions.subscribe(set(topics))
+    fetcher = lean(Client(), subscriptions)
+    try:
+        subscriptions.assign_from_subscribed(sources)
+        for source in sources:
+            subscriptions.seek(source, 0)
+        [(_, request)], *_ = fetcher._get_actions_per_node(subscriptions.subscription.assignment)
+        asked = [(topic, sorted(number for number, *_ in partitions)) for topic, partitions in request.topics]
+        assert asked == [(topic, [0, 1, 2, 3]) for topic in topics]
     finally:
         await fetcher.close()
 
