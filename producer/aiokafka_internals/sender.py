@@ -1,7 +1,8 @@
 """aiokafka's sender for a producer without transactions, which wakes once for a batch.
 
 aiokafka's (0.14) also wakes when a batch has ended, makes a set of futures each time, and encodes a request field by
-field. To go, it needs a sender that waits for its accumulator alone, and what `produce_message.py` says.
+field. While a partition has no leader, it asks for metadata some 2,000 times a second. To go, it needs a sender that
+waits for its accumulator alone, and for a while between two such requests, and what `produce_message.py` says.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ class LeanSender(Sender):  # type: ignore[misc]  # aiokafka has no type informat
     """Takes the place of a sender that aiokafka has made and not started yet. One request at a time to each broker."""
 
     _failure: BaseException | None = None  # of a request, with which the sender ends
+    _may_ask = True  # for leaders
 
     async def _sender_routine(self) -> None:
         """Called by `start`. Sends what waits, until cancelled."""
@@ -35,10 +37,8 @@ class LeanSender(Sender):  # type: ignore[misc]  # aiokafka has no type informat
                     task.add_done_callback(sending.discard)
                     task.add_done_callback(self._on_sent)
                 if is_leader_unknown:
-                    refreshed = self.client.force_metadata_update()
-                    await asyncio.wait((refreshed, waiting.waiter()), return_when=asyncio.FIRST_COMPLETED)
-                else:
-                    await waiting.waiter()
+                    self._ask_for_leaders()
+                await waiting.waiter()
             raise self._failure
         except asyncio.CancelledError:
             for task in tuple(sending):
@@ -48,13 +48,26 @@ class LeanSender(Sender):  # type: ignore[misc]  # aiokafka has no type informat
         except Exception as error:
             raise KafkaError(f"{error!r} in the sender. This is a bug.") from error
 
+    def _ask_for_leaders(self) -> None:
+        """Of batches that wait for one. Wakes the routine with the answer, and when it may ask again."""
+        if self._may_ask:
+            self._may_ask = False
+            self.client.force_metadata_update().add_done_callback(self._wake)
+            asyncio.get_running_loop().call_later(self._retry_backoff, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._may_ask = True
+        self._wake()
+
     def _on_sent(self, task: asyncio.Task[None]) -> None:
         """The broker is free: send what has come for it, or comes again, meanwhile."""
         failure = None if task.cancelled() else task.exception()
         self._failure = self._failure or failure
-        accumulator = self._message_accumulator
-        if failure is not None or accumulator._batches:
-            accumulator._wakeup(accumulator.waiter())
+        if failure is not None or self._message_accumulator._batches:
+            self._wake()
+
+    def _wake(self, *_: object) -> None:
+        self._message_accumulator._wakeup(self._message_accumulator.waiter())
 
     def _fail_all(self, task: asyncio.Task[None]) -> None:
         """Called when the routine has ended. aiokafka's fails where there are no transactions."""

@@ -26,12 +26,14 @@ class Broker:
         self.cluster = SimpleNamespace(leader_for_partition=self.leaders.get)
         self.requests: list[tuple[Any, asyncio.Future[Any]]] = []
         self.refreshing: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.num_refreshes = 0
 
     async def send(self, node_id: int, request: Any) -> Any:
         self.requests.append((request, asyncio.get_running_loop().create_future()))
         return await self.requests[-1][1]
 
     def force_metadata_update(self) -> asyncio.Future[bool]:
+        self.num_refreshes += 1
         return self.refreshing
 
     async def _maybe_wait_metadata(self) -> None: ...
@@ -48,12 +50,12 @@ class Broker:
 class Sent:
     """A started sender and its broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, retry_backoff_ms: int = 0) -> None:
         self.broker = Broker()
         numbers = TransactionManager(None, 0)
         numbers.set_pid_and_epoch(1, 0)
         self._waiting = MessageAccumulator(self.broker.cluster, 1 << 16, 0, 30, txn_manager=numbers)
-        options: dict[str, Any] = {"acks": -1, "retry_backoff_ms": 0, "request_timeout_ms": 1000}
+        options: dict[str, Any] = {"acks": -1, "retry_backoff_ms": retry_backoff_ms, "request_timeout_ms": 1000}
         self.sender = LeanSender(self.broker, txn_manager=numbers, message_accumulator=self._waiting, **options)
 
     async def put(self, source: TopicPartition) -> asyncio.Future[Any]:
@@ -113,6 +115,22 @@ async def test_a_batch_without_a_leader_waits_for_metadata_and_no_other_does(sen
     await turns()
     sent.broker.answer(1)
     await acknowledged
+
+
+async def test_metadata_without_a_leader_is_asked_for_again_after_a_backoff_only() -> None:
+    """A partition has no leader for as long as all of its brokers are away."""
+    sent = Sent(retry_backoff_ms=3_600_000)
+    del sent.broker.leaders[FIRST]
+    sent.broker.refreshing.set_result(True)
+    await sent.sender.start()
+    await sent.put(FIRST)
+    await turns()
+    other = await sent.put(SECOND)
+    await turns()
+    sent.broker.answer(0)
+    await other
+    assert sent.broker.num_refreshes == 1
+    await sent.sender.close()
 
 
 async def test_a_request_that_fails_in_an_unknown_way_fails_its_batches_and_all_later_ones() -> None:

@@ -105,7 +105,10 @@ ATTRIBUTES: list[tuple[type, str]] = [
     (message_accumulator.MessageAccumulator, "_batches _cluster"),
     (message_accumulator.MessageBatch, "retry_count"),
     (sender.SendProduceReqHandler, "_batches _sender"),
-    (sender.Sender, "_acks _in_flight _message_accumulator _muted_partitions _request_timeout_ms client sender_task"),
+    (
+        sender.Sender,
+        "_acks _in_flight _message_accumulator _muted_partitions _request_timeout_ms _retry_backoff client sender_task",
+    ),
     (transaction_manager.TransactionManager, "_transaction_waiter state"),
 ]
 
