@@ -14,10 +14,12 @@ aiokafka reports nowhere that it goes on elsewhere than at the position of a par
 A partition may bring half a million records at once. Each poll hands out a part of them, and what the other partitions
 have brought; its broker is asked for the others meanwhile.
 
-aiokafka (0.14) asks again at once, in the order of a dictionary, and hands out a partition's records whole. To go, it
-needs priorities of topics, a least time between fetches, and a callback for positions that are reset.
+aiokafka (0.14) asks again at once, in the order of a dictionary, and hands out a partition's records whole. While a
+partition has no leader, it asks for metadata some 3,000 times a second. To go, it needs priorities of topics, a least
+time between fetches and between such requests, and a callback for positions that are reset.
 """
 
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -50,7 +52,7 @@ _LEAST_RECORDS = 32  # of a partition
 
 _Asked = tuple[float, int]  # when a broker was asked, and the number of records handed out by then
 
-# Requests by broker, partitions without a position by broker, seconds until the next look, whether a leader is unknown,
+# Requests by broker, partitions without a position by broker, seconds until the next look, whether to ask for leaders,
 # futures of resumes.
 _Actions = tuple[list[tuple[int, FetchMessage]], dict[int, list[TopicPartition]], float, bool, list[Any]]
 
@@ -71,6 +73,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         self._jumped = jumped
         self._num_records = 0  # handed out so far
         self._leaders = Leaders()
+        self._leaders_asked_at = -math.inf
         self._out_of_range: dict[TopicPartition, int] = {}  # offsets that were asked for, and that logs do not have
         self._asked: defaultdict[int, deque[_Asked]] = defaultdict(lambda: deque(maxlen=_LATELY))  # by broker
 
@@ -188,20 +191,24 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         requests: list[tuple[int, FetchMessage]] = []
         unset: dict[int, list[TopicPartition]] = {}
         resumed: list[Any] = []
-        is_leader_unknown = False
+        asks_for_leaders = False
         for node in leaders.keys() - busy:
             found = leaders[node].fetchable(self._records, self._topic_ids.is_unknown)
             resumed += found.resumed
             if node == NO_LEADER:
-                is_leader_unknown = bool(found.offsets) and not self._are_all(busy)
+                asks_for_leaders = bool(found.offsets) and self._may_ask_for_leaders(time.monotonic())
             elif found.unset:
                 unset[node] = found.unset
             elif found.offsets:
                 requests.append((node, self._request(found.offsets, leaders[node].session)))
-        return requests, unset, timeout_s, is_leader_unknown, resumed
+        return requests, unset, timeout_s, asks_for_leaders, resumed
 
-    def _are_all(self, brokers: Collection[int]) -> bool:
-        return all(broker.nodeId in brokers for broker in self._client.cluster.brokers())
+    def _may_ask_for_leaders(self, now: float) -> bool:
+        """At once, and then once a back-off: a partition has no leader for as long as all of its brokers are away."""
+        is_due: bool = now - self._leaders_asked_at >= self._retry_backoff
+        if is_due:
+            self._leaders_asked_at = now
+        return is_due
 
     def _request(self, offsets: Offsets, session: FetchSession) -> FetchMessage:
         return FetchMessage(

@@ -170,7 +170,7 @@ async def test_a_deleted_topic_is_looked_up_by_its_id_and_not_by_metadata_withou
         await fetcher.close()
 
 
-async def test_metadata_is_asked_for_where_a_partition_that_is_read_has_no_leader() -> None:
+async def test_metadata_is_asked_for_once_a_backoff_where_a_partition_that_is_read_has_no_leader(clock: Clock) -> None:
     """Not for a paused one: while the partitions of a deleted topic drain, there is no metadata to wait for."""
     client: Any = Client()
     client.cluster.leader_for_partition = lambda source: None
@@ -181,7 +181,12 @@ async def test_metadata_is_asked_for_where_a_partition_that_is_read_has_no_leade
         subscriptions.assign_from_subscribed({SOURCE})
         assignment = subscriptions.subscription.assignment
         subscriptions.seek(SOURCE, 0)
-        assert fetcher._get_actions_per_node(assignment)[3]
+        asked = []
+        for _ in range(9):
+            asked.append(fetcher._get_actions_per_node(assignment)[3])
+            clock.now += fetcher._retry_backoff / 4
+        assert asked == [True, False, False, False] * 2 + [True]
+        clock.now += 1.0
         state = assignment.state_value(SOURCE)
         state.pause()
         *_, is_leader_unknown, resumed = fetcher._get_actions_per_node(assignment)

@@ -94,7 +94,7 @@ ATTRIBUTES: list[tuple[type, str]] = [
         Fetcher,
         "_client _client_rack _fetch_max_bytes _fetch_max_wait_ms _fetch_min_bytes _fetch_task _fetch_waiters "
         "_fetcher_timeout _in_flight _isolation_level _loop _max_partition_fetch_bytes _pending_tasks _records "
-        "_subscriptions _wait_consume_future",
+        "_retry_backoff _subscriptions _wait_consume_future",
     ),
     (GroupCoordinator, "_commit_refresh_task _coordination_task generation member_id"),
     (PartitionRecords, "_records"),
