@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -52,8 +53,7 @@ def lengths_of(blocks: Sequence[SequenceBlock]) -> list[int]:
 def pack(blocks: Sequence[SequenceBlock]) -> PackedBatch:
     """Lay sequences end to end, in their order, without padding."""
     lengths = lengths_of(blocks)
-    cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
+    cu_seqlens = np.fromiter(accumulate(lengths, initial=0), np.int32, len(lengths) + 1)
     types = None
     if any(block.token_type_ids is not None for block in blocks):
         types = np.concatenate([_types_of(block) for block in blocks])

@@ -132,6 +132,17 @@ def test_jobs_of_a_lost_batch_begin_again_until_those_at_fault_are_alone(num_bad
     assert set(bench.runs.values()) <= {2, 3}  # with four rows, with two where these were even, and alone
 
 
+def test_jobs_run_together_whose_handles_were_those_of_jobs_that_began_again() -> None:
+    bench = Bench(num_slots=20)
+    bench.device.result_error = holds(BREAKS)
+    bench.add([11, BREAKS, 11], [11, 12, 13])
+    bench.drain()
+    bench.device.started.clear()
+    bench.add([1, 2], [3, 4])
+    bench.drain()
+    assert {len(batch.steps) for batch in bench.device.started} == {2}
+
+
 def test_a_job_is_not_blamed_for_one_that_had_left() -> None:
     """The cancelled job's row fails when its handle is a new job's."""
     bench = Bench(num_slots=20, clock=lambda: 0.0)
