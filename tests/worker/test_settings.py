@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
-from structlog.testing import capture_logs
 
 from penstock.engine import ModelInfo, NullEngine, PackedBatch
 from penstock.engine.errors import UnsupportedDevice
@@ -176,9 +175,11 @@ def test_the_settings_of_all_members_are_logged_by_the_first(
     monkeypatch.setattr("sys.setswitchinterval", lambda _: None)
     monkeypatch.setattr(process, "_warm", warm)
     supervisor: Any = None if worker is None else SimpleNamespace(worker=worker, processes=2, is_beside=False)
-    with capture_logs() as logs, pytest.raises(InterruptedError):
+    logged: list[str] = []
+    monkeypatch.setattr(process, "log", SimpleNamespace(info=lambda event, **_: logged.append(event)))
+    with pytest.raises(InterruptedError):
         process.run_worker(make(model="null"), supervisor)
-    assert [entry["event"] for entry in logs] == ([] if worker else ["worker_starting", "settings_resolved"])
+    assert logged == ([] if worker else ["worker_starting", "settings_resolved"])
 
 
 def test_every_resolved_setting_has_one_reason() -> None:

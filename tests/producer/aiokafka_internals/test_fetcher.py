@@ -143,9 +143,18 @@ async def test_a_topic_of_which_brokers_do_not_know_the_id_is_not_fetched_until_
         await fetcher.close()
 
 
-async def test_a_deleted_topic_is_looked_up_by_its_id_and_not_by_metadata_without_end() -> None:
-    """A broker says of it that it does not know the topic, or within a session that it does not know the partition."""
+@pytest.mark.parametrize("has_id", [True, False])
+async def test_a_deleted_topic_is_looked_up_by_its_id_and_not_by_metadata_without_end(has_id: bool) -> None:
+    """A broker says of it that it does not know the topic, or within a session that it does not know the partition.
+
+    One that is read by its name, as that of replies, has no id to look up.
+    """
     client: Any = Client()
+    client.get_random_node = lambda: 7
+    client.send = answer_ids
+    topic_ids = TopicIds()
+    if has_id:
+        await topic_ids.read(client, {SOURCE.topic})
     subscriptions = SubscriptionState()
     subscriptions.subscribe({SOURCE.topic})
     fetcher = lean(client, subscriptions)
@@ -153,7 +162,7 @@ async def test_a_deleted_topic_is_looked_up_by_its_id_and_not_by_metadata_withou
         subscriptions.assign_from_subscribed({SOURCE})
         assignment = subscriptions.subscription.assignment
         subscriptions.seek(SOURCE, 0)
-        request = FetchMessage(1, 1, 1, 0, partition_bytes=1, offsets={SOURCE.topic: {0: 0}}, topic_ids=TopicIds())
+        request = FetchMessage(1, 1, 1, 0, partition_bytes=1, offsets={SOURCE.topic: {0: 0}}, topic_ids=topic_ids)
 
         async def answer(_node: int, asked: Any) -> Any:
             asked.note(SOURCE.topic, 0, 3)
@@ -161,11 +170,11 @@ async def test_a_deleted_topic_is_looked_up_by_its_id_and_not_by_metadata_withou
 
         client.send = answer
         await fetcher._proc_fetch_request(assignment, 7, request)
-        assert fetcher._topic_ids.is_unknown(SOURCE.topic)
+        assert fetcher._topic_ids.is_unknown(SOURCE.topic) == has_id
         client.cluster.leader_for_partition = lambda source: None
         client.cluster._partitions = {}  # another metadata
         requests, unset, _, is_leader_unknown, _ = fetcher._get_actions_per_node(assignment)
-        assert (requests, unset, is_leader_unknown) == ([], {}, False)
+        assert (requests, unset, is_leader_unknown) == ([], {}, not has_id)
     finally:
         await fetcher.close()
 
@@ -207,7 +216,7 @@ async def test_online_partitions_are_asked_for_before_bulk_ones() -> None:
         for source in sources:
             subscriptions.seek(source, 0)
         [(_, request)], *_ = fetcher._get_actions_per_node(subscriptions.subscription.assignment)
-        asked = [(topic, sorted(number for number, *_ in partitions)) for topic, partitions in request.topics]
+        asked = [(topic, sorted(offsets)) for topic, offsets in request._offsets.items()]
         assert asked == [(topic, [0, 1, 2, 3]) for topic in topics]
     finally:
         await fetcher.close()
