@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo 'make demo        classify real messages through a worker on this machine'
-	@echo 'make quick       unit tests without the slow ones, the benchmarks and the broker, in two minutes'
+	@echo 'make quick       unit tests without the slow ones, the benchmarks and the broker, in a minute'
 	@echo 'make test        all unit tests, and the integration tests where Java and Maven are installed'
 	@echo 'make test-gpu    the tests that need a CUDA GPU (pip install .[gpu] or .[gpu-cuda13] first)'
 	@echo 'make check       ruff and mypy'

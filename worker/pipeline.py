@@ -3,10 +3,11 @@
 The methods of `Pipeline` come in this order. Where a record waits, it waits in one place:
 
     fetched: FetchBuffer    polled, and not admitted yet
+    enqueue                 its texts are tokenized in a thread, or its sequences are looked up in the cache
     Quarantine              admitted, and a dead owner may have run it: until a commit names it
     LongRecords             admitted, with a text so long that it waits for its turn
     dispatcher              its sequences wait for a batch, or are in one
-    Delivery                its answer is on its way to the broker
+    Delivery                its answer is on its way to the broker; with exactly_once, in `WaitingAnswers` before
     OffsetTracker           acknowledged, and an earlier record of its partition is not
 
 `RecordLedger` has the state of each, and raises if a step does not follow from it.
@@ -235,6 +236,9 @@ class Pipeline:
     # 8. Commit
 
     def _acknowledged(self, records: Sequence[PendingRecord]) -> None:
-        """The broker has all that these records are owed. `committer` commits their offsets with the next prefix."""
+        """The broker has what these records are owed. `committer` commits their offsets with the next prefix.
+
+        Or their partition was given up, and their answers dropped: it commits nothing of it any more.
+        """
         self.ledger.acknowledge(records)
         self._traces.ended(records)

@@ -35,7 +35,7 @@ from penstock.producer.wire.headers import (
 from penstock.producer.wire.joint_letters import LetterRecord, encode_letter_records
 from penstock.producer.wire.topics import dead_letter_topic
 from penstock.worker.kafka.progress.offsets import Source
-from penstock.worker.replies.outlet import OutAnswer, Outlet
+from penstock.worker.replies.outlet import AnswerDropped, OutAnswer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields
 
@@ -105,7 +105,7 @@ class DeadLetters:
     def __init__(
         self, outlet: Outlet, ended: Callable[[Sequence[PendingRecord]], None], group_id: str, worker: str
     ) -> None:
-        """`ended` is called once for each record, when the broker has its letter or the letter was given up.
+        """`ended` is called once for each record, when the broker has its letter or the letter was given up or dropped.
 
         `worker`: the client id of this member of the group. Every letter names both.
         """
@@ -157,6 +157,9 @@ class DeadLetters:
                 if one.letter.left_out:
                     named = record_fields(one.origin)
                     log.warning("dead_letter_kept_in_part", left_out=one.letter.left_out, **named)
+                self._ended(one.origins)
+        elif isinstance(error, AnswerDropped):
+            for one in letters:
                 self._ended(one.origins)
         elif isinstance(error, MessageSizeTooLargeError):
             for one in letters:

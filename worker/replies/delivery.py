@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
@@ -15,7 +16,7 @@ from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.fetching.group import client_id
 from penstock.worker.kafka.reply_destinations import Footprint, ReplyDestination
 from penstock.worker.replies.dead_letters import DeadLetters, Fault
-from penstock.worker.replies.outlet import OutAnswer, Outlet
+from penstock.worker.replies.outlet import AnswerDropped, OutAnswer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import record_fields, unquoted_reason
 from penstock.worker.requests.request import PendingRequest, Rejection
@@ -39,6 +40,8 @@ _Done = Callable[[Sequence[_Reply], KafkaError | None], None]
 
 class Delivery:
     """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it.
+
+    Also with those whose answers were dropped, as their partition was given up. They count as no outcome.
 
     `replied` is called with the seconds from a reply's making to its acknowledgement. `count` is called with an outcome
     and a number of replies: `ok` once the broker has them, or the code of the error that took their place.
@@ -136,6 +139,8 @@ class Delivery:
             self._count("ok", len(answers))
             self._replied_after(time.monotonic() - answers[0].made_at)
             self._acknowledged([answer.origin for answer in answers])
+        elif isinstance(error, AnswerDropped):
+            self._acknowledged([answer.origin for answer in answers])
         elif isinstance(error, MessageSizeTooLargeError):
             # The addresses are good, so the clients are told: with fewer sequences the replies may fit.
             self._count(InvalidRequest.code, len(answers))
@@ -146,13 +151,13 @@ class Delivery:
 
     def _only_answer_sent(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         """As `_error_replied`, for requests without a dead letter: they get one if the reply topic takes no error."""
-        if error is not None:
+        if _is_refused(error):
             self._keep_undeliverable(answers, error)
         self._error_replied(answers, error)
 
     def _error_replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         self._note_ended(answers, error)
-        if error is not None:
+        if _is_refused(error):
             named = record_fields(answers[0].origin, len(answers))
             log.warning("error_reply_undeliverable", records=len(answers), error=repr(error), **named)
         self._pay([answer.origin for answer in answers])
@@ -201,6 +206,11 @@ def _log(rejections: Sequence[Rejection]) -> None:
 def _is_transient(error: PenstockError) -> bool:
     """Whether nothing is wrong with the record, which may be answered when it is sent again."""
     return error.retriable or isinstance(error, Expired | Cancelled)
+
+
+def _is_refused(error: KafkaError | None) -> TypeGuard[KafkaError]:
+    """Whether an answer will not come, also not from the partition's next owner."""
+    return error is not None and not isinstance(error, AnswerDropped)
 
 
 def _is_told(address: ReplyAddress | None, error: PenstockError) -> bool:

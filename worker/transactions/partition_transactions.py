@@ -27,7 +27,7 @@ from penstock.producer.transport.connection import disconnect
 from penstock.worker.kafka.progress import commit_metadata
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.kafka.progress.partition_marks import PartitionMarks
-from penstock.worker.replies.outlet import OutAnswer
+from penstock.worker.replies.outlet import AnswerDropped, OutAnswer
 from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing
 from penstock.worker.transactions.transaction_batches import Carrier, DestinationRefused, TransactionBatches
 from penstock.worker.transactions.transaction_plan import PartitionLost, TransactionContent, TransactionPlan
@@ -137,7 +137,7 @@ class PartitionTransactions:
         self._check_open()
         self._changed.clear()
         self._is_full.clear()
-        complete(self._plan.take_stale(), None)
+        complete(self._plan.take_stale(), AnswerDropped())
         return self._plan.next()
 
     async def _try(self, content: TransactionContent) -> bool:
@@ -167,7 +167,7 @@ class PartitionTransactions:
         if producer is not None:
             await producer.abort()
             await disconnect(producer, _STOP_S)
-        complete(self._plan.take_all(), None)
+        complete(self._plan.take_all(), AnswerDropped())
 
     async def _attempt(self, content: TransactionContent) -> bool:
         """Commit this and return true, or find out whether an earlier attempt has."""

@@ -16,7 +16,7 @@ from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.fetching.consumer import Consumer
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.kafka.progress.partition_marks import PartitionMarks
-from penstock.worker.replies.outlet import OutAnswer
+from penstock.worker.replies.outlet import AnswerDropped, OutAnswer
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import watched
 from penstock.worker.transactions.partition_transactions import PartitionTransactions, complete
@@ -94,7 +94,7 @@ class TransactionalOutbox(PartitionMarks):
             else:
                 dropped += transactions.put(topic, partition, answers)
         if dropped:  # not at once: the caller is about to put more for these records
-            asyncio.get_running_loop().call_soon(complete, dropped, None)
+            asyncio.get_running_loop().call_soon(complete, dropped, AnswerDropped())
 
     # Committer
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,9 +161,9 @@ def _label(axes: Any, spans: Spans, unit: str) -> None:
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=min(4, len(labels)), **look)
 
 
-_BLUE, _ORANGE, _GREEN, _RED, _, _GREY, _ = PALETTE
+_BLUE, _ORANGE, _GREEN, _RED, _, _GREY = PALETTE[:6]
 _THROUGHPUT = Curve("answered", _BLUE, "answered", is_filled=True), Curve("refused", _RED, "rejected")
-_TRIGGERS = tuple(Curve(name, colour, name) for name, colour in zip(TRIGGERS, PALETTE, strict=True))
+_TRIGGERS = tuple(Curve(name, colour, name) for name, colour in zip(TRIGGERS, cycle(PALETTE), strict=False))
 _AVOIDED = Curve("avoided", _GREEN, "", is_filled=True)
 _CACHE = Curve("cached", _GREEN, "cache"), Curve("sequences", _GREY, "engine")
 _LAG = Curve("kafka_s", _BLUE, "in Kafka"), Curve("backlog_s", _ORANGE, "backlog")

@@ -1,5 +1,6 @@
 """The report: one page that loads nothing, looked at in a real browser; and one picture."""
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.ops.cli.terminal import EXIT_PROBLEM
+from penstock.ops.logs.report import charts
+from penstock.ops.logs.totals import series
 from tests.ops.command_line import penstock
 from tests.ops.logs.helpers import FLEET, SAMPLES, batch, line
 
@@ -63,6 +66,15 @@ def test_a_browser_shows_all_plots_and_reports_no_error(page: Path, chromium: st
     ).stdout
     assert dom.count('role="img"') == len(PLOTS)
     assert dom.count("<path") > 200
+
+
+def test_each_trigger_has_a_curve_also_where_there_are_more_than_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    triggers = [f"trigger {number}" for number in range(12)]
+    with monkeypatch.context() as changed:
+        changed.setattr(series, "TRIGGERS", tuple(triggers))
+        drawn = {chart.title: chart.draw for chart in importlib.reload(charts).CHARTS}
+    importlib.reload(charts)
+    assert [curve.label for curve in getattr(drawn["Triggers"], "curves", ())] == triggers
 
 
 @pytest.mark.slow

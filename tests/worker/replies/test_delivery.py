@@ -34,6 +34,7 @@ from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.replies import dead_letters
 from penstock.worker.replies.delivery import Delivery
+from penstock.worker.replies.outlet import AnswerDropped
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
@@ -243,6 +244,25 @@ def test_a_reply_that_cannot_be_delivered_leaves_its_request_as_a_dead_letter(
     desk.acknowledge(1)
     assert desk.events[1:] == ["refused 0", f"produced to {DEAD_LETTERS}", "acknowledged 1", "finished 0"]
     assert desk.outcomes == {"backend": 1}
+
+
+def test_what_is_dropped_leaves_without_an_outcome(
+    desk: Desk, info: ModelInfo, make_sequences: MakeSequences, make_record: MakeRecord
+) -> None:
+    """Exactly-once delivery drops the answers of a partition that is given up: its next owner makes them again."""
+    [sequence] = make_sequences([1])
+    answer(desk, info, sequence)
+    reject(desk, make_record(offset=1), ADDRESS, Expired())
+    reject(desk, make_record(offset=2), ADDRESS, BadTokenId("no"))
+    with capture_logs() as logs:
+        for index in range(4):
+            desk.acknowledge(index, AnswerDropped())
+    assert desk.events[-7:] == [
+        *("refused 0", "finished 0", "refused 1", "finished 1", "refused 2", "refused 3", "finished 2")
+    ]
+    assert (desk.outcomes, desk.reply_s, logs, len(desk.sent)) == ({}, [], [], 4)
+    assert not any(desk.delivery.dead_letters.values())
+    assert desk.held.reply_bytes == 0
 
 
 def test_a_late_request_whose_error_cannot_be_delivered_is_kept_as_a_dead_letter(

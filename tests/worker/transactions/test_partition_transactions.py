@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from aiokafka.errors import (
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.kafka.progress.owner_marker import OwnerMarker
 from penstock.worker.kafka.progress.partition_marks import PartitionMarks
-from penstock.worker.replies.outlet import OutAnswer
+from penstock.worker.replies.outlet import AnswerDropped, OutAnswer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.transactions import partition_transactions
 from penstock.worker.transactions.partition_transactions import PartitionTransactions
@@ -134,7 +134,7 @@ async def test_a_partition_of_which_another_worker_has_committed_is_lost(line: L
         await line.transactions.commit()
     assert line.broker.written == []
     await line.transactions.close()
-    assert [key for key, _ in line.done] == [b"0", b"1"]  # no longer held
+    assert [(key, type(error)) for key, error in line.done] == [(b"0", AnswerDropped), (b"1", AnswerDropped)]
 
 
 async def test_a_fenced_producer_has_lost_its_partition(line: Line) -> None:
@@ -196,7 +196,8 @@ async def test_answers_to_records_that_were_cut_off_do_not_stand_for_those_at_th
     line.answer(0)
     await line.transactions.commit()
     assert line.broker.commits == [(1, 1)]
-    assert line.done == [(b"1", None), (b"2", None), (b"0", None)]  # the first two are no longer held
+    assert [(key, type(error)) for key, error in line.done[:2]] == [(b"1", AnswerDropped), (b"2", AnswerDropped)]
+    assert line.done[2:] == [(b"0", None)]
     line.answer(1)
     await line.transactions.commit()
     assert (line.broker.written, line.committed) == ([b"0", b"1"], PartitionProgress(2))
@@ -211,7 +212,8 @@ async def test_a_transaction_in_doubt_when_offsets_begin_again_is_settled(line: 
     await line.transactions.commit()
     assert line.broker.written == [b"0", b"1"] * (1 + happened)
     assert line.committed == PartitionProgress(2)
-    assert line.done == [(b"0", None), (b"1", None)] * 2
+    kinds = [(key, type(error)) for key, error in line.done]
+    assert kinds == [(b"0", AnswerDropped), (b"1", AnswerDropped), (b"0", NoneType), (b"1", NoneType)]
 
 
 class ConnectionLostAt(KafkaError):  # type: ignore[misc]  # aiokafka has no type information
@@ -355,7 +357,7 @@ async def test_a_partition_whose_transaction_does_not_end_is_given_up(
     with pytest.raises(PartitionLost, match="does not end"):
         await asyncio.wait_for(line.transactions.commit(), 60)
     await line.transactions.close()
-    assert line.done == [(b"0", None)]
+    assert [(key, type(error)) for key, error in line.done] == [(b"0", AnswerDropped)]
     assert line.broker.written == []
 
 

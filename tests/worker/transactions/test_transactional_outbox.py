@@ -18,7 +18,7 @@ from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.kafka.progress.owner_marker import OwnerMarker
-from penstock.worker.replies.outlet import OutAnswer
+from penstock.worker.replies.outlet import AnswerDropped, OutAnswer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
@@ -102,7 +102,7 @@ class Owner:
             self.outbox.put("replies", 0, [OutAnswer(key, b"", [], self._done, record)])
 
     def _done(self, answers: Sequence[OutAnswer], error: KafkaError | None) -> None:
-        assert error is None
+        assert error is None or isinstance(error, AnswerDropped)
         self.ledger.acknowledge([answer.origin for answer in answers])
 
     async def die(self) -> None:
