@@ -116,6 +116,8 @@ def _arrow(rows: Any) -> "Iterable[pa.RecordBatch] | None":
         raise InvalidRequest(reason) from error
     try:
         if hasattr(rows, "__arrow_c_stream__"):
+            if type(rows).__module__.partition(".")[0] == "pandas":  # whose own stream has no index of a range
+                return pa.Table.from_pandas(rows, preserve_index=True).to_batches()  # type: ignore[no-any-return]
             return pa.RecordBatchReader.from_stream(rows)  # type: ignore[no-any-return]  # pyarrow has no types
         return [pa.record_batch(rows)]
     except pa.ArrowInvalid as error:

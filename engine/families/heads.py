@@ -1,6 +1,7 @@
 """Readers of classifiers: of a checkpoint's own, and of linear heads in a file of their own."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,7 +155,7 @@ def _head_labels(path: Path, metadata: dict[str, str], num_labels: int) -> tuple
         raise CheckpointError(
             f"{path}: metadata 'labels' must be a JSON list of {num_labels} strings, one for each row of `weight`."
         )
-    return tuple(labels)
+    return _encodable(path, labels)
 
 
 def _labels(config: Config, num_labels: int) -> tuple[str, ...]:
@@ -169,7 +170,17 @@ def _labels(config: Config, num_labels: int) -> tuple[str, ...]:
             f"config.json: id2label must have entries for 0 to {num_labels - 1}, the rows of the classifier; found "
             f"{', '.join(sorted(id2label)[:10])}."
         )
-    return tuple(str(id2label[str(i)]) for i in range(num_labels))
+    return _encodable("config.json", [str(id2label[str(i)]) for i in range(num_labels)])
+
+
+def _encodable(where: str | Path, labels: Sequence[str]) -> tuple[str, ...]:
+    """Labels that replies can hold. Raises CheckpointError."""
+    for label in labels:
+        try:
+            label.encode()
+        except UnicodeEncodeError as error:
+            raise CheckpointError(f"{where}: the label {label!r} holds half a surrogate pair.") from error
+    return tuple(labels)
 
 
 def _kind_of_scores(checkpoint: Checkpoint, num_labels: int) -> str:

@@ -133,11 +133,18 @@ class _ParquetSink(_Sink):
         table = pa.Table.from_batches(self._collected, self._schema)
         self._collected, self._rows, self._size = [], 0, 0
         if self._fixed is not None:
-            vectors = table.column(self._vectors).cast(self._fixed.type)
-            table = table.set_column(self._vectors, self._fixed, vectors)
+            chunks = [_fixed(chunk, self._fixed.type) for chunk in table.column(self._vectors).chunks]
+            table = table.set_column(self._vectors, self._fixed, pa.chunked_array(chunks, self._fixed.type))
         self._writer.write_table(table)
         # Begin to write to the disk what the last `sync` would otherwise write at once.
         os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _fixed(vectors: "pa.ListArray", kind: "pa.DataType") -> "pa.Array":
+    """Lists of one length, or none. Arrow's own cast reads beyond the values of a block that was read without any."""
+    import pyarrow as pa
+
+    return pa.nulls(len(vectors), kind) if vectors.null_count == len(vectors) else vectors.cast(kind)
 
 
 def _parquet_writer(file: IO[bytes], schema: "pa.Schema", vectors: int | None) -> "ParquetWriter":

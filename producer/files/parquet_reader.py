@@ -54,9 +54,11 @@ def _row_batches(path: Path, file: Any) -> Iterator["pa.RecordBatch"]:
     import pyarrow as pa
 
     try:
-        groups = range(file.num_row_groups)
-        for size, alike in itertools.groupby(groups, lambda number: _batch_rows(file.metadata.row_group(number))):
-            for batch in file.iter_batches(batch_size=size, row_groups=list(alike)):
+        # A batch of several row groups, which pyarrow does not make of categories within lists or structs.
+        can_join = not any(_has_inner_categories(field.type) for field in file.schema_arrow)
+        groups = [(_batch_rows(file.metadata.row_group(one)), one) for one in range(file.num_row_groups)]
+        for (size, _), alike in itertools.groupby(groups, lambda group: (group[0], can_join or group[1])):
+            for batch in file.iter_batches(batch_size=size, row_groups=[one for _, one in alike]):
                 yield from _parts(batch)
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"{path} is damaged: {error}.") from error
@@ -70,6 +72,13 @@ def _parts(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
 def _batch_rows(group: Any) -> int:
     """Rows of a row group that are decoded at once, fewer where they are long."""
     return max(1, min(BLOCK_ROWS, int(group.num_rows) * _BATCH_BYTES // max(int(group.total_byte_size), 1)))
+
+
+def _has_inner_categories(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    inner = [kind.field(number).type for number in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    return any(pa.types.is_dictionary(one) or _has_inner_categories(one) for one in inner)
 
 
 def holds_strings(kind: "pa.DataType") -> bool:

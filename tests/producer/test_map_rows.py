@@ -155,6 +155,15 @@ class TestPandas:
         frame.index = pandas.Index([7, 8], name="id")
         assert await answers(frame, column="text") == [({"text": "a", "id": 7}, 1), ({"text": "bb", "id": 8}, 2)]
 
+    @pytest.mark.parametrize("ids", [[30, 10], [0, 1], [1, 0], range(5, 7)])
+    async def test_an_index_with_a_name_is_a_column_whatever_its_values(self, pandas: Any, ids: Any) -> None:
+        frame = pandas.DataFrame({"text": ["a", "bb"]}, index=pandas.Index(ids, name="id"))
+        first, second = ids
+        assert await answers(frame, column="text") == [
+            ({"text": "a", "id": first}, 1),
+            ({"text": "bb", "id": second}, 2),
+        ]
+
     @pytest.mark.parametrize("values", [["a", 5], [{"k": 1}, [2]]])
     async def test_a_column_of_several_types_is_named(self, pandas: Any, values: list[Any]) -> None:
         frame = pandas.DataFrame({"text": ["a", "b"], "mixed": values})

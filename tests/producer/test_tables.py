@@ -383,6 +383,7 @@ def test_the_objects_of_lines_keep_their_text(tmp_path: Path, begin: str) -> Non
         '{"text": "one", "n": 1e400, "deep": [{"n":-1e999}, NaN, -0.0,  1.0000000000000000001], "é": "\\u00e9\\ud800"',
         '{"text": "one", "twice": 1, "twice": 12345678901234567890123 ',
         '{"text": NaN',
+        '{"text": "one", "n": %s' % ("9" * 5000),
     ]
     (tmp_path / "in.jsonl").write_text(begin + "".join(f"  {line}}} \r\n" for line in own) + "{}\n")
     run(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
@@ -392,7 +393,8 @@ def test_the_objects_of_lines_keep_their_text(tmp_path: Path, begin: str) -> Non
         own[0] + good,
         own[1] + good,
         own[2] + f", {bad}3: 'text' is not a string.\"}}",
-        f"{{{bad}4 has no key 'text'.\"}}",
+        own[3] + good,
+        f"{{{bad}5 has no key 'text'.\"}}",
         "",
     ]
 
@@ -426,6 +428,25 @@ def test_csv_becomes_parquet(tmp_path: Path) -> None:
             "error": "invalid_request: Line 3 has 1 fields; the header has 2.",
         },
     ]
+
+
+def test_a_block_in_which_every_row_failed_becomes_parquet_beside_others(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text,n\n" + "one,1\n" * BLOCK_ROWS + "two\n")
+    run(tmp_path / "in.csv", tmp_path / "out.parquet", "embed")
+    rows = pq.read_table(tmp_path / "out.parquet")
+    assert rows.schema.field("embedding").type == pa.list_(pa.float32(), 2)
+    assert rows.column("embedding").to_pylist() == [[3, 0.5]] * BLOCK_ROWS + [None]
+
+
+@pytest.mark.parametrize("row_group_size", [10, 5])
+def test_parquet_with_categories_in_lists_and_structs_is_read(tmp_path: Path, row_group_size: int) -> None:
+    words = pa.array(["x", "y"] * 5).dictionary_encode()
+    tags = pa.ListArray.from_arrays(np.arange(11, dtype=np.int32), words)
+    pairs = pa.StructArray.from_arrays([words, tags], ["word", "tags"])
+    table = pa.table({"text": ["one"] * 10, "tags": tags, "pairs": pairs})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=row_group_size)
+    run(tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    assert [row["tags"] for row in read_table(tmp_path / "out.jsonl")] == [["x"], ["y"]] * 5
 
 
 @pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])

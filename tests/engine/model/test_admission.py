@@ -438,6 +438,7 @@ class TestWeights:
             {"id2label": {"1": "a", "2": "b", "3": "c"}},
             {"id2label": ["a", "b", "c"]},
             {"id2label": None},
+            {"id2label": {"0": "a", "1": "\ud800", "2": "c"}},
         ],
     )
     def test_labels_of_another_head(self, tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -445,7 +446,7 @@ class TestWeights:
         edit_json(tmp_path / "config.json", **changes)
         for engine in ("packed", "padded"):
             with pytest.raises(
-                CheckpointError, match=r"id2label|'classifier\..*' has shape|transformers cannot load it"
+                CheckpointError, match=r"id2label|surrogate|'classifier\..*' has shape|transformers cannot load it"
             ):
                 load(tmp_path, engine)
 

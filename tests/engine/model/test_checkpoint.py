@@ -254,6 +254,12 @@ def test_a_linear_head_classifies_embeddings(bert: tuple[Any, Path], tmp_path: P
     np.testing.assert_allclose(rows, expected.numpy(), atol=1e-5)
 
 
+def test_a_label_that_no_reply_can_hold_is_refused(bert: tuple[Any, Path], tmp_path: Path) -> None:
+    save_head(tmp_path / "head.safetensors", labels=json.dumps(["a", "\ud800", "c"]))
+    with pytest.raises(CheckpointError, match="surrogate"):
+        load(bert[1], head=str(tmp_path / "head.safetensors"))
+
+
 def test_the_head_is_part_of_the_revision(bert: tuple[Any, Path], tmp_path: Path) -> None:
     revisions = {load(bert[1]).info.revision}
     for name in ("one", "two"):
