@@ -37,7 +37,8 @@ RequestTopic = Annotated[str | None, AfterValidator(check_request_topic)]
 def _check_addresses(servers: str) -> str:
     for server in servers.split(","):
         host, _, port = server.strip().rpartition(":")
-        if not host or "@" in host or not (port.isdigit() and 0 < int(port) < 65536):
+        is_closed = host.startswith("[") == host.endswith("]") and host.count("[") == host.count("]") < 2
+        if not host or "@" in host or not is_closed or not (port.isdecimal() and 0 < int(port) < 65536):
             raise ValueError("must be host:port, several separated by commas")
     return servers
 

@@ -154,7 +154,7 @@ class SettingsFile:
             raise SettingsFileError(f"{path}: {error.strerror}.") from error
         except UnicodeDecodeError as error:
             raise SettingsFileError(f"{path}: is not UTF-8, at byte {error.start}.") from error
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise SettingsFileError(f"{path}: is not TOML: {error}.") from error
         file = cls(path, content, text.splitlines())
         for name, value in content.items():

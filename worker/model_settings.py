@@ -66,6 +66,7 @@ class ModelSettings(FileSettings):
     max_batch_tokens: int | None = Field(
         None,
         ge=1,
+        le=1 << 30,
         description="Most tokens in a batch. More: fewer launches. Less: shorter waits, warmer caches. Default: 1024 "
         "on a CPU, 16384 on a GPU.",
     )

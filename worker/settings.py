@@ -92,6 +92,7 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
     lanes: int | None = Field(
         None,
         ge=1,
+        le=1024,
         description="Engine threads; each runs one batch at a time. Default: one per CPU core. A GPU runs one.",
     )
 

@@ -26,13 +26,17 @@ _CROSS_ENCODER_SCORES = {
 }
 
 
-def checkpoint_heads(checkpoint: Checkpoint) -> dict[str, Head]:
-    """Heads of a checkpoint by task; empty for a bare encoder. Raises CheckpointError, UnsupportedCheckpoint."""
+def checkpoint_heads(checkpoint: Checkpoint, width: int) -> dict[str, Head]:
+    """Heads of a checkpoint by task; empty for a bare encoder, whose states have `width` values.
+
+    Raises CheckpointError, UnsupportedCheckpoint.
+    """
     match checkpoint.task:
         case "classify":
-            return _sequence_heads(checkpoint)
+            return _sequence_heads(checkpoint, width)
         case "token_classify":
             layers = family_of(checkpoint).token_classifier(checkpoint)
+            _require_fit(layers, width)
             return {"token_classify": _of_tokens(_head(checkpoint, layers, _num_labels(layers), "tokens"))}
         case _:
             return {}
@@ -47,8 +51,9 @@ def logit_heads(checkpoint: Checkpoint, num_labels: int, *, of_tokens: bool) -> 
     return {"token_classify": _of_tokens(head)} if of_tokens else _with_rerank(checkpoint, head)
 
 
-def _sequence_heads(checkpoint: Checkpoint) -> dict[str, Head]:
+def _sequence_heads(checkpoint: Checkpoint, width: int) -> dict[str, Head]:
     layers = family_of(checkpoint).classifier(checkpoint)
+    _require_fit(layers, width)
     return _with_rerank(checkpoint, _head(checkpoint, layers, _num_labels(layers), _classifier_pooling(checkpoint)))
 
 
@@ -72,6 +77,17 @@ def _with_rerank(checkpoint: Checkpoint, classify: Head) -> dict[str, Head]:
 
 def _head(checkpoint: Checkpoint, layers: tuple[Dense | Norm, ...], num_labels: int, reads: str) -> Head:
     return Head(layers, _kind_of_scores(checkpoint, num_labels), _labels(checkpoint.config, num_labels), reads)
+
+
+def _require_fit(layers: tuple[Dense | Norm, ...], width: int) -> None:
+    """Raise CheckpointError unless each layer takes as many values as the one before it gives."""
+    for layer in layers:
+        taken = layer.weight.shape[-1]
+        if taken != width:
+            raise CheckpointError(
+                f"A layer of the classifier takes {taken} values, and what is before it gives {width}."
+            )
+        width = layer.weight.shape[0]
 
 
 def _num_labels(layers: tuple[Dense | Norm, ...]) -> int:

@@ -94,7 +94,11 @@ def _load_packed(
     tail = embedding_tail(checkpoint)
     width = tail.width(weights.hidden_size)
     dim = min(width, tail.dimensions or width)
-    heads = {"classify": linear_head(Path(head), dim)} if head is not None else checkpoint_heads(checkpoint)
+    heads = (
+        {"classify": linear_head(Path(head), dim)}
+        if head is not None
+        else checkpoint_heads(checkpoint, weights.hidden_size)
+    )
     checkpoint.weights.require_layers_used()
     info = ModelInfo(
         name=name,

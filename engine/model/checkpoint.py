@@ -179,7 +179,11 @@ def read_tensors(directory: Path) -> Tensors:
                 f"{directory}: tensor {name!r} is {str(tensor.dtype).removeprefix('torch.')}. Quantised weights are "
                 "not run. Serve the checkpoint that was quantised."
             )
-    return Tensors(directory, {_present_name(name): tensor for name, tensor in tensors.items()})
+    present = {_present_name(name): tensor for name, tensor in tensors.items()}
+    if len(present) < len(tensors):
+        twice = sorted(name for name in tensors if _present_name(name) != name and _present_name(name) in tensors)
+        raise CheckpointError(f"{directory}: {', '.join(twice[:3])} and their present names are both there.")
+    return Tensors(directory, present)
 
 
 def _present_name(name: str) -> str:

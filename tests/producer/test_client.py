@@ -762,6 +762,7 @@ async def test_an_answer_to_another_task_is_an_error(monkeypatch: pytest.MonkeyP
         ({"model": "m" * 215}, "`model`: must be 1 to 214 characters, without slashes."),
         ({"model": None}, "`model`: Input should be a valid string."),
         ({"bootstrap_servers": "kafka"}, "`bootstrap_servers`: must be host:port, several separated by commas."),
+        ({"bootstrap_servers": "[::1"}, "`bootstrap_servers`: must be host:port, several separated by commas."),
         (
             {"max_in_flight": 0, "sequences_per_record": 0},
             "`max_in_flight`: Input should be greater than or equal to 1; `sequences_per_record`: ",

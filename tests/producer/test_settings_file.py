@@ -100,6 +100,10 @@ def test_what_is_no_setting_is_an_error_with_its_place(file: Path, text: str, fa
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsFileError, match=r"missing\.toml: No such file or directory\."):
         client(config=tmp_path / "missing.toml", model="m")
+    deep = tmp_path / "deep.toml"
+    deep.write_text(f"[client]\nmodel = {'[' * 5000}")
+    with pytest.raises(SettingsFileError, match=r"deep\.toml: is not TOML: maximum recursion depth"):
+        client(config=deep, model="m")
     latin = tmp_path / "latin.toml"
     latin.write_bytes("# é\n".encode("latin-1"))
     with pytest.raises(SettingsFileError, match=r"latin\.toml: is not UTF-8, at byte 2\."):

@@ -46,6 +46,8 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         {"slo_ms": math.inf},
         {"slo_ms": math.nan},
         {"lanes": 0},
+        {"lanes": 1025},
+        {"max_batch_tokens": 10**23},
         {"max_sequences": 5000},
         {"trigger": "eager"},
         {"partition": "best"},

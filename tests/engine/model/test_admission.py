@@ -32,6 +32,7 @@ from tests.engine.helpers import (
     save_classifier,
     save_encoder,
     save_sentence_transformer,
+    save_tagger,
     save_tokenizer,
     write_json,
 )
@@ -461,6 +462,18 @@ class TestWeights:
         }
         save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
         np.testing.assert_array_equal(answers(tmp_path, TEXTS, engine=engine), expected)
+        norm = "embeddings.LayerNorm"
+        save_file(old | {f"{norm}.weight": old[f"{norm}.gamma"] + 1}, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=r"LayerNorm\.gamma and their present names are both there"):
+            load(tmp_path, engine)
+
+    @pytest.mark.parametrize("task", ["classify", "token_classify"])
+    def test_a_classifier_of_another_width(self, tmp_path: Path, task: str) -> None:
+        (save_classifier if task == "classify" else save_tagger)(tmp_path, "bert", num_labels=3)
+        with edited_tensors(tmp_path) as tensors:
+            tensors["classifier.weight"] = torch.randn(3, 32)
+        with pytest.raises(CheckpointError, match="takes 32 values, and what is before it gives 48"):
+            load(tmp_path, "packed")
 
 
 class TestFiles:
