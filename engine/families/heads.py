@@ -85,7 +85,7 @@ def _require_fit(layers: tuple[Dense | Norm, ...], width: int) -> None:
         taken = layer.weight.shape[-1]
         if taken != width:
             raise CheckpointError(
-                f"A layer of the classifier takes {taken} values, and what is before it gives {width}."
+                f"The classifier takes {taken} values, and what is before it gives {width}."
             )
         width = layer.weight.shape[0]
 
