@@ -84,9 +84,7 @@ def _require_fit(layers: tuple[Dense | Norm, ...], width: int) -> None:
     for layer in layers:
         taken = layer.weight.shape[-1]
         if taken != width:
-            raise CheckpointError(
-                f"The classifier takes {taken} values, and what is before it gives {width}."
-            )
+            raise CheckpointError(f"The classifier takes {taken} values, and what is before it gives {width}.")
         width = layer.weight.shape[0]
 
 
