@@ -86,8 +86,7 @@ class DeviceSearch(Protocol):
         """Run up to `quantum` steps of open requests. Returns what is new, by request, with the steps that ran.
 
         Where it raises, no request has run a step. An error of a part of the requests, after others have run, waits for
-        the next call. A device that works ahead starts the steps and returns what those of the call before have found.
-        Requests that have ended meanwhile take no further step.
+        the next call.
         """
         ...
 

@@ -121,8 +121,7 @@ class Generator:
         """Run up to `quantum` decoder steps of active requests; all of them by default.
 
         Returns what is new, in the order of `ids`: requests that ran a step. A step that raises changes nothing. The
-        steps of the quantum before it are returned, and the error is raised by the next call. A device that works ahead
-        (`DeviceSearch.run`) returns what is new one call later, of any requests that are active.
+        steps of the quantum before it are returned, and the error is raised by the next call.
         """
         chosen = self._requests.named_active(ids)
         hosted = [request for request in chosen if request.hypotheses is not None]
@@ -142,8 +141,8 @@ class Generator:
         found = self._run_search(searched, quantum, bool(hosted))
         active = self._requests.active
         progress |= self._take([active[id] for id, _ in found], [choice for _, choice in found], {})
-        in_order = dict[int, Progress | None].fromkeys(request.id for request in chosen) | progress
-        return [one for one in in_order.values() if one is not None and one.steps]
+        in_order = [progress[request.id] for request in chosen if request.id in progress]
+        return [one for one in in_order if one.steps]
 
     def step(self, quantum: int = 1) -> list[Progress]:
         """Let requests join for which there is room, then run up to `quantum` decoder steps of all."""

@@ -185,11 +185,10 @@ def log_probabilities(model: Any, source: np.ndarray, tokens: list[int]) -> Tens
     return logits.log_softmax(-1)
 
 
-@pytest.mark.parametrize("works_ahead", [False, True])
-def test_graphs_that_were_captured_ahead_give_the_same_tokens(works_ahead: bool) -> None:
+def test_graphs_that_were_captured_ahead_give_the_same_tokens() -> None:
     checkpoint, model = model_of("marian")
     limits = replace(SMALL, max_rows=16)
-    device = GpuSeq2Seq(checkpoint.weights, limits, dtype=torch.float32, works_ahead=works_ahead)
+    device = GpuSeq2Seq(checkpoint.weights, limits, dtype=torch.float32)
     options: dict[str, Any] = {"max_new_tokens": 9, "num_beams": 4}
     device.prepare(checkpoint.options(**options), quanta=(2,), max_requests=4)
     generator = Generator(checkpoint.weights, limits, device=device)

@@ -144,8 +144,7 @@ def test_a_capture_may_be_the_first_work_of_a_thread(dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
-@pytest.mark.parametrize("works_ahead", [False, True])
-def test_requests_join_and_leave_beside_the_steps_underway(works_ahead: bool, is_prepared: bool) -> None:
+def test_requests_join_and_leave_at_every_step(is_prepared: bool) -> None:
     """Few rows and pages, so that those of requests that left, some before their end, are taken at once."""
     checkpoint, model = model_of("marian")
     kinds: tuple[dict[str, Any], ...] = (
@@ -156,7 +155,7 @@ def test_requests_join_and_leave_beside_the_steps_underway(works_ahead: bool, is
         {"max_new_tokens": 11},
     )
     limits = replace(SMALL, max_rows=12, num_pages=90)
-    device = GpuSeq2Seq(checkpoint.weights, limits, dtype=torch.float32, works_ahead=works_ahead)
+    device = GpuSeq2Seq(checkpoint.weights, limits, dtype=torch.float32)
     if is_prepared:
         device.prepare(checkpoint.options(**kinds[0]), quanta=(1, 2, 3), max_requests=8)
     generator = Generator(checkpoint.weights, limits, device=device)

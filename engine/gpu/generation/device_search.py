@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
@@ -19,8 +19,13 @@ from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.generation.bans import BanTable
 from penstock.engine.gpu.generation.likely_tokens import MAX_CANDIDATES
 from penstock.engine.gpu.generation.search_pools import OpenSearch, RunningSteps, SearchKey, SearchKind, SearchPool
-from penstock.engine.gpu.generation.search_quantum import Predict, SearchQuantum, num_results
-from penstock.engine.gpu.generation.search_results import choice_of_beams, greedy_choice
+from penstock.engine.gpu.generation.search_quantum import (
+    Predict,
+    SearchQuantum,
+    choice_of_beams,
+    greedy_choice,
+    num_results,
+)
 from penstock.engine.gpu.generation.search_state import MAX_EOS, SearchShape, Seats
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.row_buckets import row_bucket
@@ -44,15 +49,11 @@ class GpuSearch:
         vocabulary: int,
         logits: Tensor,
         faults: DeviceFaults,
-        *,
-        works_ahead: bool,
     ) -> None:
-        """logits: the memory that `predict` writes to. works_ahead: see `DeviceSearch.run`."""
+        """logits: the memory that `predict` writes to."""
         self._limits = limits
         self._vocabulary = vocabulary
         self._faults = faults
-        self.works_ahead = works_ahead
-        self._underway: list[RunningSteps] = []
         self._device = logits.device
         self._bans = BanTable(logits.shape[1], self._device)
         self._quantum = SearchQuantum(predict, vocabulary, self._bans, limits.page_size, logits)
@@ -100,18 +101,14 @@ class GpuSearch:
     def run(self, ids: Sequence[int], quantum: int) -> list[tuple[int, Choice]]:
         """See `DeviceSearch.run`. Waits for the device once."""
         with self._faults.sorted():
-            found = self.launch(ids, quantum)
-            if self.works_ahead:
-                found, self._underway = self._underway, found
-            return [one for running in found for one in self._read(running)]
+            return [one for running in self.launch(ids, quantum) for one in self._read(running)]
 
     @torch.inference_mode()
-    def launch(self, ids: Sequence[int], quantum: int) -> "list[RunningSteps]":
+    def launch(self, ids: Sequence[int], quantum: int) -> list[RunningSteps]:
         """Queue the steps of `run`. Of a shape that raises, and of those after it, nothing runs."""
-        by_shape: dict[SearchShape, dict[int, OpenSearch]] = {}
+        by_shape: dict[SearchShape, list[int]] = {}
         for id in ids:
-            found = self._open[id]
-            by_shape.setdefault(found.shape, {})[id] = found
+            by_shape.setdefault(self._open[id].shape, []).append(id)
         started: list[RunningSteps] = []
         for shape, group in by_shape.items():
             try:
@@ -173,38 +170,29 @@ class GpuSearch:
             self._pools[shape] = SearchPool(seats, list(range(count)), asked)
         return self._pools[shape]
 
-    def _start(self, shape: SearchShape, requests: Mapping[int, OpenSearch], quantum: int) -> "RunningSteps":
-        pool, key = self._pools[shape], SearchKey(shape, shape.bucket(len(requests)), quantum)
+    def _start(self, shape: SearchShape, ids: Sequence[int], quantum: int) -> RunningSteps:
+        pool, key = self._pools[shape], SearchKey(shape, shape.bucket(len(ids)), quantum)
         asked = np.full(key.requests, pool.seats.spare)
-        asked[: len(requests)] = [request.seat for request in requests.values()]
+        asked[: len(ids)] = [self._open[id].seat for id in ids]
         (seats,) = upload(self._device, asked)
         pool.asked[: key.requests] = seats
         if self._graphs is None:
-            return RunningSteps(shape, requests, self._work(key)(), None)
+            return RunningSteps(shape, ids, self._work(key)(), None)
         self._graphs.capture_next(self._work)  # a device that is never idle needs its graphs the most
         columns = num_results(shape, quantum, self._limits.max_new_tokens)
         fetched = torch.empty(key.requests, columns, dtype=torch.int32, pin_memory=True)  # may fail: before the steps
         ended: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         fetched.copy_(self._graphs.run(key, self._work(key)), non_blocking=True)
         ended.record()
-        return RunningSteps(shape, requests, fetched, ended)
+        return RunningSteps(shape, ids, fetched, ended)
 
-    def wait(self, running: "RunningSteps") -> None:
-        """Wait until the device has ended a quantum."""
+    def _read(self, running: RunningSteps) -> list[tuple[int, Choice]]:
+        """Wait for a quantum, and take its results."""
         if running.ended is not None:
             running.ended.synchronize()
-
-    def _read(self, running: "RunningSteps") -> list[tuple[int, Choice]]:
-        """Results of the steps so far, of the requests that are still open."""
-        self.wait(running)
-        requests, opened = running.requests, self._open
-        rows = running.results[: len(requests)].tolist()  # the rest is of spare seats
+        rows = running.results[: len(running.ids)].tolist()  # the rest is of spare seats
         choice_of = greedy_choice if running.shape.beams == 1 else choice_of_beams
-        return [
-            (id, choice_of(row))
-            for (id, request), row in zip(requests.items(), rows, strict=True)
-            if opened.get(id) is request
-        ]
+        return [(id, choice_of(row)) for id, row in zip(running.ids, rows, strict=True)]
 
     def _work(self, key: SearchKey) -> Callable[[], Tensor]:
         pool = self._pool(key.shape)

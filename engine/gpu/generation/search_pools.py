@@ -1,6 +1,6 @@
 """The requests of the search on a device: where each has its seat, and which steps are underway."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +44,6 @@ class RunningSteps:
     """A quantum that the device works on."""
 
     shape: SearchShape
-    requests: Mapping[int, OpenSearch]
-    results: Tensor  # int32 [at least as many as requests, ...] on the host, filled once `ended` has come
+    ids: Sequence[int]
+    results: Tensor  # int32 [at least as many as ids, ...] on the host, filled once `ended` has come
     ended: torch.cuda.Event | None

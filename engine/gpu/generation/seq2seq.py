@@ -38,12 +38,8 @@ class GpuSeq2Seq:
         *,
         device: torch.device | str = "cuda",
         dtype: torch.dtype = torch.float16,
-        works_ahead: bool = False,
     ) -> None:
-        """`limits` are those of the generator, with a page size that is a power of two.
-
-        works_ahead: whether the device runs the next steps while the host reads those before: see `DeviceSearch.run`.
-        """
+        """`limits` are those of the generator, with a page size that is a power of two."""
         if limits.page_size & (limits.page_size - 1):
             raise ValueError(f"on a GPU page_size must be a power of two, not {limits.page_size}.")
         if dtype is not torch.float32:
@@ -61,9 +57,7 @@ class GpuSeq2Seq:
         columns = len(decoder.head.weight)
         self._logits = torch.empty(most_rows(limits.max_rows), columns, dtype=dtype, device=self.device)
         self._vocabulary = weights.target_vocab_size
-        self.search = GpuSearch(
-            self._predict, limits, self._vocabulary, self._logits, self.faults, works_ahead=works_ahead
-        )
+        self.search = GpuSearch(self._predict, limits, self._vocabulary, self._logits, self.faults)
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Int32Array], slots: Int64Array) -> None:

@@ -129,8 +129,7 @@ def test_a_rule_of_the_host_gives_the_tokens_of_generate(num_beams: int) -> None
     assert_parity("t5", max_new_tokens=12, no_repeat_ngram_size=2, num_beams=num_beams)
 
 
-@pytest.mark.parametrize("works_ahead", [False, True])
-def test_each_joins_and_leaves_at_every_step_whoever_chooses_its_tokens(works_ahead: bool) -> None:
+def test_each_joins_and_leaves_at_every_step_whoever_chooses_its_tokens() -> None:
     checkpoint, model = model_of("marian")
     kinds: tuple[dict[str, Any], ...] = (
         {"max_new_tokens": 5},
@@ -141,7 +140,7 @@ def test_each_joins_and_leaves_at_every_step_whoever_chooses_its_tokens(works_ah
         {"max_new_tokens": 9, "num_beams": 4, "early_stopping": True},
     )
     limits = replace(SMALL, max_rows=12)
-    device = GpuSeq2Seq(checkpoint.weights, limits, device="cpu", dtype=torch.float32, works_ahead=works_ahead)
+    device = GpuSeq2Seq(checkpoint.weights, limits, device="cpu", dtype=torch.float32)
     generator, batch = Generator(checkpoint.weights, limits, device=device), sources([3 + 5 * id for id in range(12)])
     tokens: dict[int, list[int]] = {}
     for id, source in enumerate(batch):
