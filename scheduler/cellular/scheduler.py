@@ -153,9 +153,7 @@ class CellScheduler:
             cell = choose_cell(self._rules, online, bulk, self._num_running, self._num_passes)
             if cell is not None:
                 if len(self._rules) > 1:
-                    for other, passes in enumerate(self._num_passes):
-                        is_passed = other != cell and online[other] + bulk[other]
-                        self._num_passes[other] = passes + 1 if is_passed else 0
+                    self._count_passes(cell, online, bulk)
                 return self._plan(cell, online, bulk, rejected)
         return Wait(self._deadlines.next(self._table.num_active), rejected)
 
@@ -223,6 +221,12 @@ class CellScheduler:
             self._table.join(rows)
             if self._backlog is not None:
                 self._backlog.stop_waiting(rows.ids)
+
+    def _count_passes(self, chosen: int, online: Sequence[int], bulk: Sequence[int]) -> None:
+        """The next task is of a cell, and passes over the others that have ready nodes."""
+        for cell, passes in enumerate(self._num_passes):
+            is_passed = cell != chosen and online[cell] + bulk[cell]
+            self._num_passes[cell] = passes + 1 if is_passed else 0
 
     def _plan(
         self, cell: int, online: Sequence[int], bulk: Sequence[int], rejected: tuple[RejectedJob, ...]
