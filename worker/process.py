@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import os
@@ -23,7 +24,6 @@ from penstock.worker.batching.stage import ServedModel
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
 from penstock.worker.control_socket import PING_EVERY_S, SupervisorLink
 from penstock.worker.garbage_collection import calm_garbage_collection
-from penstock.worker.heap import keep_freed_memory
 from penstock.worker.model_loading import load_model, load_tokenizer, require_encoder
 from penstock.worker.model_settings import NULL_MODEL, ModelSettings
 from penstock.worker.process_signals import handle_stop_signals, ignore_resize_signals
@@ -44,6 +44,11 @@ _SWITCH_INTERVAL_S = 0.0001  # engine lanes and the event loop take turns at eac
 _CLOSE_S = 2.0  # for the running batch
 _END_S = 10.0  # for it and the interpreter's end, which the process may spend part of standing still
 EXIT_S = LEAVE_S + _END_S  # after the drain: a process that was asked to stop has ended, whatever hangs
+
+# Of the C library's heap.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's numbers of the two options
+_KEPT_BYTES = 64 << 20  # more than the buffers of the batches that are on their way take
+_LARGEST_BYTES = 32 << 20  # the most that glibc takes from a heap
 
 log = structlog.get_logger("penstock.worker")
 
@@ -223,3 +228,16 @@ async def _open_cache(settings: WorkerSettings, stack: contextlib.AsyncExitStack
     ).open()
     stack.push_async_callback(cache.close)
     return cache
+
+
+def keep_freed_memory() -> None:
+    """Keep memory that was freed for the next batch, up to 64 MiB of each thread. Called once, by the process.
+
+    A batch of replies of a megabyte is copied several times on its way to the socket. By default glibc gives such
+    buffers back to the kernel when they are freed, and takes them again with a page fault for each 4 KiB. Without these
+    faults a reply of 3 KB takes 0.6 µs in place of 7 µs, on two cores. Other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES)

@@ -24,8 +24,8 @@ from tests.integration.conftest import PENSTOCK, Event, StartWorker, Unique, Wor
 
 # The command with a short ping bound.
 IMPATIENT = """
-from penstock.worker.supervision import member_timeouts
-member_timeouts.MemberTimeouts.__init__.__defaults__ = (900.0, 4.0)
+from penstock.worker.supervision import member_process
+member_process.MemberTimeouts.__init__.__defaults__ = (900.0, 4.0)
 from penstock.ops.cli.main import main; main()
 """
 NVIDIA_SMI = """#!/bin/sh

@@ -9,7 +9,7 @@ import pytest
 BATCHES, BATCH_BYTES = 50, 1_000_000
 COPIES = f"""
 import resource, sys
-from penstock.worker.heap import keep_freed_memory
+from penstock.worker.process import keep_freed_memory
 
 def copy():
     parts = b"x" * {BATCH_BYTES}

@@ -7,13 +7,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Any, Self
+
+import structlog
 
 from penstock.worker.control_socket import (
     JOIN_PACKET,
     MAX_PACKET_BYTES,
+    PING_EVERY_S,
     Report,
     control_sockets,
     read_report,
@@ -23,6 +26,18 @@ from penstock.worker.supervision.placement import Placement
 
 MEMBER: tuple[str, ...] = (sys.executable, "-m", "penstock.worker.supervision.member")
 _ABORT_S = 2.0  # to print where it hangs
+
+log = structlog.get_logger("penstock.supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberTimeouts:
+    """Tests shorten them."""
+
+    load_s: float = 900.0  # the first start downloads the model, compiles the kernels and times the batches
+    # Longer than any stall that a member recovers from by itself: a compilation, swapping, a suspended machine. Kafka
+    # gives its partitions to other members after 10 s without a heartbeat, so the wait costs capacity, not answers.
+    ping_s: float = 30.0
 
 
 class MemberProcess:
@@ -186,3 +201,20 @@ class MemberProcess:
         if report.phase == "joined" and self.joined_at is None:
             self.joined_at = time.monotonic()
             self._joined.set()
+
+
+async def kill_silent(running: Set[MemberProcess], ping_s: float) -> None:
+    """Kill members that have loaded and have not pinged for so long. Runs until it is cancelled.
+
+    Silence counts in ticks of this loop, so that a suspended machine or supervisor accuses no member.
+    """
+    aborting: set[asyncio.Task[None]] = set()  # held, so that they are not collected
+    while True:
+        await asyncio.sleep(PING_EVERY_S)
+        for member in [member for member in running if member.report.phase != "loading"]:
+            silent_s = member.tick() * PING_EVERY_S
+            if silent_s > ping_s and not member.is_silent:
+                log.error("member_unresponsive", **member.names, silent_s=silent_s)
+                abort = asyncio.create_task(member.abort())
+                aborting.add(abort)
+                abort.add_done_callback(aborting.discard)

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,3 +202,24 @@ def exit_text(code: int) -> str:
 def _signal_name(number: int) -> str:
     """Real-time signals have no names in Python."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def ports(slots: Sequence[MemberSlot]) -> Mapping[int, int]:
+    """The metrics ports of the members that run. As the two below it is called from other threads, too."""
+    members = [slot.member for slot in slots if slot.member is not None]
+    return {m.placement.worker: m.report.metrics_port for m in members if m.report.metrics_port and m.is_running}
+
+
+def states(slots: Sequence[MemberSlot], num_standbys: int, given_up: Counter[str]) -> Mapping[str, int]:
+    """Number of members in each state, for metrics. `given_up` is by device."""
+    counts = Counter(slot.state for slot in slots)
+    return dict.fromkeys(STATES, 0) | counts | {"standby": num_standbys, "given_up": given_up.total()}
+
+
+def not_serving(slots: Sequence[MemberSlot], given_up: Counter[str]) -> str:
+    """Why members that should serve do not; empty if all do."""
+    wanted = sorted((slot for slot in slots if not slot.is_dropped), key=lambda slot: slot.placement.worker)
+    idle = [f"worker {slot.placement.worker} is {slot.state}" for slot in wanted if slot.state != "serving"]
+    denied = sorted({slot.member.report.denied for slot in wanted if slot.member is not None} - {""})
+    reasons = [f"{device} is given up" for device in sorted(given_up)] + idle + denied
+    return "; ".join(reasons) if wanted else "no member is left"

@@ -1,11 +1,14 @@
 """Structured logs by structlog, for this project's events and for what libraries log. No payloads."""
 
 import contextlib
+import functools
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from importlib.metadata import version
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,8 @@ import structlog
 
 from penstock.worker.telemetry.console import ReadyLines, Retried, console_processors
 from penstock.worker.telemetry.ecs import to_ecs
-from penstock.worker.telemetry.service_attributes import service_attributes
 
+_SERVICE = "penstock-worker"
 _REPEAT_S = 60.0
 _PRINT_TEXT = frozenset({"transformers", "huggingface_hub"})  # libraries with handlers of their own
 _MOST_A_SECOND = 100  # lines of one event
@@ -191,3 +194,16 @@ class RepeatFilter(logging.Filter):
             return False
         self._last[message] = now
         return True
+
+
+@functools.cache
+def service_attributes() -> Mapping[str, str]:
+    """This process in OpenTelemetry's attributes: labels of logs, and the resource of traces.
+
+    The name, which `OTEL_SERVICE_NAME` changes, the version, and an instance id that no other process has.
+    """
+    return {
+        "service.name": os.environ.get("OTEL_SERVICE_NAME") or _SERVICE,
+        "service.version": version("penstock"),
+        "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
+    }

@@ -12,7 +12,7 @@ from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import Rejection
 from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from penstock.worker.resolved_settings import ResolvedSettings
-from penstock.worker.telemetry.service_attributes import service_attributes
+from penstock.worker.telemetry.logs import service_attributes
 
 
 class Traces(Protocol):

@@ -20,7 +20,7 @@ from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision import member_starter, resizing, restart_policy
 from penstock.worker.supervision import standbys as standbys_module
 from penstock.worker.supervision import supervisor as supervisor_module
-from penstock.worker.supervision.member_timeouts import MemberTimeouts
+from penstock.worker.supervision.member_process import MemberTimeouts
 from penstock.worker.supervision.placement import Gpu, Machine, Placement, place, standbys
 from penstock.worker.supervision.supervisor import Supervisor
 from tests.worker.supervision.fakes import FakeMember, FakeProcesses
