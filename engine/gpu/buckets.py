@@ -28,6 +28,9 @@ _MIN_SEQUENCES, _MIN_SEQLEN = 8, 32
 # 90 % of random batches of 2-100, 5-500 and 2-30 tokens; fewer of the last for kernels without a plan.
 _TYPICAL = ((64, 128), (128, 512), (32, 128), (256, 512), (16, 64))
 
+# Rows of batches of steps: powers of two up to a tile, then its multiples. A product's tiles have no fewer rows.
+_LEAST_STEP_ROWS, _STEP_TILE = 8, 64
+
 
 def graph_shape(
     num_tokens: int,
@@ -67,6 +70,23 @@ def likely_batches(max_rows: int, max_tokens: int) -> Iterator[list[int]]:
             each = min(usual, first)
             count, rest = divmod(rows - first, each)
             yield [first, *[each] * count, *([rest] if rest else [])]
+
+
+def row_bucket(rows: int) -> int:
+    """Rows of the graph for a batch of steps of `rows` rows. Spare rows run no step."""
+    if rows <= _STEP_TILE:
+        return max(_LEAST_STEP_ROWS, _power_of_two(rows))
+    return -(-rows // _STEP_TILE) * _STEP_TILE
+
+
+def row_buckets(max_rows: int) -> list[int]:
+    """All buckets of batches of steps of up to `max_rows` rows."""
+    return sorted({row_bucket(rows) for rows in range(1, max_rows + 1)})
+
+
+def quanta(max_steps: int) -> list[int]:
+    """Quanta of up to `max_steps` steps, as schedulers choose them: powers of two up to 8, then multiples of 4."""
+    return [steps for steps in (1, 2, 4, *range(8, max_steps, 4)) if steps < max_steps] + [max_steps]
 
 
 def _rounded_rows(num_tokens: int) -> int:

@@ -1,18 +1,28 @@
-"""Compilation of kernels for sm_90a, with instructions that only Hopper has: CuPy's RawModule cannot target it."""
+"""What kernels of Hopper alone need.
 
-from functools import cache
+That is a compilation for sm_90a, which CuPy's RawModule cannot target, and tensor maps (CUtensorMap): descriptions of
+matrices for the TMA, its copy engine.
+"""
+
+import ctypes
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.kernels.launch import check, driver
 from penstock.engine.kernels.library import OPTIONS, Kernel, source_text
 
 CAPABILITY = (9, 0)
 _OPTIONS = (*OPTIONS, "-ftz=true", "-arch=sm_90a", "--device-as-default-execution-space")
+_MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
+_SWIZZLE_128_BYTES, _PROMOTE_TO_256_BYTES = 3, 3
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
 
 @cache
@@ -51,3 +61,37 @@ def _compiled(text: str) -> bytes:
     finally:
         nvrtc.destroyProgram(program)
     return cubin + b"\0"  # the binding takes the last byte for a string's end
+
+
+def tensor_map(matrix: Tensor, box_rows: int, box_columns: int) -> bytes:
+    """The map of a contiguous [rows, columns], float16 or bfloat16, for a kernel's __grid_constant__ parameter.
+
+    Boxes are [box_rows, box_columns], 128 bytes a row, swizzled. Beyond the matrix zeros are read and nothing is
+    written. Raises RuntimeError with the driver's name for the error.
+    """
+    rows, columns = matrix.shape
+    return _encode_map(matrix.data_ptr(), _MAP_TYPES[matrix.dtype], rows, columns, box_rows, box_columns)
+
+
+@lru_cache(maxsize=4096)
+def _encode_map(address: int, kind: int, rows: int, columns: int, box_rows: int, box_columns: int) -> bytes:
+    space = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
+    start = -ctypes.addressof(space) % _MAP_ALIGNMENT
+    check(
+        driver().cuTensorMapEncodeTiled(
+            ctypes.c_void_p(ctypes.addressof(space) + start),
+            kind,
+            2,
+            ctypes.c_void_p(address),
+            (ctypes.c_uint64 * 2)(columns, rows),
+            (ctypes.c_uint64 * 1)(columns * 2),  # bytes from row to row
+            (ctypes.c_uint32 * 2)(box_columns, box_rows),
+            (ctypes.c_uint32 * 2)(1, 1),
+            0,  # not interleaved
+            _SWIZZLE_128_BYTES,
+            _PROMOTE_TO_256_BYTES,
+            0,  # zeros beyond the matrix
+        ),
+        f"the tensor map of a matrix of {rows} x {columns}",
+    )
+    return space.raw[start : start + _MAP_BYTES]

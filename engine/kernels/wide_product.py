@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from penstock.engine.kernels.activation import KINDS
-from penstock.engine.kernels.hopper import CAPABILITY, hopper_kernel
+from penstock.engine.kernels.hopper import CAPABILITY, hopper_kernel, tensor_map
 from penstock.engine.kernels.library import VECTOR, Kernel, index_of, multiprocessors, pointer, pointer_or_null
-from penstock.engine.kernels.tensor_map import tensor_map
 
 # As in wide_product.cu.
 _CLUSTER, _THREADS, _STAGES, _STAGE_DEPTH = 2, 384, 6, 64

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from penstock.engine.cells.contract import Cell, CellSpec
 from penstock.engine.cells.models.layers import LstmStack
 from penstock.engine.cells.models.lstm import ReadStep
+from penstock.engine.gpu.buckets import row_bucket
 from penstock.engine.gpu.cells.cell_batches import DeviceBatch
 from penstock.engine.gpu.cells.device_states import DeviceStates
-from penstock.engine.gpu.row_buckets import row_bucket
 from penstock.engine.kernels.chain_lstm import TILES, chain_lstm, new_exchange, supports_chains
 from penstock.engine.kernels.library import VECTOR
 from penstock.engine.kernels.lstm import Chains, Embedding, lstm_begin, lstm_step, short_lstm_step, short_order

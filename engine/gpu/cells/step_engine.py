@@ -15,6 +15,7 @@ from torch import Tensor
 from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, Int32Array
 from penstock.engine.errors import InvalidBatch
+from penstock.engine.gpu.buckets import quanta, row_bucket, row_buckets
 from penstock.engine.gpu.cells.cell_batches import CellLayout, DeviceBatch
 from penstock.engine.gpu.cells.device_states import DeviceStates
 from penstock.engine.gpu.cells.lstm import LstmCell, LstmQuantum
@@ -22,7 +23,6 @@ from penstock.engine.gpu.cells.torch_quantum import TorchQuantum
 from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.graphs import Graphs, Work
 from penstock.engine.gpu.pinned import Landing, Landings, UploadRing
-from penstock.engine.gpu.row_buckets import quanta, row_bucket, row_buckets
 
 
 class Quantum(Protocol):

@@ -4,7 +4,9 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +17,10 @@ from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.pages import pages_of
 from penstock.engine.generation.selection import Choice
 from penstock.engine.generation_options import GenerationOptions
+from penstock.engine.gpu.buckets import row_bucket
 from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.generation.bans import BanTable
 from penstock.engine.gpu.generation.likely_tokens import MAX_CANDIDATES
-from penstock.engine.gpu.generation.search_pools import OpenSearch, RunningSteps, SearchKey, SearchKind, SearchPool
 from penstock.engine.gpu.generation.search_quantum import (
     Predict,
     SearchQuantum,
@@ -28,10 +30,48 @@ from penstock.engine.gpu.generation.search_quantum import (
 )
 from penstock.engine.gpu.generation.search_state import MAX_EOS, SearchShape, Seats
 from penstock.engine.gpu.graphs import Graphs
-from penstock.engine.gpu.row_buckets import row_bucket
 from penstock.engine.gpu.uploads import upload
+from penstock.engine.types import Int32Array
 
 _MOST_KINDS = 4096  # that are kept
+
+
+class SearchKey(NamedTuple):
+    """Facts that a captured graph fixes."""
+
+    shape: SearchShape
+    requests: int  # its seats, spare ones included
+    quantum: int
+
+
+@dataclass(slots=True)
+class SearchPool:
+    seats: Seats
+    free: list[int]
+    asked: Tensor  # int64: the seats of a batch, at a fixed address
+
+
+class SearchKind(NamedTuple):
+    """The shape and the first row of requests with equal options."""
+
+    shape: SearchShape
+    first: Int32Array  # see `Seats.first_row`
+
+
+@dataclass(slots=True)
+class OpenSearch:
+    shape: SearchShape
+    seat: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSteps:
+    """A quantum that the device works on."""
+
+    shape: SearchShape
+    ids: Sequence[int]
+    results: Tensor  # int32 [at least as many as ids, ...] on the host, filled once `ended` has come
+    ended: torch.cuda.Event | None
 
 
 class GpuSearch:

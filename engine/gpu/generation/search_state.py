@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.engine.generation.device import SearchRequest
 from penstock.engine.generation.search import num_candidates
 from penstock.engine.generation_options import GenerationOptions
-from penstock.engine.gpu.row_buckets import row_bucket
+from penstock.engine.gpu.buckets import row_bucket
 from penstock.engine.gpu.uploads import upload
 from penstock.engine.types import Int32Array
 

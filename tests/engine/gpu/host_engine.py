@@ -9,11 +9,11 @@ import torch
 from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec
 from penstock.engine.cells.cpu import FinishedCells
+from penstock.engine.gpu.buckets import row_bucket
 from penstock.engine.gpu.cells.cell_batches import CellLayout
 from penstock.engine.gpu.cells.device_states import DeviceStates
 from penstock.engine.gpu.cells.lstm import LstmCell
 from penstock.engine.gpu.cells.step_engine import quantum_of
-from penstock.engine.gpu.row_buckets import row_bucket
 
 
 class HostEngine:

@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 
 from penstock.engine.cells.contract import Cell, CellBatch, CellSpec, StateSpec
 from penstock.engine.errors import InvalidBatch
+from penstock.engine.gpu.buckets import quanta, row_bucket, row_buckets
 from penstock.engine.gpu.cells import lstm as fused
 from penstock.engine.gpu.cells.cell_batches import CellLayout
 from penstock.engine.gpu.cells.device_states import DeviceStates
 from penstock.engine.gpu.cells.torch_quantum import TorchQuantum
-from penstock.engine.gpu.row_buckets import quanta, row_bucket, row_buckets
 from penstock.scheduler.cellular import CellRule
 from penstock.scheduler.cellular.choice import choose_quantum
 from tests.engine.gpu import lstm_reference
