@@ -45,7 +45,7 @@ FOLDERS = {
 _BENCH = "penstock.ops.bench"  # part of a checkout, not of the wheel
 MODULES = {name: f"penstock.ops.cli.{folder}.{name}" for folder, names in FOLDERS.items() for name in names}
 MODULES |= dict.fromkeys(("embed", "classify", "generate", "rerank"), "penstock.ops.cli.jobs.task_commands")
-MODULES["bench"] = f"{_BENCH}.subcommands"
+MODULES["bench"] = f"{_BENCH}.__main__"
 
 
 class LazyGroup(TyperGroup):

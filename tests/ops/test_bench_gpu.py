@@ -20,13 +20,12 @@ from penstock.ops.bench.common import draws
 from penstock.ops.bench.common.runner import is_failed, run_suite
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.gpu import part_single
-from penstock.ops.bench.gpu.contestants import ours, packed_torch, products, sdpa
-from penstock.ops.bench.gpu.contestants.contestant import contestants
-from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES
-from penstock.ops.bench.gpu.request_batches import (
+from penstock.ops.bench.gpu.bench import (
     pack,
     random_requests,
 )
+from penstock.ops.bench.gpu.contestants import contestants, ours, packed_torch, products, sdpa
+from penstock.ops.bench.gpu.gpu_tables import GPU, TABLES
 from penstock.ops.bench.suites import GPU as SUITE
 
 

@@ -14,14 +14,14 @@ import pytest
 
 from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.common.setup import shuffled_texts
-from penstock.ops.bench.load import broker_folder as folder_module
 from penstock.ops.bench.load.alarm import Alarm
-from penstock.ops.bench.load.broker_folder import broker_folder
 from penstock.ops.bench.load.call_times import CallTimes, figures, recovery_s
 from penstock.ops.bench.load.client_process import LoadRun, due_times
 from penstock.ops.bench.load.load_bench import busiest_cores, with_costs
 from penstock.ops.bench.load.loads import SHORT, Load, open_load
 from penstock.ops.bench.load.payloads import is_poison, max_tokens, pool_of, with_poison
+from penstock.ops.bench.pipeline import fleet_bench
+from penstock.ops.bench.pipeline.fleet_bench import broker_folder
 from penstock.ops.kafka import BrokerCluster, KafkaBroker
 
 CLOSED = Load("closed", "ids", *SHORT, rows=64, callers=1, warm_s=1.0, seconds=2.0)
@@ -181,14 +181,14 @@ def test_the_longest_sequence_of_a_model_is_its_positions_or_less(tmp_path: Path
 
 
 def test_a_broker_has_its_records_in_memory_if_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "_MEMORY", tmp_path)
-    monkeypatch.setattr(folder_module, "_ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(fleet_bench, "_MEMORY", tmp_path)
+    monkeypatch.setattr(fleet_bench, "_ROOM_BYTES", 1 << 60)
     assert broker_folder() is None
-    monkeypatch.setattr(folder_module, "_ROOM_BYTES", 1 << 20)
+    monkeypatch.setattr(fleet_bench, "_ROOM_BYTES", 1 << 20)
     for free_bytes, chosen in ((1 << 20, tmp_path), ((1 << 20) - 1, None), (None, None)):
-        monkeypatch.setattr(folder_module, "free_host_bytes", lambda free_bytes=free_bytes: free_bytes)
+        monkeypatch.setattr(fleet_bench, "free_host_bytes", lambda free_bytes=free_bytes: free_bytes)
         assert broker_folder() == chosen
-    monkeypatch.setattr(folder_module, "_MEMORY", tmp_path / "missing")
+    monkeypatch.setattr(fleet_bench, "_MEMORY", tmp_path / "missing")
     assert broker_folder() is None
 
 

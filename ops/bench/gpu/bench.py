@@ -1,25 +1,34 @@
-"""BERT-base with random weights, as transformers has it and as the engine runs it, and the floor. Made on first use."""
+"""BERT-base with random weights, as transformers has it and as the engine runs it, and the floor; random requests.
+
+Models are made on first use.
+"""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import nn
 
+from penstock.engine import PackedBatch, TaskOptions
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
 from penstock.engine.model.weights import Encoder, EncoderWeights
 from penstock.engine.packed_model import weights_of
+from penstock.engine.types import Int32Array
+from penstock.ops.bench.common.draws import Lengths
 from penstock.ops.bench.gpu.device_bench import DeviceBench
 from penstock.ops.bench.gpu.floor import GemmFloor
 from penstock.ops.bench.gpu.timing import WARM_UPS, Recorder, Work, interleaved_ms
 
 DTYPE = torch.float16
 MAX_FLOOR_TOKENS = 32_768
+_FIRST_ID = 1000  # below it are BERT's special and unused tokens
+_OPTIONS = TaskOptions("embed")
 _INITIALIZER_RANGE = 0.04  # twice the usual, at which attention is nearly uniform
 _MAX_POSITIONS = 1024
 _ORDINARY = torch.inference_mode(False)  # parts run in inference mode, whose tensors cannot be moved in place
@@ -85,3 +94,14 @@ class Bench(DeviceBench):
                 torch.cuda.synchronize()
                 ready[name] = work
         return interleaved_ms(ready)
+
+
+def random_requests(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32Array]:
+    """Token ids of one request for each length."""
+    ids = np.random.default_rng(seed).integers(_FIRST_ID, vocab_size, int(lengths.sum()), dtype=np.int32)
+    return np.split(ids, np.cumsum(lengths)[:-1])
+
+
+def pack(requests: Sequence[Int32Array]) -> PackedBatch:
+    """A packed batch of requests."""
+    return PackedBatch.of(requests, [_OPTIONS] * len(requests))

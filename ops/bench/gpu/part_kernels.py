@@ -21,9 +21,8 @@ from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.weights import PlainAttention
 from penstock.engine.types import PackedBatch
 from penstock.ops.bench.common.draws import filling
-from penstock.ops.bench.gpu.bench import Bench
+from penstock.ops.bench.gpu.bench import Bench, pack
 from penstock.ops.bench.gpu.contestants.packed_torch import flash_varlen
-from penstock.ops.bench.gpu.request_batches import pack
 from penstock.ops.bench.gpu.timing import num_sets, once_ms
 
 TOKENS = (1024, 4096, 16_384)

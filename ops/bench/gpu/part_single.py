@@ -3,9 +3,8 @@
 from typing import Any
 
 from penstock.ops.bench.common.draws import uniform
-from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.contestants.contestant import of_request
-from penstock.ops.bench.gpu.request_batches import random_requests
+from penstock.ops.bench.gpu.bench import Bench, random_requests
+from penstock.ops.bench.gpu.contestants import of_request
 
 RANGES = ((2, 100), (5, 500))
 DRAWS = 40

@@ -5,10 +5,9 @@ from functools import partial
 
 from penstock.engine.device_share import DeviceShare
 from penstock.engine.types import Int32Array
-from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.contestants.contestant import MakeWork
+from penstock.ops.bench.gpu.bench import Bench, pack
+from penstock.ops.bench.gpu.contestants import MakeWork
 from penstock.ops.bench.gpu.gpu_tables import FROM_HOST, OURS
-from penstock.ops.bench.gpu.request_batches import pack
 from penstock.ops.bench.gpu.timing import Work
 
 

@@ -12,10 +12,9 @@ from penstock.engine.gpu.ops import GpuDense
 from penstock.engine.model.forward import forward
 from penstock.engine.model.weights import Attention, Embeddings, Encoder, Norm, PlainAttention
 from penstock.engine.types import Int32Array, PackedBatch
-from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.contestants.contestant import MakeWork
+from penstock.ops.bench.gpu.bench import Bench, pack
+from penstock.ops.bench.gpu.contestants import MakeWork
 from penstock.ops.bench.gpu.gpu_tables import FROM_HOST, PACKED
-from penstock.ops.bench.gpu.request_batches import pack
 from penstock.ops.bench.gpu.timing import Work
 
 

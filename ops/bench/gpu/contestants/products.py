@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.contestants.contestant import MakeWork
+from penstock.ops.bench.gpu.contestants import MakeWork
 from penstock.ops.bench.gpu.gpu_tables import FLOOR
 from penstock.ops.bench.gpu.timing import Work
 

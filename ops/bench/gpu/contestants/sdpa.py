@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.contestants.contestant import MakeWork
+from penstock.ops.bench.gpu.contestants import MakeWork
 from penstock.ops.bench.gpu.gpu_tables import FROM_HOST, SDPA
 from penstock.ops.bench.gpu.timing import Work
 
