@@ -135,9 +135,8 @@ class GpuEngine:
         encoded = _Encoded(self._encoder.forward(inputs), inputs)
         rows = {wanted: self._rows(encoded, batch, wanted) for wanted in _distinct(batch.options)}
         fetched = landing.fetch(rows)
-        ended = landing.ended(is_brief=len(batch.token_ids) <= _BRIEF_TOKENS)
-        ended.record(self._stream)
-        return RunningBatch(self, batch, fetched, landing, ended)
+        landing.end(self._stream, is_brief=len(batch.token_ids) <= _BRIEF_TOKENS)
+        return RunningBatch(self, batch, fetched, landing)
 
     def _output(self, batch: PackedBatch, fetched: Mapping[TaskOptions, Tensor], device_s: float) -> BatchOutput:
         """Copies of the results in the order of the batch's sequences."""
@@ -188,15 +187,10 @@ class RunningBatch:
     _batch: PackedBatch
     _fetched: Mapping[TaskOptions, Tensor]  # each option's rows, in `_landing`; filled once its end has come
     _landing: Landing
-    _ended: torch.cuda.Event
 
     def result(self) -> BatchOutput:
         """See `Running.result`. Waits without the GIL; sleeps unless the batch is brief. Raises DeviceFailed."""
-        try:
-            self._ended.synchronize()
-        except RuntimeError as error:
-            self._engine._faults.sort(error)
-        device_s = self._landing.started.elapsed_time(self._ended) / 1e3
+        device_s = self._landing.wait(self._engine._faults)
         output = self._engine._output(self._batch, self._fetched, device_s)
         self._engine._landings.put(self._landing)
         return output

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.kernels.library import copy_to_device
 from penstock.engine.types import Int32Array
 
@@ -60,11 +61,21 @@ class Landing:
     def __init__(self) -> None:
         self.started = _event(enable_timing=True)
         self._ends = {is_brief: _event(enable_timing=True, blocking=not is_brief) for is_brief in (True, False)}
+        self._ended = self._ends[True]
         self._pinned = torch.empty(0, dtype=torch.float32)
 
-    def ended(self, *, is_brief: bool) -> torch.cuda.Event:
-        """The event of the batch's end. is_brief: whether a thread that waits for it spins instead of sleeping."""
-        return self._ends[is_brief]
+    def end(self, stream: torch.cuda.Stream, *, is_brief: bool) -> None:
+        """The batch has no more work. is_brief: whether a thread that waits for its end spins instead of sleeping."""
+        self._ended = self._ends[is_brief]
+        self._ended.record(stream)
+
+    def wait(self, faults: DeviceFaults) -> float:
+        """Wait for the end of the batch, without the GIL. Returns the seconds that the device took."""
+        try:
+            self._ended.synchronize()
+        except RuntimeError as error:
+            faults.sort(error)
+        return float(self.started.elapsed_time(self._ended)) / 1e3
 
     def fetch(self, results: Mapping[K, Tensor]) -> dict[K, Tensor]:
         """Queue the copies of float32 results into the pinned memory. Returns views of it, filled once they are done.

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.cells.contract import Cell
-from penstock.engine.gpu.cells.lstm import LstmCell
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.engine.kernels import chain_lstm, lstm
 from tests.engine.gpu import lstm_reference
@@ -33,13 +31,8 @@ pytestmark = pytest.mark.gpu
 def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(
     kind: str, layers: int, max_short_rows: int, max_chain_rows: int, is_prepared: bool
 ) -> None:
-    most = {"max_short_rows": max_short_rows, "max_chain_rows": max_chain_rows}
     model = LstmModel.random(500, 256, layers, torch.device("cuda"), seed=1)
-    cell: Cell | LstmCell = (
-        model.torch_cell("lstm", 40, 4)
-        if kind == "torch"
-        else model.fused_cell("lstm", 40, 4, folded=kind == "folded", **most)
-    )
+    cell = model.cell(kind, 40, 4, max_short_rows=max_short_rows, max_chain_rows=max_chain_rows)
     engine = GpuStepEngine([cell, model.reader(40)], num_slots=300)
     if is_prepared:
         engine.prepare(budget_s=20)

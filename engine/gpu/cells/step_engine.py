@@ -155,9 +155,8 @@ class GpuStepEngine:
         fetched = None
         if layout.has_results:
             fetched = landing.fetch({key: self._results[: layout.num_results].view(torch.float32)})[key]
-        ended = landing.ended(is_brief=True)
-        ended.record(self._stream)
-        return RunningQuantum(self, layout, batch.steps.copy(), fetched, landing, ended)
+        landing.end(self._stream, is_brief=True)
+        return RunningQuantum(self, layout, batch.steps.copy(), fetched, landing)
 
     def _upload(self, layout: CellLayout, batch: CellBatch | None) -> None:
         values = self._uploads.buffer(layout.num_described)
@@ -206,15 +205,10 @@ class RunningQuantum:
     _asked: Int32Array  # steps of each row
     _fetched: Tensor | None  # the results, in `_landing`; filled once the batch's end has come
     _landing: Landing
-    _ended: torch.cuda.Event
 
     def result(self) -> CellOutput:
         """See `RunningCells.result`. Waits without the GIL, spinning. Raises DeviceFailed."""
-        try:
-            self._ended.synchronize()
-        except RuntimeError as error:
-            self._engine._faults.sort(error)
-        device_s = self._landing.started.elapsed_time(self._ended) / 1e3
+        device_s = self._landing.wait(self._engine._faults)
         count = len(self._asked)
         if self._fetched is None:
             output = CellOutput({}, self._asked, np.zeros(count, np.bool_), device_s)

@@ -24,6 +24,12 @@ class LstmModel:
         module = nn.LSTM(hidden, hidden, layers, batch_first=True).eval().requires_grad_(False)
         return cls(module.half().to(device), torch.randn(vocabulary, hidden).half().to(device))
 
+    def cell(self, kind: str, max_rows: int, max_steps: int, **most: int) -> Cell | LstmCell:
+        """The cell "lstm": of "torch", or of fused kernels with "folded" or "unfolded" weights, as `fused_cell`."""
+        if kind == "torch":
+            return self.torch_cell("lstm", max_rows, max_steps)
+        return self.fused_cell("lstm", max_rows, max_steps, folded=kind == "folded", **most)
+
     def fused_cell(
         self,
         name: str,

@@ -58,13 +58,8 @@ def batch(cell: str, slots: list[int], steps: list[int], quantum: int) -> CellBa
 def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(
     kind: str, layers: int, max_short_rows: int, max_chain_rows: int
 ) -> None:
-    most = {"max_short_rows": max_short_rows, "max_chain_rows": max_chain_rows}
     model = LstmModel.random(40, 16, layers, CPU, seed=1)
-    cell: Cell | fused.LstmCell = (
-        model.torch_cell("lstm", 9, 4)
-        if kind == "torch"
-        else model.fused_cell("lstm", 9, 4, folded=kind == "folded", **most)
-    )
+    cell = model.cell(kind, 9, 4, max_short_rows=max_short_rows, max_chain_rows=max_chain_rows)
     engine = HostEngine([cell, model.reader(9)], num_slots=64)
     assert_chains_end_as_nn_lstm(engine, "lstm", model, sentences(20, 40), max_rows=9, max_quantum=4, seed=2)
 

@@ -168,7 +168,7 @@ def test_a_device_that_does_not_answer_has_failed_for_good(
 
 def test_an_error_that_shows_only_when_the_batch_ends_is_judged_alike(cuda: FakeCuda, engine: GpuEngine) -> None:
     running = engine.start(BATCH)
-    cast(FakeEvent, running._ended).error = LASTING
+    cast(FakeEvent, running._landing._ended).error = LASTING
     cuda.broken = LASTING
     with pytest.raises(DeviceFailed, match="illegal memory access"):
         running.result()
@@ -296,7 +296,7 @@ def test_pinned_memory_is_reused_and_not_before_its_rows_were_copied_out(cuda: F
 def test_a_thread_that_waits_sleeps_unless_the_batch_is_brief(engine: GpuEngine) -> None:
     for num_tokens, sleeps in ((8, False), (512, False), (513, True)):
         running = engine.start(pack(random_sequences((num_tokens,)), TAGS))
-        assert cast(FakeEvent, running._ended).is_blocking is sleeps
+        assert cast(FakeEvent, running._landing._ended).is_blocking is sleeps
 
 
 def test_idle_work_is_on_the_engines_stream_and_no_error_of_it_reaches_the_lane(

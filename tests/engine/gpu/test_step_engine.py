@@ -79,7 +79,7 @@ def test_after_an_error_that_stays_no_batch_is_started(cuda: FakeCuda) -> None:
     engine = GpuStepEngine([decoder()], 33, device="cpu")
     running = engine.start(_decoded())
     cuda.broken = RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
-    running._ended.error = cuda.broken  # type: ignore[attr-defined]  # a fake
+    running._landing._ended.error = cuda.broken  # type: ignore[attr-defined]  # a fake
     with pytest.raises(DeviceFailed, match="illegal memory access"):
         running.result()
     with pytest.raises(DeviceFailed):
