@@ -34,14 +34,8 @@ class Graphs(Generic[Shape]):
     would return, and a capture costs more than many launches.
     """
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
-        """stream: that captures; None: one that the graphs of a device share.
-
-        Graphs that run beside others need one of their own: cuBLAS has a workspace for each stream that it is captured
-        on, which the graphs then use.
-        """
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[Shape, _Graph] = {}
         self._seen: set[Shape] = set()
@@ -117,7 +111,7 @@ class Graphs(Generic[Shape]):
                 torch.cuda.graph(
                     graph,
                     self._pool,
-                    self._stream or _capture_stream(self._device),
+                    _capture_stream(self._device),
                     capture_error_mode="thread_local",
                 ),
             ):
@@ -168,7 +162,7 @@ def _make_blas_handle(device: torch.device) -> None:
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream that captures on a device share. torch's own is on the device of the process's first capture.
 
-    cuBLAS keeps a workspace for each stream that it is captured on: with a stream for each capture, graphs would soon
-    reach their limit of memory.
+    cuBLAS keeps a workspace for each stream that it is captured on, which the graphs then use: with a stream for each
+    capture, graphs would soon reach their limit of memory. So no two graphs of a device may run side by side.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped

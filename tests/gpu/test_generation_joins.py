@@ -1,4 +1,4 @@
-"""Requests that join beside the steps underway, on a GPU: graphs of the encoder, its stream, and steps in place."""
+"""Requests that join and leave at every step, on a GPU: graphs of the encoder, and steps in place."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

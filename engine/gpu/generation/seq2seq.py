@@ -61,11 +61,7 @@ class GpuSeq2Seq:
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Int32Array], slots: Int64Array) -> None:
-        """See `Seq2SeqDevice.encode`. Does not wait for the device.
-
-        It runs beside the steps underway. They do not touch its slots: these were of requests whose end the host has
-        read, so that no step underway runs them, or else they were cleared since.
-        """
+        """See `Seq2SeqDevice.encode`. Does not wait for the device."""
         with self.faults.sorted():
             self.sources.encode(sources, slots)
 
@@ -89,7 +85,6 @@ class GpuSeq2Seq:
         """See `Seq2SeqDevice.clear_pages`."""
         if len(pages):
             with self.faults.sorted():
-                self.sources.wait_for_steps()
                 (places,) = upload(self.device, pages)
                 self._pages.index_fill_(1, places.long(), 0)
 

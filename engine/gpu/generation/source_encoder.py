@@ -2,7 +2,7 @@
 
 import contextlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -54,11 +54,9 @@ def source_shape(lengths: Int64Array, most_tokens: int, *, is_padded: bool) -> S
 
 
 class SourceEncoder:
-    """Writes the keys and values of cross-attention to their slots. Called by the generator's thread.
+    """Writes the keys and values of cross-attention to their slots, in the order of the current stream.
 
-    On a GPU it has a stream of its own. The decoder's steps that were started before run beside it, and those that are
-    started afterwards wait for it. So its slots may not be among those that steps underway read or write, unless
-    `wait_for_steps` was called.
+    Called by the generator's thread.
     """
 
     def __init__(self, model: Seq2Seq[GpuDense], most_tokens: int, key_values: Tensor, scratch: int) -> None:
@@ -70,34 +68,23 @@ class SourceEncoder:
         device = self._device = key_values.device
         largest = SourceShape(_TOKENS[-1], _TOKENS[-1], 1).sections[-1].stop if device.type == "cuda" else 0
         self._description = torch.zeros(largest, dtype=torch.int32, device=device)  # of the graphs
-        self._graphs: Graphs[SourceShape] | None = None
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            # A capture that fails leaves the stream of the batches as it is.
-            self._stream, captures = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._graphs = Graphs(device, captures)
-        self._waits = True  # for all steps, before the next batch
+        self._graphs: Graphs[SourceShape] | None = Graphs(device) if device.type == "cuda" else None
         head_dim = len(model.encoder.layers[0].qkv.weight) // 3 // model.encoder.num_heads
         of_layers = [uses_flash(key_values, layer.attention, head_dim) for layer in model.encoder.layers]
         self._is_padded = not all(of_layers)
-
-    def wait_for_steps(self) -> None:
-        """Begin the next batch after all that was given to the current stream."""
-        self._waits = True
 
     def encode(self, sources: Sequence[Int32Array], slots: Int64Array) -> None:
         """Queue a batch. Does not wait for the device."""
         lengths = np.array([len(source) for source in sources])
         shape = self._shape(lengths)
-        with self._beside_steps():
-            if self._graphs is None or shape.tokens > _TOKENS[-1]:
-                description = torch.empty(shape.sections[-1].stop, dtype=torch.int32, device=self._device)
-                self._describe(description, shape, sources, lengths, slots)
-                self._work(description, shape)
-            else:
-                self._describe(self._description, shape, sources, lengths, slots)
-                self._graphs.capture_next(self._work_of)  # a device that is never idle needs its graphs the most
-                self._graphs.run(shape, self._work_of(shape))
+        if self._graphs is None or shape.tokens > _TOKENS[-1]:
+            description = torch.empty(shape.sections[-1].stop, dtype=torch.int32, device=self._device)
+            self._describe(description, shape, sources, lengths, slots)
+            self._work(description, shape)
+        else:
+            self._describe(self._description, shape, sources, lengths, slots)
+            self._graphs.capture_next(self._work_of)  # a device that is never idle needs its graphs the most
+            self._graphs.run(shape, self._work_of(shape))
 
     def prepare(self, tokens: int) -> None:
         """Capture graphs of batches of up to so many tokens, of sources of usual lengths. Called at load."""
@@ -107,36 +94,20 @@ class SourceEncoder:
         for total in reversed(_TOKENS[: bisect_left(_TOKENS, tokens) + 1]):  # the smaller ones find memory in the pool
             lengths = np.full(max(1, total // each), each if total >= each else total)
             shape = self._shape(lengths)
-            with self._beside_steps():
-                sources = [np.zeros(length, np.int32) for length in lengths.tolist()]
-                slots = np.full(int(lengths.sum()), self._scratch)
-                self._describe(self._description, shape, sources, lengths, slots)
-                self._work_of(shape)()  # loads the kernels: no module can be loaded during a capture
-                self._graphs.capture(shape, self._work_of(shape))
+            sources = [np.zeros(length, np.int32) for length in lengths.tolist()]
+            slots = np.full(int(lengths.sum()), self._scratch)
+            self._describe(self._description, shape, sources, lengths, slots)
+            self._work_of(shape)()  # loads the kernels: no module can be loaded during a capture
+            self._graphs.capture(shape, self._work_of(shape))
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
         """Capture a graph that two batches have missed, if any. Returns whether there was one."""
         if self._graphs is None or not self._graphs.is_due:
             return False
-        with contextlib.suppress(RuntimeError), self._beside_steps():  # an error of the device appears again
+        with contextlib.suppress(RuntimeError):  # an error of the device appears again in the next call
             self._graphs.capture_next(self._work_of)
         return True
-
-    @contextlib.contextmanager
-    def _beside_steps(self) -> Iterator[None]:
-        if self._stream is None:
-            yield
-            return
-        steps = torch.cuda.current_stream(self._device)
-        if self._waits:
-            self._stream.wait_stream(steps)
-            self._waits = False
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:  # also where it raises: what it has started may still write
-            steps.wait_stream(self._stream)
 
     def _describe(
         self,
@@ -152,7 +123,7 @@ class SourceEncoder:
         lines = np.repeat(np.arange(len(lengths)) * shape.longest, lengths)
         spare = shape.sources * shape.longest  # the place behind all
         size = shape.sections[-1].stop
-        values = torch.empty(size, dtype=torch.int32, pin_memory=self._stream is not None)
+        values = torch.empty(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         parts = [values.numpy()[section] for section in shape.sections]
         joined: Int32Array = np.concatenate(sources)
         arrays: Sequence[Int32Array | Int64Array]
