@@ -16,11 +16,10 @@ from penstock.worker.control_socket import EXIT_CANNOT_START
 from penstock.worker.kafka.fetching.group import evict
 from penstock.worker.process import EXIT_S
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.supervision.member_process import MemberProcess, MemberTimeouts, kill_silent
 from penstock.worker.supervision.member_slot import MemberSlot, MemberSlotEnd, not_serving, ports, states
 from penstock.worker.supervision.member_starter import MemberStarter, free_bytes, member_settings
-from penstock.worker.supervision.member_status import members_status
+from penstock.worker.supervision.members_port import MemberMetrics, members_status
 from penstock.worker.supervision.mps import MpsClients
 from penstock.worker.supervision.placement import Machine, Placement, most_on_a_gpu, num_fitting, place
 from penstock.worker.supervision.resizing import Resizing

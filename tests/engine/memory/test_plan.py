@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.memory import Lifetime, MemoryPlan, MemoryPlanner
 from penstock.engine.memory.lifetimes import ALIGNMENT
-from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, plan_each_buffer
+from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, check_regions, plan_each_buffer
 from tests.engine.kernels.plan_check import check_no_overlap
 from tests.engine.memory.encoder import encoder_lifetimes
 from tests.examples import examples
@@ -167,3 +167,21 @@ def test_the_checker_names_what_is_wrong(name: str, change: dict[str, list[int]]
     check_no_overlap(one, plan)
     with pytest.raises(RuntimeError, match=name):
         check_no_overlap(one, replace(plan, **change))  # type: ignore[arg-type]  # lists of any field
+
+
+ONE = (Lifetime("a", 0, 1, bytes_per_row=256), Lifetime("b", 1, 2, bytes_per_row=512))
+CONFLICTS = ({1}, {0})
+
+
+@pytest.mark.parametrize(("offsets", "chunks"), [([0, 256], [0, 0]), ([512, 0], [0, 0]), ([0, 0], [0, 1])])
+def test_disjoint_regions_pass(offsets: list[int], chunks: list[int]) -> None:
+    plan = MemoryPlanner(ONE).plan(1, 1)
+    check_regions(replace(plan, region_offset=offsets, region_chunk=chunks), CONFLICTS)
+
+
+@pytest.mark.parametrize("offsets", [[0, 0], [256, 0], [0, 255]])
+def test_overlapping_regions_are_a_bug(offsets: list[int]) -> None:
+    plan = MemoryPlanner(ONE).plan(1, 1)
+    with pytest.raises(RuntimeError, match="This is a bug"):
+        check_regions(replace(plan, region_offset=offsets), CONFLICTS)
+    check_regions(replace(plan, region_offset=offsets), (set(), set()))

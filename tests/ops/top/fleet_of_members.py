@@ -15,7 +15,7 @@ from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.progress.offsets import OffsetTracker
 from penstock.worker.requests.ledger import RecordLedger
-from penstock.worker.supervision.member_metrics import MemberMetrics
+from penstock.worker.supervision.members_port import MemberMetrics
 from penstock.worker.telemetry.metrics import Metrics
 
 

@@ -22,7 +22,7 @@ from penstock.worker.kafka.fetching.skipped_offsets import SkippedOffsets
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress, Source
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.ledger import RecordLedger
-from penstock.worker.supervision.member_metrics import MemberMetrics
+from penstock.worker.supervision.members_port import MemberMetrics
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metric_definitions import METRICS, SUPERVISOR_METRICS, WORKER_METRICS, table
 from penstock.worker.telemetry.metrics import Metrics

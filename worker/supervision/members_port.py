@@ -1,10 +1,16 @@
-"""One metrics port for all members: each scrape scrapes the members, and labels their samples with the worker."""
+"""One port for all members, each of which has its own: it scrapes theirs for metrics, and asks them for probes.
+
+Samples are labelled with the worker.
+"""
 
 import http.client
+import json
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -12,10 +18,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision.member_slot import RESTART_REASONS
 from penstock.worker.telemetry.metric_definitions import METRICS
+from penstock.worker.telemetry.status_server import Status
 
 _SCRAPE_S = 1.0  # a member that does not answer is missing from a scrape, and does not delay it
+_ANSWER_S = 8.0  # to a probe: longer than a member's own answer takes, its engine's probe included
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # members are on this machine
 
 
@@ -76,3 +85,45 @@ def _merge(families: dict[str, Metric], found: list[Metric], worker: str) -> Non
     for family in found:
         merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
         merged.samples += [Sample(s.name, {"worker": worker, **s.labels}, s.value) for s in family.samples]
+
+
+def members_status(
+    settings: WorkerSettings,
+    registry: CollectorRegistry,
+    not_ready: Callable[[], str],
+    ports: Callable[[], Mapping[int, int]],
+) -> Status:
+    """The answers of the supervisor's port. `ports`: worker -> the port that it serves on the loopback interface."""
+    own = settings.model_dump(mode="json", include={"config", "metrics_host", "metrics_port"})
+    return Status(registry, not_ready, lambda: _not_live(ports()), lambda: _config(ports(), own))
+
+
+def _not_live(ports: Mapping[int, int]) -> str:
+    """Which members say that they are not live, and why.
+
+    A member that does not answer at all has ended or hangs: its supervisor replaces it.
+    """
+    with ThreadPoolExecutor(max(1, len(ports)), thread_name_prefix="probe") as probes:
+        answers = list(probes.map(lambda port: _ask(port, "/livez"), ports.values()))
+    faults = [(worker, str(said["reason"])) for worker, said in zip(ports, answers, strict=True) if "reason" in said]
+    return "; ".join(f"worker {worker}: {reason}" for worker, reason in faults)
+
+
+def _config(ports: Mapping[int, int], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings in force, as the first member that answers has them, and with `own`. Empty if none has loaded."""
+    answers = (_ask(port, "/config") for port in ports.values())
+    return next(({**said, **own} for said in answers if "reasons" in said), {})
+
+
+def _ask(port: int, path: str) -> dict[str, Any]:
+    """The JSON object of a member's answer; empty if there is none."""
+    try:
+        try:
+            answer = _OPENER.open(f"http://127.0.0.1:{port}{path}", timeout=_ANSWER_S)
+        except urllib.error.HTTPError as refusal:  # an answer too
+            answer = refusal
+        with answer:
+            said = json.load(answer)
+    except (OSError, ValueError, http.client.HTTPException):
+        return {}
+    return said if isinstance(said, dict) else {}

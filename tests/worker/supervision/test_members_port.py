@@ -1,15 +1,21 @@
-"""One port for all members: samples labelled with the worker, families once, members that are away left out."""
+"""One port for all members: samples labelled with the worker, families once, members that are away left out; probes."""
 
+import asyncio
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, make_wsgi_app
 
-from penstock.worker.supervision import member_metrics
-from penstock.worker.supervision.member_metrics import MemberMetrics
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.supervision import members_port
+from penstock.worker.supervision.members_port import MemberMetrics, members_status
+from penstock.worker.telemetry import status_server
+from penstock.worker.telemetry.status_server import Status, serve_status
 
 
 class _Silent(WSGIRequestHandler):
@@ -20,7 +26,7 @@ class _Silent(WSGIRequestHandler):
 @pytest.fixture
 def ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
     """Two members that serve metrics, in time however long the machine stands still, and one that does not answer."""
-    monkeypatch.setattr(member_metrics, "_SCRAPE_S", 60.0)
+    monkeypatch.setattr(members_port, "_SCRAPE_S", 60.0)
     servers = []
     for worker in range(2):
         registry = CollectorRegistry()
@@ -86,3 +92,51 @@ def test_restarts_begin_at_0() -> None:
     metrics.add_worker(2)
     lines = generate_latest(metrics.registry).decode().splitlines()
     assert 'penstock_worker_restarts_total{reason="signal",worker="2"} 0.0' in lines
+
+
+SETTINGS = WorkerSettings.model_validate({"model": "m", "metrics_port": 9100, "metrics_host": "0.0.0.0"})
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that runs answers in time, however long the machine stands still."""
+    monkeypatch.setattr(status_server, "_LOOP_S", 60.0)
+    monkeypatch.setattr(members_port, "_ANSWER_S", 100.0)
+
+
+@asynccontextmanager
+async def member(fault: str = "", config: Mapping[str, Any] | None = None) -> AsyncIterator[int]:
+    """The port of a member that says this."""
+    server = serve_status("127.0.0.1", 0, Status(CollectorRegistry(), str, lambda: fault, lambda: config or {}))
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def status(*ports: int) -> Status:
+    return members_status(SETTINGS, CollectorRegistry(), str, lambda: dict(enumerate(ports)))
+
+
+async def test_it_is_live_unless_a_member_says_that_it_is_not() -> None:
+    async with AsyncExitStack() as stack:
+        faults = ("", "the engine hangs", "", "it fails")
+        ports = [await stack.enter_async_context(member(fault)) for fault in faults]
+        assert await asyncio.to_thread(status(*ports).not_live) == "worker 1: the engine hangs; worker 3: it fails"
+        assert await asyncio.to_thread(status(ports[0], ports[2]).not_live) == ""
+
+
+async def test_a_member_that_does_not_answer_is_its_supervisors_to_replace() -> None:
+    async with member() as gone:
+        pass
+    assert await asyncio.to_thread(status(gone).not_live) == ""
+    assert await asyncio.to_thread(status().not_live) == ""
+
+
+async def test_the_settings_are_those_of_the_members_with_the_port_of_the_supervisor() -> None:
+    loaded = {"lanes": 2, "metrics_port": 0, "metrics_host": "127.0.0.1", "reasons": {"given": ["lanes"]}}
+    async with member() as loading, member(config=loaded) as port:
+        assert await asyncio.to_thread(status(loading).config) == {}
+        config = await asyncio.to_thread(status(loading, port).config)
+    assert config == {**loaded, "metrics_port": 9100, "metrics_host": "0.0.0.0", "config": None}
