@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -236,20 +236,11 @@ def test_a_workload_runs_in_the_frame_of_the_gpu_in_half_precision(name: str, mo
     """With the kernels' references, on the CPU."""
     for kernel in ("lstm_begin", "lstm_step", "short_lstm_step"):
         monkeypatch.setattr(fused, kernel, getattr(lstm_reference, kernel))
-    monkeypatch.setattr(workloads, "_on_device", fused_on_device())
+    monkeypatch.setattr(workloads, "_on_device", lambda cell, shape: fused.fused(cell))
     monkeypatch.setattr(workloads, "_engine", lambda shape, cells: HostEngine(cells, shape.max_slots + 1))
     workload = made(name, replace(SHAPE, dtype=torch.float16))
     for contestant in contestants(workload, TRIED):
         assert results_of(workload, contestant).keys() == set(range(SHAPE.requests))
-
-
-def fused_on_device() -> Callable[..., object]:
-    """`_on_device` as on a GPU, but for the move there."""
-
-    def on_device(cell, shape, module=None, words=None):  # type: ignore[no-untyped-def]  # as the original
-        return cell if module is None else fused.lstm_cell(cell.spec, module, words.to(shape.dtype))
-
-    return on_device
 
 
 def test_an_evaluation_has_all_figures_of_the_targets() -> None:

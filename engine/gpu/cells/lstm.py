@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import structlog
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.engine.cells.contract import Cell, CellSpec
 from penstock.engine.cells.models.layers import LstmStack
@@ -59,89 +58,41 @@ class LstmCell:
         return len(first.added if first.words is None else first.words)
 
 
-def lstm_cell(
-    spec: CellSpec,
-    module: nn.LSTM,
-    words: Tensor,
-    *,
-    folded: bool = True,
-    max_short_rows: int = MAX_SHORT_ROWS,
-    max_chain_rows: int = MAX_CHAIN_ROWS,
-) -> LstmCell:
-    """The cell of an `nn.LSTM` over an embedding table [V, I], on its device, with weights in the type of the states h.
-
-    folded: whether the first layer's input products are computed here, for every token. It takes 8 H bytes a token, and
-    halves the product of a step. ValueError for a module or specification that no kernel supports.
-    """
-    if module.bidirectional or module.proj_size or not module.batch_first:
-        raise ValueError("an LSTM cell has one direction, no projection, and a module with batch_first=True.")
-    if not _is_supported(spec, module.num_layers, module.hidden_size):
-        raise ValueError(f"{spec.name} has not the states, inputs and emissions of an LSTM cell.")
-    layers = [_module_layer(module, index) for index in range(module.num_layers)]
-    return _cell(spec, layers, words, folded, (max_short_rows, max_chain_rows))
-
-
 def fused(cell: Cell) -> Cell | LstmCell:
     """A cell by the kernels, where it reads tokens through LSTM layers that they support; else the cell itself.
 
-    Its module lies on the device already.
+    Its module lies on the device already. The first layer's input products are computed here for every token, if that
+    table is not too large: they take 8 H bytes a token, and halve the product of a step.
     """
     step = cell.step
-    if type(step) is not ReadStep or not _is_supported(cell.spec, step.stack.num_layers, step.stack.width):
+    if type(step) is not ReadStep or not _is_supported(cell.spec, step.stack):
         return cell
-    words, layers = step.words.get_buffer("weight"), [_stack_layer(step.stack, i) for i in range(step.stack.num_layers)]
-    folded = len(words) * 4 * step.stack.width * words.itemsize <= _MOST_FOLDED_BYTES
-    if step.stack.width % VECTOR or (not folded and words.shape[1] % VECTOR):
+    stack, words = step.stack, step.words.get_buffer("weight")
+    folded = len(words) * 4 * stack.width * words.itemsize <= _MOST_FOLDED_BYTES
+    if words.dtype != stack.top.dtype or stack.width % VECTOR or (not folded and words.shape[1] % VECTOR):
         return cell
-    return _cell(cell.spec, layers, words, folded, (MAX_SHORT_ROWS, MAX_CHAIN_ROWS))
+    above = [_layer(stack, index, None) for index in range(1, stack.num_layers)]
+    first = _folded(stack, words) if folded else _layer(stack, 0, words)
+    return LstmCell(cell.spec, (first, *above), MAX_SHORT_ROWS, MAX_CHAIN_ROWS)
 
 
-class _Weights(NamedTuple):
-    """Of a layer, in the order of torch."""
-
-    of_input: Tensor  # [4H, I]
-    of_state: Tensor  # [4H, H]
-    bias: Tensor  # [4H]
-
-
-def _is_supported(spec: CellSpec, num_layers: int, width: int) -> bool:
-    states = spec.states
-    dtypes = states[0].dtype if states else None, torch.float32
-    is_supported = dtypes[0] in (torch.float16, torch.bfloat16) and len(states) == 2 * num_layers
-    is_supported &= all((s.dtype, s.width) == (dtypes[i % 2], width) for i, s in enumerate(states))
+def _is_supported(spec: CellSpec, stack: LstmStack) -> bool:
+    is_supported = spec.states == stack.states and stack.top.dtype in (torch.float16, torch.bfloat16)
     return is_supported and len(spec.inputs) == 1 and not (spec.emits or spec.feedback) and spec.arity == 1
 
 
-def _module_layer(module: nn.LSTM, index: int) -> _Weights:
-    def parameter(name: str) -> Tensor:
-        found: Tensor = getattr(module, f"{name}_l{index}")
-        return found.detach().float()
-
-    of_state = parameter("weight_hh")
-    bias = parameter("bias_ih") + parameter("bias_hh") if module.bias else of_state.new_zeros(len(of_state))
-    return _Weights(parameter("weight_ih"), of_state, bias)
-
-
-def _stack_layer(stack: LstmStack, index: int) -> _Weights:
-    weight, bias = stack.get_buffer(f"weight{index}").float(), stack.get_buffer(f"bias{index}").float()
-    return _Weights(weight[:, : -stack.width], weight[:, -stack.width :], bias)
+def _layer(stack: LstmStack, index: int, words: Tensor | None) -> LstmLayer:
+    weight, bias = stack.get_buffer(f"weight{index}").contiguous(), stack.get_buffer(f"bias{index}")
+    return LstmLayer(weight, short_order(weight), bias[None], words)
 
 
 @torch.no_grad()
-def _cell(
-    spec: CellSpec, layers: Sequence[_Weights], words: Tensor, folded: bool, most_rows: tuple[int, int]
-) -> LstmCell:
-    dtype = spec.states[0].dtype
-    made = []
-    for index, (of_input, of_state, bias) in enumerate(layers):
-        if index == 0 and folded:
-            weight = of_state.to(words.device, dtype).contiguous()
-            added, own = torch.addmm(bias.to(words.device), words.float(), of_input.to(words.device).t()), None
-        else:
-            weight = torch.cat((of_input, of_state), 1).to(words.device, dtype)
-            added, own = bias[None].to(words.device), words.to(dtype) if index == 0 else None
-        made.append(LstmLayer(weight, short_order(weight), added.to(dtype), own))
-    return LstmCell(spec, tuple(made), *most_rows)
+def _folded(stack: LstmStack, words: Tensor) -> LstmLayer:
+    """The first layer, with a token's input product in place of its words."""
+    weight, bias = stack.get_buffer("weight0"), stack.get_buffer("bias0")
+    of_input, of_state = weight[:, : -stack.width], weight[:, -stack.width :].contiguous()
+    added = torch.addmm(bias.float(), words.float(), of_input.float().t()).to(weight.dtype)
+    return LstmLayer(of_state, short_order(of_state), added, None)
 
 
 class LstmQuantum:

@@ -17,7 +17,7 @@ from penstock.engine.cells.models.layers import read_stack, read_table, weights_
 from penstock.engine.cells.models.lstm import read_cell
 from penstock.engine.cells.models.model import CellModel, RequestFields, take_tokens
 from penstock.engine.cells.models.tree import binary_tree_classifier
-from penstock.engine.gpu.cells.lstm import LstmCell, lstm_cell
+from penstock.engine.gpu.cells.lstm import LstmCell, fused
 from penstock.engine.gpu.cells.step_engine import GpuStepEngine
 from penstock.ops.bench.cellular.nn_lstm import LstmModel
 from penstock.ops.bench.cellular.policies import padded
@@ -91,7 +91,7 @@ def lstm_workload(shape: Shape, seed: int) -> Workload:
     tokens = _tokens(wmt_like_lengths(shape.requests, seed), shape.vocabulary, seed)
     works = [work_of(model.unfold({"tokens": one})) for one in tokens]
     on_device = LstmModel(module.to(shape.device, shape.dtype), words.to(shape.device, shape.dtype))
-    engine = _engine(shape, [_on_device(cell, shape, module, words)])
+    engine = _engine(shape, [_on_device(cell, shape)])
     return Workload("lstm", model, engine, works, on_device)
 
 
@@ -121,17 +121,14 @@ WORKLOADS: dict[str, Callable[[Shape, int], Workload]] = {
 }
 
 
-def _on_device(
-    cell: Cell, shape: Shape, module: nn.LSTM | None = None, words: torch.Tensor | None = None
-) -> Cell | LstmCell:
-    """The cell as the engine runs it: on a GPU by fused kernels where there are some, else by torch."""
+def _on_device(cell: Cell, shape: Shape) -> Cell | LstmCell:
+    """The cell as a worker's engine runs it: on a GPU by fused kernels where there are some, else by torch."""
     if shape.device.type == "cpu":
         return cell
-    if module is not None and words is not None:
-        return lstm_cell(cell.spec, module.to(shape.device), words.to(shape.device, shape.dtype))
     if not isinstance(cell.step, nn.Module):
         raise TypeError("A cell with weights is a module. This is a bug.")
-    return replace(cell, step=cell.step.to(shape.device))
+    cell.step.to(shape.device)
+    return fused(cell)
 
 
 def _engine(shape: Shape, cells: Sequence[Cell | LstmCell]) -> StepEngine:

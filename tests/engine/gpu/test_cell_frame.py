@@ -74,7 +74,7 @@ def test_where_the_driver_refuses_chains_steps_run_one_by_one(monkeypatch: pytes
     monkeypatch.setattr(fused, "chain_lstm", refused)
     model = LstmModel.random(40, 16, 1, CPU, seed=1)
     with capture_logs() as logs:
-        engine = HostEngine([model.fused_cell("lstm", 9, 4, folded=True, max_chain_rows=64), model.reader(9)], 64)
+        engine = HostEngine([model.cell("folded", 9, 4, max_chain_rows=64), model.reader(9)], 64)
     assert [event["event"] for event in logs] == ["chain_lstm_off"]
     assert_chains_end_as_nn_lstm(engine, "lstm", model, sentences(20, 40), max_rows=9, max_quantum=4, seed=2)
     assert len(calls) == 1
@@ -117,7 +117,7 @@ def test_a_tree_cell_reads_two_slots() -> None:
 )
 def test_a_batch_that_would_read_or_write_elsewhere_is_rejected(change: dict[str, object], message: str) -> None:
     model = LstmModel.random(40, 16, 1, CPU, seed=1)
-    engine = HostEngine([model.fused_cell("lstm", 4, 4, folded=False)], num_slots=9)
+    engine = HostEngine([model.cell("unfolded", 4, 4)], num_slots=9)
     sound = batch("lstm", [1, 2], [2, 2], 2)
     engine.start(sound)
     with pytest.raises(InvalidBatch, match=message):
@@ -126,7 +126,7 @@ def test_a_batch_that_would_read_or_write_elsewhere_is_rejected(change: dict[str
 
 def test_tokens_beyond_a_rows_steps_do_not_matter() -> None:
     model = LstmModel.random(40, 16, 1, CPU, seed=1)
-    engine = HostEngine([model.fused_cell("lstm", 4, 4, folded=True)], num_slots=9)
+    engine = HostEngine([model.cell("folded", 4, 4)], num_slots=9)
     short = batch("lstm", [1, 2], [1, 2], 2)
     short.inputs["token"][0, 1] = 10**6
     assert engine.start(short).result().steps.tolist() == [1, 2]

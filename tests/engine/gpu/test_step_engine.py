@@ -42,7 +42,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 @pytest.mark.parametrize("is_prepared", [False, True])
 def test_chains_end_as_those_of_nn_lstm(is_prepared: bool) -> None:
     model = LstmModel.random(40, 16, 1, CPU, seed=1)
-    engine = GpuStepEngine([model.fused_cell("lstm", 40, 4, folded=False), model.reader(40)], 99, device="cpu")
+    engine = GpuStepEngine([model.cell("unfolded", 40, 4), model.reader(40)], 99, device="cpu")
     if is_prepared:
         engine.prepare(budget_s=20)
         assert engine.num_graphs == 4 * (3 + 1)  # row buckets 8 to 64: quanta 1, 2 and 4, and the reader's 1
