@@ -27,18 +27,18 @@ class Workspace:
         self._dtype = dtype
         self._device = device
         self._planner = MemoryPlanner(program.lifetimes)
-        self.arena: Arena[Tensor] = Arena(self._allocate, lambda chunk: None)  # torch frees it with the last reference
+        self.arena: Arena[Tensor] = Arena(self._allocate)
         self._views = lru_cache(maxsize=256)(self._make_views)
         self._most_rows = 0  # of the batches since the last `trim`
 
     def reserve(self, rows: int) -> None:
         """Allocate memory for batches of up to `rows` rows."""
-        self.arena.place(self._planner.plan(rows, 1, self.arena.chunk_bytes))
+        self.arena.place(self._planner.plan(rows, self.arena.chunk_bytes))
 
     def buffers(self, rows: int) -> list[Tensor]:
         """A tensor [rows, width] for each buffer of the program."""
         self._most_rows = max(self._most_rows, rows)
-        plan = self._planner.plan(rows, 1, self.arena.chunk_bytes)
+        plan = self._planner.plan(rows, self.arena.chunk_bytes)
         self.arena.place(plan)
         regions = self._views(rows, self.arena.chunk_bytes)
         return [regions[region] for region in plan.region_of]
@@ -56,7 +56,7 @@ class Workspace:
                 self.reserve(most_rows)
 
     def _make_views(self, rows: int, chunks: tuple[int, ...]) -> list[Tensor]:
-        plan = self._planner.plan(rows, 1, chunks)
+        plan = self._planner.plan(rows, chunks)
         widths = dict(zip(plan.region_of, self._program.widths, strict=True))
         return [self._view(plan, region, rows, widths[region]) for region in range(len(plan.region_bytes))]
 

@@ -1,7 +1,7 @@
 """Sequence-length-aware memory planning: TurboTransformers (PPoPP '21), section 4.2 and Algorithm 1. No torch here.
 
-`Tape` records the lifetimes of buffers in one dry run; `MemoryPlanner` turns tokens and sequences of a batch into a
-`MemoryPlan`; `Arena` holds the device's chunks and turns the plan into addresses.
+`Tape` records the lifetimes of buffers in one dry run; `MemoryPlanner` turns the tokens of a batch into a `MemoryPlan`;
+`Arena` holds the chunks of the device that plans name.
 """
 
 from penstock.engine.memory.arena import Arena

@@ -29,10 +29,9 @@ class Arena(Generic[B]):
     trimmed.
     """
 
-    def __init__(self, allocate: Callable[[int], B], free: Callable[[B], None]) -> None:
-        """allocate: of a number of bytes; if it raises, nothing has changed."""
+    def __init__(self, allocate: Callable[[int], B]) -> None:
+        """allocate: of a number of bytes, which are free with the last reference; if it raises, nothing has changed."""
         self._allocate = allocate
-        self._free = free
         self._buffers: list[B] = []
         self._most_bytes = 0  # that a plan used since the last `trim`
         self.chunk_bytes: tuple[int, ...] = ()  # hand it to MemoryPlanner.plan
@@ -47,22 +46,17 @@ class Arena(Generic[B]):
         """The chunks, in the order of `MemoryPlan.region_chunk`."""
         return tuple(self._buffers)
 
-    def place(self, plan: MemoryPlan) -> list[int]:
-        """Address of each region of the plan; buffer i is at `addresses[plan.region_of[i]]`. Allocates what is missing.
-
-        The plan was made for the present `chunk_bytes`. The addresses hold until `trim` returns True.
-        """
+    def place(self, plan: MemoryPlan) -> None:
+        """Allocate the chunks of the plan that are missing. It was made for the present `chunk_bytes`."""
         num_held = len(self._buffers)
         if plan.chunk_bytes[:num_held] != self.chunk_bytes:
             raise RuntimeError("The plan was made for other chunks than the arena holds. This is a bug.")
         for num_bytes in plan.chunk_bytes[num_held:]:
             self._grow(num_bytes)
         self._most_bytes = max(self._most_bytes, plan.used_bytes)
-        bases = [buffer.data_ptr() for buffer in self._buffers]
-        return [bases[chunk] + offset for chunk, offset in zip(plan.region_chunk, plan.region_offset, strict=True)]
 
     def trim(self) -> bool:
-        """Free every chunk if the plans since the last call needed far less. True: no address is valid any more.
+        """Free every chunk if the plans since the last call needed far less. True: no plan is placed any more.
 
         Called now and then, while no work on the device uses the arena. Memory of one large plan is freed at the second
         call after it.
@@ -76,13 +70,11 @@ class Arena(Generic[B]):
     def release(self) -> None:
         """Free every chunk, under the conditions of `trim`."""
         self.chunk_bytes = ()
-        while self._buffers:
-            self._free(self._buffers.pop())
+        self._buffers.clear()
 
     def _grow(self, num_bytes: int) -> None:
         buffer = self._allocate(num_bytes)
         if buffer.data_ptr() % ALIGNMENT:
-            self._free(buffer)
             raise RuntimeError(f"The allocator's address is no multiple of {ALIGNMENT}. This is a bug.")
         self._buffers.append(buffer)
         self.chunk_bytes = (*self.chunk_bytes, num_bytes)

@@ -1,11 +1,10 @@
 """Lifetimes of the buffers of a forward pass, and their sizes as functions of the batch."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, NewType
+from typing import NewType
 
 ALIGNMENT = 256  # bytes: cudaMalloc's, and enough for every vector load and TMA descriptor
 
-Rows = Literal["tokens", "sequences"]
 BufferId = NewType("BufferId", int)  # index into `Tape.lifetimes()` and the per-buffer fields of a plan
 
 
@@ -21,21 +20,17 @@ class Lifetime:
     name: str
     first: int
     last: int
-    bytes_per_row: int
-    rows: Rows = "tokens"
+    bytes_per_token: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last:
             raise ValueError(f"Buffer {self.name!r} lives from step {self.first} to {self.last}. This is a bug.")
-        if self.bytes_per_row <= 0:
+        if self.bytes_per_token <= 0:
             raise ValueError(f"Buffer {self.name!r} has no size. This is a bug.")
-        if self.rows not in ("tokens", "sequences"):
-            raise ValueError(f"Buffer {self.name!r} scales with {self.rows!r}. This is a bug.")
 
-    def num_bytes(self, tokens: int, sequences: int) -> int:
-        """Size in a batch of `sequences` sequences with `tokens` tokens in all: a multiple of ALIGNMENT."""
-        num_rows = tokens if self.rows == "tokens" else sequences
-        return aligned(self.bytes_per_row * num_rows)
+    def num_bytes(self, tokens: int) -> int:
+        """Size in a batch of so many tokens: a multiple of ALIGNMENT."""
+        return aligned(self.bytes_per_token * tokens)
 
     def meets(self, other: "Lifetime") -> bool:
         """Whether both are alive at some step and must not share memory."""
@@ -54,9 +49,9 @@ class Tape:
         self._lifetimes: list[Lifetime] = []
         self._now = 0
 
-    def allocate(self, bytes_per_row: int, rows: Rows, name: str) -> BufferId:
-        """A new buffer of `bytes_per_row` for each token or each sequence, alive from the current step."""
-        self._lifetimes.append(Lifetime(name, self._now, self._now, bytes_per_row, rows))
+    def allocate(self, bytes_per_token: int, name: str) -> BufferId:
+        """A new buffer of `bytes_per_token` for each token, alive from the current step."""
+        self._lifetimes.append(Lifetime(name, self._now, self._now, bytes_per_token))
         return BufferId(len(self._lifetimes) - 1)
 
     def use(self, buffer_id: BufferId) -> None:

@@ -11,9 +11,8 @@ CHUNK_BYTES = 2 << 20  # chunks are multiples of it: the page size of device mem
 K_SCALE = 1.2  # a further chunk has this much spare room, so that growth stays rare
 
 # Buffers that share memory in this batch's plan share a region. Any batch would be correct; this one is typical.
-_REFERENCE_TOKENS, _REFERENCE_SEQUENCES = 4096, 64
-
-_Formula = tuple[int, int]  # bytes per token, bytes per sequence
+_REFERENCE_TOKENS = 4096
+_CACHED_PLANS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,6 @@ class MemoryPlan:
     """One batch's memory. Region r is `region_bytes[r]` bytes at `region_offset[r]` of chunk `region_chunk[r]`."""
 
     tokens: int
-    sequences: int
     region_of: Sequence[int]  # of each buffer; buffers of one region have one size and never live at the same time
     region_chunk: Sequence[int]
     region_offset: Sequence[int]  # multiples of ALIGNMENT
@@ -39,77 +37,69 @@ class MemoryPlan:
 class MemoryPlanner:
     """Plans for one model. Called from one thread.
 
-    Algorithm 1 is quadratic in the number of buffers, so it runs once over all of them, at a typical size. Buffers with
-    one size formula and the same place are never alive together; they become one region, and each batch's plan is over
-    regions. A 12-layer encoder has 7 regions for 86 buffers, for layers repeat. (The paper plans one layer and reuses
-    that plan.) Two regions conflict if any two of their buffers are alive together, so every plan is sound.
+    Algorithm 1 is quadratic in the number of buffers, so it runs once over all of them, at a typical size. Buffers of
+    one size and the same place are never alive together; they become one region, and each batch's plan is over regions.
+    A 12-layer encoder has 7 regions for 86 buffers, for layers repeat. (The paper plans one layer and reuses that
+    plan.) Two regions conflict if any two of their buffers are alive together, so every plan is sound.
     """
 
-    def __init__(self, lifetimes: Sequence[Lifetime], *, cached_plans: int = 1024) -> None:
+    def __init__(self, lifetimes: Sequence[Lifetime]) -> None:
         if not lifetimes:
             raise ValueError("There is nothing to plan: the tape is empty. This is a bug.")
         self._problem = _Problem(lifetimes, _shared_regions(lifetimes))
-        self._cached_solve = lru_cache(maxsize=cached_plans)(self._problem.solve)
+        self._cached_solve = lru_cache(maxsize=_CACHED_PLANS)(self._problem.solve)
 
-    def plan(self, tokens: int, sequences: int, chunks: tuple[int, ...] = ()) -> MemoryPlan:
-        """The plan for `sequences` sequences with `tokens` tokens in all, into chunks of the given bytes.
+    def plan(self, tokens: int, chunks: tuple[int, ...] = ()) -> MemoryPlan:
+        """The plan for a batch of so many tokens, into chunks of the given bytes.
 
         Called once a batch, with the arena's `chunk_bytes`; the arena accepts the plan as long as these still hold.
         """
-        return self._cached_solve(tokens, sequences, chunks)
+        return self._cached_solve(tokens, chunks)
 
 
-def plan_each_buffer(
-    lifetimes: Sequence[Lifetime], tokens: int, sequences: int, chunks: tuple[int, ...] = ()
-) -> MemoryPlan:
+def plan_each_buffer(lifetimes: Sequence[Lifetime], tokens: int, chunks: tuple[int, ...] = ()) -> MemoryPlan:
     """Algorithm 1 over single buffers, in milliseconds a batch: the origin of regions, and a reference for tests."""
-    return _Problem(lifetimes, tuple(range(len(lifetimes)))).solve(tokens, sequences, chunks)
+    return _Problem(lifetimes, tuple(range(len(lifetimes)))).solve(tokens, chunks)
 
 
 class _Problem:
     """The part of planning that does not depend on the batch: regions, their conflicts, and bounds of the peak."""
 
     def __init__(self, lifetimes: Sequence[Lifetime], region_of: Sequence[int]) -> None:
-        formulas = [_formula(lifetime) for lifetime in lifetimes]
-        self._formulas = tuple(dict.fromkeys(formulas))
-        formula_of_region = dict(zip(region_of, map(self._formulas.index, formulas), strict=True))
-        self._formula_of_region = [formula_of_region[region] for region in range(len(formula_of_region))]
+        sizes = [lifetime.bytes_per_token for lifetime in lifetimes]
+        self._sizes = tuple(dict.fromkeys(sizes))  # bytes per token
+        size_of_region = dict(zip(region_of, map(self._sizes.index, sizes), strict=True))
+        self._size_of_region = [size_of_region[region] for region in range(len(size_of_region))]
         self._region_of = tuple(region_of)
         self._conflicts = _region_conflicts(lifetimes, region_of)
-        self._peaks = _peaks(lifetimes, self._formulas)
+        self._peaks = _peaks(lifetimes, self._sizes)
 
-    def solve(self, tokens: int, sequences: int, chunks: tuple[int, ...]) -> MemoryPlan:
-        if not 1 <= sequences <= tokens:
-            raise ValueError(f"A batch of {sequences} sequences with {tokens} tokens. This is a bug.")
-        formula_bytes = [aligned(a * tokens + b * sequences) for a, b in self._formulas]
-        region_bytes = [formula_bytes[formula] for formula in self._formula_of_region]
+    def solve(self, tokens: int, chunks: tuple[int, ...]) -> MemoryPlan:
+        if tokens < 1:
+            raise ValueError(f"A batch of {tokens} tokens. This is a bug.")
+        num_bytes = [aligned(size * tokens) for size in self._sizes]
+        region_bytes = [num_bytes[size] for size in self._size_of_region]
         placement = place_greedily(region_bytes, self._conflicts, chunks)
         plan = MemoryPlan(
             tokens=tokens,
-            sequences=sequences,
             region_of=self._region_of,
             region_chunk=placement.chunk,
             region_offset=placement.offset,
             region_bytes=region_bytes,
             chunk_bytes=_grown(chunks, placement.extents[-1]),
             used_bytes=sum(placement.extents),
-            lower_bound_bytes=max(sum(map(int.__mul__, counts, formula_bytes)) for counts in self._peaks),
+            lower_bound_bytes=max(sum(map(int.__mul__, counts, num_bytes)) for counts in self._peaks),
         )
         check_regions(plan, self._conflicts)
         return plan
 
 
-def _formula(lifetime: Lifetime) -> _Formula:
-    per_token = lifetime.bytes_per_row if lifetime.rows == "tokens" else 0
-    return per_token, lifetime.bytes_per_row - per_token
-
-
 def _shared_regions(lifetimes: Sequence[Lifetime]) -> tuple[int, ...]:
-    """Region of each buffer: one region for each formula and place in the plan of the reference batch."""
-    plan = plan_each_buffer(lifetimes, _REFERENCE_TOKENS, _REFERENCE_SEQUENCES)
-    regions: dict[tuple[_Formula, int], int] = {}
+    """Region of each buffer: one region for each size and place in the plan of the reference batch."""
+    plan = plan_each_buffer(lifetimes, _REFERENCE_TOKENS)
+    regions: dict[tuple[int, int], int] = {}
     return tuple(
-        regions.setdefault((_formula(lifetime), offset), len(regions))
+        regions.setdefault((lifetime.bytes_per_token, offset), len(regions))
         for lifetime, (_, offset) in zip(lifetimes, plan.offsets, strict=True)
     )
 
@@ -140,15 +130,15 @@ def check_regions(plan: MemoryPlan, conflicts: Sequence[Set[int]]) -> None:
                 raise RuntimeError(f"Regions {other} and {region} overlap in a memory plan. This is a bug.")
 
 
-def _peaks(lifetimes: Sequence[Lifetime], formulas: Sequence[_Formula]) -> tuple[tuple[int, ...], ...]:
-    """Numbers of live buffers of each formula, for the steps that can have the most bytes alive.
+def _peaks(lifetimes: Sequence[Lifetime], sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Numbers of live buffers of each size, for the steps that can have the most bytes alive.
 
-    Only steps where a buffer begins can. A step is left out if another has as many buffers of every formula.
+    Only steps where a buffer begins can. A step is left out if another has as many buffers of every size.
     """
     counts = set()
     for step in {lifetime.first for lifetime in lifetimes}:
-        alive = [_formula(lifetime) for lifetime in lifetimes if lifetime.first <= step <= lifetime.last]
-        counts.add(tuple(map(alive.count, formulas)))
+        alive = [lifetime.bytes_per_token for lifetime in lifetimes if lifetime.first <= step <= lifetime.last]
+        counts.add(tuple(map(alive.count, sizes)))
     return tuple(
         one for one in counts if not any(one != other and all(map(int.__le__, one, other)) for other in counts)
     )

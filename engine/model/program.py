@@ -96,7 +96,7 @@ class _Recorder(Generic[D]):
     def _steps(
         self, operation: str, widths: tuple[int, ...], reads: tuple[BufferId, ...], arguments: tuple[Any, ...]
     ) -> tuple[BufferId, ...]:
-        writes = tuple(self.tape.allocate(width * self._bytes_per_value, "tokens", operation) for width in widths)
+        writes = tuple(self.tape.allocate(width * self._bytes_per_value, operation) for width in widths)
         for buffer in reads:
             self.tape.use(buffer)
         self.tape.step()

@@ -122,7 +122,7 @@ def test_a_bursts_description_goes_with_its_intermediates(cuda: FakeCuda, weight
 def test_without_memory_for_graphs_batches_are_launched_one_by_one(cuda: FakeCuda, weights: EncoderWeights) -> None:
     encoder = GpuEncoder(weights, device=CPU)
     cuda.most_bytes = 1 << 20  # less than graphs need, more than a small batch does
-    assert Workspace(encoder._program, HALF, CPU)._planner.plan(GRAPH_ROWS, 1).used_bytes > cuda.most_bytes
+    assert Workspace(encoder._program, HALF, CPU)._planner.plan(GRAPH_ROWS).used_bytes > cuda.most_bytes
     batch = pack(random_sequences((3, 5)))
     with capture_logs() as logs:
         inputs = [encoder.upload(batch) for _ in range(3)]

@@ -13,7 +13,7 @@ def check_no_overlap(lifetimes: Sequence[Lifetime], plan: MemoryPlan) -> None:
     Looks at every step on its own.
     """
     for lifetime, region, (chunk, offset) in zip(lifetimes, plan.region_of, plan.offsets, strict=True):
-        if plan.region_bytes[region] < lifetime.num_bytes(plan.tokens, plan.sequences):
+        if plan.region_bytes[region] < lifetime.num_bytes(plan.tokens):
             raise RuntimeError(f"Buffer {lifetime.name!r} has too few bytes. This is a bug.")
         if offset % ALIGNMENT or offset < 0 or offset + plan.region_bytes[region] > plan.chunk_bytes[chunk]:
             raise RuntimeError(f"Buffer {lifetime.name!r} lies unaligned or outside its chunk. This is a bug.")

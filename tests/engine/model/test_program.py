@@ -76,7 +76,7 @@ def into_buffers(ops: CpuOps) -> Mapping[str, Callable[..., Tensor]]:
 
 def planned_buffers(program: Program, rows: int) -> list[Tensor]:
     """One tensor a buffer, all inside one chunk, poisoned with NaN."""
-    plan = MemoryPlanner(program.lifetimes).plan(rows, 1)
+    plan = MemoryPlanner(program.lifetimes).plan(rows)
     check_no_overlap(program.lifetimes, plan)
     memory = torch.full((plan.chunk_bytes[0] // FLOAT.itemsize,), float("nan"))
     return [
