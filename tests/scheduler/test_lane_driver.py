@@ -142,6 +142,17 @@ def test_halves_of_a_failed_batch_run_before_what_is_prepared() -> None:
     assert [batch.ids for batch in lanes.dispatch(0.2).start] == [(1,)]
 
 
+@pytest.mark.parametrize(("failed", "refused"), [(False, [2]), (True, [])])
+def test_admission_learns_how_late_a_batch_ends_unless_it_failed(failed: bool, refused: list[int]) -> None:
+    lanes = driver()
+    lanes.add(jobs(0), 0.0)
+    (batch,) = lanes.dispatch(0.0).start
+    lanes.finish(batch, 5.0, failed=failed)
+    lanes.add([one_job(1, 60, 5.0)], 5.0)
+    lanes.dispatch(5.0)  # until 5.6, as predicted
+    assert [rejection.id for rejection in lanes.add(jobs(2, now=5.0, deadline=5.9), 5.0)] == refused
+
+
 def test_a_probe_runs_beside_full_lanes_and_a_withdrawn_batch_gives_its_lane_up() -> None:
     lanes = driver()
     lanes.add(jobs(0, 1), 0.0)

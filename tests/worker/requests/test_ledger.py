@@ -120,11 +120,26 @@ async def test_waiting_ends_with_the_last_acknowledgement_or_the_last_partition(
 async def test_waiting_for_answers_waits_for_no_acknowledgement(books: Books, make_record: MakeRecord) -> None:
     assert await books.ledger.wait_until_answered(0.0)
     [first, second] = books.admitted(make_record, 0, 1)
-    assert not await books.ledger.wait_until_answered(0.0)
-    waiting = asyncio.create_task(books.ledger.wait_until_answered(10.0))
-    await asyncio.sleep(0)
     books.ledger.give_up([first])
+    assert not await books.ledger.wait_until_answered(0.0)
     books.ledger.answer([second])
+    assert await books.ledger.wait_until_answered(0.0)
+
+
+@pytest.mark.parametrize("end", ["answer", "give_up", "acknowledge", "forget"])
+async def test_who_waits_for_a_record_is_woken_by_its_end(books: Books, make_record: MakeRecord, end: str) -> None:
+    """It does not wait for its time-out, after which it would look too."""
+    records = books.admitted(make_record, 0)
+    if end == "acknowledge":
+        books.ledger.answer(records)
+    wait_until = books.ledger.wait_until_answered if end == "answer" else books.ledger.wait_until_finished
+    waiting = asyncio.create_task(wait_until(3600.0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    getattr(books.ledger, end)({SOURCE} if end == "forget" else records)
+    for _ in range(2):  # the event, then the task
+        await asyncio.sleep(0)
+    assert waiting.done()
     assert await waiting
 
 
