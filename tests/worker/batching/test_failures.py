@@ -13,7 +13,8 @@ from penstock.engine.errors import DeviceFailed, NotFinite, is_out_of_memory, is
 from penstock.engine.types import BatchOutput, ModelInfo, PackedBatch
 from penstock.worker.batching import failure_rules, token_budget
 from penstock.worker.requests.sequence_block import SequenceBlock
-from tests.worker.batching.test_dispatcher import POISON, SmallEngine, bench, one_each
+from tests.worker.batching.benches import LaneBench, one_each
+from tests.worker.batching.small_engine import POISON, SmallEngine
 
 MakeSequences = Callable[..., list[SequenceBlock]]
 PROBE = [[0]]
@@ -63,7 +64,7 @@ async def test_culprits_are_found_in_logarithmically_many_runs(
     info: ModelInfo, make_sequences: MakeSequences, culprits: tuple[int, ...]
 ) -> None:
     num_sequences, k = 256, len(culprits)
-    async with bench(info, trigger="lazy", max_sequences=num_sequences) as b:
+    async with LaneBench(info, trigger="lazy", max_sequences=num_sequences) as b:
         ids = [[1000 + n, POISON] if n in culprits else [1000 + n] for n in range(num_sequences)]
         b.dispatcher.add(one_each(make_sequences, *ids))
         await b.finish(num_sequences)
@@ -72,13 +73,14 @@ async def test_culprits_are_found_in_logarithmically_many_runs(
         assert len(runs) <= 1 + 2 * k * math.log2(num_sequences)
         assert len(b.engine.batches) - len(runs) == k
         assert {rejection.record.num_attempts for rejection in b.rejections} <= set(range(1, 10))
+        assert not b.runner._num_runs
 
 
 async def test_a_failure_that_passes_fails_no_request(
     info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
 ) -> None:
     engine.errors = [OSError("no buffer space"), RuntimeError("CUDA error: unspecified launch failure")]
-    async with bench(info, trigger="lazy", engine=engine) as b:
+    async with LaneBench(info, trigger="lazy", engine=engine) as b:
         b.dispatcher.add(one_each(make_sequences, [1], [2], [3], [4]))
         with capture_logs() as logs:
             await b.finish(4)
@@ -94,7 +96,7 @@ async def test_a_failure_that_does_not_pass_is_blamed_after_bounded_retries(
     info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
 ) -> None:
     engine.errors = [OSError("broken")] * (failure_rules.MAX_RETRIES + 1)
-    async with bench(info, trigger="lazy", engine=engine) as b:
+    async with LaneBench(info, trigger="lazy", engine=engine) as b:
         b.dispatcher.add(one_each(make_sequences, [1]))
         b.dispatcher.drain()
         await b.finish(1)
@@ -108,7 +110,7 @@ async def test_a_batch_that_is_retried_when_the_dispatcher_closes_does_not_run(
     info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
 ) -> None:
     engine.errors = [OSError("broken")]
-    async with bench(info, engine=engine) as b:
+    async with LaneBench(info, engine=engine) as b:
         b.dispatcher.add(one_each(make_sequences, [1]))
         async with asyncio.timeout(300):
             while b.driver.running:  # noqa: ASYNC110 — a failed batch calls nothing back
@@ -123,7 +125,7 @@ async def test_a_lane_whose_batch_is_not_wanted_any_more_takes_what_is_queued(
 ) -> None:
     engine.max_tokens = 2
     engine.may_run.clear()
-    async with bench(info, trigger="lazy", engine=engine) as b:
+    async with LaneBench(info, trigger="lazy", engine=engine) as b:
         b.dispatcher.add(make_sequences([1], [2], [3], [4], deadline=105.0))
         b.dispatcher.add(make_sequences([9]))
         b.clock.now = 120.0  # the halves are late, and the other has waited long enough
@@ -132,13 +134,14 @@ async def test_a_lane_whose_batch_is_not_wanted_any_more_takes_what_is_queued(
         assert b.lanes.num_submitted == 2  # in the turn in which the four are rejected, and not run again
         await b.finish(2)
         assert engine.batches == [[[1], [2], [3], [4]], [[9]]]
+        assert not b.runner._num_runs  # of sequences that have ended
 
 
 async def test_a_failed_device_ends_the_work_at_once(
     info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
 ) -> None:
     engine.errors = [DeviceFailed("gone")]
-    async with bench(info, trigger="lazy", engine=engine) as b:
+    async with LaneBench(info, trigger="lazy", engine=engine) as b:
         b.dispatcher.add(one_each(make_sequences, [1], [2], [3], [4]))
         await b.until(lambda: bool(b.unhealthy))
         assert (len(engine.batches), b.results, b.rejections) == (1, [], [])
@@ -148,7 +151,7 @@ async def test_a_lack_of_memory_halves_the_batches_and_a_quiet_time_doubles_them
     info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
 ) -> None:
     engine.max_tokens = 20
-    async with bench(info, trigger="lazy", max_sequences=8, engine=engine) as b:
+    async with LaneBench(info, trigger="lazy", max_sequences=8, engine=engine) as b:
 
         async def run(first_id: int) -> list[int]:
             """The tokens of the batches that eight sequences of ten tokens take."""
@@ -197,7 +200,7 @@ async def test_a_result_that_is_not_finite_fails_its_sequence_alone_and_nothing_
 ) -> None:
     engine = OverflowingEngine(info)
     engine.value = value
-    async with bench(info, trigger="lazy", engine=engine) as b:
+    async with LaneBench(info, trigger="lazy", engine=engine) as b:
         good, bad = make_sequences([1], [2]), make_sequences([3], [4, OverflowingEngine.OVERFLOW])
         b.dispatcher.add([*good, *bad])
         await b.finish(4)
@@ -219,7 +222,7 @@ async def test_a_batch_without_a_finite_result_is_blamed_by_one_probe(
     info: ModelInfo, make_sequences: MakeSequences
 ) -> None:
     engine = OverflowingEngine(info)
-    async with bench(info, trigger="lazy", engine=engine) as b:
+    async with LaneBench(info, trigger="lazy", engine=engine) as b:
         b.dispatcher.add(one_each(make_sequences, *[[n, OverflowingEngine.OVERFLOW] for n in range(4)]))
         await b.finish(4)
         assert len(b.rejections) == 4
@@ -236,7 +239,7 @@ async def test_an_engine_whose_probe_is_not_finite_is_unhealthy_and_answers_noth
 ) -> None:
     engine = OverflowingEngine(info)
     engine.broken = True
-    async with bench(info, engine=engine) as b:
+    async with LaneBench(info, engine=engine) as b:
         b.dispatcher.add(one_each(make_sequences, [1]))
         await b.until(lambda: bool(b.unhealthy))
         assert isinstance(b.unhealthy[0], NotFinite)

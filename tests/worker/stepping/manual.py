@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from penstock.engine.errors import EngineError
 from penstock.engine.types import Float32Array
 from penstock.scheduler.types import Cause, RejectedJob
@@ -11,12 +9,13 @@ from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.step_thread import StepThread
+from tests.worker.batching.small_engine import POISON, answer
 
 
 class CountingRunner:
-    """Runs a job for as many steps as its first id says, at most `max_rows` jobs at once. It answers [sum of ids].
+    """Runs a job for as many steps as its first id says, at most `max_rows` jobs at once, and answers as `answer`.
 
-    A first id of 0 fails at its first step.
+    One that holds POISON fails at its first step.
     """
 
     def __init__(self, max_rows: int = 2) -> None:
@@ -25,6 +24,7 @@ class CountingRunner:
         self.running: dict[int, tuple[StepJob, int]] = {}  # with the steps that are left
         self.cancelled: list[int] = []
         self.batches: list[list[int]] = []  # ids of the jobs of each turn
+        self.started: list[list[int]] = []  # tokens of the jobs that have begun
         self.num_tasks = 0
         self.broken = False
         self.predicted_s = 0.0
@@ -57,6 +57,7 @@ class CountingRunner:
             self.waiting.pop(rejected.id, None)
             self.running.pop(rejected.id, None)
         started = list(self.waiting)[: max(0, self.max_rows - len(self.running))]
+        self.started += [ids_of(self.waiting[job_id]) for job_id in started]
         self.running |= {job_id: (self.waiting[job_id], first(self.waiting.pop(job_id))) for job_id in started}
         self.batches.append(list(self.running))
         finished: list[tuple[int, Float32Array]] = []
@@ -64,11 +65,11 @@ class CountingRunner:
         rows = len(self.running)
         for job_id, (job, left) in list(self.running.items()):
             self.running[job_id] = job, left - 1
-            if left == 0:
+            if is_bad := POISON in ids_of(job):
                 failed[job_id] = EngineError("cannot compute this")
             elif left == 1:
-                finished.append((job_id, np.array([sum(ids_of(job))], np.float32)))
-            if left <= 1:
+                finished.append((job_id, answer(ids_of(job))))
+            if is_bad or left == 1:
                 del self.running[job_id]
         self.num_tasks += bool(rows)
         stats = (

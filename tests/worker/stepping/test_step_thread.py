@@ -17,6 +17,7 @@ from penstock.worker.stepping import step_model
 from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.step_model import StepModel
 from penstock.worker.stepping.step_thread import StepThread
+from tests.worker.batching.small_engine import POISON
 from tests.worker.stepping.manual import CountingRunner
 
 MakeSequences = Callable[..., list[SequenceBlock]]
@@ -182,7 +183,7 @@ async def test_a_probe_tells_a_runner_that_fails_and_one_that_hangs(
 ) -> None:
     model, runner, _ = served
     await rested(model, 1)
-    model._probe = [0]
+    model._probe = [POISON]
     assert "the idle engine fails on one step" in await asyncio.to_thread(model.fault)
     await rested(model, 4)  # idle work, the job added, its step, idle work
     model._probe = [1]
