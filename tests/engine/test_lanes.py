@@ -32,6 +32,20 @@ class ScriptedEngine:
         return self._null.run(batch)
 
 
+class HeldEngine(ScriptedEngine):
+    """Its batches end once the test lets them."""
+
+    def __init__(self) -> None:
+        self.started, self.release = threading.Event(), threading.Event()
+        self.num_runs = 0
+        super().__init__(self._wait)
+
+    def _wait(self) -> None:
+        self.num_runs += 1
+        self.started.set()
+        self.release.wait(60)
+
+
 def raising(error: BaseException) -> Callable[[], None]:
     def action() -> None:
         raise error
@@ -77,22 +91,17 @@ async def test_as_many_batches_run_at_once_as_there_are_lanes() -> None:
 
 
 async def test_close_finishes_what_runs_and_fails_what_is_queued() -> None:
-    started, release = threading.Event(), threading.Event()
-
-    def action() -> None:
-        started.set()
-        release.wait(60)
-
-    lanes = EngineLanes(ScriptedEngine(action))
+    engine = HeldEngine()
+    lanes = EngineLanes(engine)
     running = lanes.submit(BATCH)
-    await asyncio.to_thread(started.wait, 60)
+    await asyncio.to_thread(engine.started.wait, 60)
     queued = [lanes.submit(BATCH) for _ in range(3)]
     closing = asyncio.create_task(lanes.close())
     for future in queued:
         with pytest.raises(LanesClosed):
             await future
     assert not running.done()
-    release.set()
+    engine.release.set()
     await closing
     assert len((await running).rows) == 3
     with pytest.raises(LanesClosed):
@@ -101,38 +110,26 @@ async def test_close_finishes_what_runs_and_fails_what_is_queued() -> None:
 
 
 async def test_closing_waits_for_a_batch_that_hangs_no_longer_than_asked() -> None:
-    started, release = threading.Event(), threading.Event()
-
-    def action() -> None:
-        started.set()
-        release.wait(60)
-
-    lanes = EngineLanes(ScriptedEngine(action))
+    engine = HeldEngine()
+    lanes = EngineLanes(engine)
     running = lanes.submit(BATCH)
-    await asyncio.to_thread(started.wait, 60)
+    await asyncio.to_thread(engine.started.wait, 60)
     assert not await lanes.close(0.01)
-    release.set()
+    engine.release.set()
     assert await lanes.close(60)
     assert len((await running).rows) == 3
 
 
 async def test_a_cancelled_batch_is_not_computed() -> None:
-    runs: list[int] = []
-    started, release = threading.Event(), threading.Event()
-
-    def action() -> None:
-        runs.append(1)
-        started.set()
-        release.wait(60)
-
-    lanes = EngineLanes(ScriptedEngine(action))
+    engine = HeldEngine()
+    lanes = EngineLanes(engine)
     first, second = lanes.submit(BATCH), lanes.submit(BATCH)
-    await asyncio.to_thread(started.wait, 60)
+    await asyncio.to_thread(engine.started.wait, 60)
     second.cancel()
-    release.set()
+    engine.release.set()
     await first
     await lanes.close()
-    assert len(runs) == 1
+    assert engine.num_runs == 1
 
 
 async def test_unclosed_lanes_warn_and_stop_their_threads() -> None:

@@ -77,9 +77,8 @@ def as_one(sequences: Sequence[SequenceBlock]) -> SequenceBlock:
     )
 
 
-@pytest.fixture
-def make_sequences() -> MakeSequences:
-    """`make_sequences([1, 2], [3])` is one valid request of two sequences, keyed by their ids, each a block."""
+def sequence_maker() -> MakeSequences:
+    """Of `make`: `make([1, 2], [3])` is one valid request of two sequences, keyed by their ids, each a block."""
     offsets = itertools.count()
 
     def make(
@@ -101,3 +100,9 @@ def make_sequences() -> MakeSequences:
         ]
 
     return make
+
+
+@pytest.fixture
+def make_sequences() -> MakeSequences:
+    """See `sequence_maker`."""
+    return sequence_maker()

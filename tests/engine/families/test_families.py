@@ -150,15 +150,20 @@ def test_a_convolution_takes_the_cpu_unless_a_gpu_is_insisted_on(
         record(family_of(checkpoint).encoder(checkpoint), lambda dense: len(dense.weight), 4)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "tanh"])
-def test_debertas_context_pooler(tmp_path: Path, activation: str) -> None:
-    model = save_classifier(tmp_path, "deberta-v2", num_labels=3, pooler_hidden_act=activation)
+def assert_scores_equal(directory: Path, model: Any) -> None:
+    """The scores of each label, against transformers."""
     sequences = random_sequences((1, 12, 80))
-    rows = cpu_engine(tmp_path).run(pack(sequences, TaskOptions("classify"))).rows
+    rows = cpu_engine(directory).run(pack(sequences, TaskOptions("classify"))).rows
     with torch.no_grad():
         for sequence, row in zip(sequences, rows, strict=True):
             logits = model(input_ids=torch.from_numpy(sequence)[None].long()).logits[0]
             np.testing.assert_allclose(row, torch.softmax(logits, dim=0).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "tanh"])
+def test_debertas_context_pooler(tmp_path: Path, activation: str) -> None:
+    model = save_classifier(tmp_path, "deberta-v2", num_labels=3, pooler_hidden_act=activation)
+    assert_scores_equal(tmp_path, model)
 
 
 @pytest.mark.parametrize(
@@ -233,12 +238,7 @@ def test_modernbert_as_older_versions_of_transformers_write_it(tmp_path: Path) -
 @pytest.mark.parametrize(("pooling", "bias"), [("cls", True), ("mean", False)])
 def test_modernberts_prediction_head(tmp_path: Path, pooling: str, bias: bool) -> None:
     model = save_classifier(tmp_path, "modernbert", num_labels=3, classifier_pooling=pooling, classifier_bias=bias)
-    sequences = random_sequences((1, 12, 80))
-    rows = cpu_engine(tmp_path).run(pack(sequences, TaskOptions("classify"))).rows
-    with torch.no_grad():
-        for sequence, row in zip(sequences, rows, strict=True):
-            logits = model(input_ids=torch.from_numpy(sequence)[None].long()).logits[0]
-            np.testing.assert_allclose(row, torch.softmax(logits, dim=0).numpy(), atol=1e-5)
+    assert_scores_equal(tmp_path, model)
 
 
 @pytest.mark.parametrize(

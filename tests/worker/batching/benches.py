@@ -22,7 +22,7 @@ from penstock.worker.requests.request import Rejection
 from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from penstock.worker.stepping.step_model import StepLoad
 from tests.worker.batching.small_engine import SmallEngine
-from tests.worker.conftest import MakeSequences, as_one
+from tests.worker.conftest import as_one, sequence_maker
 from tests.worker.stepping.manual import CountingRunner, ManualThread
 
 Trigger = Literal["lazy", "hungry"]
@@ -60,6 +60,7 @@ class Bench(ABC):
 
     def __init__(self, runner: JobRunner, clock: Clock, *, as_blocks: bool = False) -> None:
         self.clock = clock
+        self.make = sequence_maker()
         self.results: list[tuple[SequenceBlock, Float32Array]] = []  # of requests that had not failed
         self.stats: list[BatchStats] = []  # reported with results
         self.rejections: list[Rejection] = []
@@ -110,6 +111,10 @@ class Bench(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Close the dispatcher, and wait for what still runs. Idempotent."""
+
+    def one_each(self, *sequences: Sequence[int]) -> list[SequenceBlock]:
+        """A request for each sequence."""
+        return [sequence for ids in sequences for sequence in self.make(ids)]
 
     async def finish(self, num_ended: int) -> None:
         """Wait for so many results and rejections."""
@@ -264,11 +269,6 @@ class StepBench(Bench):
         super()._on_ran(stats)
         self.steps.append(stats)
         self.load.observe(stats)
-
-
-def one_each(make_sequences: MakeSequences, *sequences: Sequence[int]) -> list[SequenceBlock]:
-    """A request for each sequence."""
-    return [sequence for ids in sequences for sequence in make_sequences(ids)]
 
 
 def records(*requests: list[SequenceBlock]) -> list[PendingRecord]:

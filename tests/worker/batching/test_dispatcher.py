@@ -15,9 +15,8 @@ from penstock.scheduler import PackedCost
 from penstock.worker.requests.sequence_block import SequenceBlock
 from tests.examples import examples
 from tests.scheduler.integrity import check_scheduler
-from tests.worker.batching.benches import Bench, LaneBench, Partition, StepBench, one_each, records
+from tests.worker.batching.benches import Bench, LaneBench, Partition, StepBench, records
 from tests.worker.batching.small_engine import POISON, answer
-from tests.worker.conftest import MakeSequences
 
 
 @pytest.fixture(params=["lanes", "lanes, blocks", "steps"])
@@ -28,8 +27,8 @@ async def bench(request: pytest.FixtureRequest, info: ModelInfo) -> AsyncIterato
         yield made
 
 
-async def test_each_sequence_gets_its_own_result(bench: Bench, make_sequences: MakeSequences) -> None:
-    sequences = make_sequences([1, 2, 3], [4]) + make_sequences([5, 6])
+async def test_each_sequence_gets_its_own_result(bench: Bench) -> None:
+    sequences = bench.make([1, 2, 3], [4]) + bench.make([5, 6])
     bench.dispatcher.add(sequences)
     await bench.finish(3)
     assert {id(sequence): result.tolist() for sequence, result in bench.results} == {
@@ -37,12 +36,10 @@ async def test_each_sequence_gets_its_own_result(bench: Bench, make_sequences: M
     }
 
 
-async def test_taken_back_requests_are_not_run_and_their_equals_are(
-    bench: Bench, make_sequences: MakeSequences
-) -> None:
+async def test_taken_back_requests_are_not_run_and_their_equals_are(bench: Bench) -> None:
     bench.hold()
-    running, lost = make_sequences([5], bulk=True), make_sequences([2], [3], bulk=True)
-    online, same = make_sequences([4]), make_sequences([2])
+    running, lost = bench.make([5], bulk=True), bench.make([2], [3], bulk=True)
+    online, same = bench.make([4]), bench.make([2])
     bench.dispatcher.add(running)
     bench.begin()
     bench.dispatcher.add([*lost, *online])
@@ -58,15 +55,13 @@ async def test_taken_back_requests_are_not_run_and_their_equals_are(
     assert bench.rejections == []
 
 
-async def test_a_request_of_a_lost_partition_may_be_read_again_while_it_runs(
-    bench: Bench, make_sequences: MakeSequences
-) -> None:
+async def test_a_request_of_a_lost_partition_may_be_read_again_while_it_runs(bench: Bench) -> None:
     bench.hold()
-    lost = make_sequences([5])
-    bench.dispatcher.add([*lost, *make_sequences([2])])
+    lost = bench.make([5])
+    bench.dispatcher.add([*lost, *bench.make([2])])
     bench.begin()
     assert len(bench.dispatcher.take_back([lost[0].request.record.source], bulk_only=False, begun=True)) == 2
-    again = make_sequences([5])
+    again = bench.make([5])
     bench.dispatcher.add(again)
     bench.let_go()
     await bench.finish(1)
@@ -74,27 +69,25 @@ async def test_a_request_of_a_lost_partition_may_be_read_again_while_it_runs(
     assert bench.dispatcher.flights.num_queued == 0
 
 
-async def test_equal_sequences_are_computed_once_and_all_answered(bench: Bench, make_sequences: MakeSequences) -> None:
+async def test_equal_sequences_are_computed_once_and_all_answered(bench: Bench) -> None:
     bench.hold()
-    first = make_sequences([5, 2], [5, 2])
+    first = bench.make([5, 2], [5, 2])
     bench.dispatcher.add(first)
     bench.begin()
-    later = make_sequences([5, 2]) + make_sequences([3])
+    later = bench.make([5, 2]) + bench.make([3])
     bench.dispatcher.add(later)
     bench.let_go()
     await bench.finish(4)
     assert sorted(bench.ran) == [[3], [5, 2]]
     assert {id(sequence) for sequence, _ in bench.results} == set(map(id, first + later))
-    bench.dispatcher.add(make_sequences([5, 2]))  # the flight has ended: this is a new one
+    bench.dispatcher.add(bench.make([5, 2]))  # the flight has ended: this is a new one
     await bench.finish(5)
     assert bench.ran.count([5, 2]) == 2
 
 
-async def test_requests_share_some_of_their_sequences_and_have_others_of_their_own(
-    bench: Bench, make_sequences: MakeSequences
-) -> None:
+async def test_requests_share_some_of_their_sequences_and_have_others_of_their_own(bench: Bench) -> None:
     bench.hold()
-    requests = [make_sequences([1], [2], [3]), make_sequences([4], [2], [5], [4]), make_sequences([6], [5], [3])]
+    requests = [bench.make([1], [2], [3]), bench.make([4], [2], [5], [4]), bench.make([6], [5], [3])]
     for sequences in requests:
         bench.dispatcher.add(sequences)
     bench.let_go()
@@ -104,8 +97,8 @@ async def test_requests_share_some_of_their_sequences_and_have_others_of_their_o
     assert bench.rejections == []
 
 
-async def test_of_what_runs_together_the_culprit_fails_alone(bench: Bench, make_sequences: MakeSequences) -> None:
-    sequences = one_each(make_sequences, [1], [2], [POISON, 3], [4])
+async def test_of_what_runs_together_the_culprit_fails_alone(bench: Bench) -> None:
+    sequences = bench.one_each([1], [2], [POISON, 3], [4])
     bench.dispatcher.add(sequences)
     with capture_logs() as logs:
         await bench.finish(4)
@@ -120,42 +113,38 @@ async def test_of_what_runs_together_the_culprit_fails_alone(bench: Bench, make_
     assert bench.unhealthy == []
 
 
-async def test_sequences_that_share_a_culprits_computation_fail_with_it(
-    bench: Bench, make_sequences: MakeSequences
-) -> None:
+async def test_sequences_that_share_a_culprits_computation_fail_with_it(bench: Bench) -> None:
     bench.hold()
-    bench.dispatcher.add(one_each(make_sequences, [POISON], [POISON], [5]))
+    bench.dispatcher.add(bench.one_each([POISON], [POISON], [5]))
     assert len(bench.dispatcher.flights) == 2
     bench.let_go()
     await bench.finish(3)
     assert len(bench.rejections) == 2
-    bench.dispatcher.add(make_sequences([POISON]))  # the flight has ended: this is a new one
+    bench.dispatcher.add(bench.make([POISON]))  # the flight has ended: this is a new one
     await bench.finish(4)
     assert len(bench.rejections) == 3
 
 
-async def test_an_engine_that_fails_on_anything_is_unhealthy_and_given_nothing_more(
-    bench: Bench, make_sequences: MakeSequences
-) -> None:
+async def test_an_engine_that_fails_on_anything_is_unhealthy_and_given_nothing_more(bench: Bench) -> None:
     bench.fail(True)
-    bench.dispatcher.add(one_each(make_sequences, [1], [2], [3], [4], [5]))
+    bench.dispatcher.add(bench.one_each([1], [2], [3], [4], [5]))
     await bench.until(lambda: bool(bench.unhealthy))
     assert isinstance(bench.unhealthy[0], ValueError)
     bench.fail(False)  # as if by chance
     bench.dispatcher.drain()  # what a worker does on its way out
-    bench.dispatcher.add(make_sequences([6]))
+    bench.dispatcher.add(bench.make([6]))
     bench.dispatcher.give_up(ValueError("again"))
     await bench.close()
     assert (bench.results, bench.rejections, len(bench.unhealthy)) == ([], [], 1)
     assert [6] not in bench.ran
 
 
-async def test_a_sequence_past_its_deadline_is_not_run(bench: Bench, make_sequences: MakeSequences) -> None:
+async def test_a_sequence_past_its_deadline_is_not_run(bench: Bench) -> None:
     bench.hold()
-    bench.dispatcher.add(make_sequences([9]))
+    bench.dispatcher.add(bench.make([9]))
     bench.begin()
-    late = make_sequences([1], deadline=101.0)
-    bench.dispatcher.add(late + make_sequences([2], deadline=200.0))
+    late = bench.make([1], deadline=101.0)
+    bench.dispatcher.add(late + bench.make([2], deadline=200.0))
     bench.clock.now = 101.5
     bench.let_go()
     await bench.finish(3)
@@ -165,13 +154,11 @@ async def test_a_sequence_past_its_deadline_is_not_run(bench: Bench, make_sequen
     assert bench.ran == [[9], [2]]
 
 
-async def test_an_equal_sequence_runs_in_place_of_an_expired_one(bench: Bench, make_sequences: MakeSequences) -> None:
+async def test_an_equal_sequence_runs_in_place_of_an_expired_one(bench: Bench) -> None:
     bench.hold()
-    bench.dispatcher.add(make_sequences([9]))
+    bench.dispatcher.add(bench.make([9]))
     bench.begin()
-    bench.dispatcher.add(
-        make_sequences([1], deadline=101.0) + make_sequences([1]) + make_sequences([1], deadline=101.0)
-    )
+    bench.dispatcher.add(bench.make([1], deadline=101.0) + bench.make([1]) + bench.make([1], deadline=101.0))
     bench.clock.now = 102.0
     bench.let_go()
     await bench.finish(4)
@@ -180,17 +167,15 @@ async def test_an_equal_sequence_runs_in_place_of_an_expired_one(bench: Bench, m
     assert bench.ran == [[9], [1]]
 
 
-async def test_the_queued_sequences_of_a_failed_request_run_only_for_another(
-    bench: Bench, make_sequences: MakeSequences
-) -> None:
+async def test_the_queued_sequences_of_a_failed_request_run_only_for_another(bench: Bench) -> None:
     bench.hold()
-    shared = make_sequences([5])
-    bench.dispatcher.add(make_sequences([POISON], [1], [2], [3], [4], [5]) + shared)
+    shared = bench.make([5])
+    bench.dispatcher.add(bench.make([POISON], [1], [2], [3], [4], [5]) + shared)
     bench.let_go()
     await bench.until(lambda: bool(bench.rejections) and bench.is_done(shared))
     assert bench.rejections[0].error.rows.keys() == {0}
     assert [4] not in bench.ran
-    again = make_sequences([4])  # the flight has ended: this is a new one
+    again = bench.make([4])  # the flight has ended: this is a new one
     bench.dispatcher.add(again)
     await bench.until(lambda: bench.is_done(again))
     assert len(bench.rejections) == 1
@@ -215,7 +200,6 @@ async def test_the_queued_sequences_of_a_failed_request_run_only_for_another(
 )
 def test_every_sequence_has_one_result_or_its_request_is_rejected_once(
     info: ModelInfo,
-    make_sequences: MakeSequences,
     kind: str,
     drawn: list[tuple[list[int], float | None, bool]],
     steps: list[tuple[int, float]],
@@ -233,7 +217,7 @@ def test_every_sequence_has_one_result_or_its_request_is_rejected_once(
             else LaneBench(info, num_lanes=num_lanes, cost=cost, partition=partition, as_blocks=kind != "lanes")
         )
         async with made_bench as b:
-            made = [make_sequences(*[[n] for n in ids], deadline=deadline, bulk=bulk) for ids, deadline, bulk in drawn]
+            made = [b.make(*[[n] for n in ids], deadline=deadline, bulk=bulk) for ids, deadline, bulk in drawn]
             steps.sort()
             edges = [0, *[edge for edge, _ in steps], len(made)]
             for (start, stop), (_, passes_s) in zip(itertools.pairwise(edges), [*steps, (0, 0.0)], strict=True):
@@ -244,7 +228,7 @@ def test_every_sequence_has_one_result_or_its_request_is_rejected_once(
             b.dispatcher.drain()
             await b.until(lambda: all(b.is_done(sequences) for sequences in made))
             check_outcome(b, made)
-            again = make_sequences([1], [2], [3], [4], [5])
+            again = b.make([1], [2], [3], [4], [5])
             b.dispatcher.add(again)  # no flight was left behind: these are computed
             await b.until(lambda: b.is_done(again))
             check_nothing_is_left(b)

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,9 @@ from structlog.testing import capture_logs
 from penstock.engine.errors import DeviceFailed, NotFinite, is_out_of_memory, is_transient
 from penstock.engine.types import BatchOutput, ModelInfo, PackedBatch
 from penstock.worker.batching import failure_rules, token_budget
-from penstock.worker.requests.sequence_block import SequenceBlock
-from tests.worker.batching.benches import LaneBench, one_each
+from tests.worker.batching.benches import LaneBench
 from tests.worker.batching.small_engine import POISON, SmallEngine
 
-MakeSequences = Callable[..., list[SequenceBlock]]
 PROBE = [[0]]
 
 
@@ -60,13 +57,11 @@ def engine(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> FailingEngine:
 
 
 @pytest.mark.parametrize("culprits", [(0,), (255,), (7, 100), (0, 64, 128, 192), (1, 2, 3, 250)], ids=str)
-async def test_culprits_are_found_in_logarithmically_many_runs(
-    info: ModelInfo, make_sequences: MakeSequences, culprits: tuple[int, ...]
-) -> None:
+async def test_culprits_are_found_in_logarithmically_many_runs(info: ModelInfo, culprits: tuple[int, ...]) -> None:
     num_sequences, k = 256, len(culprits)
     async with LaneBench(info, trigger="lazy", max_sequences=num_sequences) as b:
         ids = [[1000 + n, POISON] if n in culprits else [1000 + n] for n in range(num_sequences)]
-        b.dispatcher.add(one_each(make_sequences, *ids))
+        b.dispatcher.add(b.one_each(*ids))
         await b.finish(num_sequences)
         assert len(b.results) == num_sequences - k
         runs = [batch for batch in b.engine.batches if batch != PROBE]
@@ -76,12 +71,10 @@ async def test_culprits_are_found_in_logarithmically_many_runs(
         assert not b.runner._num_runs
 
 
-async def test_a_failure_that_passes_fails_no_request(
-    info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
-) -> None:
+async def test_a_failure_that_passes_fails_no_request(info: ModelInfo, engine: FailingEngine) -> None:
     engine.errors = [OSError("no buffer space"), RuntimeError("CUDA error: unspecified launch failure")]
     async with LaneBench(info, trigger="lazy", engine=engine) as b:
-        b.dispatcher.add(one_each(make_sequences, [1], [2], [3], [4]))
+        b.dispatcher.add(b.one_each([1], [2], [3], [4]))
         with capture_logs() as logs:
             await b.finish(4)
         assert (len(b.results), b.rejections) == (4, [])
@@ -93,11 +86,11 @@ async def test_a_failure_that_passes_fails_no_request(
 
 
 async def test_a_failure_that_does_not_pass_is_blamed_after_bounded_retries(
-    info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
+    info: ModelInfo, engine: FailingEngine
 ) -> None:
     engine.errors = [OSError("broken")] * (failure_rules.MAX_RETRIES + 1)
     async with LaneBench(info, trigger="lazy", engine=engine) as b:
-        b.dispatcher.add(one_each(make_sequences, [1]))
+        b.dispatcher.add(b.one_each([1]))
         b.dispatcher.drain()
         await b.finish(1)
         [rejection] = b.rejections
@@ -107,11 +100,11 @@ async def test_a_failure_that_does_not_pass_is_blamed_after_bounded_retries(
 
 
 async def test_a_batch_that_is_retried_when_the_dispatcher_closes_does_not_run(
-    info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
+    info: ModelInfo, engine: FailingEngine
 ) -> None:
     engine.errors = [OSError("broken")]
     async with LaneBench(info, engine=engine) as b:
-        b.dispatcher.add(one_each(make_sequences, [1]))
+        b.dispatcher.add(b.one_each([1]))
         async with asyncio.timeout(300):
             while b.driver.running:  # noqa: ASYNC110 — a failed batch calls nothing back
                 await asyncio.sleep(0)
@@ -121,13 +114,13 @@ async def test_a_batch_that_is_retried_when_the_dispatcher_closes_does_not_run(
 
 
 async def test_a_lane_whose_batch_is_not_wanted_any_more_takes_what_is_queued(
-    info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
+    info: ModelInfo, engine: FailingEngine
 ) -> None:
     engine.max_tokens = 2
     engine.may_run.clear()
     async with LaneBench(info, trigger="lazy", engine=engine) as b:
-        b.dispatcher.add(make_sequences([1], [2], [3], [4], deadline=105.0))
-        b.dispatcher.add(make_sequences([9]))
+        b.dispatcher.add(b.make([1], [2], [3], [4], deadline=105.0))
+        b.dispatcher.add(b.make([9]))
         b.clock.now = 120.0  # the halves are late, and the other has waited long enough
         engine.may_run.set()
         await b.until(lambda: bool(b.rejections))
@@ -137,18 +130,16 @@ async def test_a_lane_whose_batch_is_not_wanted_any_more_takes_what_is_queued(
         assert not b.runner._num_runs  # of sequences that have ended
 
 
-async def test_a_failed_device_ends_the_work_at_once(
-    info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
-) -> None:
+async def test_a_failed_device_ends_the_work_at_once(info: ModelInfo, engine: FailingEngine) -> None:
     engine.errors = [DeviceFailed("gone")]
     async with LaneBench(info, trigger="lazy", engine=engine) as b:
-        b.dispatcher.add(one_each(make_sequences, [1], [2], [3], [4]))
+        b.dispatcher.add(b.one_each([1], [2], [3], [4]))
         await b.until(lambda: bool(b.unhealthy))
         assert (len(engine.batches), b.results, b.rejections) == (1, [], [])
 
 
 async def test_a_lack_of_memory_halves_the_batches_and_a_quiet_time_doubles_them(
-    info: ModelInfo, make_sequences: MakeSequences, engine: FailingEngine
+    info: ModelInfo, engine: FailingEngine
 ) -> None:
     engine.max_tokens = 20
     async with LaneBench(info, trigger="lazy", max_sequences=8, engine=engine) as b:
@@ -156,7 +147,7 @@ async def test_a_lack_of_memory_halves_the_batches_and_a_quiet_time_doubles_them
         async def run(first_id: int) -> list[int]:
             """The tokens of the batches that eight sequences of ten tokens take."""
             engine.batches.clear()
-            b.dispatcher.add(one_each(make_sequences, *[[first_id + n] * 10 for n in range(8)]))
+            b.dispatcher.add(b.one_each(*[[first_id + n] * 10 for n in range(8)]))
             await b.finish(first_id + 8)
             return [10 * len(batch) for batch in engine.batches]
 
@@ -196,12 +187,12 @@ def test_errors_are_sorted_by_what_may_help(error: Any, lacks_memory: bool, may_
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 async def test_a_result_that_is_not_finite_fails_its_sequence_alone_and_nothing_runs_again(
-    info: ModelInfo, make_sequences: MakeSequences, value: float
+    info: ModelInfo, value: float
 ) -> None:
     engine = OverflowingEngine(info)
     engine.value = value
     async with LaneBench(info, trigger="lazy", engine=engine) as b:
-        good, bad = make_sequences([1], [2]), make_sequences([3], [4, OverflowingEngine.OVERFLOW])
+        good, bad = b.make([1], [2]), b.make([3], [4, OverflowingEngine.OVERFLOW])
         b.dispatcher.add([*good, *bad])
         await b.finish(4)
         assert b.ids == [[1], [2], [3]]
@@ -218,29 +209,25 @@ async def test_a_result_that_is_not_finite_fails_its_sequence_alone_and_nothing_
         assert b.stats[0].sums.count == 4
 
 
-async def test_a_batch_without_a_finite_result_is_blamed_by_one_probe(
-    info: ModelInfo, make_sequences: MakeSequences
-) -> None:
+async def test_a_batch_without_a_finite_result_is_blamed_by_one_probe(info: ModelInfo) -> None:
     engine = OverflowingEngine(info)
     async with LaneBench(info, trigger="lazy", engine=engine) as b:
-        b.dispatcher.add(one_each(make_sequences, *[[n, OverflowingEngine.OVERFLOW] for n in range(4)]))
+        b.dispatcher.add(b.one_each(*[[n, OverflowingEngine.OVERFLOW] for n in range(4)]))
         await b.finish(4)
         assert len(b.rejections) == 4
         assert not b.results
         assert engine.batches[1:] == [PROBE]
         assert not b.unhealthy
-        b.dispatcher.add(one_each(make_sequences, [1], [2], [3], [4]))
+        b.dispatcher.add(b.one_each([1], [2], [3], [4]))
         await b.finish(8)
         assert b.ids == [[1], [2], [3], [4]]
 
 
-async def test_an_engine_whose_probe_is_not_finite_is_unhealthy_and_answers_nothing(
-    info: ModelInfo, make_sequences: MakeSequences
-) -> None:
+async def test_an_engine_whose_probe_is_not_finite_is_unhealthy_and_answers_nothing(info: ModelInfo) -> None:
     engine = OverflowingEngine(info)
     engine.broken = True
     async with LaneBench(info, engine=engine) as b:
-        b.dispatcher.add(one_each(make_sequences, [1]))
+        b.dispatcher.add(b.one_each([1]))
         await b.until(lambda: bool(b.unhealthy))
         assert isinstance(b.unhealthy[0], NotFinite)
         assert not b.results

@@ -15,8 +15,8 @@ from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.flights import Flight, Flights, urgency
 from penstock.worker.requests.sequence_block import SequenceBlock
 from tests.examples import examples
+from tests.worker.conftest import MakeSequences
 
-MakeSequences = Callable[..., list[SequenceBlock]]
 One = Callable[..., SequenceBlock]
 
 both_kinds = pytest.mark.parametrize("by_step", [False, True], ids=["batches", "steps"])

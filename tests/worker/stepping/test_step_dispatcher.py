@@ -9,7 +9,6 @@ from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Options
 from penstock.worker.batching.job_runner import JobEvents
 from tests.worker.batching.benches import StepBench, records
-from tests.worker.conftest import MakeSequences
 from tests.worker.stepping.manual import stats_of
 
 
@@ -18,10 +17,8 @@ def bench() -> StepBench:
     return StepBench()
 
 
-def test_a_short_sequence_leaves_before_a_long_one_and_another_joins(
-    bench: StepBench, make_sequences: MakeSequences
-) -> None:
-    bench.dispatcher.add(make_sequences([4, 1]) + make_sequences([1, 2]) + make_sequences([2, 3]))
+def test_a_short_sequence_leaves_before_a_long_one_and_another_joins(bench: StepBench) -> None:
+    bench.dispatcher.add(bench.make([4, 1]) + bench.make([1, 2]) + bench.make([2, 3]))
     assert (bench.load.num_queued, bench.load.queued_tokens) == (3, 6)
     bench.turn()
     assert bench.ids == [[1, 2]]
@@ -35,8 +32,8 @@ def test_a_short_sequence_leaves_before_a_long_one_and_another_joins(
     assert not bench.rejections
 
 
-def test_a_result_tells_how_long_its_sequence_waited_and_ran(bench: StepBench, make_sequences: MakeSequences) -> None:
-    bench.dispatcher.add(make_sequences([3, 1]))
+def test_a_result_tells_how_long_its_sequence_waited_and_ran(bench: StepBench) -> None:
+    bench.dispatcher.add(bench.make([3, 1]))
     bench.turn(3)
     ((sequence, _),) = bench.results
     assert sequence.request.times.queued == 100.0
@@ -50,28 +47,24 @@ def test_a_result_tells_how_long_its_sequence_waited_and_ran(bench: StepBench, m
     assert bench.load.backlog_s(bench.clock.now) == 0.0
 
 
-def test_a_queued_flight_takes_the_class_and_the_deadline_of_a_more_urgent_sequence(
-    make_sequences: MakeSequences,
-) -> None:
+def test_a_queued_flight_takes_the_class_and_the_deadline_of_a_more_urgent_sequence() -> None:
     bench = StepBench(max_rows=1)
-    bench.dispatcher.add(make_sequences([9, 1]) + make_sequences([2, 3], bulk=True))
+    bench.dispatcher.add(bench.make([9, 1]) + bench.make([2, 3], bulk=True))
     bench.turn()
     bench.clock.now += 0.5
-    bench.dispatcher.add(make_sequences([2, 3], deadline=150.0))
+    bench.dispatcher.add(bench.make([2, 3], deadline=150.0))
     assert bench.runner.cancelled == [1]
     (job,) = bench.runner.waiting.values()
     assert (job.deadline, job.bulk, job.arrival) == (150.0, False, 100.0)
-    bench.dispatcher.add(make_sequences([2, 3], deadline=140.0))
+    bench.dispatcher.add(bench.make([2, 3], deadline=140.0))
     assert [job.deadline for job in bench.runner.waiting.values()] == [140.0]
     assert bench.load.num_queued == 1
     bench.turn(10)
     assert bench.ids == [[9, 1], [2, 3], [2, 3], [2, 3]]
 
 
-def test_a_sequence_whose_deadline_passes_leaves_a_flight_that_goes_on(
-    bench: StepBench, make_sequences: MakeSequences
-) -> None:
-    patient, late = make_sequences([5, 1]), make_sequences([5, 1], deadline=103.0)
+def test_a_sequence_whose_deadline_passes_leaves_a_flight_that_goes_on(bench: StepBench) -> None:
+    patient, late = bench.make([5, 1]), bench.make([5, 1], deadline=103.0)
     bench.dispatcher.add(patient)
     bench.turn()
     bench.dispatcher.add(late)
@@ -83,17 +76,15 @@ def test_a_sequence_whose_deadline_passes_leaves_a_flight_that_goes_on(
     assert {job for batch in bench.runner.batches for job in batch} == {0}
 
 
-def test_what_the_model_does_not_allow_is_an_invalid_request(bench: StepBench, make_sequences: MakeSequences) -> None:
-    bench.dispatcher.add(make_sequences([2, 1]))
+def test_what_the_model_does_not_allow_is_an_invalid_request(bench: StepBench) -> None:
+    bench.dispatcher.add(bench.make([2, 1]))
     bench.take(JobEvents(failed={0: InvalidOption("num_beams must be less")}))
     assert bench.errors() == [InvalidRequest]
     assert "num_beams must be less" in bench.rejections[0].error.message
 
 
-def test_a_request_whose_deadline_passes_leaves_and_the_others_go_on(
-    bench: StepBench, make_sequences: MakeSequences
-) -> None:
-    bench.dispatcher.add(make_sequences([5, 1], deadline=102.5) + make_sequences([4, 2]))
+def test_a_request_whose_deadline_passes_leaves_and_the_others_go_on(bench: StepBench) -> None:
+    bench.dispatcher.add(bench.make([5, 1], deadline=102.5) + bench.make([4, 2]))
     bench.turn(2)
     assert not bench.rejections
     bench.turn()
@@ -104,11 +95,9 @@ def test_a_request_whose_deadline_passes_leaves_and_the_others_go_on(
     assert bench.runner.is_idle
 
 
-def test_partial_results_reach_the_sequences_that_stream_and_not_too_often(
-    bench: StepBench, make_sequences: MakeSequences
-) -> None:
-    streaming = make_sequences([9, 1], options=Options(stream=True), task="generate")
-    bench.dispatcher.add(streaming + make_sequences([9, 1], task="generate"))
+def test_partial_results_reach_the_sequences_that_stream_and_not_too_often(bench: StepBench) -> None:
+    streaming = bench.make([9, 1], options=Options(stream=True), task="generate")
+    bench.dispatcher.add(streaming + bench.make([9, 1], task="generate"))
     rows = [np.array([number], np.float32) for number in range(4)]
     for row in rows[:2]:  # the second comes too soon
         bench.take(JobEvents(emitted=[(0, row), (7, row)]))
@@ -122,10 +111,8 @@ def test_partial_results_reach_the_sequences_that_stream_and_not_too_often(
     assert len(bench.partials) == 2
 
 
-def test_what_has_begun_leaves_the_runner_when_its_partition_is_lost(
-    bench: StepBench, make_sequences: MakeSequences
-) -> None:
-    requests = [make_sequences([5, number]) for number in range(3)]
+def test_what_has_begun_leaves_the_runner_when_its_partition_is_lost(bench: StepBench) -> None:
+    requests = [bench.make([5, number]) for number in range(3)]
     for sequences in requests:
         bench.dispatcher.add(sequences)
     bench.turn()
@@ -140,11 +127,9 @@ def test_what_has_begun_leaves_the_runner_when_its_partition_is_lost(
     assert not bench.rejections
 
 
-def test_a_request_that_its_sender_takes_back_leaves_before_the_next_step(
-    bench: StepBench, make_sequences: MakeSequences
-) -> None:
+def test_a_request_that_its_sender_takes_back_leaves_before_the_next_step(bench: StepBench) -> None:
     """An equal request of another sender goes on; so does one without a correlation id, which none can name."""
-    requests = [make_sequences([5, number], [6, number]) for number in (1, 1, 2, 3)]
+    requests = [bench.make([5, number], [6, number]) for number in (1, 1, 2, 3)]
     for name, sequences in zip((b"a", b"b", b"c", None), requests, strict=True):
         sequences[0].request.address.correlation_id = name
         bench.dispatcher.add(sequences)
@@ -161,8 +146,8 @@ def test_a_request_that_its_sender_takes_back_leaves_before_the_next_step(
     assert len(bench.rejections) == 2
 
 
-def test_events_of_jobs_that_have_left_are_ignored(bench: StepBench, make_sequences: MakeSequences) -> None:
-    sequences = make_sequences([5, 1])
+def test_events_of_jobs_that_have_left_are_ignored(bench: StepBench) -> None:
+    sequences = bench.make([5, 1])
     bench.dispatcher.add(sequences)
     bench.dispatcher.take_back({sequences[0].request.record.source}, bulk_only=False, begun=True)
     row = np.zeros(1, np.float32)

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,8 +19,6 @@ from penstock.worker.stepping.step_model import StepModel
 from penstock.worker.stepping.step_thread import StepThread
 from tests.worker.batching.small_engine import POISON
 from tests.worker.stepping.manual import CountingRunner
-
-MakeSequences = Callable[..., list[SequenceBlock]]
 
 
 class Gate(CountingRunner):

@@ -1,6 +1,5 @@
 """Two answered requests of each second are logged: the first, and the slowest online one."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,10 +7,9 @@ from structlog.testing import capture_logs
 
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.requests.request import PendingRequest
-from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.telemetry.request_samples import RequestSamples, correlation_text
+from tests.worker.conftest import MakeSequences
 
-MakeSequences = Callable[..., list[SequenceBlock]]
 STATS = BatchStats("timeout", "fifo", 0.0, Sums(30, 300, 20, 2), 0.01, 0.008, number=5)
 
 

@@ -19,8 +19,8 @@ from penstock.worker.requests.request import Rejection
 from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.telemetry.request_traces import RequestTraces
 from tests.tracing import MemorySpans, context_of, traceparent
+from tests.worker.conftest import MakeSequences
 
-MakeSequences = Callable[..., list[SequenceBlock]]
 MakeRecord = Callable[..., Any]
 STATS = BatchStats("timeout", "fifo", 0.0, Sums(7, 25, 4, 3), 0.010, 0.008)
 TOPIC = "penstock.requests.tiny"
