@@ -243,6 +243,8 @@ def token_bytes(sequence: npt.ArrayLike, index: int) -> bytes:
     if isinstance(sequence, list) and sequence:
         with contextlib.suppress(TypeError, OverflowError):  # reported below
             return array("I", sequence).tobytes()  # several times faster than through numpy
+    if type(sequence) is np.ndarray and sequence.dtype == np.uint32 and sequence.ndim == 1 and sequence.size:
+        return sequence.tobytes()  # nothing to check
     try:
         given = np.asarray(sequence)
     except (ValueError, TypeError) as error:
