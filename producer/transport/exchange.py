@@ -7,6 +7,7 @@ import math
 import os
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from penstock.producer.wire.messages import STEPPED_TASKS, ErrorReply, Reply, Re
 from penstock.producer.wire.topics import NUM_PARTITIONS, request_topic
 
 if TYPE_CHECKING:
-    from penstock.producer.tracing.tracing import SendSpans
+    from penstock.producer.tracing.tracing import SendSpan, SendSpans
 
 _SWEEP_S = 0.1
 # Pauses before a record is sent again double from the first bound to the last. Each is drawn at random, so that the
@@ -38,6 +39,18 @@ _LONGEST_PAUSE_S = 60.0
 _LEAST_SHARE = 0.1
 _TRIES = 4  # of an online record that is answered with `Overloaded`
 _CLOSE_S = 1.0  # for what is unsent when the client closes: cancellations, which are best effort
+
+
+@dataclass(slots=True)
+class _Sending(OutRecord):
+    """One attempt to send a request."""
+
+    value: bytes
+    headers: list[tuple[str, bytes]]
+    correlation_id: bytes
+    permit: Permit
+    span: "SendSpan | None" = None
+    is_unsent: bool = True  # the broker has not acknowledged it
 
 
 class Exchange:
@@ -62,7 +75,6 @@ class Exchange:
             isolation_level=settings.isolation_level,
         )
         self._ids = _correlation_ids()
-        self._unsent: set[bytes] = set()  # correlation ids of records without an acknowledgement
         self._permits = Permits(settings.max_in_flight)  # replaced, as the next, by `start`
         self._partitioner = StickyPartitioner(1)
         self._patient = patient
@@ -147,24 +159,23 @@ class Exchange:
         self, task: str, key: bytes, value: bytes, attempts: Attempts, permit: Permit, partial: Partial | None
     ) -> Reply | ErrorReply:
         """Send the record once and await what answers it."""
-        correlation_id = next(self._ids)
         partition = self._partitioner.partition(key, len(value), monotonic())
-        answer = self._post(correlation_id, partition, key, value, attempts, permit, partial)
+        record = _Sending(key, value, [], self._sent, next(self._ids), permit)
+        answer = self._post(record, partition, attempts, partial)
         try:
             return await answer
         except Expired as error:
-            if correlation_id in self._unsent:
+            if record.is_unsent:
                 servers = self._settings.bootstrap_servers
                 reason = f"Kafka at {servers} did not take the request before its deadline. Does it answer?"
                 raise Expired(reason) from error
             raise
         except (asyncio.CancelledError, ShuttingDown):
             if task in STEPPED_TASKS:
-                self._cancel(correlation_id, partition, key)
+                self._cancel(record, partition)
             raise
         finally:
-            self._unsent.discard(correlation_id)
-            self._inbox.forget(correlation_id)
+            self._inbox.forget(record.correlation_id)
 
     async def _pause_after(self, error: PenstockError, attempts: Attempts) -> None:
         """Wait until the record may be sent again; raises the error if it may not."""
@@ -184,50 +195,41 @@ class Exchange:
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
 
-    def _post(
-        self,
-        correlation_id: bytes,
-        partition: int,
-        key: bytes,
-        value: bytes,
-        attempts: Attempts,
-        permit: Permit,
-        partial: Partial | None,
-    ) -> Answer:
+    def _post(self, record: "_Sending", partition: int, attempts: Attempts, partial: Partial | None) -> Answer:
         """Queue the record for sending; returns the future of its answer."""
         self.check_open()
-        now = monotonic()
-        if now >= attempts.deadline:
+        if monotonic() >= attempts.deadline:
             raise Expired("The deadline passed before the record was sent.")
-        inbox = self._inbox
+        inbox, correlation_id = self._inbox, record.correlation_id
         answer = inbox.expect(correlation_id, attempts.deadline, partial)
-        permit.retain()
+        record.permit.retain()
         deadline_ms = int(attempts.unix_deadline * 1000)
-        headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, deadline_ms)
-        span = None
+        record.headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, deadline_ms)
         if self._spans is not None:
-            span = self._spans.start(partition, correlation_id, len(value), attempts.callers)
-        if span is not None:
-            headers.append((TRACEPARENT, span.traceparent))
-
-        def sent(_: Sequence[OutRecord], error: Exception | None) -> None:
-            self._unsent.discard(correlation_id)
-            permit.release()
+            span = self._spans.start(partition, correlation_id, len(record.value), attempts.callers)
             if span is not None:
-                span.end(error)
-            if error is not None:
-                reason = f"The request record of {len(value):,} bytes was not sent: {error}"
-                is_refused = isinstance(error, REFUSED)
-                inbox.fail(correlation_id, InvalidRequest(reason) if is_refused else BackendError(reason))
-
-        self._unsent.add(correlation_id)
-        self._outbox.put(self._topic, partition, [OutRecord(key, value, headers, sent)])
+                record.span = span
+                record.headers.append((TRACEPARENT, span.traceparent))
+        self._outbox.put(self._topic, partition, [record])
         return answer
 
-    def _cancel(self, correlation_id: bytes, partition: int, key: bytes) -> None:
+    def _sent(self, records: Sequence["_Sending"], error: Exception | None) -> None:
+        """Called by the outbox with the requests that ended together."""
+        for record in records:
+            record.is_unsent = False
+            record.permit.release()
+            if error is not None:
+                fault = InvalidRequest if isinstance(error, REFUSED) else BackendError
+                reason = f"The request record of {len(record.value):,} bytes was not sent: {error}"
+                self._inbox.fail(record.correlation_id, fault(reason))
+        for record in records if self._spans is not None else ():  # last: an application's processor may raise
+            if record.span is not None:
+                record.span.end(error)
+
+    def _cancel(self, record: "_Sending", partition: int) -> None:
         """Send the cancellation of a record behind it."""
-        headers = request_headers(correlation_id, self._settings.reply_topic, self._inbox.partition, None)
-        cancellation = OutRecord(key, b"", [*headers, (CANCEL, b"")], lambda *_: None)
+        headers = request_headers(record.correlation_id, self._settings.reply_topic, self._inbox.partition, None)
+        cancellation = OutRecord(record.key, b"", [*headers, (CANCEL, b"")], lambda *_: None)
         self._outbox.put(self._topic, partition, [cancellation])
 
     async def _sweep(self) -> None:

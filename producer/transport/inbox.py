@@ -7,7 +7,7 @@ and is dropped.
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -28,7 +28,6 @@ _RETRY_S = 0.5
 # and worker run concurrently.
 _SLICE_RECORDS = 64
 _STOP_S = 5.0
-_NOT_EXPECTED: "tuple[Answer | None, float]" = (None, 0.0)
 
 log = structlog.get_logger("penstock.inbox")
 
@@ -53,8 +52,8 @@ class Inbox:
         self._client_id = client_id
         self._fetch_max_wait_ms = fetch_max_wait_ms
         self._isolation_level = isolation_level
-        self._expected: dict[bytes, tuple[Answer, float]] = {}  # deadlines in monotonic seconds
-        self._partials: dict[bytes, Partial] = {}  # of expected replies that have partial ones
+        # With the deadline in monotonic seconds, and what takes partial replies.
+        self._expected: dict[bytes, tuple[Answer, float, Partial | None]] = {}
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.partition = 0  # to which replies must be sent; valid after start
@@ -82,27 +81,24 @@ class Inbox:
             await disconnect(consumer, _STOP_S)
 
     def expect(self, correlation_id: bytes, deadline: float, partial: Partial | None = None) -> Answer:
-        """Make the future of a reply. Called before its request is sent. `partial`: called until `forget`."""
-        if partial is not None:
-            self._partials[correlation_id] = partial
+        """Make the future of a reply. Called before its request is sent. `partial`: called until the reply is there."""
         answer: Answer = asyncio.get_running_loop().create_future()
-        self._expected[correlation_id] = (answer, deadline)
+        self._expected[correlation_id] = (answer, deadline, partial)
         return answer
 
     def forget(self, correlation_id: bytes) -> None:
-        """Drop a reply that is no longer awaited."""
+        """Drop a reply that is no longer awaited, where none came."""
         self._expected.pop(correlation_id, None)
-        self._partials.pop(correlation_id, None)
 
     def fail(self, correlation_id: bytes, error: PenstockError) -> None:
         """Fail one reply, if it is still expected."""
-        answer, _ = self._expected.pop(correlation_id, _NOT_EXPECTED)
-        if answer is not None and not answer.done():
+        answer = self._take(correlation_id)
+        if answer is not None:
             answer.set_exception(error)
 
     def expire(self, now: float, make_error: Callable[[], PenstockError]) -> None:
         """Fail every reply whose deadline is before `now`."""
-        late = [correlation_id for correlation_id, (_, deadline) in self._expected.items() if deadline < now]
+        late = [correlation_id for correlation_id, (_, deadline, _) in self._expected.items() if deadline < now]
         for correlation_id in late:
             self.fail(correlation_id, make_error())
 
@@ -165,11 +161,13 @@ class Inbox:
                     return
 
     def _receive(self, record: Any) -> None:
-        if any(name == PARTIAL for name, _ in record.headers):
-            self._receive_partial(record)
+        headers = dict(record.headers)
+        correlation_id = headers.get(CORRELATION_ID, b"")
+        if PARTIAL in headers:
+            self._receive_partial(correlation_id, record.value)
             return
-        answer, _ = self._expected.pop(_correlation_id(record), _NOT_EXPECTED)
-        if answer is None or answer.done():
+        answer = self._take(correlation_id)
+        if answer is None:
             return
         try:
             answer.set_result(decode_reply(record.value))
@@ -180,19 +178,16 @@ class Inbox:
             log.exception("reply_unreadable", offset=record.offset, detail="This is a bug.")
             answer.set_exception(BackendError(f"The worker's answer could not be read: {error!r}. This is a bug."))
 
-    def _receive_partial(self, record: Any) -> None:
+    def _take(self, correlation_id: bytes) -> Answer | None:
+        """The future of a reply that is expected no more; None if nothing waits for it."""
+        answer, _, _ = self._expected.pop(correlation_id, (None, 0.0, None))
+        return None if answer is None or answer.done() else answer
+
+    def _receive_partial(self, correlation_id: bytes, value: bytes | None) -> None:
         """Partial replies may be lost: what cannot be read is dropped."""
-        partial = self._partials.get(_correlation_id(record))
+        _, _, partial = self._expected.get(correlation_id, (None, 0.0, None))
         if partial is not None:
             with contextlib.suppress(PenstockError):  # also of the caller, of a reply to another task
-                reply = decode_reply(record.value)
+                reply = decode_reply(value)
                 if isinstance(reply, Reply):
                     partial(reply)
-
-
-def _correlation_id(record: Any) -> bytes:
-    headers: Sequence[tuple[str, bytes | None]] = record.headers
-    for name, value in headers:
-        if name == CORRELATION_ID:
-            return value or b""
-    return b""
