@@ -19,7 +19,7 @@ from penstock.producer.wire.messages import (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # not frozen: that would double the cost of making one
 class PreparedRequest:
     """A request, and the tokens of its texts where the client has made them."""
 
@@ -29,21 +29,11 @@ class PreparedRequest:
 
     def rows_of(self, reply: Reply) -> Sequence[Row]:
         """The rows of a reply, with the texts and spans that only the client knows."""
-        if self.tokenizer is not None and reply.generations is not None:
-            return _with_texts(reply.generations, self.tokenizer)
-        return self._with_spans(reply).rows(self.request.task)
-
-    def _with_spans(self, reply: Reply) -> Reply:
-        """The reply with the spans of its tokens, which only the client knows when it has tokenized the texts."""
-        spans = [sequence.spans for sequence in self.encoded if sequence.spans is not None]
-        if self.tokenizer is None or not spans or reply.tokens is None:
-            return reply
-        lens = reply.tokens.lens
-        if len(lens) != len(spans) or any(length > len(span) for length, span in zip(lens, spans, strict=True)):
-            raise BackendError("The worker answered with other tokens than were sent.")
-        frame = self.tokenizer.frame
-        cut = [frame.cut(span, length) for span, length in zip(spans, lens, strict=True)]
-        return dataclasses.replace(reply, tokens=dataclasses.replace(reply.tokens, spans=np.concatenate(cut)))
+        if self.tokenizer is not None:
+            if reply.generations is not None:
+                return _with_texts(reply.generations, self.tokenizer)
+            reply = _with_spans(reply, self.encoded, self.tokenizer)
+        return reply.rows(self.request.task)
 
 
 async def prepare(
@@ -64,6 +54,18 @@ async def prepare(
     options = options._replace(prompt_name=None, prompt=None)  # it is in the ids
     of_ids = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
     return PreparedRequest(of_ids, encoded, tokenizer)
+
+
+def _with_spans(reply: Reply, encoded: Sequence[Encoded], tokenizer: Tokenizer) -> Reply:
+    """The reply with the spans of its tokens, which only the client knows when it has tokenized the texts."""
+    spans = [sequence.spans for sequence in encoded if sequence.spans is not None]
+    if not spans or reply.tokens is None:
+        return reply
+    lens = reply.tokens.lens
+    if len(lens) != len(spans) or any(length > len(span) for length, span in zip(lens, spans, strict=True)):
+        raise BackendError("The worker answered with other tokens than were sent.")
+    cut = [tokenizer.frame.cut(span, length) for span, length in zip(spans, lens, strict=True)]
+    return dataclasses.replace(reply, tokens=dataclasses.replace(reply.tokens, spans=np.concatenate(cut)))
 
 
 def _with_texts(rows: Sequence[Generation], tokenizer: Tokenizer) -> list[Generation]:

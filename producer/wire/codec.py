@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 
 from penstock.producer.errors import InvalidRequest, PenstockError
-from penstock.producer.wire.envelope import VERSION, string, unpack
+from penstock.producer.wire.envelope import VERSION, string, unpack, unpack_map
 from penstock.producer.wire.messages import (
     NO_OPTIONS,
     REQUEST_TOKENS,
@@ -37,6 +37,9 @@ MAX_LABELS = 65_536  # of one row, or of a model whose tokens are classified: in
 
 _UINT32 = np.dtype("<u4")
 _TIMING_TYPES, _BATCH_TYPES, _STRING = frozenset({float, int}), frozenset({int, str}), frozenset({str})
+_NOTES = frozenset({"cached", "timing", "batch"})
+_MAX_NOTES_BYTES, _MAX_HEAD_BYTES = 4096, 1024
+_VECTORS_FOLLOW, _LENGTH_BYTES = b"\xa4data\xc5", 2  # the key, and msgpack's type of 256 bytes to 64 KiB
 _MAX_REQUEST_CONTAINERS = MAX_ITEMS  # lists of the fields of `sequence`; one list a text pair; fields of later versions
 _MAX_REPLY_CONTAINERS = 2 * MAX_SEQUENCES + 64  # two lists a row of classes
 
@@ -160,18 +163,58 @@ def encode_error(error: PenstockError) -> bytes:
 
 def decode_reply(value: bytes | None) -> Reply | ErrorReply:
     """Parse and check a reply value. Raises InvalidRequest for anything but a reply of this version."""
+    return _read_vectors(value or b"") or _decode_reply(value)
+
+
+def _read_vectors(value: bytes) -> Reply | None:
+    """A reply of vectors of less than 64 KiB, as `encode_reply` writes it, in half the time; None for any other."""
+    start = value.find(_VECTORS_FOLLOW, 0, _MAX_HEAD_BYTES) + len(_VECTORS_FOLLOW) + _LENGTH_BYTES
+    known = _read_head(value[:start])
+    if known is None:
+        return None
+    model, revision, shape, dtype = known
+    end = start + int.from_bytes(value[start - _LENGTH_BYTES : start], "big")
+    try:
+        notes = unpack_map(b"\x83" + value[end:], _MAX_NOTES_BYTES, MAX_LABELS, _MAX_REPLY_CONTAINERS)
+    except InvalidRequest:
+        return None
+    if notes.keys() != _NOTES:
+        return None
+    return _noted(Reply(model, revision, np.frombuffer(value[start:end], dtype).reshape(shape)), notes)
+
+
+@functools.lru_cache(maxsize=256)
+def _read_head(head: bytes) -> tuple[str, str, tuple[int, ...], Any] | None:
+    """Model, revision, and shape and type of the vectors that follow; None if it is not a head as `encode_reply`'s."""
+    num_bytes = int.from_bytes(head[-_LENGTH_BYTES:], "big")
+    try:
+        reply = _decode_reply(head + bytes(num_bytes) + encode_notes(0, {}, {}))
+    except InvalidRequest:
+        return None
+    if not isinstance(reply, Reply) or (vectors := reply.vectors) is None:
+        return None
+    is_own = head == _vectors_head(reply.model, reply.revision, *vectors.shape, vectors.dtype.name)
+    return (reply.model, reply.revision, vectors.shape, vectors.dtype) if is_own else None
+
+
+def _decode_reply(value: bytes | None) -> Reply | ErrorReply:
     body = unpack(value, MAX_REPLY_BYTES, MAX_LABELS, _MAX_REPLY_CONTAINERS)
-    ok, n, cached = body.get("ok"), body.get("n"), body.get("cached")
+    ok, n = body.get("ok"), body.get("n")
     if ok is False:
         return _decode_error(body.get("error"))
     if ok is not True:
         raise InvalidRequest("`ok` must be true or false.")
     if not is_int(n) or not 1 <= n <= MAX_SEQUENCES:
         raise InvalidRequest(f"`n` must be a count of rows, 1 to {MAX_SEQUENCES}.")
-    reply = Reply(string(body, "model"), string(body, "revision"), **decode_rows(body, n))
+    return _noted(Reply(string(body, "model"), string(body, "revision"), **decode_rows(body, n)), body)
+
+
+def _noted(reply: Reply, notes: Mapping[str, Any]) -> Reply:
+    """The reply with its informative fields, as far as they are well-formed."""
+    cached = notes.get("cached")
     reply.cached = cached if is_int(cached) else 0
-    reply.timing = _entries(body.get("timing"), _TIMING_TYPES)
-    reply.batch = _entries(body.get("batch"), _BATCH_TYPES)
+    reply.timing = _entries(notes.get("timing"), _TIMING_TYPES)
+    reply.batch = _entries(notes.get("batch"), _BATCH_TYPES)
     return reply
 
 

@@ -86,11 +86,11 @@ def _check_fields(sequences: Any, ids: object) -> list[Checked]:
 
 def num_bytes(sequence: Text | bytes | Fields) -> int:
     """Approximate bytes of a sequence in its record."""
-    if isinstance(sequence, dict):
-        return len(packed_fields(sequence))
+    if isinstance(sequence, bytes):
+        return len(sequence)
     if isinstance(sequence, str):
         return len(sequence) if sequence.isascii() else 4 * len(sequence)
-    return sum([num_bytes(part) for part in sequence]) if isinstance(sequence, tuple) else len(sequence)
+    return len(packed_fields(sequence)) if isinstance(sequence, dict) else sum([num_bytes(part) for part in sequence])
 
 
 def _check_text(text: Any, index: int, wanted: str) -> Checked:

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +188,7 @@ def _replies() -> list[bytes]:
     vectors = np.arange(8, dtype=np.float32).reshape(2, 4)
     classes = (Classification(("a", "b"), (0.75, 0.25)),)
     replies = [Reply("m", "r", vectors=vectors), Reply("m", "r", vectors=vectors.astype(np.float16))]
+    replies.append(Reply("m", "r", vectors=np.arange(96, dtype=np.float32).reshape(1, 96)))  # its head is read once
     replies += [Reply("m", "r", classes=classes), Reply("m", "r", scores=(0.5, 2.0))]
     generations = (Generation((5, 1), "stop", "text"), Generation((), "length", ""))
     replies.append(Reply("m", "r", generations=generations))
@@ -195,6 +196,19 @@ def _replies() -> list[bytes]:
     replies.append(Reply("m", "r", emissions=EmissionTable(2, columns)))
     errors = [BackendError("broken"), InvalidRequest("wrong", {0: InvalidRequest("this one")})]
     return [*map(codec.encode_reply, replies), *map(codec.encode_error, errors)]
+
+
+def _reply(value: bytes) -> None:
+    """A reply whose head is known reads as any other, and what is wrong with it is told in the same words."""
+    if _shown(codec.decode_reply, value) != (unpacked := _shown(codec._decode_reply, value)):
+        raise AssertionError(unpacked)
+
+
+def _shown(decode: Callable[[bytes], object], value: bytes) -> str:
+    try:
+        return repr(decode(value))
+    except InvalidRequest as error:
+        return error.message
 
 
 def _record_bytes(headers: Mapping[str, bytes], value: bytes) -> bytes:
@@ -218,7 +232,7 @@ _MARKS = [OwnerMarker(2, 1200, (1003, 1004), True), OwnerMarker()]
 
 WIRE = (
     Decoder("request", _requests(), codec.decode_request, (InvalidRequest,), (mutated_bytes, mutated_msgpack)),
-    Decoder("reply", _replies(), codec.decode_reply, (InvalidRequest,), (mutated_bytes, mutated_msgpack)),
+    Decoder("reply", _replies(), _reply, (), (mutated_bytes, mutated_msgpack)),
     Decoder("headers", [b"penstock.replies\n\0\0\0\1\nid\n1767225600000\nbulk", b"r\n\n\n0\nonline"], _headers),
     Decoder("validated record", [_record_bytes(_ORIGINAL, value) for value in _requests()], _validated),
     Decoder(
