@@ -14,7 +14,7 @@ from penstock.producer.answer_stream import answer_stream
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, WrongArgument, WrongLoop, did_you_mean
 from penstock.producer.keywords import ClientKeywords
 from penstock.producer.one_revision import OneRevision
-from penstock.producer.request_preparation import PreparedRequest, prepare
+from penstock.producer.request_preparation import PreparedRequest, request_of, tokenized
 from penstock.producer.row_source import column_names, row_batches
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import SettingsFileError
@@ -224,7 +224,8 @@ class Caller:
         `partial`: called with those of each partial reply.
         """
         self._exchange.check_open()  # the tokenizer's thread ends with the exchange
-        prepared = await prepare(self._settings.model, task, options, sequences, self._tokenizer)
+        request = request_of(self._settings.model, task, options, sequences)
+        prepared = PreparedRequest(request) if self._tokenizer is None else await tokenized(request, self._tokenizer)
         got_partial = None if partial is None else lambda reply: partial(_answers(prepared, reply))
         reply = await self._exchange.ask(prepared.request, attempts, got_partial)
         self._on_reply(reply, len(sequences))

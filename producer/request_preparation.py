@@ -36,24 +36,26 @@ class PreparedRequest:
         return reply.rows(self.request.task)
 
 
-async def prepare(
-    model: str, task: str, options: Options, sequences: Sequence[Any], tokenizer: Tokenizer | None
-) -> PreparedRequest:
+def request_of(model: str, task: str, options: Options, sequences: Sequence[Any]) -> Request:
     """The request of sequences of one kind: token ids as bytes, maps of fields, texts or pairs."""
     if isinstance(sequences[0], bytes):
-        return PreparedRequest(Request(model, task, concatenate_tokens(sequences), None, options))
+        return Request(model, task, concatenate_tokens(sequences), None, options)
     if isinstance(sequences[0], dict):
-        return PreparedRequest(Request(model, task, sequences=tuple(sequences)))
-    of_texts = Request(model, task, None, tuple(sequences), options)
+        return Request(model, task, sequences=tuple(sequences))
+    return Request(model, task, None, tuple(sequences), options)
+
+
+async def tokenized(request: Request, tokenizer: Tokenizer) -> PreparedRequest:
+    """A request with the ids of its texts."""
     # Pairs need token types, which `ids` does not carry: the worker tokenizes them.
-    if tokenizer is None or any(isinstance(text, tuple) for text in sequences):
-        return PreparedRequest(of_texts)
-    prompted = tokenizer.prompts.apply(of_texts)
-    spans = task == "token_classify"
+    if request.text is None or any(isinstance(text, tuple) for text in request.text):
+        return PreparedRequest(request)
+    prompted = tokenizer.prompts.apply(request)
+    spans = request.task == "token_classify"
     encoded = await tokenizer.encode_async(prompted.text or (), truncate=False, spans=spans)
-    options = options._replace(prompt_name=None, prompt=None)  # it is in the ids
-    of_ids = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
-    return PreparedRequest(of_ids, encoded, tokenizer)
+    options = request.options._replace(prompt_name=None, prompt=None)  # it is in the ids
+    tokens = join_tokens([sequence.ids for sequence in encoded])
+    return PreparedRequest(Request(request.model, request.task, tokens, None, options), encoded, tokenizer)
 
 
 def _with_spans(reply: Reply, encoded: Sequence[Encoded], tokenizer: Tokenizer) -> Reply:

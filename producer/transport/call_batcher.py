@@ -74,6 +74,16 @@ class CallBatcher:
         revision: OneRevision,
     ) -> list[Result]:
         """One result a sequence, in order: its row, or its own error, which names its place. Raises MixedRevisions."""
+        if len(sequences) == 1 and not (self._share or isinstance(sequences[0], PenstockError)):
+            # It has a record of its own: nothing is shared, and nothing can be halved.
+            try:
+                answers = await self._ask(task, options, sequences, Attempts.within(timeout_s))
+                _check_count(answers, 1)
+            except PenstockError as error:
+                fault = _own_faults(error).get(0)
+                return [_again(error) if fault is None else kind.fault_of(0, fault)]
+            revision.check(answers.model, answers.revision)
+            return list(answers.rows)
         call = _Call(kind, sequences, revision)
         records = self._assign(call, (task, options, kind, timeout_s))
         if not records:
@@ -141,8 +151,7 @@ class CallBatcher:
             try:
                 sequences = [call.items[index] for call, index in rows]
                 answers = await self._ask(record.task, record.options, sequences, record.attempts)
-                if len(answers.rows) != len(rows):
-                    raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers.rows)} rows.")
+                _check_count(answers, len(rows))
             except PenstockError as error:
                 record.refuse(rows, error)
             else:
@@ -169,10 +178,6 @@ class _Call:
         self.unsettled -= 1
         if self.unsettled == 0 and not self.finished.done():
             self.finished.set_result(None)
-
-    def refuse(self, index: int, fault: PenstockError) -> None:
-        """Record a worker's error about one sequence, with its place in the call; the worker knows that in a record."""
-        self.settle(index, type(fault)(f"{self.kind.named(index)}: {fault.message}", {index: fault}))
 
     def fail(self, error: Exception) -> None:
         """End the whole call with an error."""
@@ -250,15 +255,29 @@ class _Record:
     @staticmethod
     def _settle(rows: list[_RowRef], error: PenstockError) -> list[_RowRef]:
         """Settle the rows at fault, or all if none is; returns the others."""
-        own = {place: fault for place, fault in error.rows.items() if not isinstance(fault, _OF_RECORD)}
+        own = _own_faults(error)
         is_of_all = isinstance(error, _OF_RECORD) or own.keys().isdisjoint(range(len(rows)))
         others: list[_RowRef] = []
         for place, (call, index) in enumerate(rows):
             if place in own:
-                call.refuse(index, own[place])
+                call.settle(index, call.kind.fault_of(index, own[place]))
             elif is_of_all:
-                # One for each: callers raise it, and a traceback grows with every raise.
-                call.settle(index, type(error)(*error.args))
+                call.settle(index, _again(error))
             else:
                 others.append((call, index))
         return others
+
+
+def _check_count(answers: Answers, num_rows: int) -> None:
+    if len(answers.rows) != num_rows:
+        raise BackendError(f"The worker answered {num_rows} sequences with {len(answers.rows)} rows.")
+
+
+def _own_faults(error: PenstockError) -> dict[int, PenstockError]:
+    """Place in the record -> the fault of that sequence alone."""
+    return {place: fault for place, fault in error.rows.items() if not isinstance(fault, _OF_RECORD)}
+
+
+def _again(error: PenstockError) -> PenstockError:
+    """An error for one of several callers: they raise it, and a traceback grows with every raise."""
+    return type(error)(*error.args)

@@ -148,34 +148,29 @@ class Exchange:
         permit = self._permits.take() or await self._permits.wait(attempts.deadline)
         try:
             while True:
-                reply = await self._attempt(request.task, key, value, attempts, permit, partial)
+                partition = self._partitioner.partition(key, len(value), monotonic())
+                record = _Sending(key, value, [], self._sent, next(self._ids), permit)
+                answer = self._post(record, partition, attempts, partial)
+                try:
+                    reply = await answer
+                except BaseException as error:
+                    self._give_up(request.task, record, partition, error)
+                    raise
                 if not isinstance(reply, ErrorReply):
                     return reply
                 await self._pause_after(reply.exception(), attempts)
         finally:
             permit.release()
 
-    async def _attempt(
-        self, task: str, key: bytes, value: bytes, attempts: Attempts, permit: Permit, partial: Partial | None
-    ) -> Reply | ErrorReply:
-        """Send the record once and await what answers it."""
-        partition = self._partitioner.partition(key, len(value), monotonic())
-        record = _Sending(key, value, [], self._sent, next(self._ids), permit)
-        answer = self._post(record, partition, attempts, partial)
-        try:
-            return await answer
-        except Expired as error:
-            if record.is_unsent:
-                servers = self._settings.bootstrap_servers
-                reason = f"Kafka at {servers} did not take the request before its deadline. Does it answer?"
-                raise Expired(reason) from error
-            raise
-        except (asyncio.CancelledError, ShuttingDown):
-            if task in STEPPED_TASKS:
-                self._cancel(record, partition)
-            raise
-        finally:
-            self._inbox.forget(record.correlation_id)
+    def _give_up(self, task: str, record: "_Sending", partition: int, error: BaseException) -> None:
+        """No answer has come to a record, or none is waited for any more."""
+        self._inbox.forget(record.correlation_id)
+        if isinstance(error, Expired) and record.is_unsent:
+            servers = self._settings.bootstrap_servers
+            reason = f"Kafka at {servers} did not take the request before its deadline. Does it answer?"
+            raise Expired(reason) from error
+        if isinstance(error, asyncio.CancelledError | ShuttingDown) and task in STEPPED_TASKS:
+            self._cancel(record, partition)
 
     async def _pause_after(self, error: PenstockError, attempts: Attempts) -> None:
         """Wait until the record may be sent again; raises the error if it may not."""

@@ -33,6 +33,10 @@ class Kind(StrEnum):
         """The name of one of them in a message, by its place in its call."""
         return f"{'Text' if self in (Kind.TEXTS, Kind.PAIRS) else 'Sequence'} {index}"
 
+    def fault_of(self, index: int, fault: PenstockError) -> PenstockError:
+        """A worker's error about one of them, by its place in its call; the worker knows that in a record."""
+        return type(fault)(f"{self.named(index)}: {fault.message}", {index: fault})
+
 
 # Task -> what each of its texts must be. Other tasks take either.
 _PAIR, _STRING, _EITHER = "a pair of strings, as a tuple", "a string", "a string or a pair of strings, as a tuple"

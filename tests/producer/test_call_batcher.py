@@ -113,6 +113,23 @@ async def test_without_sharing_every_call_is_a_record() -> None:
     assert worker.records == [[[1], [2]], [[3]]]
 
 
+@pytest.mark.parametrize("share", [True, False])
+async def test_a_sequence_has_its_row_or_an_error_that_names_it(share: bool) -> None:
+    worker = Worker()
+    found = [shown(await ask(make(worker, share=share), [[first]]))[0] for first in (7, 1000, 2000)]
+    row = (np.dtype("float32"), [1, 7])
+    assert found == [row, (BadTokenId, "Sequence 0: found 1000"), (TooLong, "Sequence 0: found 2000")]
+
+
+@pytest.mark.parametrize("share", [True, False])
+async def test_a_reply_of_another_number_of_rows_is_no_answer(share: bool) -> None:
+    async def answer(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Answers:
+        return Answers(np.zeros((2, 3), np.float32), "m", "r")  # type: ignore[arg-type]  # rows
+
+    [result] = await ask(CallBatcher(answer, sequences_per_record=64, share=share), [[1]])
+    assert str(result) == "The worker answered 1 sequences with 2 rows."
+
+
 async def test_a_list_shares_its_last_record() -> None:
     worker = Worker()
     batcher = make(worker, sequences_per_record=4)
@@ -166,12 +183,13 @@ async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
     await asyncio.gather(*calls, return_exceptions=True)
 
 
+@pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("error", [Expired("too late"), ValueError("a bug")])
-async def test_an_error_of_the_whole_record_is_that_of_each_call(error: Exception) -> None:
+async def test_an_error_of_the_whole_record_is_that_of_each_call(error: Exception, share: bool) -> None:
     async def fail(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Answers:
         raise error
 
-    batcher = CallBatcher(fail, sequences_per_record=64, share=True)
+    batcher = CallBatcher(fail, sequences_per_record=64, share=share)
     results = await asyncio.gather(*[ask(batcher, [[n]]) for n in range(3)], return_exceptions=True)
     if isinstance(error, PenstockError):
         own = [result[0] for result in results if isinstance(result, list)]
