@@ -36,7 +36,7 @@ MAX_REPLY_BYTES = 16 * MAX_RECORD_BYTES
 MAX_LABELS = 65_536  # of one row, or of a model whose tokens are classified: indices have 16 bits
 
 _UINT32 = np.dtype("<u4")
-_TIMING_TYPES, _BATCH_TYPES, _STRING = frozenset({float, int}), frozenset({int, str}), frozenset({str})
+_TIMING_TYPES, _BATCH_TYPES = frozenset({float, int}), frozenset({int, str})
 _NOTES = frozenset({"cached", "timing", "batch"})
 _MAX_NOTES_BYTES, _MAX_HEAD_BYTES = 4096, 1024
 _VECTORS_FOLLOW, _LENGTH_BYTES = b"\xa4data\xc5", 2  # the key, and msgpack's type of 256 bytes to 64 KiB
@@ -56,10 +56,10 @@ def encode_request(request: Request) -> bytes:
     elif request.tokens is not None:
         lens = request.tokens.lens
         body["ids"] = request.tokens.ids.astype(_UINT32, copy=False).tobytes()
-        body["lens"] = struct.pack(f"<{len(lens)}I", *lens)
+        body["lens"] = lens[0].to_bytes(4, "little") if len(lens) == 1 else struct.pack(f"<{len(lens)}I", *lens)
     else:
         body["text"] = request.text
-    if request.options != NO_OPTIONS:
+    if request.options is not NO_OPTIONS and request.options != NO_OPTIONS:
         given = zip(Options._fields, request.options, NO_OPTIONS, strict=True)
         body["opts"] = {name: value for name, value, default in given if value != default}
         if request.options.generation:
@@ -180,7 +180,7 @@ def _read_vectors(value: bytes) -> Reply | None:
         return None
     if notes.keys() != _NOTES:
         return None
-    return _noted(Reply(model, revision, np.frombuffer(value[start:end], dtype).reshape(shape)), notes)
+    return _noted(Reply(model, revision, np.ndarray(shape, dtype, value[start:end])), notes)
 
 
 @functools.lru_cache(maxsize=256)
@@ -249,6 +249,7 @@ def _entries(value: object, types: frozenset[type]) -> dict[str, Any]:
     """Named values of an informative field. Malformed entries are dropped, since the reply itself is valid."""
     if not isinstance(value, dict):
         return {}
-    if types.issuperset(map(type, value.values())) and _STRING.issuperset(map(type, value)):
-        return value
-    return {key: item for key, item in value.items() if type(item) in types and type(key) is str}
+    for key, item in value.items():
+        if type(item) not in types or type(key) is not str:
+            return {key: item for key, item in value.items() if type(item) in types and type(key) is str}
+    return value

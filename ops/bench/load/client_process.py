@@ -117,7 +117,8 @@ class LoadRun:
         if self._load.poison_every and is_poison(sequences[0]):
             self.poison[failed[0] if failed else "answered"] += 1
             return
-        self.failures.update(failed)
+        if failed:
+            self.failures.update(failed)
         offset, finished = begun - self._start, time.perf_counter() - self._start
         self.calls.append((offset, finished, len(sequences) - len(failed), len(failed)))
 
@@ -141,8 +142,7 @@ async def serve(spec: ClientSpec) -> None:
             await (run.open(due_times(load, start, spec.number, spec.num_clients)) if load.is_open else run.closed())
         CallTimes.of(run.calls).write(folder / f"calls-{spec.number}.npy")
         lag_ms = float(np.percentile(run.lags_s, 99)) * 1e3 if run.lags_s else 0.0
-        found = {"failures": run.failures, "poison": run.poison, "lag_p99_ms": lag_ms}
-        _note(folder / f"done-{spec.number}", found)
+        _note(folder / f"done-{spec.number}", {"failures": run.failures, "poison": run.poison, "lag_p99_ms": lag_ms})
 
 
 def due_times(load: Load, start: float, number: int, num_clients: int) -> list[float]:
