@@ -20,7 +20,7 @@ from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import SettingsFileError
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.attempts import Attempts
-from penstock.producer.transport.call_batcher import Answers, CallBatcher
+from penstock.producer.transport.call_batcher import CallBatcher
 from penstock.producer.transport.exchange import Exchange
 from penstock.producer.wire.messages import STEPPED_TASKS, Options, Reply, Request, Row, Text
 from penstock.producer.wire.options import check_task, check_timeout_s, recheck_options
@@ -217,23 +217,19 @@ class Caller:
         options: Options,
         sequences: Sequence[Any],
         attempts: Attempts,
-        partial: Callable[[Answers], object] | None = None,
-    ) -> Answers:
-        """Send one record of these sequences, all of one kind; returns the answers of its reply.
+        partial: Callable[[Reply], object] | None = None,
+    ) -> Reply:
+        """Send one record of these sequences, all of one kind; returns its reply.
 
-        `partial`: called with those of each partial reply.
+        `partial`: called with each partial reply.
         """
         self._exchange.check_open()  # the tokenizer's thread ends with the exchange
         request = request_of(self._settings.model, task, options, sequences)
         prepared = PreparedRequest(request) if self._tokenizer is None else await tokenized(request, self._tokenizer)
-        got_partial = None if partial is None else lambda reply: partial(_answers(prepared, reply))
+        got_partial = None if partial is None else lambda reply: partial(prepared.completed(reply))
         reply = await self._exchange.ask(prepared.request, attempts, got_partial)
         self._on_reply(reply, len(sequences))
-        return _answers(prepared, reply)
-
-
-def _answers(prepared: PreparedRequest, reply: Reply) -> Answers:
-    return Answers(prepared.rows_of(reply), reply.model, reply.revision)
+        return prepared.completed(reply)
 
 
 def _checked(settings: dict[str, Any]) -> ClientSettings:

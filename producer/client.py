@@ -15,7 +15,6 @@ from penstock.producer.caller import Caller, raise_first
 from penstock.producer.errors import WrongArgument
 from penstock.producer.keywords import GenerationKeywords
 from penstock.producer.transport.attempts import Attempts
-from penstock.producer.transport.call_batcher import Answers
 from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import (
     NO_OPTIONS,
@@ -23,6 +22,7 @@ from penstock.producer.wire.messages import (
     Generation,
     Options,
     Ranked,
+    Reply,
     Row,
     Text,
     TokenClass,
@@ -183,22 +183,27 @@ class Client(Caller):
             raise WrongArgument(f"`text` must be a string. Given: {type(text).__name__}")
         _, checked = check("generate", None if text is None else [text], None if ids is None else [ids])
         raise_first(checked)
-        partials: asyncio.Queue[Answers | None] = asyncio.Queue()
+        partials: asyncio.Queue[tuple[Reply, Generation] | None] = asyncio.Queue()
+
+        def show(reply: Reply) -> None:
+            partials.put_nowait((reply, _generated(reply)))
+
         attempts = Attempts.within(self._timeout_s(timeout_s))
-        asking = asyncio.create_task(self._ask("generate", options, checked, attempts, partials.put_nowait))
+        asking = asyncio.create_task(self._ask("generate", options, checked, attempts, show))
         asking.add_done_callback(lambda _: partials.put_nowait(None))
         shown: tuple[int, ...] = ()
         revision = self._one_revision()
         try:
             while (so_far := await partials.get()) is not None:
-                revision.check(so_far.model, so_far.revision)
-                row: Generation = so_far.rows[0]  # type: ignore[assignment]  # generate's rows are generations
+                reply, row = so_far
+                revision.check(reply.model, reply.revision)
                 if len(row.tokens) > len(shown) and row.tokens[: len(shown)] == shown:
                     shown = row.tokens
                     yield row
-            answers = await asking
-            revision.check(answers.model, answers.revision)
-            yield answers.rows[0]  # type: ignore[misc]  # likewise
+            reply = await asking
+            row = _generated(reply)
+            revision.check(reply.model, reply.revision)
+            yield row
         finally:
             asking.cancel()
 
@@ -217,3 +222,8 @@ class Client(Caller):
         """
         check_list("sequences", sequences, "a list of maps of fields")
         return await self._rows("sequence", sequences, None, NO_OPTIONS, timeout_s)
+
+
+def _generated(reply: Reply) -> Generation:
+    """The answer to one text. Raises BackendError where the reply is one to another task."""
+    return reply.rows("generate")[0]  # type: ignore[return-value]  # generate's rows are generations

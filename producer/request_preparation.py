@@ -13,7 +13,6 @@ from penstock.producer.wire.messages import (
     Options,
     Reply,
     Request,
-    Row,
     concatenate_tokens,
     join_tokens,
 )
@@ -27,13 +26,13 @@ class PreparedRequest:
     encoded: Sequence[Encoded] = ()
     tokenizer: Tokenizer | None = None  # of `encoded`
 
-    def rows_of(self, reply: Reply) -> Sequence[Row]:
-        """The rows of a reply, with the texts and spans that only the client knows."""
-        if self.tokenizer is not None:
-            if reply.generations is not None:
-                return _with_texts(reply.generations, self.tokenizer)
-            reply = _with_spans(reply, self.encoded, self.tokenizer)
-        return reply.rows(self.request.task)
+    def completed(self, reply: Reply) -> Reply:
+        """Its reply, with the texts and spans that only the client knows."""
+        if self.tokenizer is None:
+            return reply
+        if reply.generations is not None:
+            return dataclasses.replace(reply, generations=_with_texts(reply.generations, self.tokenizer))
+        return _with_spans(reply, self.encoded, self.tokenizer)
 
 
 def request_of(model: str, task: str, options: Options, sequences: Sequence[Any]) -> Request:
@@ -70,6 +69,6 @@ def _with_spans(reply: Reply, encoded: Sequence[Encoded], tokenizer: Tokenizer) 
     return dataclasses.replace(reply, tokens=dataclasses.replace(reply.tokens, spans=np.concatenate(cut)))
 
 
-def _with_texts(rows: Sequence[Generation], tokenizer: Tokenizer) -> list[Generation]:
+def _with_texts(rows: Sequence[Generation], tokenizer: Tokenizer) -> tuple[Generation, ...]:
     texts = tokenizer.decode([row.tokens for row in rows])
-    return [dataclasses.replace(row, text=text) for row, text in zip(rows, texts, strict=True)]
+    return tuple([dataclasses.replace(row, text=text) for row, text in zip(rows, texts, strict=True)])

@@ -11,7 +11,7 @@ settled at least one row, or that made the client halve a record which was too l
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.producer.errors import (
     BackendError,
@@ -24,22 +24,14 @@ from penstock.producer.errors import (
 )
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.transport.attempts import Attempts
-from penstock.producer.wire.messages import Options, Row
+from penstock.producer.wire.messages import Options, Reply, Row
 from penstock.producer.wire.sequences import Checked, Kind, num_bytes
 
 Result = Row | PenstockError
 
 
-class Answers(NamedTuple):
-    """The answers of one reply."""
-
-    rows: Sequence[Row]
-    model: str
-    revision: str
-
-
-# Sends the sequences, all of one kind, as one record, and returns one row a sequence. Raises PenstockError.
-Ask = Callable[[str, Options, Sequence[Any], Attempts], Awaitable[Answers]]
+# Sends the sequences, all of one kind, as one record, and returns its reply. Raises PenstockError.
+Ask = Callable[[str, Options, Sequence[Any], Attempts], Awaitable[Reply]]
 
 _OF_RECORD = (Overloaded, ShuttingDown, Expired)  # errors of the moment, which no row alone has
 _RECORD_BYTES = 256 * 1024  # records of long sequences stay well below the broker's usual 1 MiB
@@ -77,13 +69,13 @@ class CallBatcher:
         if len(sequences) == 1 and not (self._share or isinstance(sequences[0], PenstockError)):
             # It has a record of its own: nothing is shared, and nothing can be halved.
             try:
-                answers = await self._ask(task, options, sequences, Attempts.within(timeout_s))
-                _check_count(answers, 1)
+                reply = await self._ask(task, options, sequences, Attempts.within(timeout_s))
+                answers = _rows_of(reply, task, 1)
             except PenstockError as error:
                 fault = _own_faults(error).get(0)
                 return [_again(error) if fault is None else kind.fault_of(0, fault)]
-            revision.check(answers.model, answers.revision)
-            return list(answers.rows)
+            revision.check(reply.model, reply.revision)
+            return list(answers)
         call = _Call(kind, sequences, revision)
         records = self._assign(call, (task, options, kind, timeout_s))
         if not records:
@@ -150,12 +142,12 @@ class CallBatcher:
         while rows := record.next_part():
             try:
                 sequences = [call.items[index] for call, index in rows]
-                answers = await self._ask(record.task, record.options, sequences, record.attempts)
-                _check_count(answers, len(rows))
+                reply = await self._ask(record.task, record.options, sequences, record.attempts)
+                answers = _rows_of(reply, record.task, len(rows))
             except PenstockError as error:
                 record.refuse(rows, error)
             else:
-                record.answer(rows, answers)
+                record.answer(rows, answers, reply)
         if record.refusal and record.largest:
             self._at_most[record.task, record.options] = record.largest
 
@@ -211,15 +203,15 @@ class _Record:
             rows = [row for row in self.parts.pop() if not row[0].finished.done()]
         return rows
 
-    def answer(self, rows: list[_RowRef], answers: Answers) -> None:
-        """Settle a part with its answers. Calls that have answers of another revision end with an error."""
+    def answer(self, rows: list[_RowRef], answers: Sequence[Row], reply: Reply) -> None:
+        """Settle a part with the answers of its reply. Calls that have some of another revision end with an error."""
         self.largest = max(self.largest, len(rows))
         checked: _Call | None = None
-        for (call, index), answer in zip(rows, answers.rows, strict=True):
+        for (call, index), answer in zip(rows, answers, strict=True):
             if call is not checked:
                 checked = call
                 try:
-                    call.revision.check(answers.model, answers.revision)
+                    call.revision.check(reply.model, reply.revision)
                 except MixedRevisions as error:
                     call.fail(error)
             call.settle(index, answer)
@@ -268,9 +260,11 @@ class _Record:
         return others
 
 
-def _check_count(answers: Answers, num_rows: int) -> None:
-    if len(answers.rows) != num_rows:
-        raise BackendError(f"The worker answered {num_rows} sequences with {len(answers.rows)} rows.")
+def _rows_of(reply: Reply, task: str, num_rows: int) -> Sequence[Row]:
+    rows = reply.rows(task)
+    if len(rows) != num_rows:
+        raise BackendError(f"The worker answered {num_rows} sequences with {len(rows)} rows.")
+    return rows
 
 
 def _own_faults(error: PenstockError) -> dict[int, PenstockError]:

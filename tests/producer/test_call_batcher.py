@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from penstock.producer.errors import BadTokenId, Expired, InvalidRequest, PenstockError, TooLong
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.transport.attempts import Attempts
-from penstock.producer.transport.call_batcher import Answers, CallBatcher, Result
-from penstock.producer.wire.messages import Options
+from penstock.producer.transport.call_batcher import CallBatcher, Result
+from penstock.producer.wire.messages import Options, Reply
 from penstock.producer.wire.sequences import Kind, check
 from tests.examples import examples
 
@@ -31,7 +31,7 @@ class Worker:
         self.records: list[list[list[int]]] = []
         self.deadlines: list[float] = []
 
-    async def ask(self, task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Answers:
+    async def ask(self, task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Reply:
         await asyncio.sleep(0)
         given = [np.frombuffer(sequence, np.uint32).tolist() for sequence in sequences]
         self.records.append(given)
@@ -42,7 +42,7 @@ class Worker:
             rows = {i: kind(f"found {max(ids)}") for i, ids in enumerate(given) if lowest <= max(ids) < highest}
             if rows:
                 raise kind(f"Sequence {next(iter(rows))}: at fault", rows)
-        return Answers(np.array([[len(ids), sum(ids)] for ids in given], options.dtype), "m", "r")  # type: ignore[arg-type]  # rows
+        return Reply("m", "r", np.array([[len(ids), sum(ids)] for ids in given], options.dtype))
 
 
 def make(worker: Worker, *, share: bool = True, sequences_per_record: int = 64) -> CallBatcher:
@@ -123,8 +123,8 @@ async def test_a_sequence_has_its_row_or_an_error_that_names_it(share: bool) -> 
 
 @pytest.mark.parametrize("share", [True, False])
 async def test_a_reply_of_another_number_of_rows_is_no_answer(share: bool) -> None:
-    async def answer(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Answers:
-        return Answers(np.zeros((2, 3), np.float32), "m", "r")  # type: ignore[arg-type]  # rows
+    async def answer(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Reply:
+        return Reply("m", "r", np.zeros((2, 3), np.float32))
 
     [result] = await ask(CallBatcher(answer, sequences_per_record=64, share=share), [[1]])
     assert str(result) == "The worker answered 1 sequences with 2 rows."
@@ -162,7 +162,7 @@ async def test_a_cancelled_call_does_not_affect_the_others_and_is_not_sent_again
 async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
     ended = asyncio.Event()
 
-    async def never(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Answers:
+    async def never(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Reply:
         try:
             await asyncio.Event().wait()
         finally:
@@ -186,7 +186,7 @@ async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("error", [Expired("too late"), ValueError("a bug")])
 async def test_an_error_of_the_whole_record_is_that_of_each_call(error: Exception, share: bool) -> None:
-    async def fail(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Answers:
+    async def fail(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Reply:
         raise error
 
     batcher = CallBatcher(fail, sequences_per_record=64, share=share)
