@@ -80,7 +80,7 @@ class LaneDriver:
     def add(self, jobs: Sequence[Job], now: float) -> list[RejectedJob]:
         """Queue jobs; returns the sequences of those rejected at once.
 
-        When nothing else is queued or running, one job that would be late is admitted as a trial, without a deadline.
+        When nothing else is queued or running, one request that would be late is admitted as a trial, with no deadline.
         """
         rejected = self.scheduler.add(jobs, now, busy_s=self.busy_s(now))
         if rejected and not self.scheduler.num_queued and not self.num_unfinished:
@@ -149,6 +149,6 @@ class LaneDriver:
         if not overloaded or not self._trials.are_due(now):
             return rejected
         self._trials.begin(now)
-        tried = next(job for job in jobs if not overloaded.isdisjoint(job.ids))
+        tried = next(one for job in jobs for one in job.by_request() if not overloaded.isdisjoint(one.ids))
         self.scheduler.add([tried._replace(deadline=math.inf)], now)
         return [one for one in rejected if one.id not in tried.ids]

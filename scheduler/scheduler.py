@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain, takewhile
+from itertools import chain, takewhile
 
 from penstock.scheduler.costs.cost import CostFunction
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.policies.order import ORDERS
 from penstock.scheduler.policies.trigger import TRIGGERS
-from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
+from penstock.scheduler.queueing.job_queue import JobQueue, Pace, QueuedJob
 from penstock.scheduler.queueing.work_estimator import BATCH_SHARE
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.types import Cause, Job, Plan, RejectedJob, Trigger, Wait
@@ -32,7 +32,7 @@ class Scheduler:
         self._latest = -math.inf  # moment of the last call, in steady time: see `_steady`
         self._ahead_s = 0.0  # of the caller's clock: the sum of all its steps back
         self._online, self._bulk = JobQueue(), JobQueue()
-        self._num_added = 0  # jobs
+        self._next_number = 0  # of a job
         self._num_received = self._num_gone = 0  # sequences
 
     @property
@@ -74,7 +74,7 @@ class Scheduler:
         return latest if begin < latest else None
 
     def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[RejectedJob]:
-        """Queue jobs, each with all of its sequences or none. Returns the sequences of those rejected.
+        """Queue jobs, of each request all sequences or none. Returns the sequences of those rejected.
 
         ValueError, and nothing queued, for a used id, a sequence without a token or a time of NaN. `busy_s`: predicted
         seconds of the batches planned before, mean over lanes.
@@ -86,15 +86,15 @@ class Scheduler:
         self._estimator.jobs_came(jobs)
         rejected: list[RejectedJob] = []
         bulk = self._in_time([job for job in jobs if job.bulk], now, rejected)
-        online = self._in_time([job for job in jobs if not job.bulk], now, rejected)
         if bulk:
             self._bulk.add(bulk)
-        if online:
+        online = [job for job in jobs if not job.bulk]
+        if in_time := self._in_time(online, now, rejected):
             work_s = self._online.work_s
             begin = now + busy_s * (1 + self._estimator.late_share)
-            rejected += self._admit(online, begin)
+            rejected += self._admit(online, in_time, now, begin)
             self._bulk_share.online_came(self._online.work_s - work_s, now)
-        self._num_added += len(jobs)
+        self._next_number += num_sequences
         self._num_received += num_sequences
         self._num_gone += len(rejected)
         self._check_conservation()
@@ -154,13 +154,15 @@ class Scheduler:
     def _check(self, jobs: Sequence[Job]) -> int:
         """The number of sequences."""
         num_sequences, incoming = 0, set[int]()
-        for ids, lengths, arrival, deadline, _ in jobs:
+        for ids, lengths, arrival, deadline, _, sizes in jobs:
             num_sequences += len(ids)
             incoming.update(ids)
             if len(incoming) != num_sequences:
                 raise ValueError(f"Ids must be unique among queued sequences. Some of these came twice: {ids}")
             if not lengths or len(lengths) != len(ids) or min(lengths) < 1:
                 raise ValueError(f"A job must have sequences of at least 1 token. Job {ids} has: {lengths}")
+            if sizes and (sum(sizes) != len(ids) or min(sizes) < 1):
+                raise ValueError(f"The requests of a job must have its {len(ids)} sequences. Given: {sizes}")
             if not -math.inf < arrival < math.inf or deadline != deadline:
                 raise ValueError(f"A job's times must be numbers. Job {ids}: {arrival}, {deadline}")
         if self._online.has_any(incoming) or self._bulk.has_any(incoming):
@@ -178,37 +180,39 @@ class Scheduler:
         late_s, reply_s = estimator.high_late_s, estimator.reply_s
         token_s = estimator.token_s * (1 + estimator.late_share) / self.settings.num_lanes
         queued = []
-        for number, (ids, lengths, came_at, due_at, is_bulk) in enumerate(jobs, self._num_added):
+        for number, (ids, lengths, came_at, due_at, is_bulk, _) in enumerate(jobs, self._next_number):
             slo_s = (math.inf if is_bulk else estimator.slo_s) if due_at is None else due_at - came_at
             arrival = came_at + ahead_s if came_at + ahead_s < now else now
             deadline = arrival + slo_s
             if deadline <= now:
                 rejected += [RejectedJob(one, Cause.ARRIVED_LATE, now - deadline) for one in ids]
                 continue
-            latest_begin = math.inf
+            end, least_s = math.inf, 0.0
             if slo_s < math.inf:
                 # Its batch may be the longest that the SLO allows, or one sequence alone where that is longer.
                 share_s = slo_s * BATCH_SHARE
                 reply_share_s = reply_s if reply_s < share_s else share_s
                 deadline -= reply_share_s
                 margin_s = (late_s if late_s < share_s else share_s) - reply_share_s
-                latest_begin = deadline - max(0.0, margin_s)
-                latest_begin -= _longest_s(lengths, estimator.token_s, token_s, max(share_s, estimator.small_s))
+                end, least_s = deadline - max(0.0, margin_s), max(share_s, estimator.small_s)
             due = deadline if by_deadline else arrival
-            tokens, squares = sum(lengths), sum([length * length for length in lengths])
-            times = arrival, deadline, tokens * token_s, latest_begin
-            queued.append(QueuedJob(due, number, ids, lengths, tokens, squares, *times))
+            pace = Pace(token_s, estimator.token_s, least_s, end)
+            queued.append(QueuedJob.of(due, number, ids, lengths, arrival, deadline, pace))
         return queued
 
-    def _admit(self, jobs: list[QueuedJob], begin: float) -> list[RejectedJob]:
-        """Queue online jobs. Returns the rejections of those that would be late, or would make others late.
+    def _admit(self, online: list[Job], jobs: list[QueuedJob], now: float, begin: float) -> list[RejectedJob]:
+        """Queue online jobs, of which `jobs` are in time so far. Returns the rejections of requests that would be late.
 
-        Admission is the schedulability test of earliest deadline first: a job is admitted only if it and all admitted
-        jobs meet their deadlines. An admitted job counts at once, so no delay in the loop can make it oscillate.
+        Or that would make others late. Admission is the schedulability test of earliest deadline first: a request is
+        admitted only if it and all admitted ones meet their deadlines. An admitted one counts at once, so no delay in
+        the loop can make it oscillate.
         """
         if self.settings.admission == "accept" or self._online.surely_in_time(jobs, begin):
             self._online.add(jobs)
             return []
+        requests = [one for job in online for one in job.by_request()]
+        if len(requests) > len(online):
+            jobs = self._in_time(requests, now, [])  # what came late is rejected already
         jobs.sort()
         found = list(zip(jobs, self._online.lateness(jobs, begin), strict=True))
         if in_time := [job for job, late_s in found if late_s <= 0]:
@@ -244,17 +248,3 @@ class Scheduler:
         received, gone, queued = self._num_received, self._num_gone, self.num_queued
         if received != gone + queued:
             raise RuntimeError(f"{received} sequences received, but {gone} gone and {queued} queued. This is a bug.")
-
-
-def _longest_s(lengths: Sequence[int], alone_s: float, token_s: float, least_s: float) -> float:
-    """How long before its deadline a job must begin, so that each of its sequences is in time.
-
-    The work before a sequence takes `token_s` a token. Its own batch takes `alone_s` a token, and at least `least_s`.
-    """
-    ahead_s = token_s * (sum(lengths) - lengths[-1])
-    if max(lengths) * alone_s <= least_s:
-        return ahead_s + least_s
-    longest_s = 0.0
-    for length, before in zip(lengths, accumulate(lengths, initial=0), strict=False):
-        longest_s = max(longest_s, before * token_s + max(length * alone_s, least_s))
-    return longest_s

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -26,9 +27,10 @@ class Cause(StrEnum):
 
 
 class Job(NamedTuple):
-    """Sequences with one deadline. They are admitted together, or none is, and may run in several batches.
+    """Sequences with one deadline, of one request or of several. They may run in several batches.
 
-    A request with 64 texts is one job, so that to queue, admit and plan it costs little more than one text.
+    Those of a request are admitted together, or none is. 64 texts that are one job, of one request or of 64 that came
+    together, cost little more than one text to queue, admit and plan.
     """
 
     ids: Sequence[int]  # one a sequence, at least one, unique among queued ones; the caller's handles
@@ -36,6 +38,14 @@ class Job(NamedTuple):
     arrival: float  # seconds, on the caller's clock (the same clock as `now`)
     deadline: float | None = None  # on that clock. None: arrival + slo_s if that is set and the job is online
     bulk: bool = False  # bulk jobs run where online ones leave room
+    sizes: Sequence[int] = ()  # sequences of each request, in the order of `ids`; empty: all are of one
+
+    def by_request(self) -> list["Job"]:
+        """A job for each of its requests."""
+        if len(self.sizes) < 2:
+            return [self]
+        cuts = pairwise(accumulate(self.sizes, initial=0))
+        return [self._replace(ids=self.ids[a:b], lengths=self.lengths[a:b], sizes=()) for a, b in cuts]
 
 
 class RejectedJob(NamedTuple):

@@ -21,7 +21,7 @@ from penstock.scheduler.cellular.cost import TaskCost, bucket_of, corrected
 from penstock.scheduler.cellular.jobs import Forecast, JobRows, NewJobs
 from penstock.scheduler.cellular.table import Ended, JobTable
 from penstock.scheduler.cellular.types import CellRule, CellTask, Float64Array
-from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
+from penstock.scheduler.queueing.job_queue import JobQueue, Pace, QueuedJob
 from penstock.scheduler.trials import TRIAL_EVERY_S, Trials
 
 _DECAY = 0.98  # of what was learned before, at each job that ends
@@ -171,10 +171,9 @@ class Backlog:
 def _queued(rows: JobRows, places: list[int]) -> list[QueuedJob]:
     """Some of the jobs, one by one."""
     columns, times, estimates = rows.columns[:, places], rows.times[:, places], rows.estimates[places]
-    latest_begin = (times[DEADLINE] - estimates[:, SLOWED_S]).tolist()
     fields = zip(*times.tolist(), columns[ID].tolist(), columns[NUMBER].tolist(), strict=True)
-    rest = zip(estimates[:, WORK_S].tolist(), latest_begin, strict=True)
+    seconds = estimates[:, [WORK_S, SLOWED_S]].tolist()
     return [
-        QueuedJob(due, number, (job_id,), (1,), 1, 1, arrival, deadline, *seconds)
-        for (arrival, deadline, due, job_id, number), seconds in zip(fields, rest, strict=True)
+        QueuedJob.of(due, number, (job_id,), (1,), arrival, deadline, Pace(work_s, 0.0, slowed_s, deadline))
+        for (arrival, deadline, due, job_id, number), (work_s, slowed_s) in zip(fields, seconds, strict=True)
     ]

@@ -3,11 +3,32 @@
 import math
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.scheduler.costs.cost import FloatArray
+
+
+class Pace(NamedTuple):
+    """How long sequences take, as it was estimated when their job came."""
+
+    token_s: float  # a token of those ahead, which all lanes share
+    alone_s: float  # a token of a sequence's own batch
+    least_s: float  # of its batch
+    end: float  # the moment by which they must have run, in steady time; inf: no deadline
+
+    def latest_begin(self, lengths: Sequence[int]) -> float:
+        """The moment by which the work ahead of sequences must be done, so that each of them is in time; inf: any."""
+        if self.end == math.inf:
+            return math.inf
+        longest_s = self.token_s * (sum(lengths) - lengths[-1]) + self.least_s
+        if max(lengths) * self.alone_s > self.least_s:
+            ahead = accumulate(lengths, initial=0)
+            ends = [own * self.alone_s + before * self.token_s for own, before in zip(lengths, ahead, strict=False)]
+            longest_s = max(longest_s, *ends)
+        return self.end - longest_s
 
 
 class QueuedJob(NamedTuple):
@@ -17,43 +38,43 @@ class QueuedJob(NamedTuple):
     number: int  # unique: of two jobs due at once, the one that came first is first
     ids: Sequence[int]
     lengths: Sequence[int]
-    tokens: int  # sum of the lengths
-    squares: int  # sum of the squared lengths
     arrival: float
     deadline: float  # inf: none
+    pace: Pace
+    tokens: int  # sum of the lengths
+    squares: int  # sum of the squared lengths
     work_s: float  # estimated seconds for which it keeps the lanes busy, all of them together
-    latest_begin: float  # the moment by which the work ahead of it must be done; inf: no deadline
+    latest_begin: float  # see `Pace.latest_begin`
+
+    @classmethod
+    def of(
+        cls,
+        due: float,
+        number: int,
+        ids: Sequence[int],
+        lengths: Sequence[int],
+        arrival: float,
+        deadline: float,
+        pace: Pace,
+    ) -> "QueuedJob":
+        """With what follows from its lengths."""
+        tokens, squares = sum(lengths), sum([length * length for length in lengths])
+        work = tokens * pace.token_s, pace.latest_begin(lengths)
+        return cls(due, number, ids, lengths, arrival, deadline, pace, tokens, squares, *work)
 
     def first(self, count: int) -> "QueuedJob":
         """The first of its sequences."""
-        return self._without(self.ids[:count], self.lengths[:count], self.lengths[count:], 0)
+        return self._with(self.ids[:count], self.lengths[:count])
 
     def without(self, ids: Container[int], count: int) -> "QueuedJob":
         """Its other sequences, of which there is one at least. `count`: how many of its own are among `ids`."""
-        first, lengths = self.ids[:count], self.lengths
-        if all([one in ids for one in first]):
-            return self._without(self.ids[count:], lengths[count:], lengths[:count], sum(lengths[:count]))
-        pairs = list(zip(self.ids, lengths, strict=True))
-        left = [(one, length) for one, length in pairs if one not in ids]
-        gone = [length for one, length in pairs if one in ids]
-        ahead = sum([length for one, length in pairs[: self.ids.index(left[0][0])]])
-        return self._without([one for one, _ in left], [length for _, length in left], gone, ahead)
+        if all([one in ids for one in self.ids[:count]]):
+            return self._with(self.ids[count:], self.lengths[count:])
+        left = [(one, length) for one, length in zip(self.ids, self.lengths, strict=True) if one not in ids]
+        return self._with([one for one, _ in left], [length for _, length in left])
 
-    def _without(self, ids: Sequence[int], lengths: Sequence[int], gone: Sequence[int], ahead: int) -> "QueuedJob":
-        """Some of its sequences, without others of the lengths `gone`, of which `ahead` tokens were before the first.
-
-        Each may begin later by the work that was before the first. Where there was work between them too, some may
-        begin later still. That is left out: which of them must begin first is not known.
-        """
-        token_s, tokens = self.work_s / self.tokens, self.tokens - sum(gone)
-        return self._replace(
-            ids=ids,
-            lengths=lengths,
-            tokens=tokens,
-            squares=self.squares - sum([length * length for length in gone]),
-            work_s=tokens * token_s,
-            latest_begin=self.latest_begin + ahead * token_s,
-        )
+    def _with(self, ids: Sequence[int], lengths: Sequence[int]) -> "QueuedJob":
+        return self.of(self.due, self.number, ids, lengths, self.arrival, self.deadline, self.pace)
 
 
 class Bounds(NamedTuple):

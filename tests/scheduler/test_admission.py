@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 from typing import get_args
 
 import pytest
@@ -18,8 +19,9 @@ from penstock.scheduler import (
     RejectedJob,
     Scheduler,
     SchedulerSettings,
+    Wait,
 )
-from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
+from penstock.scheduler.queueing.job_queue import JobQueue, Pace, QueuedJob
 from penstock.scheduler.settings import PartitionName, TriggerName
 from tests.examples import examples
 from tests.scheduler.integrity import check_scheduler
@@ -178,8 +180,8 @@ def test_the_work_before_a_job_decides() -> None:
 def test_no_job_may_be_put_before_one_whose_long_batch_must_begin_first() -> None:
     """The queued job has the later deadline, but its batch is long, so it must begin before the new job."""
     queue = JobQueue()
-    queue.add([QueuedJob(10.0, 0, (0,), (1,), 1, 1, 0.0, 10.0, 1.0, 5.0)])
-    newcomer = QueuedJob(9.9, 1, (1,), (1,), 1, 1, 0.0, 9.9, 0.25, 9.8)
+    queue.add([QueuedJob.of(10.0, 0, (0,), (1,), 0.0, 10.0, Pace(1.0, 0.0, 5.0, 10.0))])
+    newcomer = QueuedJob.of(9.9, 1, (1,), (1,), 0.0, 9.9, Pace(0.25, 0.0, 0.1, 9.9))
     assert queue.lateness([newcomer], 4.875) == pytest.approx([0.125])
     assert queue.lateness([newcomer], 4.75)[0] <= 0.0
 
@@ -209,6 +211,51 @@ def test_a_job_is_admitted_where_its_sequences_one_after_another_all_would_be(
     assert [one.id for one in rejected] == ([] if are_all_in_time else list(whole.ids))
     assert together.num_queued == before + (len(jobs) if are_all_in_time else 0)
     check_scheduler(together)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    partition=st.sampled_from(get_args(PartitionName)),
+    caps=st.tuples(st.sampled_from([4, 16, 64]), st.sampled_from([200, 2000])),
+    num_lanes=st.integers(1, 2),
+)
+@settings(max_examples=examples(60), deadline=None)
+def test_requests_that_are_one_job_leave_as_each_alone_would(
+    seed: int, partition: PartitionName, caps: tuple[int, int], num_lanes: int
+) -> None:
+    """Under overload and without, whatever was planned or cancelled before: admission, batches and rejections."""
+    chosen, drawn = SchedulerSettings(0.01, *caps, 0.1, "lazy", partition, num_lanes=num_lanes), random.Random(seed)
+    cost = PackedCost(1e-3, 5e-4, drawn.choice([1e-5, 1e-4]), 0.0)
+    together, alone = Scheduler(chosen, cost), Scheduler(chosen, cost)
+    now, fresh = 10.0, itertools.count()
+    for _ in range(40):
+        now += drawn.uniform(0.0, 0.01)
+        jobs = []
+        for left in drawn.sample([None, 0.02, 0.05, 0.2, 5.0], drawn.randrange(3)):
+            sizes = drawn.choices([1, 3], [3, 1], k=drawn.randrange(1, 12))
+            ids = list(itertools.islice(fresh, sum(sizes)))
+            lengths = [drawn.randrange(1, 60) for _ in ids]
+            due = None if left is None else now + left
+            jobs.append(Job(ids, lengths, now, due, drawn.random() < 0.2, sizes))
+        requests = [one for job in jobs for one in job.by_request()]
+        assert_alike(together.add(jobs, now), alone.add(requests, now))
+        gone = [drawn.randrange(next(fresh) + 1)]
+        assert together.remove(gone) == alone.remove(gone)
+        plans = [scheduler.poll(now, idle_lanes=num_lanes) for scheduler in (together, alone)]
+        assert_alike(plans[0].rejected, plans[1].rejected)
+        assert [batch.ids for batch in batches_of(plans[0])] == [batch.ids for batch in batches_of(plans[1])]
+        check_scheduler(together)
+
+
+def assert_alike(found: Sequence[RejectedJob], expected: Sequence[RejectedJob]) -> None:
+    """The same sequences for the same causes, as late but for rounding."""
+    by_id, alone = sorted(found), sorted(expected)
+    assert [one[:2] for one in by_id] == [one[:2] for one in alone]
+    assert [one.late_s for one in by_id] == pytest.approx([one.late_s for one in alone])
+
+
+def batches_of(answer: Plan | Wait) -> Sequence[Batch]:
+    return answer.batches if isinstance(answer, Plan) else ()
 
 
 def test_late_arrivals_are_rejected_with_how_late_they_are() -> None:

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
+from penstock.scheduler.queueing.job_queue import JobQueue, Pace, QueuedJob
 from tests.examples import examples
 from tests.scheduler.integrity import check_queue
 
@@ -19,9 +19,7 @@ MANY = 128
 def waiting(number: int, due: float, lengths: Sequence[int] = (1,), token_s: float = 0.5) -> QueuedJob:
     """The ids of job 3 begin at 30."""
     ids = range(10 * number, 10 * number + len(lengths))
-    latest_begin = due - 0.25 - token_s * sum(lengths[:-1])
-    tokens, squares = sum(lengths), sum(length**2 for length in lengths)
-    return QueuedJob(due, number, ids, lengths, tokens, squares, due - 1, due, token_s * tokens, latest_begin)
+    return QueuedJob.of(due, number, ids, lengths, due - 1, due, Pace(token_s, 2**-8, 0.25, due))
 
 
 def without(jobs: Sequence[QueuedJob], ids: Collection[int]) -> list[QueuedJob]:
@@ -29,12 +27,8 @@ def without(jobs: Sequence[QueuedJob], ids: Collection[int]) -> list[QueuedJob]:
     for job in jobs:
         kept = [(one, length) for one, length in zip(job.ids, job.lengths, strict=True) if one not in ids]
         if kept:
-            lengths = [length for _, length in kept]
-            token_s = job.work_s / job.tokens
-            part = waiting(job.number, job.due, lengths, token_s)
-            ahead = sum(job.lengths[: list(job.ids).index(kept[0][0])])
-            latest_begin = job.latest_begin + ahead * token_s
-            left.append(part._replace(ids=[one for one, _ in kept], latest_begin=latest_begin))
+            part = waiting(job.number, job.due, [length for _, length in kept], job.pace.token_s)
+            left.append(part._replace(ids=[one for one, _ in kept]))
     return left
 
 

@@ -214,6 +214,8 @@ def test_a_drain_of_what_has_expired_rejects_it() -> None:
         ([Job((8, 8), (1, 1), 0.0)], r"unique among queued sequences. .*: \(8, 8\)"),
         ([Job((8, 9), (1,), 0.0)], r"at least 1 token. Job \(8, 9\) has: \(1,\)"),
         ([Job((), (), 0.0)], r"at least 1 token. Job \(\) has: \(\)"),
+        ([Job((8, 9), (1, 1), 0.0, sizes=(1,))], r"must have its 2 sequences. Given: \(1,\)"),
+        ([Job((8, 9), (1, 1), 0.0, sizes=(0, 2))], r"must have its 2 sequences. Given: \(0, 2\)"),
         ([one_job(9, 1, math.nan)], r"times must be numbers. Job \(9,\)"),
         ([one_job(9, 1, 0.0, deadline=math.nan)], r"times must be numbers. Job \(9,\)"),
     ],

@@ -55,7 +55,7 @@ class LaneRunner:
         self._owner = owner
 
     def add(self, flights: Sequence[Flight]) -> list[RejectedJob]:
-        """See `JobRunner`. What one request leads is one job of the scheduler's: a part of it answers nothing."""
+        """See `JobRunner`. Of a request the scheduler takes all or nothing: a part of it answers nothing."""
         rejected = self._driver.add(_jobs(flights), self._clock())
         refused = {one.id for one in rejected}
         formers = [one.former.job_id for one in flights if one.former is not None and one.job_id not in refused]
@@ -251,15 +251,16 @@ class LaneRunner:
 
 
 def _jobs(flights: Iterable[Flight]) -> list[Job]:
-    """A job for what each request leads."""
-    columns: dict[PendingRequest, tuple[list[int], list[int]]] = {}
+    """A job for all that requests lead which are due together."""
+    led: dict[PendingRequest, list[Flight]] = {}
     for flight in flights:
-        leader = flight.leader
-        if (own := columns.get(leader.request)) is None:
-            own = columns[leader.request] = [], []
-        own[0].extend(flight.jobs)
-        own[1].extend(leader.lengths)
-    return [
-        Job(ids, lengths, request.times.queued, request.deadline, request.bulk)
-        for request, (ids, lengths) in columns.items()
-    ]
+        led.setdefault(flight.leader.request, []).append(flight)
+    jobs: dict[tuple[float, float | None, bool], tuple[list[int], list[int], list[int]]] = {}
+    for request, own in led.items():
+        ids, lengths, sizes = jobs.setdefault((request.times.queued, request.deadline, request.bulk), ([], [], []))
+        num_before = len(ids)
+        for flight in own:
+            ids += flight.jobs
+            lengths += flight.leader.lengths
+        sizes.append(len(ids) - num_before)
+    return [Job(ids, lengths, *due, sizes) for due, (ids, lengths, sizes) in jobs.items()]
