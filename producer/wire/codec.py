@@ -126,7 +126,12 @@ def encode_shared_notes(cached: int, timing: Mapping[str, float], batch: Mapping
 
 def own_notes(shared: bytes, request_tokens: int) -> bytes:
     """The notes of one reply, with its request's tokens in place of the zero at the end of the shared ones."""
-    return shared[:-1] + bytes(msgpack.packb(request_tokens))
+    return shared[:-1] + _packed_count(request_tokens)
+
+
+@functools.lru_cache(maxsize=4096)
+def _packed_count(count: int) -> bytes:
+    return bytes(msgpack.packb(count))
 
 
 @functools.lru_cache(maxsize=1024)

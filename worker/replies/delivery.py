@@ -69,12 +69,8 @@ class Delivery:
 
     def reply(self, requests: Iterable[PendingRequest], values: Iterable[bytes]) -> None:
         """Answer records with their results, encoded."""
-        self._send(
-            [
-                self._answer(request.record, request.address, value, self._replied)
-                for request, value in zip(requests, values, strict=True)
-            ]
-        )
+        answers = [(one.record, one.address, value) for one, value in zip(requests, values, strict=True)]
+        self._send(_replies(answers, self._replied))
 
     def reject(self, rejections: Iterable[Rejection]) -> None:
         """Answer records with errors. Keep the originals of those at fault as dead letters.
@@ -97,31 +93,9 @@ class Delivery:
         """Answer records that are at fault alike, or late or refused with one code."""
         _log(rejections)
         is_only_answer = _is_transient(rejections[0].error)
-        self._send(self._error_answers(rejections, self._only_answer_sent if is_only_answer else self._error_replied))
+        self._send(_error_replies(rejections, self._only_answer_sent if is_only_answer else self._error_replied))
         for record, _, error in rejections:
             record.note_error(error)
-
-    def _error_answers(self, rejections: Iterable[Rejection], done: _Done) -> list[_Reply]:
-        """Error replies to the records that have an address. Records that share an error share its bytes."""
-        encoded: dict[PenstockError, bytes] = {}
-        answers = []
-        for record, address, error in rejections:
-            if address is not None:
-                if error not in encoded:
-                    encoded[error] = encode_error(error)
-                record.owe()
-                answers.append(self._answer(record, address, encoded[error], done))
-        return answers
-
-    def _answer(
-        self,
-        record: PendingRecord,
-        address: ReplyAddress,
-        value: bytes,
-        done: _Done,
-    ) -> _Reply:
-        key, made_at = record.reply_key, time.monotonic()
-        return _Reply(key, value, address.headers(), done, record, address, made_at)
 
     def _send(self, answers: Iterable[_Reply]) -> None:
         for destination, chosen in _by_destination(answers):
@@ -201,6 +175,28 @@ def _log(rejections: Sequence[Rejection]) -> None:
         answered=address is not None,
         **record_fields(record, len(rejections)),
     )
+
+
+def _error_replies(rejections: Iterable[Rejection], done: _Done) -> list[_Reply]:
+    """To the records that have an address. Records that share an error share its bytes."""
+    encoded: dict[PenstockError, bytes] = {}
+    answers = []
+    for record, address, error in rejections:
+        if address is not None:
+            if error not in encoded:
+                encoded[error] = encode_error(error)
+            record.owe()
+            answers.append((record, address, encoded[error]))
+    return _replies(answers, done)
+
+
+def _replies(answers: Iterable[tuple[PendingRecord, ReplyAddress, bytes]], done: _Done) -> list[_Reply]:
+    """The answers with these values, made now."""
+    now = time.monotonic()
+    return [
+        _Reply(record.reply_key, value, address.headers(), done, record, address, now)
+        for record, address, value in answers
+    ]
 
 
 def _is_transient(error: PenstockError) -> bool:

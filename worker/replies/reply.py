@@ -13,7 +13,7 @@ from penstock.producer.wire.codec import encode_reply, encode_shared_notes, enco
 from penstock.producer.wire.messages import Classification, Generation, Reply, TokenTable
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.request import PendingRequest, StageTimes
 from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.stepping.generation_work import read_generation_row
 
@@ -30,12 +30,12 @@ def encode_replies(
     `tokenizer`: the model's, which makes text of generated tokens.
     What requests that were validated together have in common is encoded once.
     """
-    encoded: dict[tuple[int, int, int], bytes] = {}
+    encoded: dict[tuple[StageTimes, int, int], bytes] = {}
     values = []
     for request in requests:
         if request.num_missing:
             raise RuntimeError("A reply was made before all results were there. This is a bug.")
-        notes_key = id(request.times), request.record.original.timestamp, request.num_cached
+        notes_key = request.times, request.record.original.timestamp, request.num_cached
         notes = encoded.get(notes_key)
         if notes is None:
             notes = encoded[notes_key] = _shared_notes(request, stats, now)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from penstock.producer.errors import PenstockError
-from penstock.producer.wire.headers import position
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID, KafkaRecord
 from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.record_trace import RecordTrace
@@ -64,7 +63,7 @@ class PendingRecord:
         Nothing else that the sender chooses has a part in it, so nobody gets the key of another record by asking.
         """
         one = self.original
-        place = b"%b-%d" % (position(one.topic, one.partition, one.offset), one.timestamp)
+        place = f"{one.topic}-{one.partition}-{one.offset}-{one.timestamp}".encode()
         return hashlib.blake2b(self.topic_id + place, digest_size=16).digest()
 
     @property
