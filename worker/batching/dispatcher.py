@@ -12,7 +12,7 @@ from penstock.producer.errors import BackendError, Cancelled, InvalidRequest, Pe
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.scheduler.types import Cause, RejectedJob
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.batching.flights import Flight, Flights, deadline_of
+from penstock.worker.batching.flights import Flight, Flights, Late
 from penstock.worker.batching.job_runner import JobEvents, JobRunner
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.batching.watchdog import Watchdog
@@ -112,13 +112,19 @@ class Dispatcher:
         if self._closed:
             return
         results: list[tuple[SequenceBlock, Sequence[Float32Array]]] = []
+        late: Late = []
         for flight, places in self.flights.runs(ids):
-            members = [flight.part(ids[places])] if flight.is_block else flight.members
-            results += [(member, rows[places]) for member in members if not member.request.is_failed]
-            self.flights.end_all(flight, ids[places])
-        if began is not None:
-            for member in [one for one, _ in results if deadline_of(one) < began]:
-                self._reject(member, deadline_error(Cause.QUEUED, began - deadline_of(member)))
+            run, own = ids[places], rows[places]
+            for member in (flight.part(run),) if flight.is_block else flight.members:
+                request = member.request
+                if request.is_failed:
+                    continue
+                results.append((member, own))
+                if began is not None and request.deadline is not None and request.deadline < began:
+                    late.append((member, began - request.deadline))
+            self.flights.end_all(flight, run)
+        for member, late_s in late:
+            self._reject(member, deadline_error(Cause.QUEUED, late_s))
         self._callbacks.ran(stats)
         self._callbacks.results(results, stats)
 

@@ -141,11 +141,14 @@ class Flights:
 
     def runs(self, job_ids: Sequence[int]) -> list[tuple[Flight, slice]]:
         """Flights in the order of their jobs, and where those are. Jobs that have ended are in none."""
-        flights = list(map(self._by_job.get, job_ids))
-        begins = [place for place, (last, one) in enumerate(pairwise([None, *flights])) if one is not last]
-        ends = [*begins[1:], len(flights)]
-        found = [(flights[begin], slice(begin, end)) for begin, end in zip(begins, ends, strict=False)]
-        return [(flight, places) for flight, places in found if flight is not None]
+        found: list[tuple[Flight, slice]] = []
+        flights, begin = list(map(self._by_job.get, job_ids)), 0
+        for end, (flight, following) in enumerate(pairwise([*flights, None]), 1):
+            if following is not flight:
+                if flight is not None:
+                    found.append((flight, slice(begin, end)))
+                begin = end
+        return found
 
     def refuse(self, job: RejectedJob) -> tuple[Late, list[SequenceBlock]]:
         """The runner rejected a job: of a flight that needed one, or of one in its queue, or that ran.
@@ -218,14 +221,12 @@ class Flights:
 
     def end_all(self, flight: Flight, job_ids: Sequence[int]) -> None:
         """Jobs of a flight have ended."""
-        leader, first = flight.leader, flight.job_id
-        keys = (flight.key,) if not flight.is_block else [leader.keys[job_id - first] for job_id in job_ids]
-        by_job, by_key, queued = self._by_job, self._by_key, self._queued
+        first, keys, by_key = flight.job_id, flight.leader.keys, self._by_key
         for job_id in job_ids:
-            del by_job[job_id]
-            if job_id in queued:
+            del self._by_job[job_id]
+            if job_id in self._queued:
                 self._leave_queue(job_id)
-        for key in keys:
+            key = keys[job_id - first] if flight.is_block else flight.key
             if by_key.get(key) is flight:
                 del by_key[key]
         flight.num_open -= len(job_ids)

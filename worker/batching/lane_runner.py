@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from penstock.engine import EngineLanes
@@ -252,12 +252,13 @@ class LaneRunner:
 
 def _jobs(flights: Iterable[Flight]) -> list[Job]:
     """A job for all that requests lead which are due together."""
-    led: dict[PendingRequest, list[Flight]] = {}
+    led: defaultdict[PendingRequest, list[Flight]] = defaultdict(list)
     for flight in flights:
-        led.setdefault(flight.leader.request, []).append(flight)
-    jobs: dict[tuple[float, float | None, bool], tuple[list[int], list[int], list[int]]] = {}
+        led[flight.leader.request].append(flight)
+    jobs: defaultdict[tuple[float, float | None, bool], tuple[list[int], list[int], list[int]]]
+    jobs = defaultdict(lambda: ([], [], []))
     for request, own in led.items():
-        ids, lengths, sizes = jobs.setdefault((request.times.queued, request.deadline, request.bulk), ([], [], []))
+        ids, lengths, sizes = jobs[request.times.queued, request.deadline, request.bulk]
         num_before = len(ids)
         for flight in own:
             ids += flight.jobs
