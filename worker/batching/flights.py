@@ -52,6 +52,8 @@ class Flight:
     @property
     def jobs(self) -> Sequence[int]:
         """Those that have not ended."""
+        if not self.is_block:
+            return (self.job_id,)
         ids = range(self.job_id, self.job_id + len(self.leader.keys))
         return ids if self.gone is None else [job_id for job_id in ids if job_id not in self.gone]
 
@@ -105,7 +107,7 @@ class Flights:
         needing: list[Flight] = []  # both kinds, in the order in which they are offered
         # One after another: what a block has added, the next one finds.
         for part in chain.from_iterable(map(self._parts, blocks)):
-            key = self._key_of(part)
+            key = self._key_of(part) if self._by_step else part.keys[0]
             flight = self._by_key.get(key)
             if flight is not None and flight.is_block:
                 alone = self._take_apart(flight)
@@ -262,9 +264,8 @@ class Flights:
         return ended, rest
 
     def _key_of(self, block: SequenceBlock) -> bytes:
-        """Of its first sequence. Those that stream, in steps, share nothing with those that do not."""
-        key = block.keys[0]
-        return key + b"stream" if self._by_step and block.request.message.options.stream else key
+        """Of a sequence that runs in steps. Those that stream share nothing with those that do not."""
+        return block.keys[0] + b"stream" if block.request.message.options.stream else block.keys[0]
 
     def _parts(self, block: SequenceBlock) -> Sequence[SequenceBlock]:
         """The block whole where no sequence of it is in flight or there twice; else those that are, each by itself."""
