@@ -42,10 +42,11 @@ class Job(NamedTuple):
 
     def by_request(self) -> list["Job"]:
         """A job for each of its requests."""
-        if len(self.sizes) < 2:
+        ids, lengths, arrival, deadline, bulk, sizes = self
+        if len(sizes) < 2:
             return [self]
-        cuts = pairwise(accumulate(self.sizes, initial=0))
-        return [self._replace(ids=self.ids[a:b], lengths=self.lengths[a:b], sizes=()) for a, b in cuts]
+        cuts = pairwise(accumulate(sizes, initial=0))
+        return [Job(ids[begin:end], lengths[begin:end], arrival, deadline, bulk) for begin, end in cuts]
 
 
 class RejectedJob(NamedTuple):
