@@ -197,15 +197,14 @@ class Scheduler:
                 end, least_s = deadline - max(0.0, margin_s), max(share_s, estimator.small_s)
             due = deadline if by_deadline else arrival
             pace = Pace(token_s, estimator.token_s, least_s, end)
-            queued.append(QueuedJob.of(due, number, ids, lengths, arrival, deadline, pace))
+            queued.append(QueuedJob.of(due, number, ids, lengths, (arrival, deadline), pace))
         return queued
 
     def _admit(self, online: list[Job], jobs: list[QueuedJob], now: float, begin: float) -> list[RejectedJob]:
-        """Queue online jobs, of which `jobs` are in time so far. Returns the rejections of requests that would be late.
+        """Queue the requests of `online`, of which `jobs` have not come late. Returns the rejections of the others.
 
-        Or that would make others late. Admission is the schedulability test of earliest deadline first: a request is
-        admitted only if it and all admitted ones meet their deadlines. An admitted one counts at once, so no delay in
-        the loop can make it oscillate.
+        Admission is the schedulability test of earliest deadline first: a request is admitted only if it and all
+        admitted ones meet their deadlines. Admitted ones count at once, so no delay in the loop can make it oscillate.
         """
         if self.settings.admission == "accept" or self._online.surely_in_time(jobs, begin):
             self._online.add(jobs)

@@ -174,6 +174,6 @@ def _queued(rows: JobRows, places: list[int]) -> list[QueuedJob]:
     fields = zip(*times.tolist(), columns[ID].tolist(), columns[NUMBER].tolist(), strict=True)
     seconds = estimates[:, [WORK_S, SLOWED_S]].tolist()
     return [
-        QueuedJob.of(due, number, (job_id,), (1,), arrival, deadline, Pace(work_s, 0.0, slowed_s, deadline))
+        QueuedJob.of(due, number, (job_id,), (1,), (arrival, deadline), Pace(work_s, 0.0, slowed_s, deadline))
         for (arrival, deadline, due, job_id, number), (work_s, slowed_s) in zip(fields, seconds, strict=True)
     ]

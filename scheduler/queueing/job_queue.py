@@ -48,19 +48,12 @@ class QueuedJob(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        due: float,
-        number: int,
-        ids: Sequence[int],
-        lengths: Sequence[int],
-        arrival: float,
-        deadline: float,
-        pace: Pace,
+        cls, due: float, number: int, ids: Sequence[int], lengths: Sequence[int], times: tuple[float, float], pace: Pace
     ) -> "QueuedJob":
-        """With what follows from its lengths."""
+        """With what follows from its lengths. `times`: its arrival and its deadline."""
         tokens, squares = sum(lengths), sum([length * length for length in lengths])
         work = tokens * pace.token_s, pace.latest_begin(lengths)
-        return cls(due, number, ids, lengths, arrival, deadline, pace, tokens, squares, *work)
+        return cls(due, number, ids, lengths, *times, pace, tokens, squares, *work)
 
     def first(self, count: int) -> "QueuedJob":
         """The first of its sequences."""
@@ -74,7 +67,7 @@ class QueuedJob(NamedTuple):
         return self._with([one for one, _ in left], [length for _, length in left])
 
     def _with(self, ids: Sequence[int], lengths: Sequence[int]) -> "QueuedJob":
-        return self.of(self.due, self.number, ids, lengths, self.arrival, self.deadline, self.pace)
+        return self.of(self.due, self.number, ids, lengths, (self.arrival, self.deadline), self.pace)
 
 
 class Bounds(NamedTuple):

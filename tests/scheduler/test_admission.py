@@ -180,8 +180,8 @@ def test_the_work_before_a_job_decides() -> None:
 def test_no_job_may_be_put_before_one_whose_long_batch_must_begin_first() -> None:
     """The queued job has the later deadline, but its batch is long, so it must begin before the new job."""
     queue = JobQueue()
-    queue.add([QueuedJob.of(10.0, 0, (0,), (1,), 0.0, 10.0, Pace(1.0, 0.0, 5.0, 10.0))])
-    newcomer = QueuedJob.of(9.9, 1, (1,), (1,), 0.0, 9.9, Pace(0.25, 0.0, 0.1, 9.9))
+    queue.add([QueuedJob.of(10.0, 0, (0,), (1,), (0.0, 10.0), Pace(1.0, 0.0, 5.0, 10.0))])
+    newcomer = QueuedJob.of(9.9, 1, (1,), (1,), (0.0, 9.9), Pace(0.25, 0.0, 0.1, 9.9))
     assert queue.lateness([newcomer], 4.875) == pytest.approx([0.125])
     assert queue.lateness([newcomer], 4.75)[0] <= 0.0
 

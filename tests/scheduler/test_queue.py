@@ -19,7 +19,7 @@ MANY = 128
 def waiting(number: int, due: float, lengths: Sequence[int] = (1,), token_s: float = 0.5) -> QueuedJob:
     """The ids of job 3 begin at 30."""
     ids = range(10 * number, 10 * number + len(lengths))
-    return QueuedJob.of(due, number, ids, lengths, due - 1, due, Pace(token_s, 2**-8, 0.25, due))
+    return QueuedJob.of(due, number, ids, lengths, (due - 1, due), Pace(token_s, 2**-8, 0.25, due))
 
 
 def without(jobs: Sequence[QueuedJob], ids: Collection[int]) -> list[QueuedJob]:

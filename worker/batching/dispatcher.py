@@ -144,15 +144,14 @@ class Dispatcher:
                     self._end(request, deadline_error(Cause.QUEUED, now - request.deadline))
             if is_wanted:
                 wanted += ids[places]
-                blocks.append(flight.part(ids[places]) if flight.is_block else flight.leader)
+                blocks.append(flight.part(ids[places]))
             else:
                 self.flights.end_all(flight, ids[places])
         return wanted, blocks
 
     def blocks(self, ids: Sequence[int]) -> list[SequenceBlock]:
         """See `RunnerOwner`."""
-        runs = self.flights.runs(ids)
-        return [flight.part(ids[places]) if flight.is_block else flight.leader for flight, places in runs]
+        return [flight.part(ids[places]) for flight, places in self.flights.runs(ids)]
 
     def give_up(self, error: BaseException) -> None:
         """See `RunnerOwner`. The runner cannot be trusted with any job."""

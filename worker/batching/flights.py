@@ -58,9 +58,9 @@ class Flight:
         return ids if self.gone is None else [job_id for job_id in ids if job_id not in self.gone]
 
     def part(self, job_ids: Sequence[int]) -> SequenceBlock:
-        """A block's sequences with these jobs, at least one."""
+        """Its sequences with these jobs, at least one."""
         first = self.job_id
-        return self.leader.part([job_id - first for job_id in job_ids])
+        return self.leader.part([job_id - first for job_id in job_ids]) if self.is_block else self.leader
 
 
 class Flights:
@@ -270,9 +270,7 @@ class Flights:
     def _parts(self, block: SequenceBlock) -> Sequence[SequenceBlock]:
         """The block whole where no sequence of it is in flight or there twice; else those that are, each by itself."""
         keys = block.keys
-        if len(keys) == 1:
-            return (block,)
-        if len(set(keys)) == len(keys) and self._by_key.keys().isdisjoint(keys):
+        if len(keys) == 1 or (len(set(keys)) == len(keys) and self._by_key.keys().isdisjoint(keys)):
             return (block,)
         seen: set[bytes] = set()
         new, shared = list[int](), list[int]()

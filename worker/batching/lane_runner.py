@@ -255,8 +255,7 @@ def _jobs(flights: Iterable[Flight]) -> list[Job]:
     led: defaultdict[PendingRequest, list[Flight]] = defaultdict(list)
     for flight in flights:
         led[flight.leader.request].append(flight)
-    jobs: defaultdict[tuple[float, float | None, bool], tuple[list[int], list[int], list[int]]]
-    jobs = defaultdict(lambda: ([], [], []))
+    jobs: defaultdict[tuple[float, float | None, bool], list[list[int]]] = defaultdict(lambda: [[], [], []])
     for request, own in led.items():
         ids, lengths, sizes = jobs[request.times.queued, request.deadline, request.bulk]
         num_before = len(ids)

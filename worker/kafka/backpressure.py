@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from penstock.worker.kafka.reply_destinations import Footprint, ReplyDestinations
 
@@ -12,15 +11,6 @@ _REPLY_BYTES = 64 * 1024 * 1024  # some 40,000 vectors of MiniLM: a broker that 
 _BULK_SHARE = 0.5  # of each bound: the rest stays free for online records
 _NONE = Footprint()
 _ROOM = 0.75  # fetching goes on when a quarter of each bound is free, so that it does not alternate at the bound
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Counts of one topic's records."""
-
-    records: int = 0  # polled and not finished
-    request_bytes: int = 0  # values, keys and headers of those records
-    sequences: int = 0  # queued, of records without an answer
 
 
 class Backpressure:
@@ -37,13 +27,15 @@ class Backpressure:
         self._max_records = max_records
         bounds = Footprint(max_records, _REQUEST_BYTES, _REPLY_BYTES)
         self.destinations = ReplyDestinations(bounds, clock, can_stall=can_stall)
-        self._counts = {False: _Counts(), True: _Counts()}  # by whether of the bulk topic
+        # By whether of the bulk topic: polled and not finished; queued, of records without an answer.
+        self._held = {False: Footprint(), True: Footprint()}
+        self._num_sequences = {False: 0, True: 0}
         self._reply_bytes = 0
 
     @property
     def num_records(self) -> int:
         """Records fetched and not finished, of both topics."""
-        return self._counts[False].records + self._counts[True].records
+        return self._held[False].records + self._held[True].records
 
     @property
     def reply_bytes(self) -> int:
@@ -52,13 +44,11 @@ class Backpressure:
 
     def add_records(self, num_records: int, num_bytes: int, *, bulk: bool) -> None:
         """Count records that were fetched or, with negative numbers, finished or released."""
-        counts = self._counts[bulk]
-        counts.records += num_records
-        counts.request_bytes += num_bytes
+        self._held[bulk].add(Footprint(num_records, num_bytes))
 
     def add_sequences(self, num_sequences: int, *, bulk: bool) -> None:
         """Count sequences that were queued or, with a negative number, whose record was answered."""
-        self._counts[bulk].sequences += num_sequences
+        self._num_sequences[bulk] += num_sequences
 
     def add_reply_bytes(self, num_bytes: int) -> None:
         """Count answers that were sent or, with a negative number, acknowledged or refused."""
@@ -93,7 +83,7 @@ class Backpressure:
         return max(used(stalled.get(False, _NONE), stalled.get(True, _NONE)), used(_NONE, _NONE) - 1)
 
     def _records(self, bulk: bool, *stalled: Footprint) -> float:
-        online, other = self._counts[False], self._counts[True]
+        online, other = self._held[False], self._held[True]
         first, second = stalled
         records = online.records - first.records, other.records - second.records
         sizes = online.request_bytes - first.request_bytes, other.request_bytes - second.request_bytes
@@ -101,7 +91,7 @@ class Backpressure:
 
     def _sequences(self, bulk: bool) -> float:
         max_sequences = self._max_records * _SEQUENCES_PER_RECORD
-        return _share(self._counts[False].sequences, self._counts[True].sequences, max_sequences, bulk)
+        return _share(self._num_sequences[False], self._num_sequences[True], max_sequences, bulk)
 
     def _replies(self, bulk: bool, *stalled: Footprint) -> float:
         waiting = self._reply_bytes - sum([one.reply_bytes for one in stalled])

@@ -18,7 +18,7 @@ ReplyDestination = tuple[str, int | None, bool]  # topic, partition (None: the k
 
 @dataclass(slots=True)
 class Footprint:
-    """Memory that answers hold until they are acknowledged, or the bounds of it."""
+    """Memory that records hold until they are finished, or answers until they are acknowledged, or the bounds of it."""
 
     records: int = 0
     request_bytes: int = 0

@@ -85,9 +85,7 @@ class Delivery:
             kinds.setdefault((one.error.code, reason), []).append(one)
         for kind in kinds.values():
             self._reject(kind)
-        self._keep(
-            [(record, None if _is_told(address, error) else Fault.of(error)) for record, address, error in rejected]
-        )
+        self._keep([(one.record, None if _is_told(one) else Fault.of(one.error)) for one in rejected])
 
     def _reject(self, rejections: Sequence[Rejection]) -> None:
         """Answer records that are at fault alike, or late or refused with one code."""
@@ -209,13 +207,9 @@ def _is_refused(error: KafkaError | None) -> TypeGuard[KafkaError]:
     return error is not None and not isinstance(error, AnswerDropped)
 
 
-def _is_told(address: ReplyAddress | None, error: PenstockError) -> bool:
+def _is_told(rejection: Rejection) -> bool:
     """Whether an error reply is all that a record needs."""
-    return address is not None and _is_transient(error)
-
-
-def _num_bytes(answers: Iterable[_Reply]) -> int:
-    return sum([len(answer.value or b"") for answer in answers])
+    return rejection.address is not None and _is_transient(rejection.error)
 
 
 def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[ReplyDestination, list[_Reply]]]:
@@ -227,10 +221,12 @@ def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[ReplyDestinatio
 
 
 def _held(answers: Sequence[_Reply]) -> Footprint:
-    return Footprint(len(answers), sum([answer.origin.held_bytes for answer in answers]), _num_bytes(answers))
+    request_bytes = sum([answer.origin.held_bytes for answer in answers])
+    return Footprint(len(answers), request_bytes, sum([len(answer.value or b"") for answer in answers]))
 
 
 def _reply_too_large(answer: _Reply) -> InvalidRequest:
     """As for a reply that validation foresees to be too large; clients then send the same in parts."""
-    num_bytes = _num_bytes([answer])
-    return InvalidRequest(f"The reply of {num_bytes:,} bytes is larger than its topic takes; send fewer sequences.")
+    return InvalidRequest(
+        f"The reply of {_held([answer]).reply_bytes:,} bytes is larger than its topic takes; send fewer sequences."
+    )

@@ -76,9 +76,7 @@ class LoadMonitor:
             self._missed(cause, count)
 
     def rejected(self, errors: Sequence[PenstockError]) -> None:
-        """Count records that are answered with an error. Mostly there are none."""
-        if not errors:
-            return
+        """Count records that are answered with an error."""
         self._since_logged["rejected"] += len(errors)
         for (code, cause), count in Counter([(error.code, cause_of(error)) for error in errors]).items():
             self._metrics.count(code, count)
