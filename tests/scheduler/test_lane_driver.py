@@ -1,6 +1,7 @@
 """The lane driver: one batch a lane, one prepared ahead, and predictions of when lanes are free."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -122,9 +123,12 @@ def test_a_job_is_kept_out_by_one_of_its_sequences() -> None:
     assert lanes.scheduler.num_queued == 1
 
 
-def test_an_idle_engine_tries_one_job_a_second_that_is_thought_to_be_late() -> None:
+LATE = one_job(1, 100, 0.0, 0.5), one_job(2, 100, 0.0, 0.5)
+
+
+@pytest.mark.parametrize("late", [LATE, (Job((1, 2), (100, 100), 0.0, 0.5, sizes=(1, 1)),)], ids=["each", "one job"])
+def test_an_idle_engine_tries_one_request_a_second_that_is_thought_to_be_late(late: Sequence[Job]) -> None:
     lanes = driver()
-    late = [one_job(1, 100, 0.0, 0.5), one_job(2, 100, 0.0, 0.5)]
     assert [rejection.id for rejection in lanes.add(late, 0.0)] == [2]
     lanes.finish(lanes.dispatch(0.0).start[0], 0.1, failed=True)
     assert [rejection.cause for rejection in lanes.add([one_job(3, 100, 0.2, 0.5)], 0.2)] == [Cause.OVERLOADED]

@@ -52,8 +52,8 @@ class Dispatcher:
     def add(self, sequences: Sequence[SequenceBlock]) -> None:
         """See `SequenceDispatcher`. One that is equal to another in flight shares its result."""
         now = self._clock()
-        for sequence in sequences:
-            sequence.request.times.note_queued(now)
+        for times in {sequence.request.times for sequence in sequences}:
+            times.note_queued(now)
         self._run(sequences)
         self._advance()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -213,10 +214,9 @@ def _is_told(rejection: Rejection) -> bool:
 
 
 def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[ReplyDestination, list[_Reply]]]:
-    found: dict[ReplyDestination, list[_Reply]] = {}
+    found: defaultdict[ReplyDestination, list[_Reply]] = defaultdict(list)
     for answer in answers:
-        address = answer.address
-        found.setdefault((address.topic, address.partition, answer.origin.from_bulk_topic), []).append(answer)
+        found[answer.address.topic, answer.address.partition, answer.origin.from_bulk_topic].append(answer)
     return found.items()
 
 
