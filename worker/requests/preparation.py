@@ -202,12 +202,13 @@ class RequestPreparer:
         if self._generation is not None:
             return self._generation.sequences(request, columns.split(ids))
         options, make_key = self._shared(request.message)
-        parts = _split_bytes(ids, lengths)
-        if types is None:
-            keys = [make_key(one, None) for one in parts]
+        if types is None and len(lengths) == 1:
+            keys = [make_key(ids.tobytes(), None)]
+        elif types is None:
+            keys = [make_key(one, None) for one in _split_bytes(ids, lengths)]
         else:
             # A sequence whose types are all zero has one key, whether others of its request have types or not.
-            pairs = zip(parts, _split_bytes(types, lengths), strict=True)
+            pairs = zip(_split_bytes(ids, lengths), _split_bytes(types, lengths), strict=True)
             keys = [make_key(one, own if any(own) else None) for one, own in pairs]
         return [SequenceBlock(request, range(len(lengths)), ids, lengths, types, options, keys)]
 
@@ -246,8 +247,6 @@ def _end_to_end(sequences: Sequence[tuple[Int32Array | Uint32Array, Int32Array |
 def _split_bytes(column: Int32Array | Uint32Array, lengths: Sequence[int]) -> list[bytes]:
     """The bytes of each sequence."""
     whole, size = column.tobytes(), column.itemsize
-    if len(lengths) == 1:
-        return [whole]
     ends = [end * size for end in accumulate(lengths)]
     return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
