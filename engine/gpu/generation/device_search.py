@@ -19,8 +19,7 @@ from penstock.engine.generation.selection import Choice
 from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.gpu.buckets import row_bucket
 from penstock.engine.gpu.faults import DeviceFaults
-from penstock.engine.gpu.generation.bans import BanTable
-from penstock.engine.gpu.generation.likely_tokens import MAX_CANDIDATES
+from penstock.engine.gpu.generation.likely_tokens import MAX_CANDIDATES, BanTable
 from penstock.engine.gpu.generation.search_quantum import (
     Predict,
     SearchQuantum,

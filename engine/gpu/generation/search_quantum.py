@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from penstock.engine.generation.selection import Choice
-from penstock.engine.gpu.generation.bans import BanTable
 from penstock.engine.gpu.generation.cached_attention import CacheLines
 from penstock.engine.gpu.generation.greedy_steps import GreedySteps
-from penstock.engine.gpu.generation.likely_tokens import likely_tokens
+from penstock.engine.gpu.generation.likely_tokens import BanTable, likely_tokens
 from penstock.engine.gpu.generation.search_state import (
     FINISHED,
     INVALID,

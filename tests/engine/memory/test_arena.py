@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engine.memory import Arena, Lifetime, MemoryPlanner
 from penstock.engine.memory.plan import CHUNK_BYTES
-from tests.engine.memory.encoder import encoder_lifetimes
+from tests.engine.memory.plans import encoder_lifetimes
 
 BERT = encoder_lifetimes(num_layers=12, hidden=768, intermediate=3072)
 LINE = (Lifetime("only", 0, 0, bytes_per_token=1 << 20),)  # a MiB a token

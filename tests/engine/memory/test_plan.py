@@ -11,8 +11,7 @@ from penstock.engine.memory import Lifetime, MemoryPlan, MemoryPlanner
 from penstock.engine.memory import plan as plan_module
 from penstock.engine.memory.lifetimes import ALIGNMENT
 from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, check_regions, plan_each_buffer
-from tests.engine.kernels.plan_check import check_no_overlap
-from tests.engine.memory.encoder import encoder_lifetimes
+from tests.engine.memory.plans import check_no_overlap, encoder_lifetimes
 from tests.examples import examples
 
 MODELS = {

@@ -18,7 +18,7 @@ from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.program import Program, record
 from penstock.engine.model.weights import Dense, Encoder, Norm
 from tests.engine.helpers import FAMILIES, MAX_TOKENS, pack, random_sequences, save_encoder
-from tests.engine.kernels.plan_check import check_no_overlap
+from tests.engine.memory.plans import check_no_overlap
 
 FLOAT = torch.float32
 
