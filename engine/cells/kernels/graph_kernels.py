@@ -45,12 +45,13 @@ def measure_shape(reads: Int32Array) -> tuple[int, int]:
     depths, groups = np.ones(num_nodes, np.int32), np.arange(num_nodes, dtype=np.int32)
     for node in range(num_nodes):
         for read in reads[node]:
-            if read != NO_NODE:
-                depths[node] = max(depths[node], depths[read] + 1)
-                one, other = _root(groups, node), _root(groups, read)
-                if one != other:
-                    groups[other] = one
-                    num_groups -= 1
+            if read == NO_NODE:
+                continue
+            depths[node] = max(depths[node], depths[read] + 1)
+            one, other = _root(groups, node), _root(groups, read)
+            if one != other:
+                groups[other] = one
+                num_groups -= 1
     return int(depths.max()), num_groups
 
 

@@ -34,15 +34,23 @@ def collect(nodes: Int32Array, places: Int32Array, values: Int32Array, requests:
             for node in range(first, first + requests[keys[number], NUM_NODES]):
                 column = columns[emission, nodes[node, CELL]]
                 if column != NONE:
+                    start, size = places[node, START, column], nodes[node, DONE] * widths[emission]
+                    is_finite = _copy(values[start : start + size], results[at : at + size], is_float[emission])
+                    is_not_finite[number] |= not is_finite
+                    at += size
                     num_rows += nodes[node, DONE]
-                    for place in range(nodes[node, DONE] * widths[emission]):
-                        value = values[places[node, START, column] + place]
-                        results[at] = value
-                        at += 1
-                        if is_float[emission] and value & 0x7FFFFFFF >= _INFINITY:
-                            is_not_finite[number] = True
             results[offsets[number] + emission] = num_rows
     return length
+
+
+@inlined
+def _copy(values: Int32Array, out: Int32Array, is_float: int) -> bool:
+    """Copy what a node has emitted. Returns whether all of it is finite; integers are."""
+    is_finite = True
+    for place in range(len(values)):
+        out[place] = values[place]
+        is_finite &= not is_float or values[place] & 0x7FFFFFFF < _INFINITY
+    return is_finite
 
 
 @inlined
