@@ -82,12 +82,7 @@ def plan(
                     before = node
                 else:
                     counts[group, READY + cell] -= 1
-                    if before == NONE:
-                        lists[job, cell, 0] = following
-                    else:
-                        nodes[before, NEXT] = following
-                    if following == NONE:
-                        lists[job, cell, 1] = before
+                    _unlink(nodes, lists, node, before)
                 node = following
     _release(arrays, rows[:count])  # only now: a node and what depends on it must not run in one task
     return count, longest, num_begun
@@ -195,11 +190,16 @@ def _append(arrays: Arrays, first: int) -> None:
 @inlined
 def _withdraw(nodes: Int32Array, lists: Int32Array, node: int) -> None:
     """Take a node out of its job's ready ones. The caller counts."""
-    cell, job = nodes[node, CELL], nodes[node, JOB]
-    before, ready = NONE, lists[job, cell, 0]
+    before, ready = NONE, lists[nodes[node, JOB], nodes[node, CELL], 0]
     while ready != node:
         before, ready = ready, nodes[ready, NEXT]
-    following = nodes[node, NEXT]
+    _unlink(nodes, lists, node, before)
+
+
+@inlined
+def _unlink(nodes: Int32Array, lists: Int32Array, node: int, before: int) -> None:
+    """As `_withdraw`, where the ready node before it is known; NONE: it is the first."""
+    cell, job, following = nodes[node, CELL], nodes[node, JOB], nodes[node, NEXT]
     if before == NONE:
         lists[job, cell, 0] = following
     else:
