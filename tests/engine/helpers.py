@@ -25,7 +25,7 @@ VOCAB = 120
 MAX_TOKENS = 130
 PAD = 1  # RoBERTa's; random ids keep clear of it, because transformers' RoBERTa gives it a position of its own
 
-_SIZE: dict[str, Any] = {
+SIZE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "num_hidden_layers": 2,
@@ -33,8 +33,8 @@ _SIZE: dict[str, Any] = {
     "intermediate_size": 96,
     "max_position_embeddings": MAX_TOKENS,
 }
-_ROBERTA = _SIZE | {"max_position_embeddings": MAX_TOKENS + PAD + 1, "type_vocab_size": 1, "pad_token_id": PAD}
-_DEBERTA_V3 = _SIZE | {  # as microsoft/deberta-v3-base has it, with fewer buckets
+_ROBERTA = SIZE | {"max_position_embeddings": MAX_TOKENS + PAD + 1, "type_vocab_size": 1, "pad_token_id": PAD}
+_DEBERTA_V3 = SIZE | {  # as microsoft/deberta-v3-base has it, with fewer buckets
     "relative_attention": True,
     "position_buckets": 16,
     "norm_rel_ebd": "layer_norm",
@@ -44,7 +44,7 @@ _DEBERTA_V3 = _SIZE | {  # as microsoft/deberta-v3-base has it, with fewer bucke
     "type_vocab_size": 0,
 }
 _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "bert": (transformers.BertConfig, _SIZE),
+    "bert": (transformers.BertConfig, SIZE),
     "roberta": (transformers.RobertaConfig, _ROBERTA),
     "xlm-roberta": (transformers.XLMRobertaConfig, _ROBERTA),
     "camembert": (transformers.CamembertConfig, _ROBERTA),
@@ -59,13 +59,13 @@ _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
             "max_position_embeddings": MAX_TOKENS,
         },
     ),
-    "albert": (transformers.AlbertConfig, _SIZE | {"embedding_size": 24}),
-    "electra": (transformers.ElectraConfig, _SIZE | {"embedding_size": 24}),
-    "mpnet": (transformers.MPNetConfig, _SIZE | {"max_position_embeddings": MAX_TOKENS + PAD + 1}),
+    "albert": (transformers.AlbertConfig, SIZE | {"embedding_size": 24}),
+    "electra": (transformers.ElectraConfig, SIZE | {"embedding_size": 24}),
+    "mpnet": (transformers.MPNetConfig, SIZE | {"max_position_embeddings": MAX_TOKENS + PAD + 1}),
     "deberta-v2": (transformers.DebertaV2Config, _DEBERTA_V3),
     "modernbert": (
         transformers.ModernBertConfig,
-        _SIZE | {"num_hidden_layers": 4, "local_attention": 32, "pad_token_id": 0},
+        SIZE | {"num_hidden_layers": 4, "local_attention": 32, "pad_token_id": 0},
     ),
 }
 FAMILIES = tuple(_CONFIGS)

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import transformers
-from typer.testing import CliRunner
 
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.ops.cli.main import app
 from penstock.worker.model_loading import load_model
 from penstock.worker.model_settings import ModelSettings
 from tests.engine.helpers import save_encoder, write_json
+from tests.ops.command_line import penstock
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +36,8 @@ def save_quantised(directory: Path) -> str:
 def test_all_of_them_refuse(tmp_path: Path, save: Callable[[Path], str]) -> None:
     reason = save(tmp_path)
     for arguments in (["check", "--model"], ["parity"]):
-        result = CliRunner().invoke(app, [*arguments, str(tmp_path)], env={"COLUMNS": "1000"})
-        assert (result.exit_code, reason in " ".join(result.output.split())) == (1, True), result.output
+        code, text = penstock(*arguments, str(tmp_path))
+        assert (code, reason in text) == (1, True), text
     for engine in ("auto", "packed", "padded"):
         given: dict[str, Any] = {"model": str(tmp_path), "engine": engine}
         with pytest.raises(UnsupportedCheckpoint) as refused:

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from penstock.engine import load_engine
-from penstock.ops.cli.main import app
 from tests.engine.helpers import (
     pack,
     random_sequences,
@@ -24,14 +22,14 @@ from tests.engine.helpers import (
     save_tokenizer,
     write_json,
 )
+from tests.ops.command_line import penstock
 
 pytestmark = pytest.mark.slow
 
 
 def convert(source: Path, target: Path) -> tuple[int, str]:
     """Exit code, and what is said, as one line of words."""
-    result = CliRunner().invoke(app, ["convert", str(source), str(target)], prog_name="penstock")
-    return result.exit_code, " ".join(result.output.split())
+    return penstock("convert", str(source), str(target))
 
 
 def pickle_weights(directory: Path) -> None:
@@ -172,7 +170,6 @@ def test_the_way_that_the_refusal_names_ends_in_a_model_that_is_served(tmp_path:
     save_encoder(tmp_path / "model", "bert")
     save_tokenizer(tmp_path / "model", ["a"])
     pickle_weights(tmp_path / "model")
-    result = CliRunner().invoke(app, ["check", "--model", str(tmp_path / "model")], prog_name="penstock")
-    assert "penstock convert DIR OUT" in " ".join(result.output.split())
+    assert "penstock convert DIR OUT" in penstock("check", "--model", str(tmp_path / "model"))[1]
     assert convert(tmp_path / "model", tmp_path / "out")[0] == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "bert"

@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from penstock import Client, Expired, KafkaUnreachable, SyncClient
 from penstock.ops.cli.checks import probes
 from penstock.ops.cli.checks.probes import Finding
 from penstock.ops.cli.command_settings import settings_by_command
-from penstock.ops.cli.main import app
 from penstock.ops.kafka import MockBroker
 from penstock.producer.caller import Caller, raise_first
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.wire.messages import Request
 from penstock.worker.control_socket import EXIT_CANNOT_START
+from tests.ops.command_line import penstock
 
 TIMEOUT_S = 0.2
 DOES_NOT_ANSWER = f"does not answer within {TIMEOUT_S:g} s"
@@ -107,24 +106,19 @@ def test_a_command_ends_and_says_who_does_not_answer(
     (tmp_path / "in.csv").write_text("text\nhello\n")
     paths = {"IN": str(tmp_path / "in.csv"), "OUT": str(tmp_path / "out.csv")}
     arguments = [paths.get(argument, argument) for argument in WAITING[command]]
-    environment = {
-        "PENSTOCK_BOOTSTRAP_SERVERS": address,
-        "PENSTOCK_CONNECT_TIMEOUT_S": str(TIMEOUT_S),
-        "COLUMNS": "400",
-        "NO_COLOR": "1",
-    }
-    result = CliRunner().invoke(app, arguments, env=environment)
-    assert result.exit_code == 1, result.output
-    assert f"{address} {DOES_NOT_ANSWER}" in result.output
-    assert "Traceback" not in result.output
+    environment = {"PENSTOCK_BOOTSTRAP_SERVERS": address, "PENSTOCK_CONNECT_TIMEOUT_S": str(TIMEOUT_S)}
+    code, text = penstock(*arguments, env=environment)
+    assert code == 1, text
+    assert f"{address} {DOES_NOT_ANSWER}" in text
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize("command", ["embed", "classify", "generate"])
 def test_one_text_waits_for_kafka_as_long_as_for_its_answer(command: str, address: str) -> None:
     arguments = [command, "--model", "m", "--text", "x", "--timeout-s", str(TIMEOUT_S), "--bootstrap-servers", address]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "400", "NO_COLOR": "1"})
-    assert result.exit_code == 1, result.output
-    assert f"{address} {DOES_NOT_ANSWER}" in result.output
+    code, text = penstock(*arguments)
+    assert code == 1, text
+    assert f"{address} {DOES_NOT_ANSWER}" in text
 
 
 async def test_a_client_that_starts(address: str) -> None:

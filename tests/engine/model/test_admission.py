@@ -24,6 +24,7 @@ from penstock.engine.model.module_list import KINDS
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.messages import Text
 from tests.engine.helpers import (
+    SIZE,
     VOCAB,
     edit_json,
     edited_tensors,
@@ -42,15 +43,7 @@ pytestmark = pytest.mark.slow
 TEXTS = ["a river in spring", "where is the river", "snow", "the snow is in spring where a river is the river"]
 PAIRS = [("where is the river", "a river in spring"), ("snow", "where is the snow")]
 WORDS = sorted({word for text in TEXTS for word in text.split()})
-_SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 96,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
+_SMALL = SIZE | {"max_position_embeddings": 64, "pad_token_id": 0}
 _QWEN3: Any = transformers.Qwen3Config  # whose classes take more than their signatures say
 _NOMIC: Any = transformers.NomicBertConfig
 

@@ -21,6 +21,7 @@ from penstock.engine.padded.engine import PaddedEngine
 from tests.engine.helpers import (
     MAX_TOKENS,
     PAD,
+    SIZE,
     VOCAB,
     cpu_engine,
     edit_json,
@@ -45,14 +46,6 @@ _AUTO_CLASSIFIER: Any = transformers.AutoModelForSequenceClassification
 _T5: Any = transformers.T5Config  # whose classes take more than their signatures say
 _ROFORMER: Any = transformers.RoFormerConfig
 
-SIZE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 96,
-    "max_position_embeddings": MAX_TOKENS,
-}
 UNKNOWN: dict[str, Callable[[], Any]] = {  # to the packed runtime
     "roformer": lambda: _ROFORMER(**SIZE, embedding_size=48),
     "deberta": lambda: transformers.DebertaConfig(**SIZE),
