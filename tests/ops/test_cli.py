@@ -67,11 +67,8 @@ class TestHelp:
     def test_the_demo_says_where_its_model_comes_from(self) -> None:
         assert "the model comes with the `demo` extra" in penstock("demo", "--help")[1]
 
-    def test_what_is_on_can_be_turned_off(self) -> None:
-        assert "--no-batch-calls" in penstock("embed", "--help")[1]
+    def test_a_setting_of_several_kinds_names_them(self) -> None:
         assert "--processes N|auto" in penstock("worker", "--help")[1]
-        code, text = penstock("embed", "--no-batch-calls", "--model", "m", "--text", "")
-        assert (code, text) == (2, "Error: empty: Text 0 is empty.")
 
     def test_overview_loads_nothing_heavy(self) -> None:
         code = (
@@ -188,7 +185,7 @@ class TestBadUsage:
             ),
             (["embed", "--model", "m", "--reply-topic", "..", "--text", "x"], {}, "--reply-topic (or PENSTOCK_REPLY"),
             (["embed", "--model", "", "--text", "x"], {}, "--model (or PENSTOCK_MODEL): must be 1 to 214 characters"),
-            (["embed", "--model", "m", "--text", ""], {}, "Error: empty: Text 0 is empty."),
+            (["embed", "--model", "m", "--no-batch-calls", "--text", ""], {}, "Error: empty: Text 0 is empty."),
             (["embed", "--text", "x"], {"PENSTOCK_MODEL": ""}, "Missing option '--model'"),
             (["broker", "--kind", "rabbit"], {}, "--kind (or PENSTOCK_KIND)"),
             (["classify", "--model", "m"], {}, "Give a file to read and a file to write, or one --text."),
