@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from penstock.ops.demo.demo_model import model_directory
-from penstock.ops.kafka import KafkaBroker
+from penstock.ops.kafka import BrokerCluster, KafkaBroker
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
@@ -79,6 +79,11 @@ class WorkerProcess:
     async def exit_code(self, timeout_s: float = 300.0) -> int:
         """Wait for the end of the process. Returns the exit code."""
         return await asyncio.to_thread(self.process.wait, timeout_s)
+
+    async def stop(self) -> None:
+        """End it by SIGTERM, without an error."""
+        self.process.terminate()
+        assert await self.exit_code() == 0
 
     async def until(self, look: Callable[[], Event | None], what: str, timeout_s: float) -> Event:
         """Wait until `look` finds something. Fails with the end of the log if the process ends first."""
@@ -193,14 +198,20 @@ def post(unique: Unique) -> Post:
     return ask
 
 
-async def only_member(broker: KafkaBroker, group: str) -> str:
-    """The id of a group's only member; whoever evicts it when it is killed need not wait for the session's 10 s."""
+@contextlib.asynccontextmanager
+async def open_admin(broker: KafkaBroker | BrokerCluster) -> AsyncIterator[AIOKafkaAdminClient]:
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     await admin.start()
     try:
-        (answer,) = await admin.describe_consumer_groups([group])
+        yield admin
     finally:
         await admin.close()
+
+
+async def only_member(broker: KafkaBroker, group: str) -> str:
+    """The id of a group's only member; whoever evicts it when it is killed need not wait for the session's 10 s."""
+    async with open_admin(broker) as admin:
+        (answer,) = await admin.describe_consumer_groups([group])
     (described,) = answer.groups
     (member,) = described[5]
     return str(member[0])
@@ -217,12 +228,8 @@ def committed() -> Committed:
     """`await committed(kafka, group)`: the group's committed offset of each partition of each topic."""
 
     async def ask(broker: KafkaBroker, group: str) -> dict[TopicPartition, int]:
-        admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-        await admin.start()
-        try:
+        async with open_admin(broker) as admin:
             offsets = await admin.list_consumer_group_offsets(group)
-        finally:
-            await admin.close()
         return {source: found.offset for source, found in offsets.items() if found.offset >= 0}
 
     return ask

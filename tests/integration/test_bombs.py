@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from structlog.testing import capture_logs
 
 from penstock.ops.kafka import KafkaBroker
@@ -14,7 +14,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
-from tests.integration.conftest import Committed, StartWorker, Unique
+from tests.integration.conftest import Committed, StartWorker, Unique, open_admin
 
 MIB = 1024 * 1024
 BOMBS = {"gzip": 256 * MIB, "snappy": 18 * MIB, "lz4": 128 * MIB, "zstd": 256 * MIB}  # each below 1 MiB in its batch
@@ -50,10 +50,8 @@ async def test_bombs_become_dead_letters_and_other_partitions_are_answered_meanw
 ) -> None:
     model, replies = unique("bombs"), unique("penstock.replies.")
     topic = request_topic(model)
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic, 4, 1, topic_configs={"message.timestamp.type": "LogAppendTime"})])
-    await admin.close()
+    async with open_admin(kafka) as admin:
+        await admin.create_topics([NewTopic(topic, 4, 1, topic_configs={"message.timestamp.type": "LogAppendTime"})])
     worker = start_worker(kafka, served_name=model, partitions=4)
     await worker.ready()
     value = encode_request(Request(model, "embed", join_tokens([[1, 2]])))

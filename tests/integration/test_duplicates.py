@@ -9,12 +9,11 @@ from pathlib import Path
 
 import msgpack
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import OffsetAndMetadata
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.worker.kafka.progress import commit_metadata
-from tests.integration.conftest import Committed, StartWorker, Unique
+from tests.integration.conftest import Committed, StartWorker, Unique, open_admin
 
 BEHIND = 300  # records behind the slow head of line, in its partition
 
@@ -47,12 +46,8 @@ def finished_beyond(commit: OffsetAndMetadata) -> frozenset[int]:
 
 
 async def group_commit(kafka: KafkaBroker, group: str, source: TopicPartition) -> OffsetAndMetadata | None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    await admin.start()
-    try:
+    async with open_admin(kafka) as admin:
         return (await admin.list_consumer_group_offsets(group)).get(source)
-    finally:
-        await admin.close()
 
 
 async def test_a_member_killed_behind_a_slow_head_of_line_leaves_one_duplicate(
@@ -84,8 +79,7 @@ async def test_a_member_killed_behind_a_slow_head_of_line_leaves_one_duplicate(
         assert (restored["offset"], restored["records"]) == (0, BEHIND)
         await send(producer, topic, model, [BEHIND + 1], free)
         counts = await replies(kafka, [late, free], BEHIND + 3)
-        second.process.terminate()
-        assert await second.exit_code() == 0
+        await second.stop()
     assert {n: count for n, count in counts.items() if count > 1} == {0: 2}  # all of them, without the metadata
     assert second.events("stopped")[0]["answered"] == 2
     assert (await committed(kafka, group))[source] == BEHIND + 2

@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
@@ -22,7 +22,7 @@ from penstock.producer.aiokafka_internals.transactional_producer import Transact
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.fetching.group import evict
 from penstock.worker.kafka.progress.owner_marker import OwnerMarker
-from tests.integration.conftest import Committed, StartWorker, Unique, only_member
+from tests.integration.conftest import Committed, StartWorker, Unique, only_member, open_admin
 
 PARTITIONS = 4
 POISON = 30_000  # see echo_worker.py
@@ -96,13 +96,9 @@ def number(record: Any) -> int:
 
 async def marks(broker: KafkaBroker, group: str) -> set[str]:
     """The owners' marks in the commits."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    try:
+    async with open_admin(broker) as admin:
         commits = (await admin.list_consumer_group_offsets(group)).values()
         return {"".join(found.metadata.partition(";")[1:]) for found in commits}
-    finally:
-        await admin.close()
 
 
 @contextlib.asynccontextmanager
@@ -132,8 +128,7 @@ async def test_replies_and_offsets_are_committed_together(
         await line.assert_exactly_once()
         assert sum((await committed(kafka, line.group)).values()) == 200
         assert await marks(kafka, line.group) == {OwnerMarker().text()}
-        worker.process.terminate()
-        assert await worker.exit_code() == 0
+        await worker.stop()
         assert await marks(kafka, line.group) == {""}
         assert worker.events("transaction_failed") == []
 
@@ -191,12 +186,10 @@ async def test_answers_of_revoked_partitions_are_committed_or_never_seen(
         await load
         load = asyncio.create_task(line.streaming(500, 0.005))  # however long the second took to start
         await second.event("batch_done")
-        first.process.terminate()
-        assert await first.exit_code() == 0
+        await first.stop()
         await load
         await line.assert_exactly_once()
-        second.process.terminate()
-        assert await second.exit_code() == 0
+        await second.stop()
 
 
 async def test_error_replies_and_dead_letters_are_in_the_transaction(
@@ -311,10 +304,8 @@ async def test_a_reply_that_its_topic_does_not_take_is_refused_and_the_others_ar
 ) -> None:
     async with pipeline(kafka, unique, "large") as line:
         line.reply_topic = unique("penstock.replies.")
-        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-        await admin.start()
-        await admin.create_topics([NewTopic(line.reply_topic, 1, 1, topic_configs={"max.message.bytes": "3000"})])
-        await admin.close()
+        async with open_admin(kafka) as admin:
+            await admin.create_topics([NewTopic(line.reply_topic, 1, 1, topic_configs={"max.message.bytes": "3000"})])
         worker = start(line)
         await worker.ready()
         await line.send(50)  # too large together, and not one by one

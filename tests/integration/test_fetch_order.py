@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
@@ -14,7 +14,7 @@ from penstock.worker.kafka.fetching.consumer import Consumer
 from penstock.worker.kafka.fetching.group_member import GroupMember
 from penstock.worker.kafka.kafka_record import KafkaRecord
 from penstock.worker.kafka.progress.offsets import OffsetTracker
-from tests.integration.conftest import Unique
+from tests.integration.conftest import Unique, open_admin
 
 MEMBERS = 5
 RECORD = bytes(100 * 1024)
@@ -23,10 +23,8 @@ RECORD = bytes(100 * 1024)
 async def test_the_first_fetch_holds_every_online_record(kafka: KafkaBroker, unique: Unique) -> None:
     online = unique("requests")
     bulk = bulk_topic(online)
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic, NUM_PARTITIONS, 1) for topic in (online, bulk)])
-    await admin.close()
+    async with open_admin(kafka) as admin:
+        await admin.create_topics([NewTopic(topic, NUM_PARTITIONS, 1) for topic in (online, bulk)])
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, linger_ms=5) as producer:
         sends = [await producer.send(bulk, RECORD, partition=n % NUM_PARTITIONS) for n in range(3 * NUM_PARTITIONS)]
         sends += [await producer.send(online, b"urgent", partition=n) for n in range(NUM_PARTITIONS)]

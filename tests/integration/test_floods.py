@@ -8,7 +8,7 @@ from typing import Any
 import aiokafka.producer.message_accumulator as accumulator
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from penstock.ops.kafka import KafkaBroker
@@ -17,7 +17,7 @@ from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC, SOURCE
 from penstock.producer.wire.joint_letters import decode_letter_records, is_joint
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
-from tests.integration.conftest import Committed, StartWorker, Unique
+from tests.integration.conftest import Committed, StartWorker, Unique, open_admin
 from tests.integration.test_worker_hostile import RawName
 
 NUM_RECORDS = int(os.environ.get("FLOOD_RECORDS", "40000"))  # 500,000 take 0.7 MB, and this test a minute
@@ -55,10 +55,8 @@ async def test_a_flood_of_empty_records_holds_up_no_other_partition_and_multipli
 ) -> None:
     model, replies = unique("flood"), unique("penstock.replies.")
     topic, group = request_topic(model), f"penstock.{model}"
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic, 4, 1, topic_configs={"message.timestamp.type": "LogAppendTime"})])
-    await admin.close()
+    async with open_admin(kafka) as admin:
+        await admin.create_topics([NewTopic(topic, 4, 1, topic_configs={"message.timestamp.type": "LogAppendTime"})])
     worker = start_worker(kafka, served_name=model, partitions=4)
     await worker.ready()
     value = encode_request(Request(model, "embed", join_tokens([[1, 2]])))

@@ -11,6 +11,7 @@ from aiokafka.errors import KafkaError
 from penstock.ops.kafka import BrokerCluster, KafkaBroker
 from penstock.producer import Client
 from penstock.producer.wire.topics import request_topic
+from tests.integration.conftest import open_admin
 
 Unique = Callable[[str], str]
 StartWorker = Callable[..., Any]
@@ -76,8 +77,7 @@ async def test_requests_are_answered_and_committed_while_the_leader_of_their_rep
                     await asyncio.sleep(0.2)
             assert count == 181
     assert worker.events("reply_undeliverable") == []
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
 
 
 async def embed(client: Client, count: int) -> list[int]:
@@ -87,9 +87,7 @@ async def embed(client: Client, count: int) -> list[int]:
 
 async def make_reply_topic(cluster: BrokerCluster, topic: str, group: str) -> int:
     """Create a topic of one partition, led by the coordinator of the group. Returns that node's number."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-    await admin.start()
-    try:
+    async with open_admin(cluster) as admin:
         async with asyncio.timeout(300):
             leader = await coordinator(admin, group)
             while leader is None or len((await admin.describe_cluster())["brokers"]) < len(cluster.nodes):
@@ -97,8 +95,6 @@ async def make_reply_topic(cluster: BrokerCluster, topic: str, group: str) -> in
                 leader = await coordinator(admin, group)
         others = [number for number in (1, 2, 3) if number != leader]
         await admin.create_topics([NewTopic(topic, -1, -1, replica_assignments={0: [leader, *others]})])
-    finally:
-        await admin.close()
     return leader
 
 

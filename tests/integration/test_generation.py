@@ -137,8 +137,7 @@ async def test_a_request_that_is_late_poisoned_or_wrong_ends_alone(
         while await count_records(kafka, dead_letters) < expected_letters:  # noqa: ASYNC110 — brokers are asked
             await asyncio.sleep(0.1)
     assert await count_records(kafka, dead_letters) == expected_letters
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
 
 
 async def answer(

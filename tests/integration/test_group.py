@@ -67,11 +67,9 @@ async def test_a_worker_joins_and_another_leaves_mid_stream(
         second = start_worker(kafka, served_name=model)
         await second.event("batch_done")
         await stream.more(200)
-        first.process.terminate()
-        assert await first.exit_code() == 0
+        await first.stop()
         await stream.more(200)
-    second.process.terminate()
-    assert await second.exit_code() == 0
+    await second.stop()
     # In an orderly rebalance no request is even answered twice.
     assert sum(worker.events("stopped")[0]["answered"] for worker in (first, second)) == stream.answered
     assert [drained["unfinished"] for worker in (first, second) for drained in worker.events("drained")].count(0) >= 3
@@ -140,8 +138,7 @@ async def test_a_restart_resumes_at_the_unfinished_offsets(
         second = start_worker(kafka, **settings)
         await receive(200)
         assert all(len(of_one) == 1 for of_one in keys.values())  # a second answer carries the key of the first
-        second.process.terminate()
-        assert await second.exit_code() == 0
+        await second.stop()
         assert 0 < done_by_first < 200
         assert (
             second.events("stopped")[0]["answered"] == 200 - done_by_first
@@ -186,15 +183,13 @@ async def test_a_drain_that_takes_too_long_ends_and_leaves_its_records_to_other_
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1, 5]])) for n in range(100)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        slow.process.terminate()
-        assert await slow.exit_code() == 0
+        await slow.stop()
         assert slow.events("drain_incomplete")[0]["unfinished"] > 0
         left = 100 - sum((await committed(kafka, f"penstock.{model}")).values())
         assert left > 0
         quick = start_worker(kafka, **settings)
         await asyncio.gather(*calls)
-        quick.process.terminate()
-        assert await quick.exit_code() == 0
+        await quick.stop()
     assert quick.events("stopped")[0]["answered"] == left
 
 
@@ -218,8 +213,7 @@ async def test_a_rebalance_waits_for_no_queued_bulk(
         answers = await asyncio.gather(*calls)
     assert num_batches(first, ended(drained) - drained["seconds"], ended(drained)) < 30  # of 200
     assert [vector for answer in answers for vector in answer.tolist()] == [[2, n, 5, n + 5] for n, _ in rows]
-    first.process.terminate()
-    assert await first.exit_code() == 0
+    await first.stop()
     assert second.events("batch_done")
 
 

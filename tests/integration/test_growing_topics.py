@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
+from aiokafka.admin import NewPartitions, NewTopic
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
@@ -16,7 +16,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_PARTITION, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
-from tests.integration.conftest import StartWorker, Unique
+from tests.integration.conftest import StartWorker, Unique, open_admin
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,8 @@ def broker() -> Iterator[KafkaBroker]:
 
 
 async def change(broker: KafkaBroker, what: str, argument: Any) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    await getattr(admin, what)(argument)
-    await admin.close()
+    async with open_admin(broker) as admin:
+        await getattr(admin, what)(argument)
 
 
 async def test_a_reply_to_an_added_partition_is_delivered_at_once(

@@ -4,13 +4,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 from typer.testing import CliRunner
 
 from penstock.ops.cli.jobs import fleet_probe
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import StartWorker, Unique
+from tests.integration.conftest import StartWorker, Unique, open_admin
 
 
 async def embed(kafka: KafkaBroker, model: str, folder: Path, *options: str) -> tuple[int, str]:
@@ -23,12 +22,8 @@ async def embed(kafka: KafkaBroker, model: str, folder: Path, *options: str) -> 
 
 
 async def topics(kafka: KafkaBroker) -> list[str]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    await admin.start()
-    try:
+    async with open_admin(kafka) as admin:
         return list(await admin.list_topics())
-    finally:
-        await admin.close()
 
 
 async def test_a_job_needs_a_worker_unless_it_is_to_wait(
@@ -47,8 +42,7 @@ async def test_a_job_needs_a_worker_unless_it_is_to_wait(
     assert code == 2
     assert "has no tokenizer here: send token ids." in said
 
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
     code, said = await embed(kafka, model, tmp_path)
     assert code == 2
     assert f"the group penstock.{model} has no member." in said

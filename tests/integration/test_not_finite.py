@@ -64,7 +64,6 @@ async def test_rankings_classes_and_jobs_have_an_error_in_its_place(
         written = list(csv.DictReader(file))
     assert ["NaN or infinity" in row["error"] for row in written] == [False, True, False]
     assert [bool(row["label"]) for row in written] == [True, False, True]
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
     for topic in (request_topic(model), bulk_topic(request_topic(model))):
         assert await count_records(kafka, f"{topic}.dead-letter") > 0

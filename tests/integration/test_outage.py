@@ -69,8 +69,7 @@ async def test_a_broker_killed_in_mid_run_costs_no_answer(broker: KafkaBroker, s
         after = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(1200, 1400)]
         vectors = await asyncio.gather(*calls, *during, *after)
     assert [vector[0, 1] for vector in vectors] == list(range(1, 1401))
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
     # The wait is logged, but not again and again.
     assert len(worker.events()) < 200 + len(worker.events("batch_done"))
 

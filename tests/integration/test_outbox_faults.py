@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 from aiokafka.protocol.api import Request
@@ -15,6 +15,7 @@ from aiokafka.protocol.api import Request
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox, OutRecord
+from tests.integration.conftest import open_admin
 
 ACLS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -77,17 +78,13 @@ async def test_a_partition_goes_on_when_a_permission_is_restored(broker: KafkaBr
 
 
 async def _create(broker: KafkaBroker, topic: str, config: dict[str, str]) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=config)])
-    await admin.close()
+    async with open_admin(broker) as admin:
+        await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=config)])
 
 
 async def _ask(broker: KafkaBroker, request: Request) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    answer = await admin._send_request(request)
-    await admin.close()
+    async with open_admin(broker) as admin:
+        answer = await admin._send_request(request)
     assert "error_code=0" in str(answer), answer
 
 

@@ -55,8 +55,7 @@ async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_ar
         assert msgpack.unpackb(letter.value)["ids"] == struct.pack("<I", KILLER)
         assert (reasons["penstock-error-code"], reasons["penstock-error-attempts"]) == (b"backend", b"3")
         assert reasons["__dlq.errors.delivery.count"] == b"3"
-        workers[-1].process.terminate()
-        assert await workers[-1].exit_code() == 0
+        await workers[-1].stop()
         ends = await consumer.end_offsets([TopicPartition(topic, p) for p in range(4)])
         assert await committed(kafka, group) == ends
     [quarantined] = workers[-1].events("record_quarantined")

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgpack
@@ -18,7 +17,7 @@ from penstock.producer import Client
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.joint_letters import decode_letter_records, is_joint
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
-from tests.integration.conftest import StartWorker, Unique
+from tests.integration.conftest import StartWorker, Unique, WorkerProcess, open_admin
 from tests.integration.echo_worker import POISON
 
 MODES = pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
@@ -27,9 +26,17 @@ MODES = pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 class Desk:
     """The topics of a model, of one partition each, and a sender and a reader of another library's kind."""
 
-    def __init__(self, admin: AIOKafkaAdminClient, producer: AIOKafkaProducer, broker: KafkaBroker, model: str) -> None:
+    def __init__(
+        self,
+        admin: AIOKafkaAdminClient,
+        producer: AIOKafkaProducer,
+        broker: KafkaBroker,
+        start_worker: StartWorker,
+        model: str,
+    ) -> None:
         self.broker = broker
         self.model = model
+        self._start_worker = start_worker
         self.topic = request_topic(model)
         self.group = f"penstock.{model}"
         self.source = TopicPartition(self.topic, 0)
@@ -46,6 +53,9 @@ class Desk:
                     await self.admin.create_topics([NewTopic(topic, 1, 1)])
                     return
                 await asyncio.sleep(0.02)
+
+    def start_worker(self, delivery: str = "at_least_once") -> WorkerProcess:
+        return self._start_worker(self.broker, served_name=self.model, delivery=delivery)
 
     async def recreate(self, topic: str) -> None:
         await self.admin.delete_topics([topic])
@@ -106,126 +116,104 @@ class Desk:
         return commit
 
 
-@asynccontextmanager
-async def open_desk(broker: KafkaBroker, model: str) -> AsyncIterator[Desk]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    try:
-        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
-            desk = Desk(admin, producer, broker, model)
-            for topic in (desk.topic, desk.replies):
-                await desk.create(topic)
-            yield desk
-    finally:
-        await admin.close()
+@pytest.fixture
+async def desk(kafka: KafkaBroker, unique: Unique, start_worker: StartWorker) -> AsyncIterator[Desk]:
+    async with (
+        open_admin(kafka) as admin,
+        AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer,
+    ):
+        made = Desk(admin, producer, kafka, start_worker, unique("recreated"))
+        for topic in (made.topic, made.replies):
+            await made.create(topic)
+        yield made
 
 
 @MODES
-async def test_a_topic_that_is_recreated_under_a_worker_is_answered_whole(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, delivery: str
-) -> None:
-    async with open_desk(kafka, unique("recreated")) as desk:
-        worker = await start_worker(kafka, served_name=desk.model, delivery=delivery).ready()
-        await desk.send(5)
-        await desk.until_committed(5)
-        await desk.recreate(desk.topic)
-        await desk.send(40)
-        await desk.answered(45)
-        assert (await worker.event("topic_recreated"))["topic"] == desk.topic
-        await desk.until_committed(40)
+async def test_a_topic_that_is_recreated_under_a_worker_is_answered_whole(desk: Desk, delivery: str) -> None:
+    worker = await desk.start_worker(delivery).ready()
+    await desk.send(5)
+    await desk.until_committed(5)
+    await desk.recreate(desk.topic)
+    await desk.send(40)
+    await desk.answered(45)
+    assert (await worker.event("topic_recreated"))["topic"] == desk.topic
+    await desk.until_committed(40)
 
 
 @MODES
-async def test_a_topic_that_is_recreated_without_a_worker_is_answered_whole(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, delivery: str
-) -> None:
+async def test_a_topic_that_is_recreated_without_a_worker_is_answered_whole(desk: Desk, delivery: str) -> None:
     """The commit of the old topic is there, and within the new one: it names the topic that it is of."""
-    async with open_desk(kafka, unique("recreated")) as desk:
-        worker = await start_worker(kafka, served_name=desk.model, delivery=delivery).ready()
-        await desk.send(20)
-        await desk.until_committed(20)
-        worker.process.terminate()
-        assert await worker.exit_code() == 0
-        commit = await desk.commit()
-        await desk.recreate(desk.topic)
-        await desk.send(60)
-        servers, options = kafka.bootstrap_servers, {"group_id": desk.group, "enable_auto_commit": False}
-        async with AIOKafkaConsumer(bootstrap_servers=servers, **options) as other:
-            other.assign([desk.source])
-            await other.commit({desk.source: commit})
-        worker = start_worker(kafka, served_name=desk.model, delivery=delivery)
-        await desk.answered(80)
-        assert (await worker.event("commit_of_deleted_topic"))["offset"] == 20
+    worker = await desk.start_worker(delivery).ready()
+    await desk.send(20)
+    await desk.until_committed(20)
+    await worker.stop()
+    commit = await desk.commit()
+    await desk.recreate(desk.topic)
+    await desk.send(60)
+    servers, options = desk.broker.bootstrap_servers, {"group_id": desk.group, "enable_auto_commit": False}
+    async with AIOKafkaConsumer(bootstrap_servers=servers, **options) as other:
+        other.assign([desk.source])
+        await other.commit({desk.source: commit})
+    worker = desk.start_worker(delivery)
+    await desk.answered(80)
+    assert (await worker.event("commit_of_deleted_topic"))["offset"] == 20
 
 
 @MODES
-async def test_requests_that_kafka_has_deleted_unread_are_counted(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, delivery: str
-) -> None:
-    async with open_desk(kafka, unique("deleted")) as desk:
-        worker = await start_worker(kafka, served_name=desk.model, delivery=delivery).ready()
-        await desk.send(10)
-        await desk.until_committed(10)
-        worker.process.terminate()
-        assert await worker.exit_code() == 0
-        assert worker.events("offsets_skipped") == []
-        await desk.send(90)
-        await desk.admin.delete_records({desk.source: RecordsToDelete(90)})
-        worker = start_worker(kafka, served_name=desk.model, delivery=delivery)
-        skipped = await worker.event("offsets_skipped")
-        told = {"partition": f"{desk.topic}-0", "cause": "deleted", "first": 10, "last": 89, "num": 80}
-        assert told.items() <= skipped.items()
-        await desk.until_committed(100)
-        assert len(await desk.read(desk.replies, 20)) == 20
-        assert len(worker.events("offsets_skipped")) == 1
+async def test_requests_that_kafka_has_deleted_unread_are_counted(desk: Desk, delivery: str) -> None:
+    worker = await desk.start_worker(delivery).ready()
+    await desk.send(10)
+    await desk.until_committed(10)
+    await worker.stop()
+    assert worker.events("offsets_skipped") == []
+    await desk.send(90)
+    await desk.admin.delete_records({desk.source: RecordsToDelete(90)})
+    worker = desk.start_worker(delivery)
+    skipped = await worker.event("offsets_skipped")
+    told = {"partition": f"{desk.topic}-0", "cause": "deleted", "first": 10, "last": 89, "num": 80}
+    assert told.items() <= skipped.items()
+    await desk.until_committed(100)
+    assert len(await desk.read(desk.replies, 20)) == 20
+    assert len(worker.events("offsets_skipped")) == 1
 
 
 @MODES
-async def test_answers_reach_reply_and_dead_letter_topics_that_are_recreated(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, delivery: str
-) -> None:
-    async with open_desk(kafka, unique("recreated")) as desk:
-        letters = dead_letter_topic(desk.topic)
-        await desk.create(letters)
-        await start_worker(kafka, served_name=desk.model, delivery=delivery).ready()
-        await desk.send(3)
-        await desk.send(2, POISON)
-        await desk.until_committed(5)
-        for topic in (desk.replies, letters):
-            await desk.recreate(topic)
-        await desk.send(3)
-        await desk.send(2, POISON)
-        replies = await desk.read(desk.replies, 5)
-        assert {int(dict(one.headers)[CORRELATION_ID]) for one in replies} == set(range(5, 10))
-        assert await desk.read_letters(letters, 2) == [b"8", b"9"]
-        await desk.until_committed(10)
+async def test_answers_reach_reply_and_dead_letter_topics_that_are_recreated(desk: Desk, delivery: str) -> None:
+    letters = dead_letter_topic(desk.topic)
+    await desk.create(letters)
+    await desk.start_worker(delivery).ready()
+    await desk.send(3)
+    await desk.send(2, POISON)
+    await desk.until_committed(5)
+    for topic in (desk.replies, letters):
+        await desk.recreate(topic)
+    await desk.send(3)
+    await desk.send(2, POISON)
+    replies = await desk.read(desk.replies, 5)
+    assert {int(dict(one.headers)[CORRELATION_ID]) for one in replies} == set(range(5, 10))
+    assert await desk.read_letters(letters, 2) == [b"8", b"9"]
+    await desk.until_committed(10)
 
 
-async def test_no_header_takes_the_key_of_another_record(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
-) -> None:
+async def test_no_header_takes_the_key_of_another_record(desk: Desk) -> None:
     """Not that of a record that comes later, either. What the sender says stays visible."""
-    async with open_desk(kafka, unique("claimed")) as desk:
-        await start_worker(kafka, served_name=desk.model).ready()
-        claims = [b"%s-0-%d" % (desk.topic.encode(), offset) for offset in (0, 3, 0, 1)]
-        await desk.send(1)
-        for claim in claims:
-            names = ("penstock-replay-of", "penstock-source", "penstock-source-topic-id", "penstock-replays")
-            await desk.send(1, own=[(name, claim) for name in names])
-        found = {int(dict(one.headers)[CORRELATION_ID]): dict(one.headers) for one in await desk.answered(5)}
-        assert [found[number].get("penstock-replay-of") for number in range(5)] == [None, *claims]
+    await desk.start_worker().ready()
+    claims = [b"%s-0-%d" % (desk.topic.encode(), offset) for offset in (0, 3, 0, 1)]
+    await desk.send(1)
+    for claim in claims:
+        names = ("penstock-replay-of", "penstock-source", "penstock-source-topic-id", "penstock-replays")
+        await desk.send(1, own=[(name, claim) for name in names])
+    found = {int(dict(one.headers)[CORRELATION_ID]): dict(one.headers) for one in await desk.answered(5)}
+    assert [found[number].get("penstock-replay-of") for number in range(5)] == [None, *claims]
 
 
-async def test_a_client_goes_on_when_its_reply_topic_is_recreated(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
-) -> None:
-    async with open_desk(kafka, unique("recreated")) as desk:
-        await start_worker(kafka, served_name=desk.model).ready()
-        async with Client(
-            bootstrap_servers=kafka.bootstrap_servers, model=desk.model, reply_topic=desk.replies, timeout_s=300
-        ) as client:
-            for _ in range(20):
-                await client.embed(ids=[[1, 5]])
-            await desk.recreate(desk.replies)
-            for _ in range(5):
-                await client.embed(ids=[[1, 5]])
+async def test_a_client_goes_on_when_its_reply_topic_is_recreated(desk: Desk) -> None:
+    await desk.start_worker().ready()
+    async with Client(
+        bootstrap_servers=desk.broker.bootstrap_servers, model=desk.model, reply_topic=desk.replies, timeout_s=300
+    ) as client:
+        for _ in range(20):
+            await client.embed(ids=[[1, 5]])
+        await desk.recreate(desk.replies)
+        for _ in range(5):
+            await client.embed(ids=[[1, 5]])

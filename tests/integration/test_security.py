@@ -211,8 +211,7 @@ async def test_a_worker_answers_with_the_least_privileges(
         assert (await client.embed(ids=[[4, 5]])).tolist() == [[2, 4, 5, 9]]
     assert bool(worker.events("sasl_unencrypted")) == (of_worker == "clear")
     assert not worker.events("poll_failed")
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
     assert not worker.events("commit_failed")
     assert PASSWORD not in worker.log_path.read_text()
 

@@ -102,8 +102,7 @@ async def test_a_stream_of_an_exactly_once_worker_is_one_answer_and_those_behind
     records = await read(kafka, replies, isolation_level="read_committed")
     assert [PARTIAL in dict(record.headers) for record in records] == [False, False]
     assert sum((await committed(kafka, f"penstock.{model}")).values()) == 2
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
 
 
 async def test_a_stream_goes_on_when_its_worker_is_killed_and_is_answered_once(
@@ -137,8 +136,7 @@ async def test_a_stream_goes_on_when_its_worker_is_killed_and_is_answered_once(
     partial_keys = {record.key for record in records if PARTIAL in dict(record.headers)}
     assert len(partial_keys) == 1  # of both workers
     assert answer.key not in partial_keys
-    successor.process.terminate()  # commits
-    assert await successor.exit_code() == 0
+    await successor.stop()  # commits
     assert sum((await committed(kafka, f"penstock.{model}")).values()) == 1
 
 
@@ -196,8 +194,7 @@ async def test_a_rebalance_that_takes_the_partition_of_a_running_sequence_ends_i
     np.testing.assert_array_equal(row["sum"][:, 0], np.cumsum(values))
     assert [other["sum"][-1, 0] for (other,) in rows] == [n + 1 for n in range(16)]
     for worker in (first, second):
-        worker.process.terminate()
-        assert await worker.exit_code() == 0
+        await worker.stop()
     assert len(await read(kafka, replies, isolation_level="read_committed")) == 17
     requests = await count_records(kafka, request_topic(model))
     assert sum((await committed(kafka, f"penstock.{model}")).values()) == requests == 17
@@ -228,8 +225,7 @@ async def test_a_request_that_its_sender_takes_back_frees_its_slot(
         slow.cancel()
         (row,) = await client.sequence([{"values": [3, 4]}], timeout_s=40)  # half as long as the first takes
     assert row["sum"][:, 0].tolist() == [3, 7]
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
     assert sum((await committed(kafka, f"penstock.{model}")).values()) == 3  # with the cancellation
     found = [decode_reply(record.value) for record in await read(kafka, replies, isolation_level="read_committed")]
     assert sorted([one.code if isinstance(one, ErrorReply) else "ok" for one in found]) == ["cancelled"] * 2 + ["ok"]

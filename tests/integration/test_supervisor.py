@@ -154,8 +154,7 @@ async def test_a_killed_member_is_started_again_and_no_request_is_lost(
     async with asyncio.timeout(300):  # a member that does not answer at once is missing from a scrape
         while not lines <= set((await asyncio.to_thread(scrape, port)).splitlines()):  # noqa: ASYNC110 — as above
             await asyncio.sleep(0.1)
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
     assert len(worker.events("stopped")) == 3
 
 
@@ -178,8 +177,7 @@ async def test_a_member_that_waits_takes_the_place_of_one_that_is_killed(
         }
         await worker.until(lambda: next(iter(worker.events("standby_ready")[1:]), None), "the next one that waits", 60)
         await more(100)
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
 
 
 async def test_a_member_whose_event_loop_stands_still_is_replaced(unique: Unique, start: Start) -> None:
@@ -190,8 +188,7 @@ async def test_a_member_whose_event_loop_stands_still_is_replaced(unique: Unique
     assert (event["member_pid"], event["worker"]) == (pids[0], 0)
     assert (await exited(worker, pids[0]))["signal"] == "SIGKILL"
     await worker.event("member_loaded", worker=0, device="cpu")
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
 
 
 async def test_a_roll_replaces_every_member_and_loses_nothing(kafka: KafkaBroker, unique: Unique, start: Start) -> None:
@@ -211,8 +208,7 @@ async def test_a_roll_replaces_every_member_and_loses_nothing(kafka: KafkaBroker
         assert new["timestamp"] < ended["timestamp"]  # the new member was loaded before the old one left
         assert ended["exit_code"] == 0
     assert set((await members(worker, 2)).values()).isdisjoint(old.values())
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
 
 
 async def test_a_signal_to_resize_before_any_member_starts_suspends_nothing(
@@ -225,8 +221,7 @@ async def test_a_signal_to_resize_before_any_member_starts_suspends_nothing(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     worker = start(served_name=unique("early"), processes=2)
     await members(worker, 2)
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
 
 
 async def test_a_second_signal_ends_at_once(unique: Unique, start: Start) -> None:
@@ -290,8 +285,7 @@ async def test_members_move_to_the_cpu_if_the_model_does_not_run_on_a_gpu(
     pids = await members(worker, 1)
     (settings,) = [event for event in worker.events("settings_resolved") if event["pid"] == pids[0]]
     assert settings["lanes"] == len(os.sched_getaffinity(0))
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
 
 
 @contextmanager

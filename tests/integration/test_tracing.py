@@ -113,8 +113,7 @@ async def test_a_call_is_one_trace_through_the_client_the_members_their_cache_an
         async with asyncio.timeout(300):
             while len(collector.named(f"process {topic}")) < len(spans.named(f"send {topic}")):  # noqa: ASYNC110 — no event
                 await asyncio.sleep(0.05)
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
 
     context = call.get_span_context()
     sent = {context_of(span).span_id: span for span in spans.named(f"send {topic}")}

@@ -8,12 +8,11 @@ from contextlib import suppress
 import msgpack
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.protocol.admin import CreateAclsRequest
 
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import StartWorker
+from tests.integration.conftest import StartWorker, open_admin
 
 ACLS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -30,10 +29,8 @@ def broker() -> Iterator[KafkaBroker]:
 
 
 async def deny(broker: KafkaBroker, kind: int, name: str, pattern: int) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    answer = await admin._send_request(CreateAclsRequest(kind, name, pattern, "User:*", "*", WRITE, DENY))
-    await admin.close()
+    async with open_admin(broker) as admin:
+        answer = await admin._send_request(CreateAclsRequest(kind, name, pattern, "User:*", "*", WRITE, DENY))
     assert "error_code=0" in str(answer), answer
 
 

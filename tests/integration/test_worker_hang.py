@@ -32,8 +32,7 @@ async def test_sigterm_ends_a_worker_whose_engine_hangs(
     await worker.ready()
     asking = asyncio.create_task(post(kafka, model, [([1, 2, number], []) for number in range(4)]))
     await worker.event("worker_load")  # a batch runs, and others wait for it
-    worker.process.terminate()
-    assert await worker.exit_code() == 0
+    await worker.stop()
     assert worker.events("drain_incomplete")
     asking.cancel()
 

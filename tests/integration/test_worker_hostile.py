@@ -8,11 +8,11 @@ import aiokafka.producer.message_accumulator as accumulator
 import msgpack
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import Committed, StartWorker, Unique
+from tests.integration.conftest import Committed, StartWorker, Unique, open_admin
 
 
 class RawName(str):
@@ -81,10 +81,8 @@ async def test_letters_and_replies_that_no_broker_takes_end_with_an_error_and_bl
     """Compressed, a record is small enough for the broker that would close the connection on its dead letter."""
     model, replies = unique("large"), unique("penstock.replies.")
     topic, group = f"penstock.requests.{model}", f"penstock.{model}"
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    await admin.start()
-    await admin.create_topics([NewTopic(replies, 4, 1, topic_configs={"max.message.bytes": "1024"})])
-    await admin.close()
+    async with open_admin(kafka) as admin:
+        await admin.create_topics([NewTopic(replies, 4, 1, topic_configs={"max.message.bytes": "1024"})])
     worker = start_worker(kafka, served_name=model)
     await worker.ready()
 

@@ -21,8 +21,7 @@ async def test_records_of_many_sequences_are_admitted_a_few_at_a_time_and_none_i
         await slow.ready()
         asked = [asyncio.create_task(client.request(Request(model, "embed", join_tokens(rows)))) for rows in ids]
         await slow.event("batch_done")
-        slow.process.terminate()
-        assert await slow.exit_code() == 0
+        await slow.stop()
         [stopping] = slow.events("stopping")
         assert 0 < stopping["unfinished"] <= 9
         start_worker(kafka, **settings)
