@@ -30,8 +30,9 @@ UNIX_S = 1_700_000_000.0  # at monotonic 100
 class Traced:
     """The traces of a worker whose clock is set by the test."""
 
-    def __init__(self, spans: MemorySpans, *, has_cache: bool = True) -> None:
+    def __init__(self, spans: MemorySpans | None = None, *, has_cache: bool = True) -> None:
         self.now = 100.0
+        self.spans = spans = spans or MemorySpans()
         self.traces = RequestTraces(
             Tracing(spans.provider),
             model="tiny",
@@ -43,6 +44,11 @@ class Traced:
 
     def end(self, *sequences: SequenceBlock) -> None:
         self.traces.ended([sequence.request.record for sequence in sequences])
+
+    def process(self) -> ReadableSpan:
+        """The span of the only record."""
+        [span] = self.spans.named(f"process {TOPIC}")
+        return span
 
 
 def offset_s(nanoseconds: int | None) -> float:
@@ -68,8 +74,8 @@ def results(*sequences: SequenceBlock) -> list[tuple[SequenceBlock, Any]]:
 
 
 def test_a_request_is_one_trace_from_its_sender_to_its_acknowledged_reply(make_sequences: MakeSequences) -> None:
-    spans = MemorySpans()
-    worker = Traced(spans)
+    worker = Traced()
+    spans = worker.spans
     with spans.tracer.start_as_current_span("send") as sender:
         pass
     sequences = prepared(make_sequences([1, 2], [3, 4, 5, 6]), traceparent(sender))
@@ -79,7 +85,7 @@ def test_a_request_is_one_trace_from_its_sender_to_its_acknowledged_reply(make_s
     worker.now = 100.025
     worker.end(sequences[0])
 
-    [process] = spans.named(f"process {TOPIC}")
+    process = worker.process()
     assert process.kind is SpanKind.CONSUMER
     assert process.parent is not None
     assert process.parent.span_id == sender.get_span_context().span_id
@@ -117,8 +123,8 @@ def test_a_request_is_one_trace_from_its_sender_to_its_acknowledged_reply(make_s
 
 
 def test_a_batch_links_to_its_records_and_they_to_it(make_sequences: MakeSequences) -> None:
-    spans = MemorySpans()
-    worker = Traced(spans)
+    worker = Traced()
+    spans = worker.spans
     first, second, third = (prepared(make_sequences([1, 2]), None)[0] for _ in range(3))
     third.request.address.traceparent = b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-00"
     worker.traces.begin([first, second, third])
@@ -136,68 +142,62 @@ def test_a_batch_links_to_its_records_and_they_to_it(make_sequences: MakeSequenc
 
 
 def test_an_answer_from_the_cache_has_no_queue_and_no_engine(make_sequences: MakeSequences) -> None:
-    spans = MemorySpans()
-    worker = Traced(spans)
+    worker = Traced()
     [sequence] = prepared(make_sequences([1, 2]), None)
     sequence.request.num_cached = 1
     worker.traces.begin([sequence])
     worker.end(sequence)
-    assert {span.name for span in spans.ended} == {
+    assert {span.name for span in worker.spans.ended} == {
         "tokenize",
         "cache",
         "send penstock.replies",
         f"process {TOPIC}",
     }
-    assert dict(spans.named("cache")[0].attributes or {}) == {"penstock.cached": 1}
+    assert dict(worker.spans.named("cache")[0].attributes or {}) == {"penstock.cached": 1}
 
 
 def test_a_worker_without_a_cache_has_no_such_stage(make_sequences: MakeSequences) -> None:
-    spans = MemorySpans()
-    worker = Traced(spans, has_cache=False)
+    worker = Traced(has_cache=False)
     [sequence] = prepared(make_sequences([1]), None)
     worker.traces.begin([sequence])
     worker.end(sequence)
-    assert spans.named("cache") == []
+    assert worker.spans.named("cache") == []
 
 
 @pytest.mark.parametrize("header", [None, b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-00"])
 def test_what_the_sampler_drops_is_not_kept(make_sequences: MakeSequences, header: bytes | None) -> None:
-    spans = MemorySpans(DEFAULT_OFF)
-    worker = Traced(spans)
+    worker = Traced(MemorySpans(DEFAULT_OFF))
     [sequence] = prepared(make_sequences([1]), header)
     worker.traces.begin([sequence])
     worker.traces.batch_done(STATS, results(sequence))
     worker.traces.rejected([sequence.request.reject(Overloaded("later"))])
     worker.end(sequence)
     assert sequence.request.record.trace is None
-    assert spans.ended == ()
+    assert worker.spans.ended == ()
 
 
 def test_an_invalid_header_begins_a_trace_as_none_does(make_sequences: MakeSequences) -> None:
-    spans = MemorySpans()
-    worker = Traced(spans)
+    worker = Traced()
     [sequence] = prepared(make_sequences([1]), b"00-" + b"0" * 32 + b"-" + b"b" * 16 + b"-00")
     worker.traces.begin([sequence])
     worker.end(sequence)
-    [process] = spans.named(f"process {TOPIC}")
+    process = worker.process()
     assert process.parent is None
 
 
 def test_a_sampler_that_does_not_follow_parents_decides_itself(make_sequences: MakeSequences) -> None:
-    spans = MemorySpans(ALWAYS_ON)
-    worker = Traced(spans)
+    worker = Traced(MemorySpans(ALWAYS_ON))
     [sequence] = prepared(make_sequences([1]), b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-00")
     worker.traces.begin([sequence])
     worker.end(sequence)
-    [process] = spans.named(f"process {TOPIC}")
+    process = worker.process()
     assert process.parent is not None
     assert process.parent.trace_id == int("a" * 32, 16)
 
 
 def test_a_record_that_is_rejected_before_it_is_prepared_is_a_failed_span(make_record: MakeRecord) -> None:
-    spans = MemorySpans()
-    worker = Traced(spans)
-    with spans.tracer.start_as_current_span("send") as sender:
+    worker = Traced()
+    with worker.spans.tracer.start_as_current_span("send") as sender:
         pass
     headers = [*request_headers(b"id", "penstock.replies", 0, None), (TRACEPARENT, traceparent(sender))]
     record = PendingRecord(make_record(headers=headers), (TOPIC, 0), from_bulk_topic=False)
@@ -205,7 +205,7 @@ def test_a_record_that_is_rejected_before_it_is_prepared_is_a_failed_span(make_r
     worker.traces.rejected([Rejection(record, None, error)])
     record.note_error(error)  # as the delivery stage does
     worker.traces.ended([record])
-    [process] = spans.named(f"process {TOPIC}")
+    process = worker.process()
     assert process.parent is not None
     assert process.parent.span_id == sender.get_span_context().span_id
     assert process.status.status_code is StatusCode.ERROR
@@ -215,21 +215,19 @@ def test_a_record_that_is_rejected_before_it_is_prepared_is_a_failed_span(make_r
 
 
 def test_a_record_that_is_given_up_is_no_span(make_sequences: MakeSequences) -> None:
-    spans = MemorySpans()
-    worker = Traced(spans)
+    worker = Traced()
     [sequence] = prepared(make_sequences([1]), None)
     worker.traces.begin([sequence])
-    assert spans.ended == ()
+    assert worker.spans.ended == ()
 
 
 def test_log_events_name_the_span_of_the_record(make_sequences: MakeSequences) -> None:
-    spans = MemorySpans()
-    worker = Traced(spans)
+    worker = Traced()
     [sequence] = prepared(make_sequences([1]), None)
     worker.traces.begin([sequence])
     fields = record_fields(sequence.request.record)
     worker.end(sequence)
-    [process] = spans.named(f"process {TOPIC}")
+    process = worker.process()
     context = context_of(process)
     assert fields["trace_id"] == f"{context.trace_id:032x}"
     assert fields["span_id"] == f"{context.span_id:016x}"
