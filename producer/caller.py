@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -14,7 +14,7 @@ from penstock.producer.answer_stream import answer_stream
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, WrongArgument, WrongLoop, did_you_mean
 from penstock.producer.keywords import ClientKeywords
 from penstock.producer.one_revision import OneRevision
-from penstock.producer.request_preparation import PreparedRequest, request_of, tokenized
+from penstock.producer.request_preparation import request_of, tokenized
 from penstock.producer.row_source import column_names, row_batches
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import SettingsFileError
@@ -65,6 +65,7 @@ class Caller:
             sequences_per_record=self._settings.sequences_per_record,
             share=self._settings.batch_calls,
             one_per_record=() if bulk else STEPPED_TASKS,
+            on_reply=on_reply,
         )
         self._tokenizer = Tokenizer.from_directory(tokenizer) if tokenizer is not None else None
         self._loop: asyncio.AbstractEventLoop | None = None  # that of the first `start`
@@ -211,25 +212,30 @@ class Caller:
         raise_first(rows)
         return rows
 
-    async def _ask(
+    def _ask(
         self,
         task: str,
         options: Options,
         sequences: Sequence[Any],
         attempts: Attempts,
         partial: Callable[[Reply], object] | None = None,
-    ) -> Reply:
+    ) -> Coroutine[Any, Any, Reply]:
         """Send one record of these sequences, all of one kind; returns its reply.
 
         `partial`: called with each partial reply.
         """
-        self._exchange.check_open()  # the tokenizer's thread ends with the exchange
         request = request_of(self._settings.model, task, options, sequences)
-        prepared = PreparedRequest(request) if self._tokenizer is None else await tokenized(request, self._tokenizer)
+        if self._tokenizer is None:
+            return self._exchange.ask(request, attempts, partial)
+        return self._ask_by_ids(request, self._tokenizer, attempts, partial)
+
+    async def _ask_by_ids(
+        self, request: Request, tokenizer: Tokenizer, attempts: Attempts, partial: Callable[[Reply], object] | None
+    ) -> Reply:
+        self._exchange.check_open()  # the tokenizer's thread ends with the exchange
+        prepared = await tokenized(request, tokenizer)
         got_partial = None if partial is None else lambda reply: partial(prepared.completed(reply))
-        reply = await self._exchange.ask(prepared.request, attempts, got_partial)
-        self._on_reply(reply, len(sequences))
-        return prepared.completed(reply)
+        return prepared.completed(await self._exchange.ask(prepared.request, attempts, got_partial))
 
 
 def _checked(settings: dict[str, Any]) -> ClientSettings:

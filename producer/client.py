@@ -201,6 +201,7 @@ class Client(Caller):
                     shown = row.tokens
                     yield row
             reply = await asking
+            self._on_reply(reply, 1)
             row = _generated(reply)
             revision.check(reply.model, reply.revision)
             yield row

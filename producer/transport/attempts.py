@@ -35,7 +35,3 @@ class Attempts:
         caller = calling_span()
         if caller is not None and caller not in self.callers:
             self.callers += (caller,)
-
-    def note_refusal(self) -> None:
-        """The record was refused once more."""
-        self.refused += 1

@@ -41,17 +41,25 @@ class CallBatcher:
     """Turns calls into records. Use from one event loop."""
 
     def __init__(
-        self, ask: Ask, *, sequences_per_record: int, share: bool, one_per_record: Collection[str] = ()
+        self,
+        ask: Ask,
+        *,
+        sequences_per_record: int,
+        share: bool,
+        one_per_record: Collection[str] = (),
+        on_reply: Callable[[Reply, int], object] = lambda reply, num_rows: None,
     ) -> None:
         """`share`: calls of one turn of the event loop may share a record.
 
         one_per_record: tasks of which each sequence is a record: some take far longer than others, and a record is
         answered as a whole.
+        on_reply: called with each reply and the number of sequences that it answers.
         """
         self._ask = ask
         self._sequences_per_record = sequences_per_record
         self._share = share
         self._one_per_record = one_per_record
+        self._on_reply = on_reply
         self._open: dict[tuple[str, Options, Kind, float], _Record] = {}  # sent at the end of this turn
         self._at_most: dict[tuple[str, Options], int] = {}  # sequences a record, where the worker takes fewer
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,7 +78,7 @@ class CallBatcher:
             # It has a record of its own: nothing is shared, and nothing can be halved.
             try:
                 reply = await self._ask(task, options, sequences, Attempts.within(timeout_s))
-                answers = _rows_of(reply, task, 1)
+                answers = self._rows_of(reply, task, 1)
             except PenstockError as error:
                 fault = _own_faults(error).get(0)
                 return [_again(error) if fault is None else kind.fault_of(0, fault)]
@@ -143,13 +151,20 @@ class CallBatcher:
             try:
                 sequences = [call.items[index] for call, index in rows]
                 reply = await self._ask(record.task, record.options, sequences, record.attempts)
-                answers = _rows_of(reply, record.task, len(rows))
+                answers = self._rows_of(reply, record.task, len(rows))
             except PenstockError as error:
                 record.refuse(rows, error)
             else:
                 record.answer(rows, answers, reply)
         if record.refusal and record.largest:
             self._at_most[record.task, record.options] = record.largest
+
+    def _rows_of(self, reply: Reply, task: str, num_rows: int) -> Sequence[Row]:
+        self._on_reply(reply, num_rows)
+        rows = reply.rows(task)
+        if len(rows) != num_rows:
+            raise BackendError(f"The worker answered {num_rows} sequences with {len(rows)} rows.")
+        return rows
 
 
 class _Call:
@@ -258,13 +273,6 @@ class _Record:
             else:
                 others.append((call, index))
         return others
-
-
-def _rows_of(reply: Reply, task: str, num_rows: int) -> Sequence[Row]:
-    rows = reply.rows(task)
-    if len(rows) != num_rows:
-        raise BackendError(f"The worker answered {num_rows} sequences with {len(rows)} rows.")
-    return rows
 
 
 def _own_faults(error: PenstockError) -> dict[int, PenstockError]:

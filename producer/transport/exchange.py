@@ -177,7 +177,7 @@ class Exchange:
         if not error.retriable:
             raise error
         longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(attempts.refused, 16))
-        attempts.note_refusal()
+        attempts.refused += 1
         is_last = isinstance(error, Overloaded) and attempts.refused >= _TRIES and not self._patient
         pause_s = random.uniform(_LEAST_SHARE * longest_s, longest_s)
         if is_last or monotonic() + pause_s >= attempts.deadline:

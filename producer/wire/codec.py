@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 
 from penstock.producer.errors import InvalidRequest, PenstockError
-from penstock.producer.wire.envelope import VERSION, string, unpack, unpack_map
+from penstock.producer.wire.envelope import VERSION, string, unpack
 from penstock.producer.wire.messages import (
     NO_OPTIONS,
     REQUEST_TOKENS,
@@ -37,7 +37,7 @@ MAX_LABELS = 65_536  # of one row, or of a model whose tokens are classified: in
 
 _UINT32 = np.dtype("<u4")
 _TIMING_TYPES, _BATCH_TYPES = frozenset({float, int}), frozenset({int, str})
-_NOTES = frozenset({"cached", "timing", "batch"})
+_NOTES, _NOTES_HEAD = frozenset({"v", "cached", "timing", "batch"}), b"\x84\xa1v" + bytes([VERSION])
 _MAX_NOTES_BYTES, _MAX_HEAD_BYTES = 4096, 1024
 _VECTORS_FOLLOW, _LENGTH_BYTES = b"\xa4data\xc5", 2  # the key, and msgpack's type of 256 bytes to 64 KiB
 _MAX_REQUEST_CONTAINERS = MAX_ITEMS  # lists of the fields of `sequence`; one list a text pair; fields of later versions
@@ -180,7 +180,7 @@ def _read_vectors(value: bytes) -> Reply | None:
     model, revision, shape, dtype = known
     end = start + int.from_bytes(value[start - _LENGTH_BYTES : start], "big")
     try:
-        notes = unpack_map(b"\x83" + value[end:], _MAX_NOTES_BYTES, MAX_LABELS, _MAX_REPLY_CONTAINERS)
+        notes = unpack(_NOTES_HEAD + value[end:], _MAX_NOTES_BYTES, MAX_LABELS, _MAX_REPLY_CONTAINERS)
     except InvalidRequest:
         return None
     if notes.keys() != _NOTES:

@@ -7,6 +7,7 @@ import msgpack
 
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire.options import show
+from penstock.producer.wire.reply_rows import is_int
 
 VERSION = 1
 _SMALL_BYTES = 64 * 1024  # a record this short cannot take much memory
@@ -15,15 +16,6 @@ _MAX_FIELDS = 64
 
 def unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: int) -> dict[str, Any]:
     """One msgpack map of this version. Raises InvalidRequest; bounds are checked before memory is allocated."""
-    body = unpack_map(value, max_bytes, max_list, max_containers)
-    version = body.get("v")
-    if version != VERSION or type(version) is not int:
-        raise InvalidRequest(f"`v` must be {VERSION}. Given: {show(version)}")
-    return body
-
-
-def unpack_map(value: bytes | None, max_bytes: int, max_list: int, max_containers: int) -> dict[Any, Any]:
-    """`unpack` of a map of any version, or of a part of one."""
     if not value:
         raise InvalidRequest("The record has no value; a msgpack map was expected.")
     if len(value) > max_bytes:
@@ -48,6 +40,9 @@ def unpack_map(value: bytes | None, max_bytes: int, max_list: int, max_container
         raise InvalidRequest(f"The record is not a msgpack map within the size bounds: {reason}.") from error
     if not isinstance(body, dict):
         raise InvalidRequest(f"The record must be a msgpack map. Given: {show(body)}")
+    version = body.get("v")
+    if version != VERSION or not is_int(version):
+        raise InvalidRequest(f"`v` must be {VERSION}. Given: {show(version)}")
     return body
 
 

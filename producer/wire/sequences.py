@@ -29,13 +29,10 @@ class Kind(StrEnum):
     PAIRS = "pairs"  # texts, at least one of them a pair; only the worker's tokenizer gives token types
     FIELDS = "fields"  # maps
 
-    def named(self, index: int) -> str:
-        """The name of one of them in a message, by its place in its call."""
-        return f"{'Text' if self in (Kind.TEXTS, Kind.PAIRS) else 'Sequence'} {index}"
-
     def fault_of(self, index: int, fault: PenstockError) -> PenstockError:
         """A worker's error about one of them, by its place in its call; the worker knows that in a record."""
-        return type(fault)(f"{self.named(index)}: {fault.message}", {index: fault})
+        name = "Text" if self in (Kind.TEXTS, Kind.PAIRS) else "Sequence"
+        return type(fault)(f"{name} {index}: {fault.message}", {index: fault})
 
 
 # Task -> what each of its texts must be. Other tasks take either.
