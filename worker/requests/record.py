@@ -51,10 +51,9 @@ class PendingRecord:
     def __post_init__(self) -> None:
         original = self.original
         self.num_bytes = len(original.value or b"")
-        held_bytes = self.num_bytes + len(original.key or b"")
+        self.held_bytes = self.num_bytes + len(original.key or b"")
         for name, value in original.headers:
-            held_bytes += len(name) + len(value or b"")
-        self.held_bytes = held_bytes
+            self.held_bytes += len(name) + len(value or b"")
 
     @property
     def reply_key(self) -> bytes:
