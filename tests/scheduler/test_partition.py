@@ -115,12 +115,6 @@ def test_policies_that_keep_the_order_stop_after_the_batches_that_will_run(name:
     assert sum(map(len, partition.batches)) == num
 
 
-@pytest.mark.parametrize("name", ["dp", "fifo", "sorted"])
-def test_a_sequence_over_a_cap_runs_alone(name: str) -> None:
-    for caps in (Caps(8, 10), Caps(8, NO_CAP, 15.0)):
-        assert (1,) in divide(name, [3, 100, 2, 3], PackedCost(0.0, 5.0, 1.0, 0.0), caps).batches
-
-
 @pytest.mark.parametrize("cost", [FREE, PaddedCost(1.0, 1.0, 1.0, 0.0)])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_empty_queue_gives_no_batches(name: str, cost: CostFunction) -> None:
