@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,16 +34,12 @@ AT_LEAST_ONCE = ChaosSettings(
         "replies_copied",
     ),
 )
-EXACTLY_ONCE = ChaosSettings(
+EXACTLY_ONCE = replace(
+    AT_LEAST_ONCE,
     seed=31,  # a member is killed first
     minutes=0.4,
     rate=40,
     callers=2,
-    partitions=4,
-    gap_s=(2.0, 3.0),
-    outage_s=6.0,
-    most_at_once=1,
-    min_moments=2,  # a busy machine gets to no more
     kinds=("member_killed", "broker_killed", "rebalance_storm"),
     delivery="exactly_once",
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.scheduler import CostTable, Job, LaneBatch, LaneDriver, LearnedCost, Scheduler, SchedulerSettings
+from tests.scheduler import simulation
 from tests.scheduler.jobs import one_job
 
 
@@ -172,8 +173,5 @@ class SharedDevice:
 
 def poisson(rate: float, seconds: float, seed: int) -> Iterator[tuple[float, int]]:
     """Arrivals with lengths of 2 to 100 tokens, seen by polls a millisecond apart."""
-    chance = random.Random(seed)
-    at = chance.expovariate(rate)
-    while at < seconds:
-        yield math.ceil(at * 1e3) / 1e3, chance.randint(2, 100)
-        at += chance.expovariate(rate)
+    for one in simulation.poisson(rate, seconds, seed=seed):
+        yield math.ceil(one.at * 1e3) / 1e3, one.num_tokens

@@ -80,6 +80,11 @@ class Bench:
         work = GenerationWork(source, self.checkpoint.options(**options), 0)
         self.runner.add([StepJob(id, work, self.now, deadline, bulk)])
 
+    def add_each(self, batch: Sequence[Int32Array], **options: Any) -> None:
+        """Add sources, whose ids are their places."""
+        for id, source in enumerate(batch):
+            self.add(id, source, **options)
+
     def turn(self) -> JobEvents:
         self.now += 1.0
         events = self.runner.advance(self.now)
@@ -139,8 +144,7 @@ def test_tokens_are_those_of_the_generator_alone_whenever_a_sequence_joins(searc
 
 def test_a_task_tells_its_rows_and_steps_and_its_prediction() -> None:
     bench = Bench()
-    for id, source in enumerate(sources([5, 9])):
-        bench.add(id, source, max_new_tokens=4, min_new_tokens=4)
+    bench.add_each(sources([5, 9]), max_new_tokens=4, min_new_tokens=4)
     bench.drain()
     stats = [events.stats for events in bench.events if events.stats is not None]
     assert [(one.partition, one.sums.count) for one in stats] == [("encode", 2), *[("decode", 2)] * (len(stats) - 1)]
@@ -166,8 +170,7 @@ def test_the_time_of_a_task_is_that_of_the_runs_that_did_not_fail() -> None:
     bench.generator.decode = flaky  # type: ignore[method-assign]  # of this instance
     probe = GenerationWork(np.zeros(1, np.int32), bench.checkpoint.options(max_new_tokens=1), 0)
     bench.runner = GenerationRunner(bench.generator, SMALL, probe, 4, clock=lambda: now[0], pause=sleep)
-    for id, source in enumerate(sources([5, 9])):
-        bench.add(id, source, max_new_tokens=4, min_new_tokens=4)
+    bench.add_each(sources([5, 9]), max_new_tokens=4, min_new_tokens=4)
     bench.drain()
     stats = [events.stats for events in bench.events if events.stats is not None and events.stats.partition == "decode"]
     assert [one.device_s for one in stats] == pytest.approx([1.0] * len(stats))
@@ -228,8 +231,7 @@ def test_a_poisoned_sequence_fails_alone(fails_to_encode: bool, searches: bool) 
     bench.generator.fails_to_encode = fails_to_encode
     batch = sources([4, 6, 3, 8, 5])
     batch[2][0] = POISON
-    for id, source in enumerate(batch):
-        bench.add(id, source, max_new_tokens=7)
+    bench.add_each(batch, max_new_tokens=7)
     bench.drain()
     assert list(bench.failed) == [2]
     assert "code this" in str(bench.failed[2])
@@ -339,8 +341,7 @@ def test_a_deadline_ends_a_sequence_that_waits_and_one_that_runs() -> None:
 def test_an_online_sequence_goes_before_bulk_ones() -> None:
     bench = Bench(replace(SMALL, max_rows=4))
     batch = sources([4] * 8)
-    for id, source in enumerate(batch[:7]):
-        bench.add(id, source, bulk=True, max_new_tokens=6, min_new_tokens=6)
+    bench.add_each(batch[:7], bulk=True, max_new_tokens=6, min_new_tokens=6)
     bench.turn()
     bench.add(7, batch[7], max_new_tokens=6, min_new_tokens=6)
     bench.drain()
@@ -368,8 +369,7 @@ def test_a_sequence_that_finds_slots_free_joins_within_one_quantum() -> None:
 def test_a_batch_of_the_encoder_holds_as_many_tokens_as_allowed() -> None:
     bench = Bench(replace(SMALL, max_rows=32, num_pages=400, max_encode_tokens=20))
     lengths = [9, 9, 9, 2, 24, 5]
-    for id, source in enumerate(sources(lengths)):
-        bench.add(id, source, max_new_tokens=2)
+    bench.add_each(sources(lengths), max_new_tokens=2)
     bench.drain()
     started = [[lengths[id] for id in events.started] for events in bench.events if events.started]
     assert sorted(length for taken in started for length in taken) == sorted(lengths)
@@ -390,8 +390,7 @@ def test_a_lack_of_memory_halves_the_rows_of_a_step_and_tokens_are_the_same(monk
 
     monkeypatch.setattr(bench.generator._device, "step", narrow)
     batch = sources([4, 6, 3, 8, 5, 7, 2, 9])
-    for id, source in enumerate(batch):
-        bench.add(id, source, max_new_tokens=7)
+    bench.add_each(batch, max_new_tokens=7)
     bench.drain()
     assert not bench.failed
     assert bench.tokens() == {
@@ -404,8 +403,7 @@ def test_a_failure_that_passes_fails_no_sequence_and_one_that_stays_tells_its_ru
     bench = Bench()
     batch = sources([4, 6])
     batch[1][0] = POISON
-    for id, source in enumerate(batch):
-        bench.add(id, source, max_new_tokens=7)
+    bench.add_each(batch, max_new_tokens=7)
     errors: list[Exception] = [OSError("busy"), OSError("busy")]
     decode = bench.generator.decode
 
@@ -445,8 +443,7 @@ def test_scores_that_are_not_finite_fail_their_sequence_alone(overflowing: Bench
     bench = overflowing
     batch = sources([4, 6, 3, 8][: 1 + others])
     batch[0][0] = POISON
-    for id, source in enumerate(batch):
-        bench.add(id, source, max_new_tokens=7)
+    bench.add_each(batch, max_new_tokens=7)
     bench.drain()
     assert {id: type(error) for id, error in bench.failed.items()} == {0: NotFinite}
     good = range(1, 1 + others)
