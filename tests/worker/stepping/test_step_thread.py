@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.engine.types import ModelInfo
+from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.batching.job_runner import JobEvents
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.requests.sequence_block import SequenceBlock
@@ -18,6 +19,7 @@ from penstock.worker.stepping.contract import StepJob
 from penstock.worker.stepping.step_model import StepModel
 from penstock.worker.stepping.step_thread import StepThread
 from tests.worker.batching.small_engine import POISON
+from tests.worker.conftest import MakeSequences
 from tests.worker.stepping.manual import CountingRunner
 
 
@@ -126,6 +128,20 @@ async def test_the_end_waits_for_the_turn_under_way_and_no_longer_than_told() ->
     runner.may_run.set()
     assert await thread.close(60.0)
     assert not runner.is_idle
+
+
+async def test_the_thread_ends_with_its_dispatcher(make_sequences: MakeSequences) -> None:
+    """As when the engine is given up: nothing more is computed."""
+    runner = Gate()
+    thread = StepThread(runner, ids)
+    callbacks = StageCallbacks(lambda stats: None, lambda got, stats: None, lambda _: None, lambda error: None)
+    dispatcher = Dispatcher(thread, callbacks)
+    thread.start(dispatcher.on_events, dispatcher.give_up)
+    dispatcher.add(make_sequences([10**9, 1]))
+    assert await asyncio.to_thread(runner.began.wait, 60)
+    dispatcher.close()
+    await asyncio.to_thread(thread._thread.join, 60)
+    assert not thread.is_alive
 
 
 async def test_a_thread_that_was_not_started_ends_at_once() -> None:
