@@ -188,7 +188,7 @@ def post(unique: Unique) -> Post:
                 if timeout_s is not None:
                     headers.append((DEADLINE_MS, b"%d" % int((time.time() + timeout_s) * 1000)))
                 await producer.send_and_wait(topic, value, headers=headers)
-        consumer = AIOKafkaConsumer(replies, bootstrap_servers=servers, auto_offset_reset="earliest")
+        consumer = reader_of(broker, replies)
         async with consumer, asyncio.timeout(300):
             while len(answers) < len(requests):
                 record = await consumer.getone()
@@ -206,6 +206,12 @@ async def open_admin(broker: KafkaBroker | BrokerCluster) -> AsyncIterator[AIOKa
         yield admin
     finally:
         await admin.close()
+
+
+def reader_of(broker: KafkaBroker | BrokerCluster, *topics: str, **options: Any) -> AIOKafkaConsumer:
+    """Reads from the first record on. Started by `async with`."""
+    servers = broker.bootstrap_servers
+    return AIOKafkaConsumer(*topics, bootstrap_servers=servers, auto_offset_reset="earliest", **options)
 
 
 async def only_member(broker: KafkaBroker, group: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic
 from structlog.testing import capture_logs
 
@@ -14,7 +14,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
-from tests.integration.conftest import Committed, StartWorker, Unique, open_admin
+from tests.integration.conftest import Committed, StartWorker, Unique, open_admin, reader_of
 
 MIB = 1024 * 1024
 BOMBS = {"gzip": 256 * MIB, "snappy": 18 * MIB, "lz4": 128 * MIB, "zstd": 256 * MIB}  # each below 1 MiB in its batch
@@ -59,7 +59,7 @@ async def test_bombs_become_dead_letters_and_other_partitions_are_answered_meanw
     answered_at: dict[bytes, int] = {}  # when the worker made the answer
     is_over = asyncio.Event()
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
-    consumer = AIOKafkaConsumer(replies, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    consumer = reader_of(kafka, replies)
 
     async def ask(partition: int) -> None:
         name = b"%d" % len(written_at)
@@ -106,9 +106,7 @@ async def test_bombs_become_dead_letters_and_other_partitions_are_answered_meanw
     assert [event["reason"] for event in worker.events("batch_unreadable")] == [
         f"it unpacks to more than {MAX_BATCH_BYTES:,} bytes"
     ] * num_bombs
-    letters = AIOKafkaConsumer(
-        dead_letter_topic(topic), bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest"
-    )
+    letters = reader_of(kafka, dead_letter_topic(topic))
     async with letters, asyncio.timeout(300):
         kept = [dict((await letters.getone()).headers) for _ in range(num_bombs)]
     assert {letter["penstock-source"] for letter in kept} == {f"{topic}-0-{n}".encode() for n in range(num_bombs)}

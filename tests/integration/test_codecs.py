@@ -4,14 +4,14 @@ import asyncio
 from typing import Any
 
 import msgpack
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaProducer
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import request_topic
-from tests.integration.conftest import StartWorker, Unique
+from tests.integration.conftest import StartWorker, Unique, reader_of
 
 CODECS = (None, "gzip", "snappy", "lz4", "zstd")
 
@@ -28,7 +28,7 @@ async def test_records_of_every_compression_are_answered(
             headers = [(REPLY_TOPIC, replies.encode()), (CORRELATION_ID, str(codec).encode())]
             await producer.send_and_wait(request_topic(model), value, partition=0, headers=headers)
     answers: dict[bytes, Any] = {}
-    consumer = AIOKafkaConsumer(replies, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    consumer = reader_of(kafka, replies)
     async with consumer, asyncio.timeout(300):
         while len(answers) < len(CODECS):
             record = await consumer.getone()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.errors import Overloaded
@@ -23,7 +23,7 @@ from penstock.worker.replies.delivery import Delivery
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import Rejection
-from tests.integration.conftest import Committed, StartWorker, Unique
+from tests.integration.conftest import Committed, StartWorker, Unique, reader_of
 
 
 async def test_nothing_is_committed_before_its_reply_is_acknowledged(
@@ -36,7 +36,7 @@ async def test_nothing_is_committed_before_its_reply_is_acknowledged(
     worker = start_worker(kafka, served_name=model, echo_release=release)
     await worker.ready()
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
-    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    consumer = reader_of(kafka)
     async with producer, consumer:
 
         async def send(name: bytes, partition: int, reply_topic: str) -> None:

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import msgpack
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaProducer
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
-from tests.integration.conftest import StartWorker
+from tests.integration.conftest import StartWorker, reader_of
 
 MODEL, REPLIES = "spoilt", "penstock.replies.spoilt"
 MARK = b"to be spoilt"
@@ -43,7 +43,7 @@ async def test_a_batch_that_the_disk_has_spoilt_is_skipped_to_a_dead_letter(
     await asyncio.to_thread(broker.start)
     worker = start_worker(broker, served_name=MODEL, partitions=1)
     topics = (REPLIES, dead_letter_topic(topic))
-    consumer = AIOKafkaConsumer(*topics, bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest")
+    consumer = reader_of(broker, *topics)
     async with consumer, asyncio.timeout(300):
         records = [await consumer.getone() for _ in range(3)]
     answers = {dict(record.headers)[CORRELATION_ID]: record.value for record in records if record.topic == REPLIES}

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgpack
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from typer.testing import CliRunner
 
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import CountRecords, StartWorker, Unique
+from tests.integration.conftest import CountRecords, StartWorker, Unique, reader_of
 from tests.integration.echo_worker import POISON
 
 PARTITION = 2
@@ -63,7 +63,7 @@ class Desk:
 
     async def read(self, topic: str, count: int) -> list[Any]:
         """The first records of a topic, by partition and offset."""
-        consumer = AIOKafkaConsumer(bootstrap_servers=self.broker.bootstrap_servers, auto_offset_reset="earliest")
+        consumer = reader_of(self.broker)
         async with consumer, asyncio.timeout(300):
             consumer.assign([TopicPartition(topic, p) for p in range(8 if topic.endswith("letter") else 4)])
             found = [await consumer.getone() for _ in range(count)]

@@ -13,7 +13,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.worker.kafka.progress import commit_metadata
-from tests.integration.conftest import Committed, StartWorker, Unique, open_admin
+from tests.integration.conftest import Committed, StartWorker, Unique, open_admin, reader_of
 
 BEHIND = 300  # records behind the slow head of line, in its partition
 
@@ -31,7 +31,7 @@ async def send(producer: AIOKafkaProducer, topic: str, model: str, names: list[i
 async def replies(kafka: KafkaBroker, topics: list[str], until: int) -> Counter[int]:
     """How often each request was answered, once there are `until` answers and nothing more comes."""
     found: Counter[int] = Counter()
-    async with AIOKafkaConsumer(*topics, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest") as c:
+    async with reader_of(kafka, *topics) as c:
         async with asyncio.timeout(300):
             while found.total() < until:
                 found[int(dict((await c.getone()).headers)["kafka_correlationId"])] += 1

@@ -22,7 +22,7 @@ from penstock.producer.aiokafka_internals.transactional_producer import Transact
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.fetching.group import evict
 from penstock.worker.kafka.progress.owner_marker import OwnerMarker
-from tests.integration.conftest import Committed, StartWorker, Unique, only_member, open_admin
+from tests.integration.conftest import Committed, StartWorker, Unique, only_member, open_admin, reader_of
 
 PARTITIONS = 4
 POISON = 30_000  # see echo_worker.py
@@ -66,11 +66,8 @@ class Pipeline:
         """How often each request was answered, once all are and nothing more comes."""
         until = self.num_sent if until < 0 else until
         found: Counter[int] = Counter()
-        servers = self.broker.bootstrap_servers
         topics = topics or (self.reply_topic,)
-        reader = AIOKafkaConsumer(
-            *topics, bootstrap_servers=servers, auto_offset_reset="earliest", isolation_level=isolation_level
-        )
+        reader = reader_of(self.broker, *topics, isolation_level=isolation_level)
         async with reader:
             try:
                 async with asyncio.timeout(300):

@@ -5,7 +5,7 @@ import statistics
 import time
 from pathlib import Path
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
@@ -13,7 +13,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
-from tests.integration.conftest import Committed, StartWorker, Unique
+from tests.integration.conftest import Committed, StartWorker, Unique, reader_of
 
 IN_FLIGHT, STALL_S = 64, 2.0
 
@@ -31,9 +31,7 @@ async def test_a_dead_reply_partition_holds_up_others_for_a_bounded_time(
     headers = [(REPLY_TOPIC, dead.encode()), (CORRELATION_ID, b"1")]
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
     client = Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300)
-    letters = AIOKafkaConsumer(
-        dead_letter_topic(topic), bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest"
-    )
+    letters = reader_of(kafka, dead_letter_topic(topic))
     num_sent = 0
 
     async def send(count: int) -> int:

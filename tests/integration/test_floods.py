@@ -7,7 +7,7 @@ from typing import Any
 
 import aiokafka.producer.message_accumulator as accumulator
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
@@ -17,7 +17,7 @@ from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC, SOURCE
 from penstock.producer.wire.joint_letters import decode_letter_records, is_joint
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
-from tests.integration.conftest import Committed, StartWorker, Unique, open_admin
+from tests.integration.conftest import Committed, StartWorker, Unique, open_admin, reader_of
 from tests.integration.test_worker_hostile import RawName
 
 NUM_RECORDS = int(os.environ.get("FLOOD_RECORDS", "40000"))  # 500,000 take 0.7 MB, and this test a minute
@@ -64,7 +64,7 @@ async def test_a_flood_of_empty_records_holds_up_no_other_partition_and_multipli
     answered_at: dict[bytes, int] = {}  # when the worker made the answer
     is_over = asyncio.Event()
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
-    consumer = AIOKafkaConsumer(replies, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    consumer = reader_of(kafka, replies)
 
     async def ask_neighbours() -> None:
         while not is_over.is_set():
@@ -95,9 +95,7 @@ async def test_a_flood_of_empty_records_holds_up_no_other_partition_and_multipli
                 while len(answered_at) < len(written_at):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             taking.cancel()
-    letters = AIOKafkaConsumer(
-        dead_letter_topic(topic), bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest"
-    )
+    letters = reader_of(kafka, dead_letter_topic(topic))
     offsets: list[int] = []
     kept_at: list[int] = []  # of each record of the flood, in the order of their letters
     num_written = num_letters = 0

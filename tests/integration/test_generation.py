@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaProducer
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -19,7 +19,7 @@ from penstock.producer.wire.headers import CORRELATION_ID, REPLY_PARTITION, requ
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import request_topic
 from tests.engine.generation.helpers import VOCAB, expected, save_seq2seq, sources
-from tests.integration.conftest import CountRecords, StartWorker, Unique
+from tests.integration.conftest import CountRecords, StartWorker, Unique, reader_of
 
 POISON = VOCAB - 1  # a token whose embedding is finite, and overflows in the encoder's first product
 
@@ -152,7 +152,7 @@ async def answer(
         headers = request_headers(b"late", replies, 0, int((time.time() + within_s) * 1e3))
         headers = [(name, content) for name, content in headers if name != REPLY_PARTITION]
         await producer.send_and_wait(request_topic(model), value, headers=headers)
-    consumer = AIOKafkaConsumer(replies, bootstrap_servers=servers, auto_offset_reset="earliest")
+    consumer = reader_of(kafka, replies)
     async with consumer, asyncio.timeout(300):
         record = await consumer.getone()
     assert dict(record.headers)[CORRELATION_ID] == b"late"

@@ -9,13 +9,13 @@ from datetime import datetime
 from typing import Any
 
 import msgpack
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.fetching.group import evict
-from tests.integration.conftest import Committed, StartWorker, Unique, only_member
+from tests.integration.conftest import Committed, StartWorker, Unique, only_member, reader_of
 
 
 class Stream:
@@ -104,7 +104,7 @@ async def test_a_restart_resumes_at_the_unfinished_offsets(
     first = start_worker(kafka, echo_batch_s=0.25, **settings)
     await first.ready()
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
-    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    consumer = reader_of(kafka)
     async with producer, consumer:
         await producer.partitions_for(inbox.topic)
         consumer.assign([inbox])

@@ -16,7 +16,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_PARTITION, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
-from tests.integration.conftest import StartWorker, Unique, open_admin
+from tests.integration.conftest import StartWorker, Unique, open_admin, reader_of
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ async def test_a_reply_to_an_added_partition_is_delivered_at_once(
     async def ask(producer: AIOKafkaProducer, partition: int) -> None:
         headers = [(REPLY_TOPIC, replies.encode()), (REPLY_PARTITION, partition.to_bytes(4, "big"))]
         await producer.send_and_wait(request_topic(model), value, headers=[*headers, (CORRELATION_ID, b"1")])
-        consumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest")
+        consumer = reader_of(broker)
         async with consumer, asyncio.timeout(300):
             consumer.assign([TopicPartition(replies, partition)])
             await consumer.getone()
@@ -66,9 +66,7 @@ async def test_reply_topics_that_do_not_exist_hold_up_nobody(
     await worker.ready()
     value = encode_request(Request(model, "embed", join_tokens([[1, 2]])))
     started = time.monotonic()
-    letters = AIOKafkaConsumer(
-        dead_letter_topic(topic), bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest"
-    )
+    letters = reader_of(broker, dead_letter_topic(topic))
     producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers)
     client = Client(bootstrap_servers=broker.bootstrap_servers, model=model, reply_topic=replies, timeout_s=300)
     async with producer, client:

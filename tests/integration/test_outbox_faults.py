@@ -6,7 +6,6 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import NewTopic
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
@@ -15,7 +14,7 @@ from aiokafka.protocol.api import Request
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox, OutRecord
-from tests.integration.conftest import open_admin
+from tests.integration.conftest import open_admin, reader_of
 
 ACLS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -96,7 +95,7 @@ async def _send(outbox: Outbox, topic: str, value: bytes) -> KafkaError | None:
 
 async def _read(broker: KafkaBroker, topic: str, count: int) -> list[bytes | None]:
     values: list[bytes | None] = []
-    consumer = AIOKafkaConsumer(topic, bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest")
+    consumer = reader_of(broker, topic)
     async with consumer, asyncio.timeout(300):
         while len(values) < count:
             values.append((await consumer.getone()).value)

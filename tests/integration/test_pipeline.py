@@ -8,12 +8,12 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import BackendError, BadTokenId, Client, PenstockError, TooLong
 from penstock.producer.wire.messages import Options, Reply, Request, join_tokens
-from tests.integration.conftest import StartWorker, Unique
+from tests.integration.conftest import StartWorker, Unique, reader_of
 
 POISON = 30_000  # the echo engine fails on it
 MAX_TOKENS, VOCABULARY = 512, 30_522
@@ -142,9 +142,7 @@ async def test_bad_records_are_answered_and_dead_lettered_and_the_rest_is_served
         return [("kafka_correlationId", name.encode()), *(address if further is not None else []), *(further or [])]
 
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, max_request_size=9_000_000)
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest", max_partition_fetch_bytes=9_000_000
-    )
+    consumer = reader_of(kafka, max_partition_fetch_bytes=9_000_000)
     await worker.ready()
     async with producer, consumer:
         await producer.partitions_for(inbox.topic)

@@ -5,9 +5,9 @@ import struct
 from typing import Any
 
 import msgpack
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 
-from tests.integration.conftest import StartWorker, Unique
+from tests.integration.conftest import StartWorker, Unique, reader_of
 
 
 async def test_token_ids_float16_and_errors_as_the_page_describes_them(
@@ -17,7 +17,7 @@ async def test_token_ids_float16_and_errors_as_the_page_describes_them(
     worker = start_worker(kafka, served_name=model)
     await worker.ready()
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
-    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    consumer = reader_of(kafka)
     ids, lens = struct.pack("<5I", 7, 8, 9, 100, 200), struct.pack("<2I", 3, 2)
     other_ids = struct.pack("<5I", 7, 8, 10, 100, 200)  # equal ids would be one computation, and one batch
     requests: dict[bytes, dict[str, Any]] = {

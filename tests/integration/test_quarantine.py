@@ -5,10 +5,10 @@ import struct
 from typing import Any
 
 import msgpack
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import Committed, StartWorker, Unique
+from tests.integration.conftest import Committed, StartWorker, Unique, reader_of
 from tests.integration.echo_worker import KILLER
 
 NUM_GOOD = 60
@@ -24,7 +24,7 @@ async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_ar
     workers = [start_worker(kafka, served_name=model)]
     await workers[0].ready()
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
-    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    consumer = reader_of(kafka)
     answers: dict[bytes, Any] = {}
     async with producer, consumer:
         await producer.partitions_for(replies)

@@ -17,7 +17,7 @@ from penstock.producer import Client
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.joint_letters import decode_letter_records, is_joint
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
-from tests.integration.conftest import StartWorker, Unique, WorkerProcess, open_admin
+from tests.integration.conftest import StartWorker, Unique, WorkerProcess, open_admin, reader_of
 from tests.integration.echo_worker import POISON
 
 MODES = pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
@@ -73,10 +73,7 @@ class Desk:
     async def read(self, topic: str, num: int) -> Sequence[Any]:
         """The records of a topic, once there are so many, and those that come within a second after."""
         found: list[Any] = []
-        servers = self.broker.bootstrap_servers
-        reader = AIOKafkaConsumer(
-            topic, bootstrap_servers=servers, auto_offset_reset="earliest", isolation_level="read_committed"
-        )
+        reader = reader_of(self.broker, topic, isolation_level="read_committed")
         async with reader:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(300):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiokafka import AIOKafkaConsumer
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
@@ -19,7 +18,7 @@ from penstock.producer.wire.messages import ErrorReply
 from penstock.producer.wire.topics import request_topic
 from penstock.worker.kafka.fetching.group import evict
 from tests.engine.generation.helpers import expected, save_seq2seq, sources
-from tests.integration.conftest import StartWorker, Unique, only_member
+from tests.integration.conftest import StartWorker, Unique, only_member, reader_of
 
 Ask = Callable[[KafkaBroker, str], Any]  # the fixtures `committed` and `count_records`
 
@@ -242,12 +241,7 @@ async def began(folder: Path, count: int) -> list[str]:
 
 async def read(kafka: KafkaBroker, topic: str, isolation_level: str = "read_uncommitted") -> list[Any]:
     """All records of a topic."""
-    consumer = AIOKafkaConsumer(
-        topic,
-        bootstrap_servers=kafka.bootstrap_servers,
-        auto_offset_reset="earliest",
-        isolation_level=isolation_level,
-    )
+    consumer = reader_of(kafka, topic, isolation_level=isolation_level)
     records: list[Any] = []
     async with consumer:
         while some := await consumer.getmany(timeout_ms=1000):

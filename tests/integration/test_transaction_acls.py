@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import msgpack
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.protocol.admin import CreateAclsRequest
 
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import StartWorker, open_admin
+from tests.integration.conftest import StartWorker, open_admin, reader_of
 
 ACLS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -77,13 +77,7 @@ async def test_a_reply_topic_that_is_denied_gets_dead_letters_in_its_place(
             await producer.send("penstock.requests.open", value, partition=0, headers=headers)
         await producer.flush()
     letters = "penstock.requests.open.dead-letter"
-    reader = AIOKafkaConsumer(
-        "penstock.replies.open",
-        letters,
-        bootstrap_servers=broker.bootstrap_servers,
-        auto_offset_reset="earliest",
-        isolation_level="read_committed",
-    )
+    reader = reader_of(broker, "penstock.replies.open", letters, isolation_level="read_committed")
     found: dict[str, list[int]] = {"penstock.replies.open": [], letters: []}
     async with reader, asyncio.timeout(300):
         while sum(map(len, found.values())) < 30:

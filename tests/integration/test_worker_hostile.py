@@ -7,12 +7,12 @@ from typing import Any
 import aiokafka.producer.message_accumulator as accumulator
 import msgpack
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import Committed, StartWorker, Unique, open_admin
+from tests.integration.conftest import Committed, StartWorker, Unique, open_admin, reader_of
 
 
 class RawName(str):
@@ -37,7 +37,7 @@ async def test_a_header_name_that_is_not_utf8_fails_its_own_record_alone(
     worker = start_worker(kafka, served_name=model)
     await worker.ready()
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
-    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    consumer = reader_of(kafka)
     async with producer, consumer:
         await producer.partitions_for(replies)  # creates it
         batch = producer.create_batch()
@@ -95,7 +95,7 @@ async def test_letters_and_replies_that_no_broker_takes_end_with_an_error_and_bl
     producer = AIOKafkaProducer(
         bootstrap_servers=kafka.bootstrap_servers, compression_type="gzip", max_request_size=1 << 30
     )
-    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    consumer = reader_of(kafka)
     async with producer, consumer:
         for name, value in values.items():
             headers = [("kafka_correlationId", name), ("kafka_replyTopic", replies.encode())]
