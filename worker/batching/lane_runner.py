@@ -20,7 +20,7 @@ from penstock.worker.batching.watchdog import WorkUnderway
 from penstock.worker.requests.request import PendingRequest
 from penstock.worker.requests.sequence_block import SequenceBlock
 
-# Sequences of requests that are one job. When a part of it is planned, the rest is gone through once more: in batches of
+# Sequences of requests that are one job. When a part of it is planned, the rest is gone through again: in batches of
 # eight, 64 requests of 64 take 5.9 us a sequence in jobs of 128, and 15.8 in one.
 _MOST_JOINED = 128
 
