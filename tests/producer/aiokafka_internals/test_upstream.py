@@ -60,6 +60,7 @@ METHODS: list[tuple[type, str, str]] = [
     (RequestStruct, "parse_response_header", "read_buffer"),
     (RoundRobinPartitionAssignor, "assign", "cluster members"),
     (RoundRobinPartitionAssignor, "metadata", "topics"),
+    (PartitionRecords, "_consumer_record", "tp record"),
     (_DefaultRecordBatchPy, "__init__", "buffer"),
     (_MemoryRecordsPy, "_cache_next", ""),
     (_MemoryRecordsPy, "next_batch", ""),
