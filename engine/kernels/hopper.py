@@ -1,4 +1,4 @@
-"""What kernels of Hopper alone need.
+"""Needs of kernels of Hopper alone.
 
 That is a compilation for sm_90a, which CuPy's RawModule cannot target, and tensor maps (CUtensorMap): descriptions of
 matrices for the TMA, its copy engine.

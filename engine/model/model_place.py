@@ -1,4 +1,4 @@
-"""What a model's name stands for. Imports no torch, so that a wrong name is told at once."""
+"""Directories and hub ids that models are named by. Imports no torch, so that a wrong name is told at once."""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ _COUNTED = ("_total", "_bucket", "_count", "_sum")  # ends of names of samples t
 
 
 class Window:
-    """What one member counted during the last `span_s` seconds: differences of scrapes, through restarts."""
+    """The counts of one member during the last `span_s` seconds: differences of scrapes, through restarts."""
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
@@ -35,7 +35,7 @@ class Window:
             self._steps.popleft()
 
     def rates(self) -> Values | None:
-        """What was counted in a second. None before the second scrape."""
+        """Counts a second. None before the second scrape."""
         seconds = sum(end_s - start_s for start_s, end_s, _ in self._steps)
         sums: defaultdict[SampleKey, float] = defaultdict(float)
         for _, _, counts in self._steps:
@@ -57,7 +57,7 @@ class Member:
 
     @property
     def rates(self) -> list[Values]:
-        """What it has lately counted in a second, alone. Empty before its second look."""
+        """Its own recent counts a second. Empty before its second look."""
         rates = self.window.rates() if self.state == "up" else None
         return [] if rates is None else [rates]
 

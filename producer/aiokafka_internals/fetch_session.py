@@ -24,7 +24,7 @@ _LAST_EPOCH = 2**31 - 1
 
 
 class SessionRequest(NamedTuple):
-    """What a request says of its session."""
+    """The fields of a request about its session."""
 
     session: int
     epoch: int

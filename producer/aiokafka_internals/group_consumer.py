@@ -69,7 +69,7 @@ class GroupConsumer(BoundedConsumer):
         return {source: (commit.offset, commit.metadata) for source, commit in found.items()}
 
     def ended_tasks(self) -> dict[str, BaseException | None]:
-        """What the background tasks that have ended were for, with their errors. Nothing starts them again."""
+        """Names of the background tasks that have ended, with their errors. Nothing starts them again."""
         tasks: dict[str, Any] = {
             "the group's membership": self._coordinator._coordination_task,
             "fetches": self._fetcher._fetch_task,

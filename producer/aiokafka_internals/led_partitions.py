@@ -20,7 +20,7 @@ _Partition = tuple[int, Any]  # with its state
 
 
 class Fetchable(NamedTuple):
-    """What a broker can be asked for now."""
+    """The partitions that a broker can be asked for now."""
 
     offsets: Offsets
     unset: list[TopicPartition]  # partitions without a position

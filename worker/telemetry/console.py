@@ -1,4 +1,4 @@
-"""What a terminal shows of the log: a reader's lines, where a file has an operator's."""
+"""The log as a terminal shows it: a reader's lines, where a file has an operator's."""
 
 import logging
 import sys

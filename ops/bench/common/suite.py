@@ -47,7 +47,7 @@ class BenchSuite:
     time_limit_s: float
     options: Sequence[Option] = ()
     cores: int | None = None  # that the run may use; None: all
-    is_kept: bool = True  # a whole run, where nobody says where
+    is_kept: bool = True  # a whole run, where no folder is given
 
     def shown(self, run: Run) -> str:
         """All tables of one run."""

@@ -136,7 +136,7 @@ def array(rows: Any, key: str) -> npt.NDArray[np.float64]:
 
 
 def _told(event: Event) -> Iterator[tuple[int | None, dict[str, Any]]]:
-    """What is counted, and the fields, of each row of an event."""
+    """The count (None: a line) and the fields of each row of an event."""
     fields = {key: _plain(value) for key, value in event.fields.items()}
     yield (0 if event.name == LOAD else None), fields
     rejected = event.fields.get("rejected") if event.name == LOAD else None

@@ -67,7 +67,7 @@ class RequestStory:
                 self._note_neighbour(event)
 
     def parts(self, sources: Sequence[LogSource]) -> Parts:
-        """What is known."""
+        """Its way through the stages as far as lines tell it, and what was logged around it."""
         if not self.found:
             yield Text(f"No line names request {printable(self._id)}. {_SAMPLED}", style=WARN)
             yield from self._around()
@@ -126,7 +126,7 @@ class RequestStory:
 
 
 def _batch_of(event: Event) -> tuple[object, ...] | None:
-    """What names the batch of an event, over all logs."""
+    """An identity of the event's batch, unique over all logs."""
     number = event.number("batch")
     return None if number is None else (event.source, event.fields.get("pid"), event.fields.get("worker"), number)
 

@@ -87,7 +87,7 @@ class Rejections:
         return sum(one.count for one in self.by_code.values())
 
     def add_counted(self, rejected: Mapping[str, int], time_s: float | None) -> None:
-        """What a load counts, by code."""
+        """Add the counts of a load event, by code."""
         for code, requests in rejected.items():
             tally = tally_of(self.by_code, code)
             tally.count += requests

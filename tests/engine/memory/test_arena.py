@@ -27,7 +27,7 @@ class Device:
     """Hands out disjoint addresses and remembers what is out."""
 
     def __init__(self, capacity_bytes: int = 1 << 40, base: int = CHUNK_BYTES) -> None:
-        self.held: WeakSet[Block] = WeakSet()  # what nobody refers to any more is free
+        self.held: WeakSet[Block] = WeakSet()  # without a reference they are free
         self.num_allocations = 0
         self.capacity_bytes = capacity_bytes
         self._next = base

@@ -1,6 +1,8 @@
 """The pace of fetches: several records at once at a high rate, but no wait at a low one."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +28,23 @@ def lean(*arguments: Any, jumped: Any = None) -> Any:
     fetcher.__class__ = LeanFetcher
     fetcher.begin(TopicIds(), jumped)
     return fetcher
+
+
+@asynccontextmanager
+async def reading(
+    client: Any, *sources: TopicPartition, jumped: Any = None
+) -> AsyncIterator[tuple[Any, SubscriptionState]]:
+    """A fetcher of these partitions, each from offset 0."""
+    subscriptions = SubscriptionState()
+    subscriptions.subscribe({source.topic for source in sources})
+    fetcher = lean(client, subscriptions, jumped=jumped)
+    try:
+        subscriptions.assign_from_subscribed(set(sources))
+        for source in sources:
+            subscriptions.seek(source, 0)
+        yield fetcher, subscriptions
+    finally:
+        await fetcher.close()
 
 
 class Broker:
@@ -122,15 +141,9 @@ class Client:
 
 async def test_a_topic_of_which_brokers_do_not_know_the_id_is_not_fetched_until_it_is_read_anew() -> None:
     client: Any = Client()
-    subscriptions = SubscriptionState()
     other = TopicPartition("others", 0)
-    subscriptions.subscribe({SOURCE.topic, other.topic})
-    fetcher = lean(client, subscriptions)
-    try:
-        subscriptions.assign_from_subscribed({SOURCE, other})
+    async with reading(client, SOURCE, other) as (fetcher, subscriptions):
         assignment = subscriptions.subscription.assignment
-        for source in (SOURCE, other):
-            subscriptions.seek(source, 0)
         fetcher._topic_ids.note_unknown(SOURCE.topic)
         [(_, request)], *_ = fetcher._get_actions_per_node(assignment)
         assert request.ids.keys() == {other.topic}
@@ -139,8 +152,6 @@ async def test_a_topic_of_which_brokers_do_not_know_the_id_is_not_fetched_until_
         await fetcher._topic_ids.read(client, {SOURCE.topic})
         [(_, request)], *_ = fetcher._get_actions_per_node(assignment)
         assert request.ids.keys() == {SOURCE.topic, other.topic}
-    finally:
-        await fetcher.close()
 
 
 @pytest.mark.parametrize("has_id", [True, False])
@@ -155,13 +166,8 @@ async def test_a_deleted_topic_is_looked_up_by_its_id_and_not_by_metadata_withou
     topic_ids = TopicIds()
     if has_id:
         await topic_ids.read(client, {SOURCE.topic})
-    subscriptions = SubscriptionState()
-    subscriptions.subscribe({SOURCE.topic})
-    fetcher = lean(client, subscriptions)
-    try:
-        subscriptions.assign_from_subscribed({SOURCE})
+    async with reading(client, SOURCE) as (fetcher, subscriptions):
         assignment = subscriptions.subscription.assignment
-        subscriptions.seek(SOURCE, 0)
         request = FetchMessage(1, 1, 1, 0, partition_bytes=1, offsets={SOURCE.topic: {0: 0}}, topic_ids=topic_ids)
 
         async def answer(_node: int, asked: Any) -> Any:
@@ -175,21 +181,14 @@ async def test_a_deleted_topic_is_looked_up_by_its_id_and_not_by_metadata_withou
         client.cluster._partitions = {}  # another metadata
         requests, unset, _, is_leader_unknown, _ = fetcher._get_actions_per_node(assignment)
         assert (requests, unset, is_leader_unknown) == ([], {}, not has_id)
-    finally:
-        await fetcher.close()
 
 
 async def test_metadata_is_asked_for_once_a_backoff_where_a_partition_that_is_read_has_no_leader(clock: Clock) -> None:
     """Not for a paused one: while the partitions of a deleted topic drain, there is no metadata to wait for."""
     client: Any = Client()
     client.cluster.leader_for_partition = lambda source: None
-    subscriptions = SubscriptionState()
-    subscriptions.subscribe({SOURCE.topic})
-    fetcher = lean(client, subscriptions)
-    try:
-        subscriptions.assign_from_subscribed({SOURCE})
+    async with reading(client, SOURCE) as (fetcher, subscriptions):
         assignment = subscriptions.subscription.assignment
-        subscriptions.seek(SOURCE, 0)
         asked = []
         for _ in range(9):
             asked.append(fetcher._get_actions_per_node(assignment)[3])
@@ -201,25 +200,16 @@ async def test_metadata_is_asked_for_once_a_backoff_where_a_partition_that_is_re
         *_, is_leader_unknown, resumed = fetcher._get_actions_per_node(assignment)
         assert not is_leader_unknown
         assert resumed == [state.resume_fut]
-    finally:
-        await fetcher.close()
 
 
 async def test_online_partitions_are_asked_for_before_bulk_ones() -> None:
     """A broker fills its answer in this order, up to the fetch size."""
-    subscriptions, topics = SubscriptionState(), ("requests", bulk_topic("requests"))
+    topics = "requests", bulk_topic("requests")
     sources = {TopicPartition(topic, number) for topic in topics for number in range(4)}
-    subscriptions.subscribe(set(topics))
-    fetcher = lean(Client(), subscriptions)
-    try:
-        subscriptions.assign_from_subscribed(sources)
-        for source in sources:
-            subscriptions.seek(source, 0)
+    async with reading(Client(), *sources) as (fetcher, subscriptions):
         [(_, request)], *_ = fetcher._get_actions_per_node(subscriptions.subscription.assignment)
         asked = [(topic, sorted(offsets)) for topic, offsets in request._offsets.items()]
         assert asked == [(topic, [0, 1, 2, 3]) for topic in topics]
-    finally:
-        await fetcher.close()
 
 
 async def answer_ids(_node: int, _request: object) -> Any:
@@ -228,12 +218,8 @@ async def answer_ids(_node: int, _request: object) -> Any:
 
 @pytest.mark.parametrize("begins", [90, 3])
 async def test_a_position_that_the_log_does_not_have_is_told_with_where_it_begins(begins: int) -> None:
-    subscriptions = SubscriptionState()
-    subscriptions.subscribe({SOURCE.topic})
     told: list[Any] = []
-    fetcher = lean(Client(), subscriptions, jumped=lambda *jump: told.append(jump))
-    try:
-        subscriptions.assign_from_subscribed({SOURCE})
+    async with reading(Client(), SOURCE, jumped=lambda *jump: told.append(jump)) as (fetcher, subscriptions):
         assignment = subscriptions.subscription.assignment
         subscriptions.seek(SOURCE, 10)
         offsets = {SOURCE.topic: {0: 10}}
@@ -253,15 +239,11 @@ async def test_a_position_that_the_log_does_not_have_is_told_with_where_it_begin
         assert told == [(SOURCE, 10, begins)]
         await fetcher._update_fetch_positions(assignment, 7, [SOURCE])
         assert len(told) == 1
-    finally:
-        await fetcher.close()
 
 
 async def test_a_broker_whose_answer_comes_with_a_new_assignment_is_asked_at_once() -> None:
-    client, subscriptions = Client(), SubscriptionState()
-    subscriptions.subscribe({SOURCE.topic})
-    fetcher = lean(client, subscriptions)
-    try:
+    client = Client()
+    async with reading(client, SOURCE) as (_, subscriptions):
         for num_asked in (1, 2):
             subscriptions.assign_from_subscribed({SOURCE})
             subscriptions.seek(SOURCE, 0)
@@ -270,8 +252,6 @@ async def test_a_broker_whose_answer_comes_with_a_new_assignment_is_asked_at_onc
             for _ in range(20):
                 await asyncio.sleep(0)
             assert len(client.answers) == num_asked
-    finally:
-        await fetcher.close()
 
 
 def answer(**num_records: int) -> Any:
@@ -291,14 +271,8 @@ async def turns() -> None:
 
 
 async def test_a_partition_with_very_many_records_is_handed_out_in_parts_beside_the_others() -> None:
-    client, subscriptions = Client(), SubscriptionState()
-    sources = {TopicPartition(SOURCE.topic, number) for number in range(3)}
-    subscriptions.subscribe({SOURCE.topic})
-    fetcher = lean(client, subscriptions)
-    try:
-        subscriptions.assign_from_subscribed(sources)
-        for source in sources:
-            subscriptions.seek(source, 0)
+    client = Client()
+    async with reading(client, *[TopicPartition(SOURCE.topic, number) for number in range(3)]) as (fetcher, _):
         await turns()
         client.answers[0].set_result(answer(p0=100_000, p1=2))
         await turns()
@@ -311,17 +285,11 @@ async def test_a_partition_with_very_many_records_is_handed_out_in_parts_beside_
         second = await fetcher.fetched_records((), 1)
         assert [(source.partition, len(records)) for source, records in second.items()] == [(2, 3), (0, 512)]
         assert second[SOURCE][0].offset == 512
-    finally:
-        await fetcher.close()
 
 
 async def test_what_was_fetched_of_a_paused_partition_stays_until_it_is_resumed() -> None:
-    client, subscriptions = Client(), SubscriptionState()
-    subscriptions.subscribe({SOURCE.topic})
-    fetcher = lean(client, subscriptions)
-    try:
-        subscriptions.assign_from_subscribed({SOURCE})
-        subscriptions.seek(SOURCE, 0)
+    client = Client()
+    async with reading(client, SOURCE) as (fetcher, subscriptions):
         await turns()
         client.answers[0].set_result(answer(p0=5000))
         await turns()
@@ -332,5 +300,3 @@ async def test_what_was_fetched_of_a_paused_partition_stays_until_it_is_resumed(
         state.resume()
         assert [record.offset for record in (await fetcher.fetched_records((), 0))[SOURCE]] == list(range(1024, 2048))
         assert len(client.answers) == 1  # nothing was fetched again
-    finally:
-        await fetcher.close()

@@ -16,7 +16,7 @@ _FETCH_BYTES = 4 * 1024 * 1024  # online partitions come first, so bulk takes th
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """What a worker is in its group."""
+    """A worker as a member of its group."""
 
     group_id: str
     worker: int  # the member's number on its machine
