@@ -20,20 +20,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.model.layout import Group
+from penstock.engine.model.weights import Heads
 
 _SHORT_TOKENS = 64
 _VECTOR = 16  # float32 values of a vector register: torch's softmax computes shorter rows value by value
 _SHORT_SEQUENCES = 8  # computed at a time: their queries, keys and values stay in the cache
 
 
-def attend(qkv: Tensor, groups: Sequence[Group], num_heads: int) -> Tensor:
-    """qkv [R, 3H], in the order of `groups`, to context [R, H], zero in the spare rows at its end."""
-    width = qkv.shape[1] // 3
-    context = qkv.new_empty(len(qkv), width)
+def attend(qkv: Tensor, groups: Sequence[Group], heads: Heads) -> Tensor:
+    """qkv [R, 3W], in the order of `groups`, to context [R, W], zero in the spare rows at its end."""
+    if heads.keys != heads.queries:
+        raise RuntimeError("plain attention has a head of keys for each of queries. This is a bug.")
+    context = qkv.new_empty(len(qkv), heads.width)
     for group in groups:
         rows = slice(group.start, group.stop)
-        view = qkv[rows].view(group.count, group.length, 3, num_heads, width // num_heads).permute(2, 0, 3, 1, 4)
-        out = context[rows].view(group.count, group.length, num_heads, -1).transpose(1, 2)
+        view = qkv[rows].view(group.count, group.length, 3, heads.queries, heads.dim).permute(2, 0, 3, 1, 4)
+        out = context[rows].view(group.count, group.length, heads.queries, heads.dim).transpose(1, 2)
         is_short = is_computed_in_float32(group.length)
         step = _SHORT_SEQUENCES if is_short else 1
         for first in range(0, group.count, step):

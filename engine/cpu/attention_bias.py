@@ -13,26 +13,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.attention import is_computed_in_float32
+from penstock.engine.cpu.norm import normalise
 from penstock.engine.model.layout import Group
 from penstock.engine.model.positions import relative_rows
-from penstock.engine.model.weights import DisentangledAttention, DistanceAttention, RotaryAttention
+from penstock.engine.model.weights import DisentangledAttention, DistanceAttention, Heads, Norm, RotaryAttention
 
-GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value, context: [heads, n, L, d]
+# Queries and context [heads, n, L, d]; keys and values [their heads, n, L, d].
+GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def attend_groups(qkv: Tensor, groups: Sequence[Group], num_heads: int, attention: GroupAttention) -> Tensor:
-    """qkv [R, 3H], in the order of `groups`, to context [R, H], zero in the spare rows at its end."""
-    width = qkv.shape[1] // 3
-    context = qkv.new_zeros(len(qkv), width)
+def attend_groups(qkv: Tensor, groups: Sequence[Group], heads: Heads, attention: GroupAttention) -> Tensor:
+    """qkv [R, (queries + 2 keys) * dim], in the order of `groups`, to context [R, queries * dim].
+
+    The spare rows at its end are zero.
+    """
+    context, parts = qkv.new_zeros(len(qkv), heads.width), [heads.queries, heads.keys, heads.keys]
     for group in groups:
         rows = slice(group.start, group.stop)
-        view = qkv[rows].view(group.count, group.length, 3, num_heads, width // num_heads)
-        out = context[rows].view(group.count, group.length, num_heads, -1)
+        view = qkv[rows].view(group.count, group.length, sum(parts), heads.dim)
+        out = context[rows].view(group.count, group.length, heads.queries, heads.dim)
         if is_computed_in_float32(group.length):
             view = view.float()
         for index in range(group.count):
-            alone = view[index : index + 1].permute(2, 3, 0, 1, 4).contiguous()
-            out[index] = attention(*alone)[:, 0].transpose(0, 1)
+            alone = view[index : index + 1].permute(2, 0, 1, 3).contiguous()
+            query, key, value = torch.split(alone, parts)
+            out[index] = attention(query, key, value)[:, 0].transpose(0, 1)
     return context
 
 
@@ -72,17 +77,18 @@ def disentangled(kind: DisentangledAttention) -> GroupAttention:
 
 
 def rotary(kind: RotaryAttention) -> GroupAttention:
-    """Attention of rotated queries and keys, within the window if there is one."""
+    """Attention of normalised and rotated queries and keys, to the tokens before or all, within the window."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        length = query.shape[-2]
-        cosines, sines = kind.cosines[:length].float(), kind.sines[:length].float()
-        near = None
-        if kind.window is not None and kind.window < length - 1:
-            near = torch.ones(length, length, dtype=torch.bool).triu(-kind.window).tril(kind.window)
-        return F.scaled_dot_product_attention(
-            _rotated(query, cosines, sines), _rotated(key, cosines, sines), value, attn_mask=near
-        )
+        length, shared = query.shape[-2], len(query) // len(key)
+        angles = kind.cosines[:length].float(), kind.sines[:length].float()
+        query, key = _rotated(query, kind.query_norm, *angles), _rotated(key, kind.key_norm, *angles)
+        key, value = (x if shared == 1 else x.repeat_interleave(shared, dim=0) for x in (key, value))
+        if kind.window is None or kind.window >= length - 1:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=kind.is_causal)
+        near = torch.ones(length, length, dtype=torch.bool)
+        near = near.triu(-kind.window).tril(0 if kind.is_causal else kind.window)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=near)
 
     return attention
 
@@ -112,7 +118,7 @@ def _weighted(scores: Tensor, value: Tensor) -> Tensor:
     return torch.matmul(torch.softmax(scores, dim=-1).to(value.dtype), value)
 
 
-def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """x [heads, n, L, d], with its halves paired, rotated by each position's angles [L, d / 2]."""
-    first, second = x.float().chunk(2, dim=-1)
+def _rotated(x: Tensor, norm: Norm | None, cosines: Tensor, sines: Tensor) -> Tensor:
+    """norm(x) [heads, n, L, d], with its halves paired, rotated by each position's angles [L, d / 2]."""
+    first, second = (x.float() if norm is None else normalise(x.float(), norm)).chunk(2, dim=-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1).to(x.dtype)

@@ -9,10 +9,11 @@ from torch import Tensor
 from penstock.engine.cpu.attention import attend
 from penstock.engine.cpu.attention_bias import attend_groups, by_distance, disentangled, rotary
 from penstock.engine.cpu.linear import Linear, make_linear
+from penstock.engine.cpu.norm import normalise
 from penstock.engine.device import is_bfloat16_fast, multiplies_bfloat16
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.model.dense import activate
-from penstock.engine.model.forward import forward, forward_convolved, forward_pre_norm
+from penstock.engine.model.forward import forward, forward_convolved
 from penstock.engine.model.layout import Layout
 from penstock.engine.model.positions import pad_positions
 from penstock.engine.model.weights import (
@@ -22,6 +23,7 @@ from penstock.engine.model.weights import (
     Embeddings,
     Encoder,
     EncoderWeights,
+    Heads,
     Norm,
     PlainAttention,
     RotaryAttention,
@@ -59,12 +61,10 @@ def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, 
         layout,
         torch.from_numpy(batch.token_ids[layout.tokens]),
         None if types is None else torch.from_numpy(types[layout.tokens]),
-        encoder.num_heads,
+        encoder.heads,
         dtype,
         None if positions is None else torch.from_numpy(positions[layout.tokens]),
     )
-    if encoder.pre_norm:
-        return forward_pre_norm(encoder, ops)
     if encoder.convolution is not None:
         return forward_convolved(encoder, encoder.convolution, ops)
     return forward(encoder, ops)
@@ -72,6 +72,9 @@ def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, 
 
 class RowOps:
     """Operations in which each row of a batch is on its own."""
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return normalise(x, norm)
 
     def project(self, x: Tensor, dense: Linear) -> Tensor:
         return dense(x)
@@ -90,19 +93,23 @@ class RowOps:
         total = dense.plus(x, residual)
         return normalise(total, norm), total
 
+    def norm_add_norm_sum(self, x: Tensor, inner: Norm, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        total = normalise(x, inner) + residual
+        return normalise(total, norm), total
+
     def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         return normalise(x + residual, norm)
 
 
 class CpuOps(RowOps):
-    """Implements `Ops`, `PreNormOps` and `ConvolutionOps` of `penstock.engine.model.forward` for one batch."""
+    """Implements `Ops` and `ConvolutionOps` of `penstock.engine.model.forward` for one batch."""
 
     def __init__(
         self,
         layout: Layout,
         token_ids: Tensor,
         token_type_ids: Tensor | None,
-        num_heads: int,
+        heads: Heads,
         dtype: torch.dtype,
         positions: Tensor | None = None,
     ) -> None:
@@ -110,7 +117,7 @@ class CpuOps(RowOps):
         self._token_ids = token_ids
         self._positions = torch.from_numpy(layout.positions) if positions is None else positions
         self._token_type_ids = token_type_ids
-        self._num_heads = num_heads
+        self._heads = heads
         self._dtype = dtype
         self._groups = layout.groups
 
@@ -120,18 +127,18 @@ class CpuOps(RowOps):
             words += F.embedding(self._positions, embeddings.positions)
         if self._token_type_ids is not None and embeddings.token_types is not None:
             words += F.embedding(self._token_type_ids, embeddings.token_types)
-        return normalise(words, embeddings.norm).to(self._dtype)
+        return (words if embeddings.norm is None else normalise(words, embeddings.norm)).to(self._dtype)
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         match attention:
             case PlainAttention():
-                return attend(qkv, self._groups, self._num_heads)
+                return attend(qkv, self._groups, self._heads)
             case DistanceAttention():
-                return attend_groups(qkv, self._groups, self._num_heads, by_distance(attention))
+                return attend_groups(qkv, self._groups, self._heads, by_distance(attention))
             case DisentangledAttention():
-                return attend_groups(qkv, self._groups, self._num_heads, disentangled(attention))
+                return attend_groups(qkv, self._groups, self._heads, disentangled(attention))
             case RotaryAttention():
-                return attend_groups(qkv, self._groups, self._num_heads, rotary(attention))
+                return attend_groups(qkv, self._groups, self._heads, rotary(attention))
             case _:
                 raise RuntimeError(f"no attention for {type(attention).__name__}. This is a bug.")
 
@@ -143,13 +150,6 @@ class CpuOps(RowOps):
             windows = padded.unfold(1, count, 1).transpose(2, 3)  # [n, L, count, H]
             result[rows] = windows.reshape(group.stop - group.start, -1)
         return result
-
-
-def normalise(x: Tensor, norm: Norm) -> Tensor:
-    """The norm over the last dimension, with float32 statistics for any type of x."""
-    if norm.subtracts_mean:
-        return torch.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
-    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
 
 
 def _type_0_folded(embeddings: Embeddings) -> Embeddings:

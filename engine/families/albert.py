@@ -10,7 +10,7 @@ from penstock.engine.families.readers import (
 )
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int, setting
-from penstock.engine.model.weights import Dense, Encoder, EncoderWeights, Layer
+from penstock.engine.model.weights import Dense, Encoder, EncoderWeights, Heads, Layer
 
 _PREFIXES = ("", "albert.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -34,8 +34,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         embeddings=embeddings,
         projection=read_dense(weights, prefix + "encoder.embedding_hidden_mapping_in", hidden, width),
         layers=_layers(checkpoint, prefix, eps),
-        hidden_size=hidden,
-        num_heads=require_int(config, "num_attention_heads"),
+        heads=Heads.of(hidden, require_int(config, "num_attention_heads")),
         max_tokens=embeddings.max_tokens,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.readers import LayerNames, read_dense, read_layer, read_norm, require_same
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.files import require_int, setting
@@ -19,7 +19,7 @@ from penstock.engine.model.seq2seq import (
     Seq2SeqWeights,
     TokenEmbeddings,
 )
-from penstock.engine.model.weights import Dense, Layer
+from penstock.engine.model.weights import Dense, Heads, Layer
 
 _PREFIXES = ("model.", "")
 _PROBE = "encoder.layers.0.fc1.weight"
@@ -57,9 +57,6 @@ def read_seq2seq(
     tied = (f"{prefix}decoder.embed_tokens.weight", f"{prefix}shared.weight")
     names = ("lm_head.weight", *(tied if setting(config, "tie_word_embeddings", True) else ()))
     head = first_of(weights, names, -1, hidden)
-    num_heads = require_int(config, "encoder_attention_heads")
-    if hidden % num_heads:
-        raise CheckpointError(f"{checkpoint.directory}: {num_heads} attention heads do not divide d_model {hidden}.")
     require_same(config, "encoder_layers", "num_hidden_layers")
     bias = weights.take("final_logits_bias", 1, len(head))[0] if "final_logits_bias" in weights else None
     return Seq2Seq(
@@ -69,7 +66,7 @@ def read_seq2seq(
                 _read_layer(checkpoint, f"{prefix}encoder.layers.{i}.", "encoder_ffn_dim")
                 for i in range(require_int(config, "encoder_layers"))
             ),
-            num_heads=num_heads,
+            heads=Heads.of(hidden, require_int(config, "encoder_attention_heads")),
         ),
         decoder=DecoderStack(
             embeddings=target,
@@ -77,8 +74,7 @@ def read_seq2seq(
                 _read_decoder_layer(checkpoint, f"{prefix}decoder.layers.{i}.")
                 for i in range(require_int(config, "decoder_layers"))
             ),
-            num_heads=require_int(config, "decoder_attention_heads"),
-            width=hidden,
+            heads=Heads.of(hidden, require_int(config, "decoder_attention_heads")),
             head=Dense(head, bias, "identity"),
         ),
         pre_norm=False,

@@ -10,7 +10,7 @@ from penstock.engine.families.readers import (
 )
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int, setting
-from penstock.engine.model.weights import Dense, Encoder, EncoderWeights
+from penstock.engine.model.weights import Dense, Encoder, EncoderWeights, Heads
 
 _PREFIXES = ("", "bert.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -49,7 +49,6 @@ def read_encoder(checkpoint: Checkpoint, prefix: str, pad_token: int | None = No
             read_layer(checkpoint, f"{prefix}encoder.layer.{i}.", LAYER, eps)
             for i in range(require_int(config, "num_hidden_layers"))
         ),
-        hidden_size=hidden,
-        num_heads=require_int(config, "num_attention_heads"),
+        heads=Heads.of(hidden, require_int(config, "num_attention_heads")),
         max_tokens=embeddings.max_tokens,
     )

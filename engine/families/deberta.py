@@ -25,6 +25,7 @@ from penstock.engine.model.weights import (
     Embeddings,
     Encoder,
     EncoderWeights,
+    Heads,
     Layer,
     PlainAttention,
 )
@@ -53,8 +54,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         embeddings=_embeddings(checkpoint, prefix + "embeddings."),
         projection=None,
         layers=tuple(layer(f"{prefix}encoder.layer.{i}.") for i in range(require_int(config, "num_hidden_layers"))),
-        hidden_size=require_int(config, "hidden_size"),
-        num_heads=require_int(config, "num_attention_heads"),
+        heads=Heads.of(require_int(config, "hidden_size"), require_int(config, "num_attention_heads")),
         max_tokens=require_int(config, "max_position_embeddings", _MAX_TOKENS),
         convolution=_convolution(checkpoint, prefix + "encoder.conv."),
     )

@@ -3,7 +3,7 @@
 from penstock.engine.families.readers import LayerNames, read_classifier, read_embeddings, read_layer
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int
-from penstock.engine.model.weights import Dense, Encoder, EncoderWeights
+from penstock.engine.model.weights import Dense, Encoder, EncoderWeights, Heads
 
 _PREFIXES = ("", "distilbert.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -30,8 +30,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
             read_layer(checkpoint, f"{prefix}transformer.layer.{i}.", _LAYER, _EPS)
             for i in range(require_int(config, "n_layers"))
         ),
-        hidden_size=hidden,
-        num_heads=require_int(config, "n_heads"),
+        heads=Heads.of(hidden, require_int(config, "n_heads")),
         max_tokens=embeddings.max_tokens,
     )
 

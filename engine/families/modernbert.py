@@ -7,7 +7,16 @@ from penstock.engine.families.readers import read_dense, read_norm
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.dense import require_activation
 from penstock.engine.model.files import Config, require_int, setting, stated_rows
-from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, Norm, RotaryAttention
+from penstock.engine.model.weights import (
+    Dense,
+    Embeddings,
+    Encoder,
+    EncoderWeights,
+    Heads,
+    Layer,
+    Norm,
+    RotaryAttention,
+)
 
 _PREFIXES = ("", "model.")
 _PROBE = "embeddings.tok_embeddings.weight"
@@ -37,8 +46,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
             _read_layer(checkpoint, prefix, i, attentions[kind], is_last=i + 1 == num_layers)
             for i, kind in enumerate(kinds)
         ),
-        hidden_size=hidden,
-        num_heads=require_int(config, "num_attention_heads"),
+        heads=Heads.of(hidden, require_int(config, "num_attention_heads")),
         max_tokens=require_int(config, "max_position_embeddings", _MAX_TOKENS),
         pre_norm=True,
     )

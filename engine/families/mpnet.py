@@ -7,7 +7,7 @@ from penstock.engine.families.readers import LayerNames, read_embeddings, read_l
 from penstock.engine.families.t5 import distance_buckets
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int, setting
-from penstock.engine.model.weights import DistanceAttention, Encoder, EncoderWeights
+from penstock.engine.model.weights import DistanceAttention, Encoder, EncoderWeights, Heads
 
 _PREFIXES = ("", "mpnet.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -42,7 +42,6 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
             read_layer(checkpoint, f"{prefix}encoder.layer.{i}.", _LAYER, eps, attention)
             for i in range(require_int(config, "num_hidden_layers"))
         ),
-        hidden_size=hidden,
-        num_heads=num_heads,
+        heads=Heads.of(hidden, num_heads),
         max_tokens=embeddings.max_tokens,
     )

@@ -21,7 +21,7 @@ from penstock.engine.model.seq2seq import (
     Seq2SeqWeights,
     TokenEmbeddings,
 )
-from penstock.engine.model.weights import Dense, DistanceAttention, Layer, Norm
+from penstock.engine.model.weights import Dense, DistanceAttention, Heads, Layer, Norm
 
 _SHARED = "shared.weight"
 _BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
@@ -30,7 +30,8 @@ _BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
 def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
     """The encoder, decoder and head of a T5 checkpoint."""
     config, weights = checkpoint.config, checkpoint.weights
-    hidden, heads = require_int(config, "d_model"), require_int(config, "num_heads")
+    hidden, num_heads = require_int(config, "d_model"), require_int(config, "num_heads")
+    heads = Heads(num_heads, num_heads, require_int(config, "d_kv"))
     num_layers = require_int(config, "num_layers")
     num_decoder_layers = require_int(config, "num_decoder_layers", num_layers)
     for stack in ("encoder", "decoder"):
@@ -44,7 +45,7 @@ def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
         encoder=EncoderStack(
             embeddings=TokenEmbeddings(source, None, _norm(checkpoint, "encoder.block.0.layer.0.layer_norm")),
             layers=tuple(_read_layer(checkpoint, "encoder", i, num_layers, around) for i in range(num_layers)),
-            num_heads=heads,
+            heads=heads,
         ),
         decoder=DecoderStack(
             embeddings=TokenEmbeddings(target, None, _norm(checkpoint, "decoder.block.0.layer.0.layer_norm")),
@@ -55,8 +56,7 @@ def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
                 )
                 for i in range(num_decoder_layers)
             ),
-            num_heads=heads,
-            width=heads * require_int(config, "d_kv"),
+            heads=heads,
             head=Dense(head * hidden**-0.5 if _is_scaled(config) else head, None, "identity"),
         ),
         pre_norm=True,

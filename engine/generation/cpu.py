@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.linear import Linear, make_linear
-from penstock.engine.cpu.ops import CpuOps, RowOps, normalise
+from penstock.engine.cpu.ops import CpuOps, RowOps
 from penstock.engine.generation.device import DecoderRows, DeviceSearch
 from penstock.engine.generation.forward import decode, encode
 from penstock.engine.generation.paged_attention import KeyGroup, attend_pages, group_keys
 from penstock.engine.generation.pages import Int64Array
 from penstock.engine.model.layout import Layout, rounded, sort_by_length
 from penstock.engine.model.seq2seq import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
-from penstock.engine.model.weights import Attention, Norm, cached_bias
+from penstock.engine.model.weights import Attention, Heads, cached_bias
 from penstock.engine.types import Int32Array
 
 
@@ -40,14 +40,14 @@ class CpuSeq2Seq:
         layout = sort_by_length(cu_seqlens)
         tokens = torch.from_numpy(np.concatenate(sources)[layout.tokens])
         own = torch.from_numpy(slots[layout.tokens[: layout.num_tokens]])
-        encode(self._model, _SourceOps(layout, tokens, self._model.encoder.num_heads, self._key_values, own))
+        encode(self._model, _SourceOps(layout, tokens, self._model.encoder.heads, self._key_values, own))
 
     @torch.inference_mode()
     def step(self, rows: DecoderRows) -> Tensor:
         """Logits [R, V] of the token after each row's."""
         self._use_threads()
         num_rows = len(rows.tokens)
-        logits = decode(self._model, _TargetOps(rows, self._model.decoder.num_heads, self._key_values))
+        logits = decode(self._model, _TargetOps(rows, self._model.decoder.heads.queries, self._key_values))
         return logits[:num_rows]
 
     @torch.inference_mode()
@@ -72,17 +72,14 @@ class CpuSeq2Seq:
 class _SourceOps(CpuOps):
     """Implements `SourceOps` for sources in the order of `layout`."""
 
-    def __init__(self, layout: Layout, tokens: Tensor, num_heads: int, key_values: Tensor, slots: Tensor) -> None:
+    def __init__(self, layout: Layout, tokens: Tensor, heads: Heads, key_values: Tensor, slots: Tensor) -> None:
         """key_values [layers, num_pages, page_size, 2W]; slots: of each token of `layout`."""
-        super().__init__(layout, tokens, None, num_heads, torch.float32)
+        super().__init__(layout, tokens, None, heads, torch.float32)
         self._key_values = key_values.flatten(1, 2)
         self._slots = slots
 
     def look_up(self, embeddings: TokenEmbeddings) -> Tensor:
         return _look_up(embeddings, self._token_ids, self._positions)
-
-    def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        return normalise(x, norm)
 
     def remember(self, layer: int, key_value: Tensor) -> None:
         self._key_values[layer, self._slots] = key_value[: len(self._slots)]
@@ -106,9 +103,6 @@ class _TargetOps(RowOps):
 
     def look_up(self, embeddings: TokenEmbeddings) -> Tensor:
         return _look_up(embeddings, self._tokens, self._positions)
-
-    def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        return normalise(x, norm)
 
     def attend_cached(self, qkv: Tensor, layer: int, attention: Attention) -> Tensor:
         width = qkv.shape[1] // 3

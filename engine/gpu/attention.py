@@ -18,6 +18,7 @@ from penstock.engine.model.weights import (
     DisentangledAttention,
     DistanceAttention,
     Encoder,
+    Heads,
     PlainAttention,
     RotaryAttention,
 )
@@ -27,7 +28,7 @@ from penstock.engine.model.weights import (
 class AttentionTables:
     """Tables of a model that all its layers share."""
 
-    num_heads: int
+    heads: Heads
     distance_bias: Tensor | None  # of `distance_table`
     relative_rows: Tensor | None  # int32 [2 * max_tokens - 1]: row of DeBERTa's tables for each distance
 
@@ -37,17 +38,17 @@ class AttentionTables:
         bias, rows = None, None
         match encoder.layers[0].attention:
             case DistanceAttention(bias=of_distances):
-                bias = distance_table(of_distances, 1.0 / math.sqrt(encoder.head_dim))
+                bias = distance_table(of_distances, 1.0 / math.sqrt(encoder.heads.dim))
             case DisentangledAttention() as kind if encoder.max_tokens is not None:
                 table = relative_rows(encoder.max_tokens, kind.num_buckets, kind.max_distance)
                 rows = torch.from_numpy(table).to(device)
-        return cls(encoder.num_heads, bias, rows)
+        return cls(encoder.heads, bias, rows)
 
 
 def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables) -> Tensor:
     """The context, in `out` or in a tensor of torch's. `inputs.shape.kernel` was chosen for `attention`."""
-    kernel, plan, num_heads = inputs.shape.kernel, inputs.attention_plan, tables.num_heads
-    scale = 1.0 / math.sqrt(out.shape[1] // num_heads)
+    kernel, plan, num_heads = inputs.shape.kernel, inputs.attention_plan, tables.heads.queries
+    scale = 1.0 / math.sqrt(tables.heads.dim)
     queries = 64 if kernel is AttentionKernel.PACKED_64 else 128
     match kernel, attention:
         case AttentionKernel.SHORT, PlainAttention() | DistanceAttention():
@@ -75,11 +76,11 @@ def _disentangled(
         qkv,
         inputs.cu_seqlens,
         inputs.shape.max_seqlen,
-        tables.num_heads,
+        tables.heads.queries,
         attention.key_positions,
         attention.query_positions,
         tables.relative_rows,
-        1.0 / math.sqrt(attention.num_terms * (out.shape[1] // tables.num_heads)),
+        1.0 / math.sqrt(attention.num_terms * tables.heads.dim),
     )
 
 

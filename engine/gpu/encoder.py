@@ -51,7 +51,7 @@ class GpuEncoder:
         self.dtype = dtype
         shared_bytes = block_shared_bytes(self.device)
         self._kernel_for = partial(
-            choose_kernel, encoder.layers[0].attention, encoder.head_dim, shared_bytes=shared_bytes
+            choose_kernel, encoder.layers[0].attention, encoder.heads.dim, shared_bytes=shared_bytes
         )
         self._kernel_for(
             encoder.max_tokens or 1, 1

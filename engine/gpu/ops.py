@@ -69,11 +69,13 @@ class GpuOps:
         self._products = products
 
     def by_name(self) -> Mapping[str, Callable[..., Tensor]]:
-        """For `Program.run`: the operations of `PreNormOps`, each with its outputs first, then its inputs."""
+        """For `Program.run`: the operations of `Ops`, each with its outputs first, then its inputs."""
         return {name: getattr(self, name) for name in _OPERATIONS}
 
     def embed(self, out: Tensor, embeddings: Embeddings) -> Tensor:
         inputs, norm = self._inputs, embeddings.norm
+        if norm is None:
+            raise RuntimeError("embeddings without a norm passed `require_supported`. This is a bug.")
         embed_norm(
             out,
             inputs.token_ids,

@@ -15,6 +15,7 @@ def require_supported(weights: EncoderWeights) -> None:
 
     `choose_kernel` checks attention and its head size.
     """
+    _require_kernels(weights)
     _require_width("hidden size", weights.hidden_size, MAX_HIDDEN)
     _require_width("embedding size", weights.embeddings.words.shape[1], MAX_HIDDEN)
     for layer in weights.layers:
@@ -23,6 +24,22 @@ def require_supported(weights: EncoderWeights) -> None:
             _require_activation(layer.gate)
     for dense in _matrices(weights):
         _require_activation(dense.activation)
+
+
+def _require_kernels(weights: EncoderWeights) -> None:
+    layers = weights.layers
+    norms = [norm for layer in layers for norm in (layer.attention_norm, layer.output_norm)]
+    missing = {
+        "embeddings without a norm": weights.embeddings.norm is None,
+        "RMSNorm": not all(norm.subtracts_mean for norm in norms),
+        "norms before additions": any(layer.inner_norms for layer in layers),
+        "heads that share keys": weights.heads.keys != weights.heads.queries,
+        "causal attention": any(getattr(layer.attention, "is_causal", False) for layer in layers),
+        "norms of queries and keys": any(getattr(layer.attention, "query_norm", None) for layer in layers),
+    }
+    for what, is_there in missing.items():
+        if is_there:
+            raise UnsupportedDevice(f"{what} have no kernel; use device='cpu'.")
 
 
 def require_seq2seq_supported(weights: Seq2SeqWeights) -> None:

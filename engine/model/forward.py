@@ -4,6 +4,7 @@ A CPU runs it for every batch (`CpuOps`). For a GPU a recorder runs it once (`en
 order of the operations and the lifetimes of their results; batches run the record.
 """
 
+from functools import partial
 from typing import Protocol, TypeVar
 
 from penstock.engine.errors import UnsupportedCheckpoint
@@ -15,7 +16,7 @@ D = TypeVar("D")
 
 
 class Ops(Protocol[X, D_contra]):
-    """Operations of every encoder. X stands for hidden states: one row a token, sequences end to end, no padding.
+    """Operations of encoders. X stands for hidden states: one row a token, sequences end to end, no padding.
 
     An implementation holds the batch: its token ids and the bounds of its sequences.
     """
@@ -24,28 +25,30 @@ class Ops(Protocol[X, D_contra]):
         """norm(words + positions + token types): [R, E]."""
         ...
 
+    def norm(self, x: X, norm: Norm) -> X: ...
+
     def project(self, x: X, dense: D_contra) -> X:
         """activation(x @ weight.T + bias)."""
+        ...
+
+    def project_gated(self, x: X, dense: D_contra, activation: str) -> X:
+        """activation(first I columns) * last I columns of x @ weight.T + bias, [R, 2I]."""
         ...
 
     def project_add_norm(self, x: X, dense: D_contra, residual: X, norm: Norm) -> X:
         """norm(x @ weight.T + bias + residual)."""
         ...
 
-    def attend(self, qkv: X, attention: Attention) -> X:
-        """qkv [R, 3H] to context [R, H], within each sequence."""
-        ...
-
-
-class PreNormOps(Ops[X, D_contra], Protocol):
-    """Further operations of a pre-norm encoder and its gated MLPs."""
-
-    def project_gated(self, x: X, dense: D_contra, activation: str) -> X:
-        """activation(first I columns) * last I columns of x @ weight.T + bias, [R, 2I]."""
-        ...
-
     def project_add_norm_sum(self, x: X, dense: D_contra, residual: X, norm: Norm) -> tuple[X, X]:
         """norm(x @ weight.T + bias + residual), and the sum inside it, the next residual."""
+        ...
+
+    def norm_add_norm_sum(self, x: X, inner: Norm, residual: X, norm: Norm) -> tuple[X, X]:
+        """norm(inner(x) + residual), and the sum inside it, the next residual."""
+        ...
+
+    def attend(self, qkv: X, attention: Attention) -> X:
+        """qkv [R, (queries + 2 keys) * dim] to context [R, queries * dim], within each sequence."""
         ...
 
 
@@ -63,37 +66,26 @@ class ConvolutionOps(Ops[X, D_contra], Protocol):
 
 def forward(encoder: Encoder[D], ops: Ops[X, D]) -> X:
     """Hidden states [R, H] of the batch that `ops` holds. Raises UnsupportedCheckpoint for a convolution."""
-    if encoder.pre_norm or any(layer.gate is not None for layer in encoder.layers):
-        raise RuntimeError("a pre-norm or gated encoder was run as a post-norm one. This is a bug.")
     if encoder.convolution is not None:
         raise UnsupportedCheckpoint(
             "a convolution in the first layer (deberta-v2-xlarge) is implemented on the CPU only; use device='cpu'."
         )
-    hidden = _embedded(encoder, ops)
-    for layer in encoder.layers:
-        hidden = _post_norm(layer, hidden, ops)
-    return hidden
-
-
-def forward_pre_norm(encoder: Encoder[D], ops: PreNormOps[X, D]) -> X:
-    """`forward` for a pre-norm encoder (Xiong et al. 2020), whose first layer reads normalised embeddings."""
     hidden = total = _embedded(encoder, ops)
+    if encoder.first_norm is not None:
+        hidden = ops.norm(total, encoder.first_norm)
     for layer in encoder.layers:
-        context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
-        hidden, total = ops.project_add_norm_sum(context, layer.attention_output, total, layer.attention_norm)
-        up, gate = layer.up, layer.gate
-        inner = ops.project(hidden, up) if gate is None else ops.project_gated(hidden, up, gate)
-        hidden, total = ops.project_add_norm_sum(inner, layer.down, total, layer.output_norm)
+        hidden, total = _layer(encoder, layer, hidden, total, ops)
     return hidden
 
 
 def forward_convolved(encoder: Encoder[D], convolution: Convolution[D], ops: ConvolutionOps[X, D]) -> X:
-    """`forward` for an encoder with a convolution."""
+    """`forward` for a post-norm encoder with a convolution."""
     embedded = _embedded(encoder, ops)
     local = ops.project(ops.neighbours(embedded, convolution.kernel_size), convolution.dense)
-    hidden = ops.add_norm(_post_norm(encoder.layers[0], embedded, ops), local, convolution.norm)
+    hidden, _ = _layer(encoder, encoder.layers[0], embedded, embedded, ops)
+    hidden = ops.add_norm(hidden, local, convolution.norm)
     for layer in encoder.layers[1:]:
-        hidden = _post_norm(layer, hidden, ops)
+        hidden, _ = _layer(encoder, layer, hidden, hidden, ops)
     return hidden
 
 
@@ -102,8 +94,24 @@ def _embedded(encoder: Encoder[D], ops: Ops[X, D]) -> X:
     return hidden if encoder.projection is None else ops.project(hidden, encoder.projection)
 
 
-def _post_norm(layer: Layer[D], hidden: X, ops: Ops[X, D]) -> X:
+def _layer(encoder: Encoder[D], layer: Layer[D], hidden: X, total: X, ops: Ops[X, D]) -> tuple[X, X]:
+    """The next layer's input, and the residual that it adds to."""
+    of_attention, of_mlp = layer.inner_norms or (None, None)
     context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
-    hidden = ops.project_add_norm(context, layer.attention_output, hidden, layer.attention_norm)
-    inner = ops.project(hidden, layer.up)
-    return ops.project_add_norm(inner, layer.down, hidden, layer.output_norm)
+    add = partial(_add, ops, is_pre_norm=encoder.pre_norm)
+    hidden, total = add(context, layer.attention_output, of_attention, total, layer.attention_norm)
+    up, gate = layer.up, layer.gate
+    inner = ops.project(hidden, up) if gate is None else ops.project_gated(hidden, up, gate)
+    return add(inner, layer.down, of_mlp, total, layer.output_norm)
+
+
+def _add(
+    ops: Ops[X, D], x: X, dense: D, inner: Norm | None, residual: X, norm: Norm, *, is_pre_norm: bool
+) -> tuple[X, X]:
+    """The next block's input, and the residual that it adds to."""
+    if inner is not None:
+        return ops.norm_add_norm_sum(ops.project(x, dense), inner, residual, norm)
+    if is_pre_norm:
+        return ops.project_add_norm_sum(x, dense, residual, norm)
+    hidden = ops.project_add_norm(x, dense, residual, norm)
+    return hidden, hidden

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from penstock.engine.memory import BufferId, Lifetime, Tape
-from penstock.engine.model.forward import forward, forward_pre_norm
+from penstock.engine.model.forward import forward
 from penstock.engine.model.weights import Attention, Embeddings, Encoder, Norm
 
 D = TypeVar("D")
@@ -20,7 +20,7 @@ X = TypeVar("X")
 class Step:
     """One operation: `kernels[operation](*outs, *inputs, *arguments)` with buffers for `writes` and `reads`."""
 
-    operation: str  # a method of PreNormOps
+    operation: str  # a method of Ops
     writes: tuple[BufferId, ...]
     reads: tuple[BufferId, ...]
     arguments: tuple[Any, ...]  # other than hidden states: Dense, Norm, Embeddings, Attention
@@ -51,24 +51,28 @@ def record(encoder: Encoder[D], width_of: Callable[[D], int], bytes_per_value: i
 
     The result lives one step longer than the forward, for the pooling that follows.
     """
-    recorder = _Recorder(width_of, bytes_per_value)
-    result = (forward_pre_norm if encoder.pre_norm else forward)(encoder, recorder)
+    recorder = _Recorder(width_of, encoder.heads.width, bytes_per_value)
+    result = forward(encoder, recorder)
     recorder.tape.use(result)
     return Program(tuple(recorder.steps), recorder.tape.lifetimes(), tuple(recorder.widths), result)
 
 
 class _Recorder(Generic[D]):
-    """Implements `PreNormOps[BufferId, D]`; each operation is one step."""
+    """Implements `Ops[BufferId, D]`; each operation is one step."""
 
-    def __init__(self, width_of: Callable[[D], int], bytes_per_value: int) -> None:
+    def __init__(self, width_of: Callable[[D], int], context_width: int, bytes_per_value: int) -> None:
         self.tape = Tape()
         self.steps: list[Step] = []
         self.widths: list[int] = []
         self._width_of = width_of
+        self._context_width = context_width
         self._bytes_per_value = bytes_per_value
 
     def embed(self, embeddings: Embeddings) -> BufferId:
         return self._step("embed", embeddings.words.shape[1], (), (embeddings,))
+
+    def norm(self, x: BufferId, norm: Norm) -> BufferId:
+        return self._step("norm", self.widths[x], (x,), (norm,))
 
     def project(self, x: BufferId, dense: D) -> BufferId:
         return self._step("project", self._width_of(dense), (x,), (dense,))
@@ -86,8 +90,13 @@ class _Recorder(Generic[D]):
         hidden, total = self._steps("project_add_norm_sum", (width, width), (x, residual), (dense, norm))
         return hidden, total
 
+    def norm_add_norm_sum(self, x: BufferId, inner: Norm, residual: BufferId, norm: Norm) -> tuple[BufferId, BufferId]:
+        width = self.widths[residual]
+        hidden, total = self._steps("norm_add_norm_sum", (width, width), (x, residual), (inner, norm))
+        return hidden, total
+
     def attend(self, qkv: BufferId, attention: Attention) -> BufferId:
-        return self._step("attend", self.widths[qkv] // 3, (qkv,), (attention,))
+        return self._step("attend", self._context_width, (qkv,), (attention,))
 
     def _step(self, operation: str, width: int, reads: tuple[BufferId, ...], arguments: tuple[Any, ...]) -> BufferId:
         (writes,) = self._steps(operation, (width,), reads, arguments)

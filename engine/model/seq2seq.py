@@ -9,8 +9,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from penstock.engine.errors import CheckpointError
-from penstock.engine.model.weights import Dense, Layer, Norm, convert_weights
+from penstock.engine.model.weights import Dense, Heads, Layer, Norm, convert_weights
 
 D = TypeVar("D")
 E = TypeVar("E")
@@ -49,7 +48,7 @@ class EncoderStack(Generic[D]):
 
     embeddings: TokenEmbeddings
     layers: tuple[Layer[D], ...]
-    num_heads: int
+    heads: Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,13 @@ class DecoderStack(Generic[D]):
 
     embeddings: TokenEmbeddings
     layers: tuple[DecoderLayer[D], ...]
-    num_heads: int
-    width: int  # num_heads * head_dim: values of a key, and of a value, in one layer
+    heads: Heads
     head: D  # [V, H], with its bias: from the last hidden state to logits
+
+    @property
+    def width(self) -> int:
+        """Values of a key, and of a value, in one layer."""
+        return self.heads.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,6 @@ class Seq2Seq(Generic[D]):
     encoder: EncoderStack[D]
     decoder: DecoderStack[D]
     pre_norm: bool  # whether layers pass on the sum (true) or the norm of the sum
-
-    def __post_init__(self) -> None:
-        if self.decoder.width % self.decoder.num_heads:
-            raise CheckpointError(
-                f"config.json: {self.decoder.num_heads} attention heads do not divide a width of {self.decoder.width}."
-            )
 
     @property
     def source_vocab_size(self) -> int:

@@ -34,7 +34,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Word + position + token type, then LayerNorm. Row i of `positions` belongs to a sequence's i-th token.
+    """Word + position + token type, then the norm. Row i of `positions` belongs to a sequence's i-th token.
 
     With a pad token, its row is the last one, and i counts the other tokens: see `engine.model.positions`.
     """
@@ -42,13 +42,47 @@ class Embeddings:
     words: Tensor  # [V, E]
     positions: Tensor | None  # [max_tokens, E], without the rows of a family's offset; one more with a pad token
     token_types: Tensor | None  # [K, E]
-    norm: Norm
+    norm: Norm | None
     pad_token: int | None = None
 
     @property
     def max_tokens(self) -> int | None:
         """Longest sequence that the table of positions allows; None: any."""
         return None if self.positions is None else len(self.positions) - (self.pad_token is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads of attention. queries / keys heads in a row share a key head (Ainslie et al. 2023: grouped queries)."""
+
+    queries: int
+    keys: int  # and values
+    dim: int
+
+    def __post_init__(self) -> None:
+        if self.queries % self.keys:
+            raise CheckpointError(
+                f"config.json: {self.keys} heads of keys do not divide {self.queries} attention heads."
+            )
+
+    @classmethod
+    def of(cls, hidden_size: int, num_heads: int) -> "Heads":
+        """Equal heads that share a hidden size. Raises CheckpointError."""
+        if hidden_size % num_heads:
+            raise CheckpointError(
+                f"config.json: {num_heads} attention heads do not divide a hidden size of {hidden_size}."
+            )
+        return cls(num_heads, num_heads, hidden_size // num_heads)
+
+    @property
+    def width(self) -> int:
+        """Values of a token's context."""
+        return self.queries * self.dim
+
+    @property
+    def key_width(self) -> int:
+        """Values of a token's keys."""
+        return self.keys * self.dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +120,14 @@ class DisentangledAttention:
 
 @dataclass(frozen=True, slots=True)
 class RotaryAttention:
-    """Plain attention with rotary positions (Su et al. 2021), over all tokens or a window."""
+    """Plain attention with rotary positions (Su et al. 2021), over all tokens, those before, or a window of either."""
 
     cosines: Tensor  # [max_tokens, head_dim / 2]; dimension i is paired with i + head_dim / 2
     sines: Tensor  # [max_tokens, head_dim / 2]
-    window: int | None  # largest distance between tokens that attend to each other; None: no limit
+    window: int | None = None  # largest distance between tokens that attend to each other; None: no limit
+    is_causal: bool = False  # whether a token attends to itself and those before only
+    query_norm: Norm | None = None  # of each head, before it is turned (Qwen3, Gemma 3)
+    key_norm: Norm | None = None
 
 
 Attention = PlainAttention | DistanceAttention | DisentangledAttention | RotaryAttention
@@ -118,14 +155,16 @@ class Layer(Generic[D]):
     In a pre-norm encoder `output_norm` is the next layer's first norm, or the final one after the last layer.
     """
 
-    qkv: D  # [3H, H]: query, key and value rows in this order; heads contiguous within each
+    qkv: D  # [(queries + 2 keys) * dim, H]: query, key and value rows in this order; heads contiguous within each
     attention: Attention
-    attention_output: D  # [H, H]
+    attention_output: D  # [H, queries * dim]
     attention_norm: Norm
     up: D  # [I, H], with the MLP's activation; [2I, H], without one, where there is a gate
     down: D  # [H, I]
     output_norm: Norm
     gate: str | None = None  # activation(first I columns) * last I columns (Shazeer 2020: GeGLU and others)
+    # Of the results of attention and MLP, before they are added (Gemma 2's sandwich; Ding et al. 2021, section 2.4)
+    inner_norms: tuple[Norm, Norm] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +183,15 @@ class Encoder(Generic[D]):
     embeddings: Embeddings
     projection: D | None  # [H, E], where embeddings are narrower than the layers (ELECTRA, ALBERT)
     layers: tuple[Layer[D], ...]
-    hidden_size: int
-    num_heads: int
+    heads: Heads
     max_tokens: int | None  # longest sequence the weights allow; None: any
     convolution: Convolution[D] | None = None  # parallel to the first layer
     pre_norm: bool = False  # whether layers pass on the sum (true) or the norm of the sum
-
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.num_heads:
-            raise CheckpointError(
-                f"config.json: {self.num_heads} attention heads do not divide a hidden size of {self.hidden_size}."
-            )
+    first_norm: Norm | None = None  # of a pre-norm encoder's first layer; None: it reads the embeddings as they are
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+    def hidden_size(self) -> int:
+        return len(self.layers[0].output_norm.weight)
 
     @property
     def vocab_size(self) -> int:

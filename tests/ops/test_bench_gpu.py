@@ -91,7 +91,7 @@ def test_packed_torch_computes_what_transformers_computes(monkeypatch: pytest.Mo
     cpu = torch.device("cpu")
     with torch.inference_mode():
         encoder = prepare_for_gpu(weights_of(model), torch.float32, cpu)
-        hidden = forward(encoder, packed_torch.TorchOps.upload(pack(requests), encoder.num_heads, cpu))
+        hidden = forward(encoder, packed_torch.TorchOps.upload(pack(requests), encoder.heads.queries, cpu))
         alone = [model(input_ids=torch.from_numpy(request)[None].long()).last_hidden_state[0] for request in requests]
     torch.testing.assert_close(hidden, torch.cat(alone), rtol=1e-4, atol=1e-4)
 

@@ -131,4 +131,6 @@ class GpuSeq2Seq:
 
     def _predict(self, rows: TargetRows) -> Tensor:
         """Logits [R, ...], of which the first columns are the vocabulary; overwritten by the next call."""
-        return decode(self._model, DeviceTargetOps(rows, self._model.decoder.num_heads, self._key_values, self._logits))
+        return decode(
+            self._model, DeviceTargetOps(rows, self._model.decoder.heads.queries, self._key_values, self._logits)
+        )

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.cpu.ops import normalise
+from penstock.engine.cpu.norm import normalise
 from penstock.engine.gpu.generation.cached_attention import CacheLines, attend_lines
 from penstock.engine.gpu.ops import GpuDense
 from penstock.engine.kernels.activation import bias_activation, gated

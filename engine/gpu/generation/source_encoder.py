@@ -69,8 +69,8 @@ class SourceEncoder:
         largest = SourceShape(_TOKENS[-1], _TOKENS[-1], 1).sections[-1].stop if device.type == "cuda" else 0
         self._description = torch.zeros(largest, dtype=torch.int32, device=device)  # of the graphs
         self._graphs: Graphs[SourceShape] | None = Graphs(device) if device.type == "cuda" else None
-        head_dim = len(model.encoder.layers[0].qkv.weight) // 3 // model.encoder.num_heads
-        of_layers = [uses_flash(key_values, layer.attention, head_dim) for layer in model.encoder.layers]
+        head_dim, layers = model.encoder.heads.dim, model.encoder.layers
+        of_layers = [uses_flash(key_values, layer.attention, head_dim) for layer in layers]
         self._is_padded = not all(of_layers)
 
     def encode(self, sources: Sequence[Int32Array], slots: Int64Array) -> None:
@@ -142,7 +142,7 @@ class SourceEncoder:
     def _work(self, description: Tensor, shape: SourceShape) -> Tensor:
         tokens, positions, slots, places, ends, lengths = (description[one] for one in shape.sections)
         rows = SourceRows(tokens, positions, slots.long(), places.long(), ends, lengths, shape.longest)
-        encode(self._model, DeviceSourceOps(rows, self._model.encoder.num_heads, self._key_values))
+        encode(self._model, DeviceSourceOps(rows, self._model.encoder.heads.queries, self._key_values))
         return self._key_values
 
 

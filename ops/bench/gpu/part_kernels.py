@@ -18,7 +18,7 @@ from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.kernels.pool import pool
 from penstock.engine.kernels.residual_norm import residual_norm
-from penstock.engine.model.weights import PlainAttention
+from penstock.engine.model.weights import Heads, PlainAttention
 from penstock.engine.types import PackedBatch
 from penstock.ops.bench.common.draws import filling
 from penstock.ops.bench.gpu.bench import Bench, pack
@@ -163,7 +163,7 @@ def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
     qkv, out = _normal(sets, tokens, 3 * HIDDEN), _normal(sets, tokens, HIDDEN)
     requests = [np.zeros(length, np.int32) for length in lengths]
     inputs = _uploaded(pack(requests), torch.device("cuda"))
-    tables = AttentionTables(HEADS, None, None)
+    tables = AttentionTables(Heads(HEADS, HEADS, HIDDEN // HEADS), None, None)
     return Launch(
         num_bytes,
         lambda i: attend(out[i], qkv[i], PlainAttention(), inputs, tables),

@@ -117,7 +117,7 @@ def test_the_steps_compute_the_forward(
     layout = sort_by_length(batch.cu_seqlens)
     ids = torch.from_numpy(batch.token_ids[layout.tokens])
     of_type = None if batch.token_type_ids is None else torch.from_numpy(batch.token_type_ids[layout.tokens])
-    cpu = CpuOps(layout, ids, of_type, weights.num_heads, FLOAT)
+    cpu = CpuOps(layout, ids, of_type, weights.heads, FLOAT)
     monkeypatch.setattr(ops, "attend", lambda out, qkv, attention, *_: out.copy_(cpu.attend(qkv, attention)))
 
     encoder = ops.prepare_for_gpu(weights, FLOAT, torch.device("cpu"))

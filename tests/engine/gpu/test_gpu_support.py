@@ -57,8 +57,10 @@ def test_refused_by_name(
 @pytest.mark.parametrize("hidden", [8200, 16_384])
 def test_rows_beyond_a_blocks_registers_are_refused(tmp_path: Path, hidden: int) -> None:
     weights = weights_of(tmp_path, "bert", hidden_size=128)
+    (layer,) = weights.layers[:1]
+    long = replace(layer, output_norm=replace(layer.output_norm, weight=torch.empty(hidden, device="meta")))
     with pytest.raises(UnsupportedDevice, match=f"hidden size {hidden} is more than the 8192"):
-        load(replace(weights, hidden_size=hidden))
+        load(replace(weights, layers=(long,)))
     wide = replace(weights.embeddings, words=torch.empty(10, hidden, device="meta"))
     with pytest.raises(UnsupportedDevice, match=f"embedding size {hidden} is more than the 8192"):
         load(replace(weights, embeddings=wide))

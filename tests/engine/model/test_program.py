@@ -98,7 +98,7 @@ def test_a_recorded_forward_in_planned_memory_equals_the_forward(recorded: Recor
         layout,
         torch.from_numpy(batch.token_ids[layout.tokens]),
         None if types is None else torch.from_numpy(types[layout.tokens]),
-        encoder.num_heads,
+        encoder.heads,
         FLOAT,
     )
     result = program.run(into_buffers(ops), planned_buffers(program, len(layout.tokens)))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.gpu.ops import GpuDense
+from penstock.engine.model.dense import activate
 from penstock.engine.model.forward import forward
 from penstock.engine.model.weights import Attention, Embeddings, Encoder, Norm, PlainAttention
 from penstock.engine.types import Int32Array, PackedBatch
@@ -44,20 +45,31 @@ class TorchOps:
             hidden = hidden + F.embedding(self.positions, embeddings.positions)
         if embeddings.token_types is not None:
             hidden = hidden + embeddings.token_types[0]
-        return _layer_norm(hidden, embeddings.norm)
+        return hidden if embeddings.norm is None else self.norm(hidden, embeddings.norm)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        if not norm.subtracts_mean:
+            return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+        return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
 
     def project(self, x: Tensor, dense: GpuDense) -> Tensor:
         projected = F.linear(x, dense.weight_t.t(), dense.bias)
-        match dense.activation:
-            case "identity":
-                return projected
-            case "gelu":
-                return F.gelu(projected)
-            case other:
-                raise ValueError(f"this contestant is of models with the exact GELU, not {other!r}.")
+        return activate(projected, dense.activation)
+
+    def project_gated(self, x: Tensor, dense: GpuDense, activation: str) -> Tensor:
+        first, second = self.project(x, dense).chunk(2, dim=-1)
+        return activate(first, activation) * second
 
     def project_add_norm(self, x: Tensor, dense: GpuDense, residual: Tensor, norm: Norm) -> Tensor:
-        return _layer_norm(F.linear(x, dense.weight_t.t(), dense.bias) + residual, norm)
+        return self.norm(self.project(x, dense) + residual, norm)
+
+    def project_add_norm_sum(self, x: Tensor, dense: GpuDense, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        total = self.project(x, dense) + residual
+        return self.norm(total, norm), total
+
+    def norm_add_norm_sum(self, x: Tensor, inner: Norm, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        total = self.norm(x, inner) + residual
+        return self.norm(total, norm), total
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         if not isinstance(attention, PlainAttention):
@@ -75,7 +87,7 @@ def flash_varlen(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, num_heads: in
 
 
 def _uploaded(encoder: Encoder[GpuDense], request: Int32Array) -> TorchOps:
-    return TorchOps.upload(pack([request]), encoder.num_heads, torch.device("cuda"))
+    return TorchOps.upload(pack([request]), encoder.heads.queries, torch.device("cuda"))
 
 
 def _graph(bench: Bench, request: Int32Array) -> Work:
@@ -87,10 +99,6 @@ def _graph(bench: Bench, request: Int32Array) -> Work:
 def _hosted(bench: Bench, request: Int32Array) -> Work:
     encoder = bench.prepared
     return lambda: forward(encoder, _uploaded(encoder, request))
-
-
-def _layer_norm(x: Tensor, norm: Norm) -> Tensor:
-    return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
 
 
 CONTESTANTS: Mapping[str, MakeWork] = {f"{PACKED}, one graph": _graph, f"{PACKED}{FROM_HOST}": _hosted}
