@@ -1,9 +1,8 @@
 """ModernBERT (Warner et al. 2024): pre-norm, rotary positions, gated MLPs, and windows in most layers."""
 
-import torch
-
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.readers import read_dense, read_norm
+from penstock.engine.families.rotary import rotary_angles
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.dense import require_activation
 from penstock.engine.model.files import Config, require_int, setting, stated_rows
@@ -103,26 +102,10 @@ def _layer_kinds(config: Config, num_layers: int) -> list[str]:
 
 
 def _attention(checkpoint: Checkpoint, kind: str) -> RotaryAttention:
-    config = checkpoint.config
+    config, (old_name, theta) = checkpoint.config, _THETAS[kind]
     head_dim = require_int(config, "hidden_size") // require_int(config, "num_attention_heads")
-    if head_dim % 2:
-        raise UnsupportedCheckpoint(f"{checkpoint.directory}: heads of {head_dim} cannot be rotated: the size is odd.")
-    frequencies = 1.0 / (_theta(checkpoint, kind) ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
-    angles = torch.arange(require_int(config, "max_position_embeddings", _MAX_TOKENS)).float()[:, None] * frequencies
     half = require_int(config, "local_attention", 128) // 2
     if require_int(config, "sliding_window", half) != half or require_int(config, "head_dim", head_dim) != head_dim:
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: sliding_window and head_dim are not implemented.")
-    window = half if kind == _SLIDING else None
-    return RotaryAttention(angles.cos(), angles.sin(), window)
-
-
-def _theta(checkpoint: Checkpoint, kind: str) -> float:
-    """The base of the angles, under the name of new or old versions of transformers."""
-    old_name, default = _THETAS[kind]
-    config = checkpoint.config
-    parameters = setting(setting(config, "rope_parameters", {}), kind, {})
-    scaling = setting(config, "rope_scaling", {})
-    kinds = {setting(one, key, "default") for one in (parameters, scaling) for key in ("rope_type", "type")}
-    if kinds != {"default"} or {*parameters, *scaling} - {"rope_type", "type", "rope_theta"} or "rope_theta" in scaling:
-        raise UnsupportedCheckpoint(f"{checkpoint.directory}: rotary positions that are scaled are not implemented.")
-    return setting(parameters, "rope_theta", setting(config, old_name, default))
+    angles = rotary_angles(checkpoint, head_dim, setting(config, old_name, theta), kind=kind, max_tokens=_MAX_TOKENS)
+    return RotaryAttention(*angles, window=half if kind == _SLIDING else None)
