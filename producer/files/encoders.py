@@ -13,7 +13,7 @@ from penstock.producer.answer_stream import Result
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.arrow_rows import objects_of
 from penstock.producer.files.row_blocks import Block, JsonLine, Object
-from penstock.producer.wire.messages import Classification, Generation, Options
+from penstock.producer.wire.messages import BIT_DTYPES, Classification, Generation, Options
 
 if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
@@ -25,10 +25,11 @@ class ResultColumns:
     """The columns of one task."""
 
     def __init__(self, task: str, options: Options) -> None:
-        """`options.top_k` other than 1 adds lists of labels and scores."""
+        """`options.top_k` other than 1 adds lists of labels and scores. `options.dtype`: of vectors."""
         if task not in _VALUES:
             raise ValueError(f"No result columns are known for the task {task!r}. This is a bug.")
         self._values = _VALUES[task]
+        self.of_vectors = np.dtype(BIT_DTYPES.get(options.dtype, "float32"))
         self._has_lists = options.top_k != 1 and task == "classify"
         self.names = tuple(self.of(()))
 
@@ -91,7 +92,12 @@ class ArrowEncoder(TableEncoder):
     def __init__(self, columns: Sequence[str] | None, schema: Any, results: ResultColumns) -> None:
         import pyarrow as pa
 
-        types = {"embedding": pa.list_(pa.float32()), "score": pa.float64(), "scores": pa.list_(pa.float64())}
+        self._of_vectors = results.of_vectors
+        types = {
+            "embedding": pa.list_(pa.from_numpy_dtype(results.of_vectors)),
+            "score": pa.float64(),
+            "scores": pa.list_(pa.float64()),
+        }
         types["labels"] = pa.list_(pa.string())
         super().__init__(columns, schema, results)
         names = results.names
@@ -109,7 +115,7 @@ class ArrowEncoder(TableEncoder):
         if isinstance(source, Sequence):
             source = pa.RecordBatch.from_pylist(list(source), schema=self._input)
         values = [
-            _vectors(column) if name == "embedding" else pa.array(column, kind)
+            _vectors(column, self._of_vectors) if name == "embedding" else pa.array(column, kind)
             for (name, column), kind in zip(self._results.of(results).items(), self._result_types, strict=True)
         ]
         sink = pa.BufferOutputStream()
@@ -124,12 +130,12 @@ def _extended(line: JsonLine, named: Object) -> bytes:
     return line.text[:-1] + (b", " if line else b"") + _json(named)[1:]
 
 
-def _vectors(rows: Sequence[Any]) -> "pa.ListArray":
-    """Lists of float32, without a Python object for each number."""
+def _vectors(rows: Sequence[Any], dtype: "np.dtype[Any]") -> "pa.ListArray":
+    """Lists of numbers, without a Python object for each."""
     import pyarrow as pa
 
     offsets = np.cumsum([0, *[0 if row is None else len(row) for row in rows]], dtype=np.int32)
-    values = np.concatenate([np.empty(0, np.float32), *[row for row in rows if row is not None]])
+    values = np.concatenate([np.empty(0, dtype), *[row for row in rows if row is not None]])
     return pa.ListArray.from_arrays(offsets, values, mask=pa.array([row is None for row in rows]))
 
 

@@ -104,7 +104,8 @@ class _ParquetSink(_Sink):
         self._fixed: pa.Field | None = None
         schema = self._schema
         if self._vectors is not None and len(vector_lengths) == 1:
-            self._fixed = schema.field(self._vectors).with_type(pa.list_(pa.float32(), *vector_lengths))
+            field = schema.field(self._vectors)
+            self._fixed = field.with_type(pa.list_(field.type.value_type, *vector_lengths))
             schema = schema.set(self._vectors, self._fixed)
         self._writer = _parquet_writer(file, schema, self._vectors)
         self._collected: list[pa.RecordBatch] = []  # of the next row group

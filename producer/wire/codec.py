@@ -15,6 +15,7 @@ import numpy as np
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.wire.envelope import VERSION, string, unpack
 from penstock.producer.wire.messages import (
+    BIT_DTYPES,
     NO_OPTIONS,
     REQUEST_TOKENS,
     ErrorReply,
@@ -25,7 +26,15 @@ from penstock.producer.wire.messages import (
     utf8_fault,
 )
 from penstock.producer.wire.options import check_applicable, check_options, check_task
-from penstock.producer.wire.reply_rows import LITTLE_ENDIAN, decode_rows, dtype_name, is_int, matrix_bytes, row_items
+from penstock.producer.wire.reply_rows import (
+    LITTLE_ENDIAN,
+    decode_rows,
+    dtype_name,
+    is_int,
+    matrix_bytes,
+    row_items,
+    sign_bits,
+)
 from penstock.producer.wire.sequence_codec import MAX_ITEMS, decode_fields
 from penstock.producer.wire.sequences import check_pairs, decode_text, decode_tokens
 
@@ -108,6 +117,9 @@ def encode_vectors(model: str, revision: str, rows: Sequence[Vector], dtype: str
 
     Replies of one slice share all but the vectors themselves, which are copied once.
     """
+    if dtype in BIT_DTYPES:
+        signs = sign_bits(np.stack(rows), dtype)
+        return b"".join((_vectors_head(model, revision, *signs.shape, signs.dtype.name), signs.tobytes(), notes))
     head = _vectors_head(model, revision, len(rows), len(rows[0]), dtype)
     if dtype == "float32" and LITTLE_ENDIAN:
         return b"".join((head, *rows, notes))  # type: ignore[arg-type]  # typed as buffers from Python 3.12 on

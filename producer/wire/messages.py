@@ -34,6 +34,8 @@ TASKS = tuple(_ROWS_OF)
 STEPPED_TASKS = frozenset({"generate", "sequence"})  # of many steps: a request may take seconds, and can be cancelled
 POOLINGS = ("cls", "mean", "max", "last")
 DTYPES = ("float32", "float16")
+BIT_DTYPES = {"binary": "int8", "ubinary": "uint8"}  # vectors as signs, eight a value: the value's type
+VECTOR_DTYPES = (*DTYPES, *BIT_DTYPES)
 REQUEST_TOKENS = "request_tokens"  # key of a reply's `batch`: tokens of all rows of its request
 FINISHES = ("stop", "length", "partial")  # of a generation: an end token; max_new_tokens; a partial reply, no end yet
 
@@ -49,7 +51,7 @@ class Options(NamedTuple):
     normalize: bool | None = None  # embed: L2-normalise; None: the checkpoint's own
     truncate: bool = False  # cut sequences that are too long instead of rejecting the request
     top_k: int = 1  # classify, token_classify: labels to return a sequence or token, best first; 0: all
-    dtype: str = "float32"  # embed, token_classify: element type of the reply's data, one of DTYPES
+    dtype: str = "float32"  # embed: how the reply has vectors, one of VECTOR_DTYPES; token_classify: one of DTYPES
     prompt_name: str | None = None  # embed of text: a prompt of the checkpoint; None: the checkpoint's default
     prompt: str | None = None  # embed of text: the prompt itself, in place of a name
     dimensions: int | None = None  # embed: leading values of each vector to keep; None: as the checkpoint says
@@ -131,7 +133,7 @@ class Ranked(NamedTuple):
     score: float
 
 
-Vector = npt.NDArray[np.floating[Any]]
+Vector = npt.NDArray[np.floating[Any] | np.integer[Any]]
 Row = Vector | Classification | float | list[TokenClass] | Generation | dict[str, Emitted]  # of a sequence, by task
 
 

@@ -11,7 +11,15 @@ import numpy as np
 
 from penstock.producer.errors import InvalidRequest, UnsupportedTask, WrongArgument
 from penstock.producer.wire.generation import read_generation
-from penstock.producer.wire.messages import DTYPES, NO_OPTIONS, POOLINGS, TASKS, Options, utf8_fault
+from penstock.producer.wire.messages import (
+    DTYPES,
+    NO_OPTIONS,
+    POOLINGS,
+    TASKS,
+    VECTOR_DTYPES,
+    Options,
+    utf8_fault,
+)
 from penstock.producer.wire.reply_rows import is_int
 
 _LONGEST_S = 10 * 365 * 86400.0  # the wire can encode its deadline
@@ -24,7 +32,7 @@ _CHECKS: dict[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
     "normalize": ((bool, _NONE), lambda v: True, "true or false"),
     "truncate": ((bool,), lambda v: True, "true or false"),
     "top_k": ((int,), lambda v: is_int(v) and 0 <= v <= 1_000_000, "a count, 0 for all"),
-    "dtype": ((str,), lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}"),
+    "dtype": ((str,), lambda v: v in VECTOR_DTYPES, f"one of {', '.join(VECTOR_DTYPES)}"),
     "prompt_name": ((str, _NONE), lambda v: v is None or _is_short_text(v), _SHORT_TEXT),
     "prompt": ((str, _NONE), lambda v: v is None or _is_short_text(v), _SHORT_TEXT),
     "stream": ((bool,), lambda v: True, "true or false"),
@@ -65,6 +73,8 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
     Raises:
         InvalidRequest: an option of `embed` or of `generate` with another task, a prompt for token ids, or two prompts.
     """
+    if task != "embed" and options.dtype not in DTYPES:
+        raise InvalidRequest(f"`dtype` {options.dtype!r} is for the vectors of `embed`, not for `{task}`.")
     if (options.generation or options.stream) and task != "generate":
         name = "generation" if options.generation else "stream"
         raise InvalidRequest(f"`{name}` is an option of `generate`, not of `{task}`.")

@@ -7,16 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.producer.errors import InvalidRequest
-from penstock.producer.wire.messages import DTYPES, FINISHES, Classification, Generation, Reply, TokenTable, Vector
+from penstock.producer.wire.messages import (
+    BIT_DTYPES,
+    DTYPES,
+    FINISHES,
+    Classification,
+    Generation,
+    Reply,
+    TokenTable,
+    Vector,
+)
 from penstock.producer.wire.sequence_codec import decode_emissions, decode_lens, emission_items
 
 LITTLE_ENDIAN = sys.byteorder == "little"
-_ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
+ELEMENTS = (*DTYPES, *BIT_DTYPES.values())  # of vectors in a reply
+_ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in ELEMENTS}
 _UINT16, _UINT32 = np.dtype("<u2"), np.dtype("<u4")
-_DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}  # dtype.name costs microseconds
+_DTYPE_NAMES = {np.dtype(name): name for name in ELEMENTS}  # dtype.name costs microseconds
 
 
 def row_items(reply: Reply) -> dict[str, Any]:
@@ -35,9 +44,18 @@ def row_items(reply: Reply) -> dict[str, Any]:
     raise TypeError("A reply needs vectors, classes, scores, tokens, generations or emissions. This is a bug.")
 
 
-def dtype_name(matrix: npt.NDArray[np.floating[Any]]) -> str:
-    """One of DTYPES."""
+def dtype_name(matrix: Vector) -> str:
+    """One of ELEMENTS."""
     return _DTYPE_NAMES[matrix.dtype]
+
+
+def sign_bits(matrix: Vector, dtype: str) -> Vector:
+    """[n, D] to [n, ceil(D / 8)]: whether each value is positive, the first in the highest bit, zeros behind the last.
+
+    As sentence-transformers' `quantize_embeddings` has them: "ubinary" uint8, "binary" int8, which is 128 less.
+    """
+    bits = np.packbits(matrix > 0, axis=-1)
+    return bits if dtype == "ubinary" else (bits ^ 128).view(np.int8)
 
 
 def matrix_bytes(matrix: Vector) -> bytes:
@@ -57,7 +75,7 @@ def decode_rows(body: Mapping[str, Any], n: int) -> dict[str, Any]:
     if "lens" in body:
         return {"tokens": _decode_token_table(body, n)}
     if "data" in body:
-        return {"vectors": _decode_matrix(body, n)}
+        return {"vectors": _decode_matrix(body, n, ELEMENTS)}
     if "labels" in body:
         return {"classes": _decode_classes(body, n)}
     return {"scores": _decode_scores(body, n)}
@@ -68,7 +86,7 @@ def is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _matrix_items(matrix: npt.NDArray[np.floating[Any]]) -> dict[str, Any]:
+def _matrix_items(matrix: Vector) -> dict[str, Any]:
     return {"shape": matrix.shape, "dtype": dtype_name(matrix), "data": matrix_bytes(matrix)}
 
 
@@ -114,10 +132,10 @@ def _is_finish(value: object) -> bool:
     return isinstance(value, str) and value in FINISHES
 
 
-def _decode_matrix(body: Mapping[str, Any], num_rows: int) -> npt.NDArray[np.floating[Any]]:
+def _decode_matrix(body: Mapping[str, Any], num_rows: int, dtypes: Sequence[str]) -> Vector:
     data, shape, dtype = body.get("data"), body.get("shape"), body.get("dtype")
-    if dtype not in DTYPES or not isinstance(data, bytes):
-        raise InvalidRequest(f"`data` must be bytes and `dtype` one of {', '.join(DTYPES)}.")
+    if not isinstance(dtype, str) or dtype not in dtypes or not isinstance(data, bytes):
+        raise InvalidRequest(f"`data` must be bytes and `dtype` one of {', '.join(dtypes)}.")
     element = _ELEMENTS[dtype]
     dim = shape[1] if isinstance(shape, list) and len(shape) == 2 and shape[0] == num_rows else None
     if not is_int(dim) or dim < 1 or num_rows * dim * element.itemsize != len(data):
@@ -132,7 +150,7 @@ def _decode_token_table(body: Mapping[str, Any], n: int) -> TokenTable:
     lengths = decode_lens(body.get("lens"), n)
     if 0 in lengths:
         raise InvalidRequest(f"Row {lengths.index(0)} has no tokens.")
-    scores = _decode_matrix(body, sum(lengths))
+    scores = _decode_matrix(body, sum(lengths), DTYPES)
     if not isinstance(classes, bytes) or len(classes) != 2 * scores.size:
         raise InvalidRequest("`classes` must be bytes of a little-endian uint16 for each score.")
     indices = np.frombuffer(classes, dtype=_UINT16)

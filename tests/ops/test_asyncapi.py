@@ -73,6 +73,7 @@ def acceptors(value: Any) -> list[str]:
 EXPECTED = {
     "reply-float32": "embedReply",
     "reply-float16": "embedReply",
+    "reply-ubinary": "embedReply",
     "reply-classes": "classifyReply",
     "reply-scores": "rerankReply",
     "reply-tokens": "tokenClassifyReply",

@@ -49,8 +49,12 @@ def embed(text: Text | PenstockError) -> Result:
     return text if isinstance(text, PenstockError) else np.array([len(text), 0.5], dtype=np.float32)
 
 
+def embed_signs(text: Text | PenstockError) -> Result:
+    return text if isinstance(text, PenstockError) else np.array([len(text), -128], dtype=np.int8)
+
+
 def run(source: Path, target: Path, task: str = "classify", column: str = "text", **options: Any) -> None:
-    answer = classify if task == "classify" else embed
+    answer = {"classify": classify, "embed": embed_signs if "options" in options else embed}[task]
     with open_reader(source, column) as reader, JobOutput(target, task, **options).open(reader) as writer:
         for block in reader:
             writer.write(block, [answer(text) for text in block.texts])
@@ -253,6 +257,14 @@ def test_parquet_keeps_its_types_and_metadata(tmp_path: Path) -> None:
     assert written.column("embedding").to_pylist() == [[3.0, 0.5], None, [5.0, 0.5]]
     assert written.column("error").to_pylist() == [None, "invalid_request: The column 'text' is null.", None]
     assert count_rows(tmp_path / "in.parquet") == 3
+
+
+def test_parquet_of_signs_has_lists_of_int8(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["one", None, "three"]}), tmp_path / "in.parquet")
+    run(tmp_path / "in.parquet", tmp_path / "out.parquet", "embed", options=Options(dtype="binary"))
+    written = pq.read_table(tmp_path / "out.parquet")
+    assert written.schema.field("embedding").type == pa.list_(pa.int8(), 2)
+    assert written.column("embedding").to_pylist() == [[3, -128], None, [5, -128]]
 
 
 def unchecked(values: list[bytes | None], kind: pa.DataType) -> pa.Array:

@@ -85,6 +85,7 @@ REPLIES = {
         batch={"size": 2, "tokens": 5, "trigger": "timeout"},
     ),
     "reply-float16": Reply("m", "main", vectors=np.array([[0.5], [-1.0]], dtype=np.float16)),
+    "reply-ubinary": Reply("m", "main", vectors=np.array([[255, 1]], dtype=np.uint8)),
     "reply-scores": Reply("m", "main", scores=(0.75, -1.5)),
     "reply-tokens": Reply(
         "m",

@@ -3,9 +3,10 @@
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import InvalidRequest, UnsupportedTask
 from penstock.producer.wire.codec import MAX_LABELS
-from penstock.producer.wire.messages import Request
+from penstock.producer.wire.messages import BIT_DTYPES, Request
 
 _ITEM_BYTES = {"float32": 4, "float16": 2}
+_BITS = 8  # of a byte
 _CLASS_BYTES = 2
 _LENGTH_BYTES = 4  # of a sequence of token_classify
 _SPAN_BYTES = 8
@@ -64,7 +65,8 @@ class ReplyBounds:
     def _sequence_bytes(self, request: Request) -> int:
         match request.task:
             case "embed":
-                return (request.options.dimensions or self._info.dim) * _ITEM_BYTES[request.options.dtype]
+                length, dtype = request.options.dimensions or self._info.dim, request.options.dtype
+                return -(-length // _BITS) if dtype in BIT_DTYPES else length * _ITEM_BYTES[dtype]
             case "classify":
                 return self._num_labels_sent(request) * (_FLOAT_BYTES + self._longest_label_bytes)
             case "rerank":

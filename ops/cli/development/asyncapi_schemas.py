@@ -11,7 +11,8 @@ from penstock.producer.wire import headers
 from penstock.producer.wire.codec import MAX_LABELS, MAX_ROW_ERRORS, MAX_SEQUENCES
 from penstock.producer.wire.envelope import VERSION
 from penstock.producer.wire.generation import GENERATION_OPTIONS
-from penstock.producer.wire.messages import DTYPES, FINISHES, NO_OPTIONS, POOLINGS, TASKS, Options
+from penstock.producer.wire.messages import DTYPES, FINISHES, NO_OPTIONS, POOLINGS, TASKS, VECTOR_DTYPES, Options
+from penstock.producer.wire.reply_rows import ELEMENTS
 from penstock.producer.wire.sequence_codec import EMITTED_DTYPES
 
 Schema = dict[str, Any]
@@ -22,7 +23,7 @@ _INTEGER: Schema = {"type": "integer"}
 _NUMBER: Schema = {"type": "number"}
 _MAP: Schema = {"type": "object"}
 _TYPES: dict[type, Schema] = {bool: {"type": "boolean"}, int: _INTEGER, str: _STRING}
-_CHOICES = {"pooling": POOLINGS, "dtype": DTYPES}
+_CHOICES = {"pooling": POOLINGS, "dtype": VECTOR_DTYPES}
 _BINARY_HEADERS = {headers.CORRELATION_ID, headers.REPLY_PARTITION}
 
 
@@ -83,7 +84,7 @@ def reply_schemas() -> dict[str, Schema]:
     }
     scores = _list(_NUMBER, MAX_LABELS)
     fields: dict[str, Schema] = {
-        "embed": matrix,
+        "embed": matrix | {"dtype": _STRING | {"enum": list(ELEMENTS)}},
         "classify": {"labels": _list(_list(_STRING, MAX_LABELS)), "scores": _list(scores)},
         "rerank": {"scores": _list(_NUMBER)},
         "token_classify": {"names": _list(_STRING, MAX_LABELS), "lens": _BINARY, "classes": _BINARY, **matrix},

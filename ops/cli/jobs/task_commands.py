@@ -27,6 +27,9 @@ class EmbedSettings(JobSettings):
     dimensions: int | None = Field(
         None, ge=1, description="Length that vectors are cut to, for models trained so. Default: the checkpoint's."
     )
+    vectors: Literal["float32", "binary", "ubinary"] = Field(
+        "float32", description="binary, ubinary: the signs of the values, eight in an int8 or uint8."
+    )
 
     @model_validator(mode="after")
     def _check_prompts(self) -> Self:
@@ -64,6 +67,7 @@ def embed(settings: EmbedSettings, paths: Paths = None, text: OneText = None) ->
         prompt_name=settings.prompt_name,
         prompt=settings.prompt,
         dimensions=settings.dimensions,
+        dtype=settings.vectors,
     )
     return run_job("embed", settings, options, (settings.column,), paths, text)
 

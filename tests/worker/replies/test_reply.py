@@ -1,6 +1,7 @@
 """Replies from the results of a request."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -46,6 +47,25 @@ def test_vectors_have_the_requested_dtype(info: ModelInfo, make_sequences: MakeS
     assert reply.vectors is not None
     assert reply.vectors.dtype == dtype
     np.testing.assert_array_equal(reply.vectors, [vector(0.5, -1, 0.1, 65504).astype(dtype)])
+
+
+@pytest.mark.parametrize("dtype", ["binary", "ubinary"])
+@pytest.mark.parametrize("dim", [1, 8, 21])
+def test_signs_of_vectors_are_packed_as_sentence_transformers_does(
+    info: ModelInfo, make_sequences: MakeSequences, dtype: Literal["binary", "ubinary"], dim: int
+) -> None:
+    from sentence_transformers.util.quantization import quantize_embeddings
+
+    rows = np.random.default_rng(dim).standard_normal((2, dim)).astype(np.float32)
+    rows[0, 0] = 0.0
+    sequences = make_sequences([1], [2], options=Options(dtype=dtype))
+    for sequence, row in zip(sequences, rows, strict=True):
+        sequence.settle([row])
+    reply = reply_to(sequences[0], info)
+    assert reply.vectors is not None
+    expected = quantize_embeddings(rows, dtype)
+    assert reply.vectors.dtype == np.asarray(expected).dtype
+    np.testing.assert_array_equal(reply.vectors, expected)
 
 
 @pytest.mark.parametrize(
