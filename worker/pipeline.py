@@ -105,6 +105,7 @@ class Pipeline:
             reply_topics=settings.reply_topics,
             slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
             max_sequences=settings.max_sequences,
+            any_dimensions=settings.any_dimensions,
             generation=generation,
         )
         self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=cache is not None)

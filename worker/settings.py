@@ -49,6 +49,11 @@ class RequestSettings(FileSettings):
         description="Regular expression of allowed reply topics. Requests with another reply topic are rejected.",
     )
     max_sequences: int = Field(1024, ge=1, le=4096, description="Most sequences accepted in one record.")
+    any_dimensions: bool = Field(
+        False,
+        description="Whether a request may cut vectors to any length, for models that are trained to be cut and state "
+        "no lengths. Default: lengths that the checkpoint states.",
+    )
     max_reply_bytes: int = Field(
         1_000_000, ge=1024, description="Largest reply. Keep it below the broker's message.max.bytes."
     )

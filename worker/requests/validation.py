@@ -46,11 +46,13 @@ class RequestValidator:
         reply_topics: str,
         slo_s: float | None,
         max_sequences: int,
+        any_dimensions: bool = False,
         generation: GenerationRequests | None = None,
     ) -> None:
         """`reply_topics` is the allow-list, a regular expression. `slo_s` gives online requests a default deadline.
 
-        `generation`: of a model that generates.
+        `any_dimensions`: whether vectors may be cut to lengths that the checkpoint does not state. `generation`: of a
+        model that generates.
         """
         self._info = info
         self._bounds = bounds
@@ -59,6 +61,7 @@ class RequestValidator:
         pattern = re.compile(reply_topics)
         self._is_allowed = functools.lru_cache(maxsize=1024)(lambda topic: pattern.fullmatch(topic) is not None)
         self._max_sequences = max_sequences
+        self._any_dimensions = any_dimensions
         self._generation = generation
 
     def validate(
@@ -145,14 +148,24 @@ class RequestValidator:
             raise UnsupportedTask(f"{info.name!r} can {' or '.join(sorted(info.tasks))}. Asked for: {request.task!r}")
         if n > self._max_sequences:
             raise InvalidRequest(f"A record holds at most {self._max_sequences} sequences. Given: {n}")
-        dimensions = request.options.dimensions
-        if dimensions is not None and dimensions not in info.dimensions:
-            lengths = ", ".join(map(str, info.dimensions)) or "left out, as this model is not trained to be cut"
-            raise UnsupportedTask(f"`opts.dimensions` must be {lengths}. Given: {dimensions}")
+        if request.options.dimensions is not None:
+            self._check_dimensions(request.options.dimensions)
         if self._generation is None:
             self._bounds.check_sequences(request)
         else:
             self._bounds.check_generation(request, self._generation.options(request).max_new_tokens)
+
+    def _check_dimensions(self, given: int) -> None:
+        info = self._info
+        if given in info.dimensions or (self._any_dimensions and given <= info.dim):
+            return
+        lengths = ", ".join(map(str, info.dimensions)) or (
+            "left out: this checkpoint states no lengths that its vectors may be cut to, and the worker's setting "
+            "any_dimensions is off"
+        )
+        raise UnsupportedTask(
+            f"`opts.dimensions` must be {f'at most {info.dim}' if self._any_dimensions else lengths}. Given: {given}"
+        )
 
 
 def first_error(errors: Mapping[int, PenstockError]) -> PenstockError:

@@ -185,8 +185,21 @@ def test_only_lengths_that_the_model_was_trained_for_are_accepted(
     assert accept_cut(trained, 2).message.options.dimensions == 2
     with pytest.raises(UnsupportedTask, match=r"`opts.dimensions` must be 2, 4\. Given: 3"):
         accept_cut(trained, 3)
-    with pytest.raises(UnsupportedTask, match="not trained to be cut"):
+    with pytest.raises(UnsupportedTask, match=r"states no lengths.*any_dimensions is off"):
         accept_cut(info, 4)
+
+
+def test_any_length_up_to_the_models_is_accepted_where_the_setting_says_so(
+    info: ModelInfo, make_record: Callable[..., Any]
+) -> None:
+    def accept_cut(dimensions: int) -> PendingRequest:
+        request = Request("tiny", "embed", tokens=join_tokens([[1]]), options=Options(dimensions=dimensions))
+        return accept(make_validator(info, any_dimensions=True), make_record(encode_request(request)))
+
+    for dimensions in (1, info.dim - 1, info.dim):
+        assert accept_cut(dimensions).message.options.dimensions == dimensions
+    with pytest.raises(UnsupportedTask, match=f"must be at most {info.dim}. Given: {info.dim + 1}"):
+        accept_cut(info.dim + 1)
 
 
 def test_cut_vectors_count_with_their_own_length(info: ModelInfo, make_record: Callable[..., Any]) -> None:
