@@ -4,7 +4,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.engine.families import albert, bert, deberta, distilbert, electra, modernbert, mpnet, readers, roberta
+from penstock.engine.families import (
+    albert,
+    bert,
+    deberta,
+    distilbert,
+    electra,
+    gte,
+    jina_v3,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    readers,
+    roberta,
+)
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.weights import Dense, EncoderWeights, Norm
 
@@ -30,8 +43,11 @@ FAMILIES: dict[str, Family] = {
     "deberta-v2": Family(deberta.encoder, deberta.classifier),  # and v3, which shares the name
     "distilbert": Family(distilbert.encoder, distilbert.classifier),
     "electra": Family(electra.encoder, electra.classifier),
+    "gte": Family(gte.encoder, gte.classifier),
+    "jina_embeddings_v3": Family(jina_v3.encoder, roberta.classifier),
     "modernbert": Family(modernbert.encoder, modernbert.classifier, modernbert.classifier),
     "mpnet": Family(mpnet.encoder, roberta.classifier),
+    "nomic_bert": Family(nomic_bert.encoder, nomic_bert.classifier),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }

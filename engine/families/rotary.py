@@ -23,7 +23,7 @@ _NEUTRAL = {"partial_rotary_factor": 1.0}  # a setting of any type, where it say
 def rotary_angles(
     checkpoint: Checkpoint, head_dim: int, theta: float, *, kind: str | None = None, max_tokens: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [max_position_embeddings, head_dim / 2].
+    """Cosines and sines [the larger of max_position_embeddings and max_tokens, head_dim / 2].
 
     theta: the base where config.json states none. kind: of layers, where each has its own settings. max_tokens: where
     config.json states none. Raises UnsupportedCheckpoint for a scaling that is not implemented, by its name.
@@ -34,7 +34,7 @@ def rotary_angles(
     theta = setting(settings, "rope_theta", setting(config, "rope_theta", theta))
     frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
     tokens = require_int(config, "max_position_embeddings", max_tokens)
-    angles = torch.arange(tokens).float()[:, None] * _scaled(checkpoint, frequencies, settings, tokens)
+    angles = torch.arange(max(tokens, max_tokens)).float()[:, None] * _scaled(checkpoint, frequencies, settings, tokens)
     return angles.cos(), angles.sin()
 
 

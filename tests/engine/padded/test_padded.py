@@ -123,7 +123,20 @@ class TestBesideThePackedEngine:
                 assert row.dtype == np.float32
                 np.testing.assert_allclose(row, other, atol=1e-5)
 
-    @pytest.mark.parametrize("family", ["roberta", "mpnet", "distilbert", "electra", "modernbert", "deberta-v2"])
+    @pytest.mark.parametrize(
+        "family",
+        [
+            "roberta",
+            "mpnet",
+            "distilbert",
+            "electra",
+            "modernbert",
+            "deberta-v2",
+            "gte",
+            "jina_embeddings_v3",
+            "nomic_bert",
+        ],
+    )
     def test_other_families_agree_too(self, tmp_path: Path, family: str) -> None:
         save_encoder(tmp_path, family)
         padded, packed, batch = padded_engine(tmp_path), cpu_engine(tmp_path), pack(random_sequences((3, 40, 17)))
