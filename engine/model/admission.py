@@ -11,9 +11,13 @@ from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.architectures import Architectures, architectures_of
 from penstock.engine.model.files import Config, read_config, read_optional, require_regular_files, setting
 from penstock.engine.model.module_list import CROSS_ENCODER, Module, read_modules, require_served
+from penstock.engine.model.original_settings import in_own_names, original_settings
 
 EMBED, CLASSIFY, TOKEN_CLASSIFY, GENERATE = "embed", "classify", "token_classify", "generate"
 _SAVED = "config_sentence_transformers.json"
+_WAYS_OUT = {  # of model types that transformers has under another name
+    "new": " It has the model as 'gte': serve that form, such as alibaba-nlp-community/gte-multilingual-base.",
+}
 _QUANTISED = ("quantization_config", "compression_config")
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json")
 _OF_OTHER_MODELS = {
@@ -28,7 +32,7 @@ class Admission:
     """A checkpoint that may be loaded."""
 
     directory: Path
-    config: Config  # config.json of the transformer
+    config: Config  # config.json of the transformer, in the names of transformers' class
     modules: tuple[Module, ...]  # empty for a plain directory of transformers
     task: str  # EMBED, CLASSIFY, TOKEN_CLASSIFY or GENERATE: by the class of the weights, or the modules
     # config_sentence_transformers.json; {}: there is none, or no modules.json, without which the library ignores it
@@ -49,7 +53,7 @@ def admit(directory: Path) -> Admission:
     if (directory / "modules.json").exists():
         require_served(directory, modules, saved)
     root = modules[0].directory if modules else directory
-    config = read_config(root)
+    config = in_own_names(root, read_config(root))
     _require_plain_weights(root, config)
     known = _known(root, config)
     architecture = _architecture(root, config, has_modules=bool(modules))
@@ -110,6 +114,7 @@ def _known(root: Path, config: Config) -> Architectures:
     own_code = ", and the checkpoint's own code (auto_map) is never run" if config.get("auto_map") else ""
     raise UnsupportedCheckpoint(
         f"{root}: transformers does not implement model_type {model_type!r} ({', '.join(map(str, names))}){own_code}."
+        f"{_WAYS_OUT.get(str(model_type), '')}"
     )
 
 
@@ -187,6 +192,7 @@ def _require_native(root: Path, config: Config, name: str | None, known: Archite
 
     native = AutoConfig.for_model(str(config["model_type"]))
     keys = {*dir(native), *native.attribute_map, *vars(GenerationConfig.from_dict({})), *_COMMON_KEYS}
+    keys |= original_settings(config["model_type"])
     own = sorted(key for key, value in config.items() if key not in keys and value)
     what = f"a class of its own ({name})" if name is not None and name not in known.all else ""
     if own:
