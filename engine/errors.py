@@ -3,7 +3,9 @@
 EngineError
 ├── CheckpointError         a file is missing, damaged, or not safetensors
 │   └── UnsupportedCheckpoint   the files are sound, but the architecture or a module is not implemented
+│       └── NotPacked               the packed runtime does not implement it; transformers may, padded
 ├── UnsupportedDevice       the requested device or precision is not available here
+│   └── NoKernel                the packed runtime has no kernel for it; transformers may run it there, padded
 ├── InvalidBatch            a batch that would read outside of the model's tables
 ├── NotFinite               a result holds NaN or infinity
 ├── InvalidOption           an option of generation that has a wrong value or is not implemented
@@ -37,8 +39,16 @@ class UnsupportedCheckpoint(CheckpointError):
     """The checkpoint is readable, but its architecture or one of its modules is not implemented."""
 
 
+class NotPacked(UnsupportedCheckpoint):
+    """The packed runtime does not implement what config.json asks for. transformers may run the checkpoint, padded."""
+
+
 class UnsupportedDevice(EngineError):
     """The requested device or precision is not available here."""
+
+
+class NoKernel(UnsupportedDevice):
+    """The packed runtime does not run the model on this GPU. transformers may, padded."""
 
 
 class InvalidBatch(EngineError, ValueError):

@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.engine.cpu.linear import Linear
 from penstock.engine.cpu.ops import encode_on_cpu
 from penstock.engine.model.layout import Layout, sort_by_length
-from penstock.engine.model.results import EmbeddingTail, Head, pool
+from penstock.engine.model.results import EmbeddingTail, Head, pool, pool_last
 from penstock.engine.model.weights import Encoder
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
@@ -48,14 +48,15 @@ class CpuEngine:
         started = time.perf_counter()
         layout = sort_by_length(batch.cu_seqlens)
         hidden = encode_on_cpu(self._encoder, batch, layout, self._dtype)
-        rows = self._rows(hidden, layout, batch.options)
+        rows = self._rows(hidden, layout, batch)
         return BatchOutput(rows=rows, device_s=time.perf_counter() - started)
 
-    def _rows(self, hidden: Tensor, layout: Layout, options: Sequence[TaskOptions]) -> list[Float32Array]:
+    def _rows(self, hidden: Tensor, layout: Layout, batch: PackedBatch) -> list[Float32Array]:
         """One array a sequence, in the batch's order. Each distinct option runs the tail once."""
+        options = batch.options
         rows: list[Float32Array | None] = [None] * len(options)
         for wanted in set(options):
-            results = self._tail_of(wanted)(hidden, layout)
+            results = self._tail_of(wanted, batch)(hidden, layout)
             for place, index in enumerate(layout.order.tolist()):
                 if options[index] == wanted:
                     rows[index] = results[place].numpy()
@@ -63,7 +64,7 @@ class CpuEngine:
             raise RuntimeError("a sequence was left without a result. This is a bug.")
         return [row for row in rows if row is not None]
 
-    def _tail_of(self, wanted: TaskOptions) -> Callable[[Tensor, Layout], Sequence[Tensor]]:
+    def _tail_of(self, wanted: TaskOptions, batch: PackedBatch) -> Callable[[Tensor, Layout], Sequence[Tensor]]:
         """The function from hidden states to one result a sequence, in the layout's order."""
         if wanted.task == "embed":
             return lambda hidden, layout: self._tail(hidden, layout.groups, wanted).unbind()
@@ -73,6 +74,10 @@ class CpuEngine:
                 return lambda hidden, layout: head(self._tail(hidden, layout.groups)).unbind()
             case Head(reads="cls" | "mean" as pooling):
                 return lambda hidden, layout: head(pool(hidden, layout.groups, pooling)).unbind()
+            case Head(reads="last"):
+                return lambda hidden, layout: head(
+                    pool_last(hidden, layout.groups, torch.from_numpy(batch.token_ids[layout.tokens]), head.pad_token)
+                ).unbind()
             case Head(reads="tokens"):
                 return lambda hidden, layout: torch.split(head(hidden[: layout.num_tokens].float()), layout.lengths)
             case _:

@@ -2,19 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.errors import NotPacked
 from penstock.engine.families import (
     albert,
     bert,
     deberta,
+    decoder,
     distilbert,
     electra,
+    eurobert,
+    gemma3,
     gte,
     jina_v3,
+    llama,
+    mistral,
     modernbert,
     mpnet,
     nomic_bert,
+    qwen,
     readers,
     roberta,
 )
@@ -29,12 +36,22 @@ class Family:
     """Functions that read one family's checkpoints."""
 
     encoder: Callable[[Checkpoint], EncoderWeights]
-    classifier: Classifier  # ...ForSequenceClassification: from the first token's hidden state
+    classifier: Classifier  # ...ForSequenceClassification: from pooled hidden states
     token_classifier: Classifier = readers.token_classifier  # ...ForTokenClassification: from each token's
+    classifier_pooling: Callable[[Checkpoint], str] = readers.first_token  # what `classifier` reads: `Head.reads`
+    reads_causal: bool = False  # whether `encoder` reads config.json's is_causal
+    pad_token: int | None = None  # where config.json has none
 
 
 _BERT = Family(bert.encoder, bert.classifier)
 _ROBERTA = Family(roberta.encoder, roberta.classifier)
+_decoder = partial(
+    Family,
+    classifier=decoder.classifier,
+    token_classifier=decoder.token_classifier,
+    classifier_pooling=decoder.classifier_pooling,
+    reads_causal=True,
+)
 
 FAMILIES: dict[str, Family] = {
     "albert": Family(albert.encoder, albert.classifier),
@@ -43,25 +60,36 @@ FAMILIES: dict[str, Family] = {
     "deberta-v2": Family(deberta.encoder, deberta.classifier),  # and v3, which shares the name
     "distilbert": Family(distilbert.encoder, distilbert.classifier),
     "electra": Family(electra.encoder, electra.classifier),
+    "eurobert": Family(
+        eurobert.encoder, eurobert.classifier, classifier_pooling=eurobert.classifier_pooling, reads_causal=True
+    ),
+    "gemma3_text": _decoder(gemma3.encoder, pad_token=0),
     "gte": Family(gte.encoder, gte.classifier),
     "jina_embeddings_v3": Family(jina_v3.encoder, roberta.classifier),
-    "modernbert": Family(modernbert.encoder, modernbert.classifier, modernbert.classifier),
+    "llama": _decoder(llama.encoder),
+    "mistral": _decoder(mistral.encoder),
+    "modernbert": Family(
+        modernbert.encoder, modernbert.classifier, modernbert.classifier, modernbert.classifier_pooling
+    ),
     "mpnet": Family(mpnet.encoder, roberta.classifier),
     "nomic_bert": Family(nomic_bert.encoder, nomic_bert.classifier),
+    "qwen2": _decoder(qwen.qwen2_encoder),
+    "qwen3": _decoder(qwen.qwen3_encoder),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
 
 
 def family_of(checkpoint: Checkpoint) -> Family:
-    """The family of config.json's model_type. Raises UnsupportedCheckpoint, naming it and what is supported."""
-    readers.refuse_causal(checkpoint)
+    """The family of config.json's model_type. Raises NotPacked, naming it and what is supported."""
     model_type = checkpoint.config.get("model_type")
     family = FAMILIES.get(str(model_type))
     if family is None:
         architectures = ", ".join(checkpoint.config.get("architectures") or ["unnamed architecture"])
-        raise UnsupportedCheckpoint(
+        raise NotPacked(
             f"{checkpoint.directory}: model_type {model_type!r} ({architectures}) is not implemented. "
             f"Supported model types: {', '.join(sorted(FAMILIES))}."
         )
+    if not family.reads_causal:
+        readers.refuse_causal(checkpoint)
     return family

@@ -52,9 +52,13 @@ def logit_heads(checkpoint: Checkpoint, num_labels: int, *, of_tokens: bool) -> 
 
 
 def _sequence_heads(checkpoint: Checkpoint, width: int) -> dict[str, Head]:
-    layers = family_of(checkpoint).classifier(checkpoint)
+    family = family_of(checkpoint)
+    layers, reads = family.classifier(checkpoint), family.classifier_pooling(checkpoint)
     _require_fit(layers, width)
-    return _with_rerank(checkpoint, _head(checkpoint, layers, _num_labels(layers), _classifier_pooling(checkpoint)))
+    head = _head(checkpoint, layers, _num_labels(layers), reads)
+    if reads == "last" and checkpoint.config.get("pad_token_id", family.pad_token) is not None:
+        head = replace(head, pad_token=setting(checkpoint.config, "pad_token_id", family.pad_token or 0))
+    return _with_rerank(checkpoint, head)
 
 
 def _of_tokens(head: Head) -> Head:
@@ -93,16 +97,6 @@ def _num_labels(layers: tuple[Dense | Norm, ...]) -> int:
     if not isinstance(logits, Dense):
         raise RuntimeError("a classifier does not end in logits. This is a bug.")
     return logits.weight.shape[0]
-
-
-def _classifier_pooling(checkpoint: Checkpoint) -> str:
-    """ModernBERT's classifier_pooling; the first token everywhere else."""
-    if checkpoint.config.get("model_type") != "modernbert":
-        return "cls"
-    pooling = setting(checkpoint.config, "classifier_pooling", "cls")
-    if pooling not in ("cls", "mean"):
-        raise UnsupportedCheckpoint(f"{checkpoint.directory}: classifier_pooling {pooling!r} is not implemented.")
-    return pooling
 
 
 def _cross_encoder_scores(checkpoint: Checkpoint) -> str | None:

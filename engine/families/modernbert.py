@@ -62,6 +62,14 @@ def classifier(checkpoint: Checkpoint) -> tuple[Dense | Norm, ...]:
     )
 
 
+def classifier_pooling(checkpoint: Checkpoint) -> str:
+    """What ModernBertForSequenceClassification reads. Raises UnsupportedCheckpoint."""
+    pooling = setting(checkpoint.config, "classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: classifier_pooling {pooling!r} is not implemented.")
+    return pooling
+
+
 def _read_layer(
     checkpoint: Checkpoint, prefix: str, index: int, attention: RotaryAttention, *, is_last: bool
 ) -> Layer[Dense]:

@@ -84,6 +84,11 @@ def read_classifier(weights: Tensors, first: str, activation: str, second: str) 
     return read_dense(weights, first, -1, -1, activation), read_dense(weights, second, -1, -1)
 
 
+def first_token(checkpoint: Checkpoint) -> str:
+    """What nearly every ...ForSequenceClassification reads."""
+    return "cls"
+
+
 def token_classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
     """The single matrix of nearly every ...ForTokenClassification."""
     return (read_dense(checkpoint.weights, "classifier", -1, -1),)

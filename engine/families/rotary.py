@@ -7,51 +7,72 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.errors import NotPacked, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.files import require_int, setting
+from penstock.engine.model.files import Config, require_int, setting
 
+_TRAINED = "original_max_position_embeddings"
 _TYPES = ("rope_type", "type")  # the newer name, and the older
 _OF_TYPE = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", _TRAINED}),
 }
 _NEUTRAL = {"partial_rotary_factor": 1.0}  # a setting of any type, where it says nothing
 
 
 def rotary_angles(
-    checkpoint: Checkpoint, head_dim: int, theta: float, *, kind: str | None = None, max_tokens: int = 0
+    checkpoint: Checkpoint,
+    head_dim: int,
+    theta: float,
+    *,
+    kind: str | None = None,
+    is_scaled: bool = True,
+    max_tokens: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines [the larger of max_position_embeddings and max_tokens, head_dim / 2].
 
-    theta: the base where config.json states none. kind: of layers, where each has its own settings. max_tokens: where
-    config.json states none. Raises UnsupportedCheckpoint for a scaling that is not implemented, by its name.
+    theta: the base where config.json states none. kind: of layers, where each has its own settings. is_scaled: whether
+    an older file's rope_scaling is of this kind too. max_tokens: where config.json states none. Raises NotPacked for a
+    scaling that is not implemented, by its name.
     """
     if head_dim % 2:
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: heads of {head_dim} cannot be rotated: the size is odd.")
-    config, settings = checkpoint.config, _settings(checkpoint, kind)
-    theta = setting(settings, "rope_theta", setting(config, "rope_theta", theta))
+    config = checkpoint.config
+    settings = _settings(config) if kind is None else _settings_of(checkpoint, kind, is_scaled=is_scaled)
+    _require_known(checkpoint, settings)
+    theta = setting(settings, "rope_theta", theta if kind is not None else setting(config, "rope_theta", theta))
     frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
     tokens = require_int(config, "max_position_embeddings", max_tokens)
     angles = torch.arange(max(tokens, max_tokens)).float()[:, None] * _scaled(checkpoint, frequencies, settings, tokens)
     return angles.cos(), angles.sin()
 
 
-def _settings(checkpoint: Checkpoint, kind: str | None) -> Mapping[str, Any]:
-    """The settings of one kind of layers. Older files call them rope_scaling, which counts before the newer name."""
-    config = checkpoint.config
-    settings = setting(config, "rope_scaling", {}) or setting(config, "rope_parameters", {})
-    settings = setting(settings, kind, settings) if kind is not None else settings
+def _settings(config: Config) -> Mapping[str, Any]:
+    """The settings of all layers. Older files call them rope_scaling, which counts before the newer name."""
+    return setting(config, "rope_scaling", {}) or setting(config, "rope_parameters", {})
+
+
+def _settings_of(checkpoint: Checkpoint, kind: str, *, is_scaled: bool) -> Mapping[str, Any]:
+    """The settings of one kind of layers, to which older files' rope_scaling is added."""
+    by_kind = setting(checkpoint.config, "rope_parameters", {})
+    if flat := sorted(key for key, value in by_kind.items() if not isinstance(value, dict | None)):
+        raise NotPacked(f"{checkpoint.directory}: rope_parameters has {', '.join(flat)} beside the kinds of layers.")
+    scaling = setting(checkpoint.config, "rope_scaling", {}) if is_scaled else {}
+    return {**setting(by_kind, kind, {}), **scaling}
+
+
+def _require_known(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
     rope_type = _rope_type(settings)
     known = {*_TYPES, "rope_theta", *_OF_TYPE.get(rope_type, ())}
     unknown = sorted(key for key in settings if key not in known and settings[key] != _NEUTRAL.get(key))
     if rope_type not in _OF_TYPE or unknown:
         what = f"scaled by {rope_type!r}" if rope_type not in _OF_TYPE else f"with {', '.join(unknown)}"
-        raise UnsupportedCheckpoint(f"{checkpoint.directory}: rotary positions {what} are not implemented.")
-    if setting(config, "partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedCheckpoint(f"{checkpoint.directory}: partial_rotary_factor is not implemented.")
-    return settings
+        raise NotPacked(f"{checkpoint.directory}: rotary positions {what} are not implemented.")
+    if setting(checkpoint.config, "partial_rotary_factor", 1.0) != 1.0:
+        raise NotPacked(f"{checkpoint.directory}: partial_rotary_factor is not implemented.")
+    if rope_type == "llama3" and checkpoint.config.get(_TRAINED) is not None:
+        raise NotPacked(f"{checkpoint.directory}: {_TRAINED} outside the rotary settings is not implemented.")
 
 
 def _rope_type(settings: Mapping[str, Any]) -> str:
@@ -66,7 +87,7 @@ def _scaled(checkpoint: Checkpoint, frequencies: Tensor, settings: Mapping[str, 
             return frequencies / _number(checkpoint, settings, "factor")
         case "llama3":
             low, high = (_number(checkpoint, settings, f"{name}_freq_factor") for name in ("low", "high"))
-            trained = require_int(settings, "original_max_position_embeddings", max_tokens)
+            trained = require_int(settings, _TRAINED, max_tokens)
             return _by_wavelength(frequencies, _number(checkpoint, settings, "factor"), low, high, trained)
         case other:
             raise RuntimeError(f"rotary positions of type {other!r} passed the check. This is a bug.")

@@ -1,16 +1,16 @@
 """Loading of an engine from a model's name, for the device that is available."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from penstock.engine.cpu.engine import CpuEngine
 from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, gpu_precision
-from penstock.engine.errors import UnsupportedCheckpoint, wider_than
-from penstock.engine.families import FAMILIES, family_of
+from penstock.engine.errors import NoKernel, NotPacked, UnsupportedCheckpoint, UnsupportedDevice, wider_than
+from penstock.engine.families import family_of
 from penstock.engine.families.heads import checkpoint_heads, linear_head, require_head_file
 from penstock.engine.model.admission import GENERATE
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
@@ -58,13 +58,10 @@ def load_engine(
         )
     own_name = name or default_name(model)
     revision = revision_of(directory, (Path(head),) if head is not None else ())
-    loaded: CpuEngine | GpuEngine | PaddedEngine
-    if _runs_padded(engine, checkpoint):
-        from penstock.engine.padded.loading import load_padded  # transformers is slow to import
-
-        loaded = load_padded(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
-    else:
-        loaded = _load_packed(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
+    load = _LOADERS.get(engine)
+    if load is None:
+        raise ValueError(f"engine {engine!r} is not one of {', '.join(sorted(_LOADERS))}.")
+    loaded = load(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
     _require_finite_results(loaded)
     return loaded
 
@@ -119,29 +116,41 @@ def _load_packed(
     return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
 
 
-def _runs_padded(engine: str, checkpoint: Checkpoint) -> bool:
-    match engine:
-        case "packed":
-            return False
-        case "padded":
-            return True
-        case "auto":
-            model_type = str(checkpoint.config.get("model_type"))
-            if model_type in FAMILIES:
-                return False
-            log.info("runs_padded", model_type=model_type, reason="the packed runtime does not support it")
-            return True
-        case _:
-            raise ValueError(f"engine {engine!r} is not one of auto, packed, padded.")
+def _load_padded(checkpoint: Checkpoint, name: str, revision: str, **options: Any) -> "PaddedEngine":
+    from penstock.engine.padded.loading import load_padded  # transformers is slow to import
+
+    return load_padded(checkpoint, name, revision, **options)
+
+
+def _load_either(
+    checkpoint: Checkpoint, name: str, revision: str, **options: Any
+) -> "CpuEngine | GpuEngine | PaddedEngine":
+    try:
+        return _load_packed(checkpoint, name, revision, **options)
+    except (NotPacked, NoKernel) as error:
+        log.info("runs_padded", model_type=str(checkpoint.config.get("model_type")), reason=str(error))
+    return _load_padded(checkpoint, name, revision, **options)
+
+
+_LOADERS: Mapping[str, Callable[..., "CpuEngine | GpuEngine | PaddedEngine"]] = {
+    "auto": _load_either,
+    "packed": _load_packed,
+    "padded": _load_padded,
+}
 
 
 def _on_gpu(
     info: ModelInfo, directory: Path, weights: EncoderWeights, tail: EmbeddingTail, heads: Mapping[str, Head]
 ) -> "GpuEngine":
+    if any(head.reads == "last" for head in heads.values()):
+        raise NoKernel(f"{directory}: a classifier of the last token has no kernel; use device='cpu'.")
     from penstock.engine.gpu.encoder import GpuEncoder
     from penstock.engine.gpu.engine import GpuEngine
 
-    encoder = GpuEncoder(weights, GPU_DTYPES[info.dtype])
+    try:
+        encoder = GpuEncoder(weights, GPU_DTYPES[info.dtype])
+    except UnsupportedDevice as error:
+        raise NoKernel(str(error)) from error
     engine = GpuEngine(info, directory, encoder, *on_device(tail, heads, encoder.device))
     engine.warm_up()
     return engine

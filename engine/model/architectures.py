@@ -38,6 +38,15 @@ def _of_encoder(prefix: str, *pretrained: str) -> Architectures:
     )
 
 
+def _of_decoder(prefix: str) -> Architectures:
+    return Architectures(
+        encoders=frozenset({f"{prefix}Model"}),
+        classifiers=frozenset({f"{prefix}ForSequenceClassification"}),
+        token_classifiers=frozenset({f"{prefix}ForTokenClassification"}),
+        pretrained=frozenset({f"{prefix}ForCausalLM"}),
+    )
+
+
 def _of_generator(generator: str, *encoders: str) -> Architectures:
     return Architectures(generators=frozenset({generator}), encoders=frozenset(encoders), has_decoder=True)
 
@@ -51,13 +60,23 @@ _KNOWN = {
     "deberta-v2": _of_encoder("DebertaV2"),
     "distilbert": _of_encoder("DistilBert"),
     "electra": _of_encoder("Electra", "ForPreTraining"),
+    "eurobert": _of_encoder("EuroBert"),
+    "gemma3_text": Architectures(
+        encoders=frozenset({"Gemma3TextModel"}),
+        classifiers=frozenset({"Gemma3TextForSequenceClassification"}),
+        pretrained=frozenset({"Gemma3ForCausalLM"}),
+    ),
     "gte": _of_encoder("Gte"),
     "jina_embeddings_v3": _of_encoder("JinaEmbeddingsV3"),
+    "llama": _of_decoder("Llama"),
     "marian": _of_generator("MarianMTModel"),
+    "mistral": _of_decoder("Mistral"),
     "modernbert": _of_encoder("ModernBert"),
     "mpnet": _of_encoder("MPNet"),
     "mt5": _of_generator("MT5ForConditionalGeneration", "MT5Model", "MT5EncoderModel"),
     "nomic_bert": _of_encoder("NomicBert"),
+    "qwen2": _of_decoder("Qwen2"),
+    "qwen3": _of_decoder("Qwen3"),
     "roberta": _of_encoder("Roberta"),
     "t5": _of_generator("T5ForConditionalGeneration", "T5Model", "T5EncoderModel"),
     "xlm-roberta": _of_encoder("XLMRoberta"),

@@ -70,6 +70,18 @@ def pool(hidden: Tensor, groups: Sequence[Group], pooling: str) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
+def pool_last(hidden: Tensor, groups: Sequence[Group], token_ids: Tensor, pad_token: int | None) -> Tensor:
+    """As `pool` with "last", but the last of `token_ids` [T] that is not `pad_token`; the first where all are."""
+    if pad_token is None:
+        return pool(hidden, groups, "last")
+    rows = []
+    for group in groups:
+        ids = token_ids[group.start : group.stop].view(group.count, group.length)
+        last = ((ids != pad_token) * torch.arange(group.length)).argmax(dim=1)
+        rows.append(hidden[group.start + torch.arange(group.count) * group.length + last].float())
+    return torch.cat(rows)
+
+
 def _pool_group(hidden: Tensor, group: Group, pooling: str) -> Tensor:
     view = hidden[group.start : group.stop].view(group.count, group.length, hidden.shape[1])
     match pooling:
@@ -103,8 +115,9 @@ class Head:
     scores: str  # "softmax", "sigmoid" (multi-label), or "raw" (regression: the logit itself)
     labels: tuple[str, ...]  # label of each score
     reads: str
-    """ "cls", "mean": pooled hidden states; "embedding": the checkpoint's embedding; "tokens": hidden states of each
-    token; "logits": the layers' output, computed elsewhere."""
+    """ "cls", "mean": pooled hidden states; "last": the last token that is no padding; "embedding": the checkpoint's
+    embedding; "tokens": hidden states of each token; "logits": the layers' output, computed elsewhere."""
+    pad_token: int | None = None  # passed over by "last", within a text too, as transformers does
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[N, D] float32 to scores [N, len(labels)]."""

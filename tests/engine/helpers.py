@@ -43,6 +43,15 @@ _DEBERTA_V3 = SIZE | {  # as microsoft/deberta-v3-base has it, with fewer bucket
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
+_GEMMA3 = SIZE | {  # as google/embeddinggemma-300m has it, with fewer layers
+    "num_key_value_heads": 1,
+    "head_dim": 20,
+    "query_pre_attn_scalar": 30,
+    "num_hidden_layers": 3,
+    "sliding_window": 50,
+    "sliding_window_pattern": 2,
+    "use_bidirectional_attention": True,
+}
 _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bert": (transformers.BertConfig, SIZE),
     "roberta": (transformers.RobertaConfig, _ROBERTA),
@@ -66,12 +75,20 @@ _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "electra": (transformers.ElectraConfig, SIZE | {"embedding_size": 24}),
     "mpnet": (transformers.MPNetConfig, SIZE | {"max_position_embeddings": MAX_TOKENS + PAD + 1}),
     "deberta-v2": (transformers.DebertaV2Config, _DEBERTA_V3),
+    "eurobert": (transformers.EuroBertConfig, SIZE | {"classifier_pooling": "bos", "pad_token_id": 0}),
+    "gemma3_text": (transformers.Gemma3TextConfig, _GEMMA3),
+    "llama": (transformers.LlamaConfig, SIZE),
+    "mistral": (transformers.MistralConfig, SIZE | {"num_key_value_heads": 1, "sliding_window": 70}),
     "modernbert": (
         transformers.ModernBertConfig,
         SIZE | {"num_hidden_layers": 4, "local_attention": 32, "pad_token_id": 0},
     ),
+    "qwen2": (transformers.Qwen2Config, SIZE | {"num_key_value_heads": 1}),
+    "qwen3": (transformers.Qwen3Config, SIZE | {"num_key_value_heads": 1, "head_dim": 20}),
 }
 FAMILIES = tuple(_CONFIGS)
+_NO_KERNELS = {"eurobert", "gemma3_text", "llama", "mistral", "qwen2", "qwen3"}  # for what they compute
+GPU_FAMILIES = tuple(family for family in FAMILIES if family not in _NO_KERNELS)
 
 _AUTO_MODEL: Any = transformers.AutoModel  # transformers leaves from_config untyped
 _AUTO_CLASSIFIER: Any = transformers.AutoModelForSequenceClassification
@@ -87,11 +104,12 @@ def config_of(family: str, **changes: Any) -> Any:
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
     """Weights far enough from their initial values that a wrong bias, norm or position shows."""
     generator = torch.Generator().manual_seed(seed)
+    norm = 0.0 if type(model).__name__.startswith("Gemma") else 1.0  # Gemma adds 1 to it
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = "norm" in name.lower() and name.endswith("weight")
-            parameter.copy_(1 + 0.2 * noise if is_norm else 0.15 * noise)
+            parameter.copy_(norm + 0.2 * noise if is_norm else 0.15 * noise)
 
 
 def save_encoder(directory: Path, family: str, **config: Any) -> Any:

@@ -133,9 +133,10 @@ def test_a_heads_layer_does_not_depend_on_the_other_rows(activation: str, width:
         assert torch.equal(layer(x[-size:]), expected[-size:])
 
 
-FAMILIES = ("bert", "mpnet", "deberta-v2", "modernbert")
+FAMILIES = ("bert", "mpnet", "deberta-v2", "modernbert", "eurobert", "gemma3_text", "mistral", "qwen3")
 MODELS: list[tuple[str, Any, dict[str, Any]]] = [(family, save_encoder, {}) for family in FAMILIES]
 MODELS += [("bert", save_classifier, {"num_labels": 77}), ("bert", save_tagger, {})]
+MODELS += [("qwen3", save_classifier, {"num_labels": 3, "pad_token_id": 7})]
 MODELS += [("bert", save_classifier, {"problem_type": "multi_label_classification"})]
 LENGTHS = (1, 2, 3, 3, 3, 16, 33, 64, 64, 65, 66, 66, 66, 130, *[7] * 9, 1, 2)
 
@@ -149,7 +150,7 @@ def test_a_models_result_does_not_depend_on_its_batch(
     save(tmp_path, family, **config)
     engine, sequences = cpu_engine(tmp_path, dtype), random_sequences(LENGTHS)
     for task in sorted(engine.info.tasks):
-        for pooling in ("cls", "mean", "max") if task == "embed" else (None,):
+        for pooling in ("cls", "mean", "max", "last") if task == "embed" else (None,):
             options = TaskOptions(task, pooling)
             alone = [engine.run(pack([sequence], options)).rows[0].tobytes() for sequence in sequences]
             for order in (sequences, sequences[::-1], sequences[::2] * 3):

@@ -21,7 +21,7 @@ from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.dense import activate
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.program import record
-from tests.engine.helpers import FAMILIES, pack, random_sequences, save_encoder
+from tests.engine.helpers import GPU_FAMILIES, pack, random_sequences, save_encoder
 
 FLOAT = torch.float32
 
@@ -95,7 +95,7 @@ LAUNCHES = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", GPU_FAMILIES)
 @pytest.mark.parametrize("types", [False, True])
 @pytest.mark.parametrize("kind", ["cublas", "short", "wide"])
 def test_the_steps_compute_the_forward(

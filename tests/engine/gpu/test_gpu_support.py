@@ -13,7 +13,7 @@ from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.weights import EncoderWeights
-from tests.engine.helpers import FAMILIES, save_encoder
+from tests.engine.helpers import GPU_FAMILIES, save_encoder
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_activations_that_are_known_load(tmp_path: Path, activation: str) -> Non
     assert load(weights_of(tmp_path, "bert", hidden_size=128, hidden_act=activation)).device.type == "cpu"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", GPU_FAMILIES)
 def test_every_family_with_heads_of_32_loads(tmp_path: Path, family: str) -> None:
     sizes = {"dim": 128} if family == "distilbert" else {"hidden_size": 128}
     assert load(weights_of(tmp_path, family, **sizes)).device.type == "cpu"

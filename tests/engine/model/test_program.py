@@ -62,7 +62,14 @@ def into_buffers(ops: CpuOps) -> Mapping[str, Callable[..., Tensor]]:
         inner.copy_(ops.project(x, dense))
         return out.copy_(ops.gate(inner.clone(), activation))
 
+    def norm_add_norm_sum(out: Tensor, total: Tensor, x: Tensor, residual: Tensor, inner: Norm, norm: Norm) -> Tensor:
+        hidden, summed = ops.norm_add_norm_sum(x, inner, residual, norm)
+        total.copy_(summed)
+        return out.copy_(hidden)
+
     return {
+        "norm": lambda out, x, norm: out.copy_(ops.norm(x, norm)),
+        "norm_add_norm_sum": norm_add_norm_sum,
         "embed": lambda out, embeddings: out.copy_(ops.embed(embeddings)),
         "project": lambda out, x, dense: out.copy_(ops.project(x, dense)),
         "project_gated": project_gated,

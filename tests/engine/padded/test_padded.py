@@ -126,15 +126,18 @@ class TestBesideThePackedEngine:
     @pytest.mark.parametrize(
         "family",
         [
-            "roberta",
-            "mpnet",
-            "distilbert",
-            "electra",
-            "modernbert",
-            "deberta-v2",
-            "gte",
-            "jina_embeddings_v3",
-            "nomic_bert",
+            *("roberta", "mpnet", "distilbert", "electra", "modernbert", "deberta-v2"),
+            *(
+                "eurobert",
+                "gte",
+                "jina_embeddings_v3",
+                "nomic_bert",
+                "gemma3_text",
+                "llama",
+                "mistral",
+                "qwen2",
+                "qwen3",
+            ),
         ],
     )
     def test_other_families_agree_too(self, tmp_path: Path, family: str) -> None:
