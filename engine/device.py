@@ -101,9 +101,9 @@ def _cpuinfo() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def gpu_precision(dtype: str) -> str:
-    """The GPU's precision for `dtype`. Raises UnsupportedDevice."""
-    precision = "float16" if dtype == "auto" else dtype
+def gpu_precision(dtype: str, *, overflows_float16: bool = False) -> str:
+    """The GPU's precision for `dtype`. overflows_float16: "auto" means bfloat16. Raises UnsupportedDevice."""
+    precision = ("bfloat16" if overflows_float16 else "float16") if dtype == "auto" else dtype
     if precision not in GPU_DTYPES:
         raise UnsupportedDevice(f"dtype {dtype!r} is not available on a GPU; use auto, float16 or bfloat16.")
     return precision

@@ -18,7 +18,7 @@ from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, encode_on_cpu, pr
 from penstock.engine.device import GPU_DTYPES, choose_device_for, gpu_precision
 from penstock.engine.errors import NotFinite
 from penstock.engine.families import family_of
-from penstock.engine.model.checkpoint import Checkpoint, Tensors, memory_checkpoint
+from penstock.engine.model.checkpoint import Checkpoint, memory_checkpoint
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import Int32Array, PackedBatch, TaskOptions
@@ -35,8 +35,18 @@ def from_torch(hf_model: Any, dtype: str = "auto", device: str = "auto") -> "Pac
     Raises UnsupportedCheckpoint, CheckpointError, UnsupportedDevice.
     """
     checkpoint = _copied(hf_model)
-    weights = family_of(checkpoint).encoder(checkpoint)
-    return PackedModel(_encode_on(device, dtype, weights, checkpoint.weights), weights, hf_model.dtype)
+    family = family_of(checkpoint)
+    weights = family.encoder(checkpoint)
+    match choose_device_for(weights, device):
+        case "cpu":
+            arithmetic, encode_with = CPU_DTYPES[cpu_precision(dtype)], _cpu_encode
+        case "cuda":
+            precision = gpu_precision(dtype, overflows_float16=family.overflows_float16)
+            arithmetic, encode_with = GPU_DTYPES[precision], _gpu_encode
+        case other:
+            raise RuntimeError(f"no encoder for device {other!r}. This is a bug.")
+    checkpoint.weights.require_range(arithmetic)
+    return PackedModel(encode_with(weights, arithmetic), weights, hf_model.dtype)
 
 
 def weights_of(hf_model: Any) -> EncoderWeights:
@@ -105,20 +115,6 @@ class PackedModel:
         hidden = self._encode(PackedBatch(ids, bounds, longest, types, [_ANY_TASK] * (len(bounds) - 1)))
         _require_finite(hidden, bounds)
         return hidden.to(token_ids.device, self._dtype)
-
-
-def _encode_on(device: str, dtype: str, weights: EncoderWeights, tensors: Tensors) -> Encode:
-    match choose_device_for(weights, device):
-        case "cpu":
-            arithmetic = CPU_DTYPES[cpu_precision(dtype)]
-            tensors.require_range(arithmetic)
-            return _cpu_encode(weights, arithmetic)
-        case "cuda":
-            arithmetic = GPU_DTYPES[gpu_precision(dtype)]
-            tensors.require_range(arithmetic)
-            return _gpu_encode(weights, arithmetic)
-        case other:
-            raise RuntimeError(f"no encoder for device {other!r}. This is a bug.")
 
 
 def _cpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:

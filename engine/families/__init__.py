@@ -24,6 +24,7 @@ from penstock.engine.families import (
     qwen,
     readers,
     roberta,
+    t5,
 )
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.weights import Dense, EncoderWeights, Norm
@@ -31,16 +32,21 @@ from penstock.engine.model.weights import Dense, EncoderWeights, Norm
 Classifier = Callable[[Checkpoint], tuple[Dense | Norm, ...]]  # the layers from hidden states to logits
 
 
+def _no_classifier(checkpoint: Checkpoint) -> tuple[Dense | Norm, ...]:
+    raise RuntimeError(f"{checkpoint.directory}: a classifier without a reader was admitted. This is a bug.")
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Functions that read one family's checkpoints."""
+    """Functions that read one family's checkpoints, and what holds for all of them."""
 
     encoder: Callable[[Checkpoint], EncoderWeights]
-    classifier: Classifier  # ...ForSequenceClassification: from pooled hidden states
+    classifier: Classifier = _no_classifier  # ...ForSequenceClassification: from pooled hidden states
     token_classifier: Classifier = readers.token_classifier  # ...ForTokenClassification: from each token's
     classifier_pooling: Callable[[Checkpoint], str] = readers.first_token  # what `classifier` reads: `Head.reads`
     reads_causal: bool = False  # whether `encoder` reads config.json's is_causal
     pad_token: int | None = None  # where config.json has none
+    overflows_float16: bool = False  # whether hidden states may: of families that are trained in bfloat16
 
 
 _BERT = Family(bert.encoder, bert.classifier)
@@ -52,6 +58,7 @@ _decoder = partial(
     classifier_pooling=decoder.classifier_pooling,
     reads_causal=True,
 )
+_T5 = Family(t5.encoder, overflows_float16=True)
 
 FAMILIES: dict[str, Family] = {
     "albert": Family(albert.encoder, albert.classifier),
@@ -72,10 +79,12 @@ FAMILIES: dict[str, Family] = {
         modernbert.encoder, modernbert.classifier, modernbert.classifier, modernbert.classifier_pooling
     ),
     "mpnet": Family(mpnet.encoder, roberta.classifier),
+    "mt5": _T5,
     "nomic_bert": Family(nomic_bert.encoder, nomic_bert.classifier),
     "qwen2": _decoder(qwen.qwen2_encoder),
     "qwen3": _decoder(qwen.qwen3_encoder),
     "roberta": _ROBERTA,
+    "t5": _T5,
     "xlm-roberta": _ROBERTA,
 }
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.bart import first_of, require_tied
-from penstock.engine.families.readers import read_dense, read_norm
+from penstock.engine.families.readers import read_dense, read_norm, require_same
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.dense import require_activation
-from penstock.engine.model.files import Config, require_int, setting
+from penstock.engine.model.files import Config, require_int, setting, stated_rows
 from penstock.engine.model.seq2seq import (
     CrossAttention,
     DecoderLayer,
@@ -21,42 +21,64 @@ from penstock.engine.model.seq2seq import (
     Seq2SeqWeights,
     TokenEmbeddings,
 )
-from penstock.engine.model.weights import Dense, DistanceAttention, Heads, Layer, Norm
+from penstock.engine.model.weights import (
+    Dense,
+    DistanceAttention,
+    Embeddings,
+    Encoder,
+    EncoderWeights,
+    Heads,
+    Layer,
+    Norm,
+)
 
 _SHARED = "shared.weight"
+_ONE_SETTING = (  # transformers' own names of T5's settings
+    ("d_model", "hidden_size"),
+    ("num_heads", "num_attention_heads"),
+    ("num_layers", "num_hidden_layers"),
+    ("d_kv", "head_dim"),
+)
 _BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
+
+
+def encoder(checkpoint: Checkpoint) -> EncoderWeights:
+    """The encoder of a T5 checkpoint, which may have a decoder that is not used."""
+    if setting(checkpoint.config, "is_decoder", False):
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: an encoder with is_decoder is not implemented.")
+    checkpoint.weights.leave_out("decoder.")
+    stack = _read_encoder(checkpoint)
+    return Encoder(
+        embeddings=Embeddings(words=stack.embeddings.words, positions=None, token_types=None, norm=None),
+        projection=None,
+        layers=stack.layers,
+        heads=stack.heads,
+        max_tokens=None,
+        pre_norm=True,
+        first_norm=stack.embeddings.norm,
+    )
 
 
 def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
     """The encoder, decoder and head of a T5 checkpoint."""
     config, weights = checkpoint.config, checkpoint.weights
-    hidden, num_heads = require_int(config, "d_model"), require_int(config, "num_heads")
-    heads = Heads(num_heads, num_heads, require_int(config, "d_kv"))
-    num_layers = require_int(config, "num_layers")
-    num_decoder_layers = require_int(config, "num_decoder_layers", num_layers)
-    for stack in ("encoder", "decoder"):
-        require_tied(checkpoint, (f"{stack}.embed_tokens.weight", _SHARED))
-    source = first_of(weights, ("encoder.embed_tokens.weight", _SHARED), -1, hidden)
-    target = first_of(weights, ("decoder.embed_tokens.weight", _SHARED), -1, hidden)
+    hidden = require_int(config, "d_model")
+    num_layers = require_int(config, "num_decoder_layers", require_int(config, "num_layers"))
+    target = _read_words(checkpoint, "decoder")
     head = first_of(weights, ("lm_head.weight", "decoder.embed_tokens.weight", _SHARED), -1, hidden)
     past = _distance_attention(checkpoint, "decoder", is_causal=True)
-    around = _distance_attention(checkpoint, "encoder", is_causal=False)
     return Seq2Seq(
-        encoder=EncoderStack(
-            embeddings=TokenEmbeddings(source, None, _norm(checkpoint, "encoder.block.0.layer.0.layer_norm")),
-            layers=tuple(_read_layer(checkpoint, "encoder", i, num_layers, around) for i in range(num_layers)),
-            heads=heads,
-        ),
+        encoder=_read_encoder(checkpoint),
         decoder=DecoderStack(
             embeddings=TokenEmbeddings(target, None, _norm(checkpoint, "decoder.block.0.layer.0.layer_norm")),
             layers=tuple(
                 DecoderLayer(
-                    layer=_read_layer(checkpoint, "decoder", i, num_decoder_layers, past),
+                    layer=_read_layer(checkpoint, "decoder", i, num_layers, past),
                     cross=_read_cross(checkpoint, f"decoder.block.{i}."),
                 )
-                for i in range(num_decoder_layers)
+                for i in range(num_layers)
             ),
-            heads=heads,
+            heads=_heads(config),
             head=Dense(head * hidden**-0.5 if _is_scaled(config) else head, None, "identity"),
         ),
         pre_norm=True,
@@ -75,6 +97,31 @@ def distance_buckets(distance: Tensor, num_buckets: int, max_distance: int, *, i
     far = (exact + steps.clamp(min=0).long()).clamp(max=half - 1)  # log(0) is minus infinity
     buckets = torch.where(length < exact, length, far)
     return buckets if is_causal else buckets + half * (distance > 0)
+
+
+def _read_encoder(checkpoint: Checkpoint) -> EncoderStack[Dense]:
+    config = checkpoint.config
+    for key, other in _ONE_SETTING:
+        require_same(config, key, other)
+    num_layers, around = require_int(config, "num_layers"), _distance_attention(checkpoint, "encoder", is_causal=False)
+    first_norm = _norm(checkpoint, "encoder.block.0.layer.0.layer_norm")
+    return EncoderStack(
+        embeddings=TokenEmbeddings(_read_words(checkpoint, "encoder"), None, first_norm),
+        layers=tuple(_read_layer(checkpoint, "encoder", i, num_layers, around) for i in range(num_layers)),
+        heads=_heads(config),
+    )
+
+
+def _heads(config: Config) -> Heads:
+    """Heads whose size is stated by itself: together they may be wider than the hidden states."""
+    num_heads = require_int(config, "num_heads")
+    return Heads(num_heads, num_heads, require_int(config, "d_kv"))
+
+
+def _read_words(checkpoint: Checkpoint, stack: str) -> Tensor:
+    config, names = checkpoint.config, (f"{stack}.embed_tokens.weight", _SHARED)
+    require_tied(checkpoint, names)
+    return first_of(checkpoint.weights, names, stated_rows(config, "vocab_size"), require_int(config, "d_model"))
 
 
 def _distance_attention(checkpoint: Checkpoint, stack: str, *, is_causal: bool) -> DistanceAttention:

@@ -1,6 +1,7 @@
 """Loading of an engine from a model's name, for the device that is available."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from penstock.engine.families import family_of
 from penstock.engine.families.heads import checkpoint_heads, linear_head, require_head_file
 from penstock.engine.model.admission import GENERATE
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
-from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, stated_max_tokens
+from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_tokens_of
 from penstock.engine.model.results import EmbeddingTail, Head, on_device
 from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
@@ -43,7 +44,8 @@ def load_engine(
     dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU; bfloat16 on a processor that multiplies it
         faster than float32, else float32.
     device: "cpu", "cuda" or "auto": a GPU if there is one that supports the encoder.
-    engine: "packed", this runtime; "padded", transformers; "auto", packed if it supports the architecture, else padded.
+    engine: "packed", this runtime; "padded", transformers; "auto", packed if it supports the architecture on the
+        device, else padded.
     threads: CPU threads of one batch; `run` sets the calling thread's torch thread count to it.
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
     """
@@ -83,9 +85,12 @@ def _require_finite_results(engine: "CpuEngine | GpuEngine | PaddedEngine") -> N
 def _load_packed(
     checkpoint: Checkpoint, name: str, revision: str, *, head: str | None, dtype: str, device: str, threads: int
 ) -> "CpuEngine | GpuEngine":
-    weights = family_of(checkpoint).encoder(checkpoint)
+    family = family_of(checkpoint)
+    weights = family.encoder(checkpoint)
     on_gpu = choose_device_for(weights, device) == "cuda"
-    precision = gpu_precision(dtype) if on_gpu else cpu_precision(dtype)
+    if on_gpu:
+        _require_kernels(weights)
+    precision = gpu_precision(dtype, overflows_float16=family.overflows_float16) if on_gpu else cpu_precision(dtype)
     arithmetic = (GPU_DTYPES if on_gpu else CPU_DTYPES)[precision]
     checkpoint.weights.require_range(arithmetic)
     tail = embedding_tail(checkpoint)
@@ -103,7 +108,7 @@ def _load_packed(
         dtype=precision,
         device=device_name() if on_gpu else "cpu",
         vocab_size=weights.vocab_size,
-        max_tokens=min(filter(None, (stated_max_tokens(checkpoint), weights.max_tokens))),
+        max_tokens=max_tokens_of(checkpoint, weights.max_tokens),
         tasks=frozenset({"embed", *heads}),
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
@@ -127,7 +132,7 @@ def _load_either(
 ) -> "CpuEngine | GpuEngine | PaddedEngine":
     try:
         return _load_packed(checkpoint, name, revision, **options)
-    except (NotPacked, NoKernel) as error:
+    except (NoKernel, NotPacked) as error:
         log.info("runs_padded", model_type=str(checkpoint.config.get("model_type")), reason=str(error))
     return _load_padded(checkpoint, name, revision, **options)
 
@@ -139,6 +144,22 @@ _LOADERS: Mapping[str, Callable[..., "CpuEngine | GpuEngine | PaddedEngine"]] = 
 }
 
 
+def _require_kernels(weights: EncoderWeights) -> None:
+    """Raise NoKernel, before a precision is refused that transformers may have, padded."""
+    from penstock.engine.gpu.support import require_supported
+
+    with _as_no_kernel():
+        require_supported(weights)
+
+
+@contextmanager
+def _as_no_kernel() -> Iterator[None]:
+    try:
+        yield
+    except UnsupportedDevice as error:
+        raise NoKernel(str(error)) from error
+
+
 def _on_gpu(
     info: ModelInfo, directory: Path, weights: EncoderWeights, tail: EmbeddingTail, heads: Mapping[str, Head]
 ) -> "GpuEngine":
@@ -147,10 +168,8 @@ def _on_gpu(
     from penstock.engine.gpu.encoder import GpuEncoder
     from penstock.engine.gpu.engine import GpuEngine
 
-    try:
+    with _as_no_kernel():
         encoder = GpuEncoder(weights, GPU_DTYPES[info.dtype])
-    except UnsupportedDevice as error:
-        raise NoKernel(str(error)) from error
     engine = GpuEngine(info, directory, encoder, *on_device(tail, heads, encoder.device))
     engine.warm_up()
     return engine

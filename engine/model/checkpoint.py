@@ -86,6 +86,10 @@ class Tensors:
         self._largest[name] = max(self._largest[name], self._magnitude(name, values) * factor)
         return values * factor
 
+    def leave_out(self, prefix: str) -> None:
+        """Forget the tensors of a part that the reference does not load: `require_layers_used` does not miss them."""
+        self._tensors = {name: tensor for name, tensor in self._tensors.items() if not name.startswith(prefix)}
+
     def require_layers_used(self) -> None:
         """Raise UnsupportedCheckpoint for a tensor of a layer that was not taken. Called after all readers."""
         require_no_layers(self._directory, self._tensors.keys() - self._largest.keys())

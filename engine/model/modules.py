@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, read_tensors
 from penstock.engine.model.dense import require_activation
-from penstock.engine.model.files import Config, read_json, read_optional, setting
+from penstock.engine.model.files import Config, read_json, read_optional, require_int, setting
 from penstock.engine.model.module_list import Module, transformer_config
 from penstock.engine.model.results import EmbeddingTail
 from penstock.engine.model.weights import Dense
@@ -33,6 +33,7 @@ _ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "identity",
 }
 _ARGUMENTS = ("processor_kwargs", "tokenizer_args")
+_UNSTATED_MAX_TOKENS = 512
 _UNLIMITED = 10**20  # transformers takes larger limits for none
 
 
@@ -135,8 +136,17 @@ def _activation(module: Module, config: Config) -> str:
     return name
 
 
-def stated_max_tokens(checkpoint: Checkpoint) -> int | None:
-    """Tokens of the longest sequence; None where nothing is stated. Weights may have fewer positions.
+def max_tokens_of(checkpoint: Checkpoint, positions: int | None) -> int:
+    """Tokens of the longest sequence: the stated limit, and at most the positions of the weights; None: any.
+
+    Without either, a T5 has `n_positions`, which its reference ignores. Raises CheckpointError.
+    """
+    limits = [limit for limit in (_stated_max_tokens(checkpoint), positions) if limit is not None]
+    return min(limits) if limits else require_int(checkpoint.config, "n_positions", _UNSTATED_MAX_TOKENS)
+
+
+def _stated_max_tokens(checkpoint: Checkpoint) -> int | None:
+    """The limit that is stated, if any. Weights may have fewer positions.
 
     The limit of a sentence-transformers configuration counts alone. Without one, the tokenizer's limit counts, and at
     most `max_position_embeddings`. Raises CheckpointError for a limit that is no number.

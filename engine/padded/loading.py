@@ -18,7 +18,7 @@ from penstock.engine.families.heads import linear_head, logit_heads
 from penstock.engine.model.admission import CLASSIFY, EMBED, TOKEN_CLASSIFY
 from penstock.engine.model.checkpoint import Checkpoint, require_no_layers
 from penstock.engine.model.files import setting
-from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, stated_max_tokens
+from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_tokens_of
 from penstock.engine.model.results import Head, on_device
 from penstock.engine.padded.engine import PaddedEngine
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
@@ -29,7 +29,6 @@ _AUTO_CLASSES: dict[str, Any] = {  # by the checkpoint's task; transformers leav
 }
 _ENCODER: Any = transformers.AutoModel
 _ENCODER_OF_TWO: Any = transformers.AutoModelForTextEncoding  # without the decoder, where a model type has one
-_UNSTATED_MAX_TOKENS = 512  # of models without positions and without a stated limit
 _TRIAL_TOKENS = 1024  # of the longer sequence, unless the model takes fewer
 _MAX_REASON_CHARS = 300  # transformers' messages may list all of its models
 _TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}  # largest difference over largest value
@@ -88,7 +87,7 @@ def load_padded(
         dtype=precision,
         device=device_name() if on_gpu else "cpu",
         vocab_size=_vocab_size(model, checkpoint),
-        max_tokens=min(filter(None, (stated_max_tokens(checkpoint), _max_positions(model)))),
+        max_tokens=max_tokens_of(checkpoint, _max_positions(model)),
         tasks=frozenset({"embed", *heads}),
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
@@ -227,15 +226,15 @@ def _require_finite(model: Any, checkpoint: Checkpoint, precision: str) -> None:
             )
 
 
-def _max_positions(model: Any) -> int:
-    """Longest sequence by config.json, less the rows that RoBERTa and others keep before position 0."""
+def _max_positions(model: Any) -> int | None:
+    """Longest sequence by config.json, less the rows that RoBERTa and others keep before position 0; None: any."""
     stated = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
     limits = [stated] if isinstance(stated, int) and stated > 0 else []
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             before = 0 if module.padding_idx is None else module.padding_idx + 1
             limits.append(module.num_embeddings - before)
-    return min(limits, default=_UNSTATED_MAX_TOKENS)
+    return min(limits, default=None)
 
 
 def _try(engine: PaddedEngine) -> None:

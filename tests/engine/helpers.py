@@ -12,10 +12,12 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
 from penstock.engine import PackedBatch, TaskOptions, load_engine
 from penstock.engine.cpu.engine import CpuEngine
 from penstock.engine.device import multiplies_bfloat16
+from penstock.engine.model.architectures import Architectures, architectures_of
 from penstock.engine.types import Float32Array, Int32Array
 
 needs_bfloat16 = pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor has no bfloat16 products")
@@ -52,6 +54,17 @@ _GEMMA3 = SIZE | {  # as google/embeddinggemma-300m has it, with fewer layers
     "sliding_window_pattern": 2,
     "use_bidirectional_attention": True,
 }
+_T5: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "d_model": 48,
+    "d_kv": 8,  # heads times it is not d_model
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "relative_attention_max_distance": 40,
+    "layer_norm_epsilon": 0.1,  # else norms of small random states enlarge the rounding of float32
+    "max_position_embeddings": MAX_TOKENS,
+}
 _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bert": (transformers.BertConfig, SIZE),
     "roberta": (transformers.RobertaConfig, _ROBERTA),
@@ -83,14 +96,20 @@ _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
         transformers.ModernBertConfig,
         SIZE | {"num_hidden_layers": 4, "local_attention": 32, "pad_token_id": 0},
     ),
+    "mt5": (transformers.MT5Config, _T5 | {"feed_forward_proj": "gated-gelu"}),
     "qwen2": (transformers.Qwen2Config, SIZE | {"num_key_value_heads": 1}),
     "qwen3": (transformers.Qwen3Config, SIZE | {"num_key_value_heads": 1, "head_dim": 20}),
+    "t5": (transformers.T5Config, _T5),
 }
 FAMILIES = tuple(_CONFIGS)
-_NO_KERNELS = {"eurobert", "gemma3_text", "llama", "mistral", "qwen2", "qwen3"}  # for what they compute
+_NO_KERNELS = {"eurobert", "gemma3_text", "llama", "mistral", "mt5", "qwen2", "qwen3", "t5"}  # for what they compute
 GPU_FAMILIES = tuple(family for family in FAMILIES if family not in _NO_KERNELS)
+_CLASSES = {family: architectures_of(family) or Architectures() for family in FAMILIES}
+CLASSIFIERS = tuple(family for family in FAMILIES if _CLASSES[family].classifiers)
+TAGGERS = tuple(family for family in FAMILIES if _CLASSES[family].token_classifiers)
 
 _AUTO_MODEL: Any = transformers.AutoModel  # transformers leaves from_config untyped
+_AUTO_ENCODER: Any = transformers.AutoModelForTextEncoding  # without the decoder, where a model type has one
 _AUTO_CLASSIFIER: Any = transformers.AutoModelForSequenceClassification
 _AUTO_TAGGER: Any = transformers.AutoModelForTokenClassification
 
@@ -114,7 +133,8 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 def save_encoder(directory: Path, family: str, **config: Any) -> Any:
     """A random encoder without a head, saved as safetensors; returns the transformers model."""
-    model = _AUTO_MODEL.from_config(config_of(family, **config)).eval()
+    auto = _AUTO_ENCODER if family in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES else _AUTO_MODEL
+    model = auto.from_config(config_of(family, **config)).eval()
     randomise(model)
     model.save_pretrained(directory)
     return model

@@ -11,6 +11,7 @@ from transformers.activations import ACT2CLS
 from penstock.engine import TaskOptions
 from penstock.engine.cpu.engine import CpuEngine
 from tests.engine.helpers import (
+    CLASSIFIERS,
     FAMILIES,
     MAX_TOKENS,
     VOCAB,
@@ -59,7 +60,7 @@ def test_token_types_of_pairs(tmp_path: Path) -> None:
     assert max_error(output.rows, expected) <= 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CLASSIFIERS)
 @pytest.mark.parametrize(
     ("problem_type", "scores"),
     [

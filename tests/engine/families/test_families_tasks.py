@@ -11,7 +11,7 @@ from sentence_transformers import CrossEncoder
 from penstock.engine import TaskOptions
 from penstock.engine.errors import UnsupportedCheckpoint
 from tests.engine.helpers import (
-    FAMILIES,
+    TAGGERS,
     VOCAB,
     cpu_engine,
     edit_json,
@@ -93,7 +93,7 @@ def test_an_activation_that_is_not_known_is_named_and_never_imported(tmp_path: P
         cpu_engine(tmp_path)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gemma3_text"])  # it has no such class
+@pytest.mark.parametrize("family", TAGGERS)
 def test_every_token_has_its_scores(tmp_path: Path, family: str) -> None:
     model = save_tagger(tmp_path, family, id2label={0: "O", 1: "B", 2: "I"})
     engine = cpu_engine(tmp_path)

@@ -84,8 +84,8 @@ def _refuse_or_load(directory: Path, load: Callable[[str], object], strange: Seq
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted({id(one): name for name, one in FAMILIES.items()}.values()))
-def test_no_value_ends_the_load_of_a_classifier_with_a_bare_error(tmp_path: Path, family: str) -> None:
-    helpers.save_classifier(tmp_path, family)
+def test_no_value_ends_the_load_of_a_checkpoint_with_a_bare_error(tmp_path: Path, family: str) -> None:
+    (helpers.save_classifier if family in helpers.CLASSIFIERS else helpers.save_encoder)(tmp_path, family)
     _refuse_or_load(tmp_path, lambda model: load_engine(model, dtype="float32", device="cpu"), (*_STRANGE, *_HUGE))
 
 

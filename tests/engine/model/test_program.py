@@ -127,6 +127,7 @@ PRE_NORM = ["project", "attend", "project_add_norm_sum", "project_gated", "proje
         ("bert", ["embed", *POST_NORM * 2]),
         ("albert", ["embed", "project", *POST_NORM * 2]),  # embeddings narrower than the hidden states
         ("modernbert", ["embed", *PRE_NORM * 4]),
+        ("mt5", ["embed", "norm", *PRE_NORM * 2]),  # the first layer's norm, which residuals bypass
     ],
 )
 def test_the_steps_are_the_forwards(tmp_path: Path, family: str, operations: list[str]) -> None:

@@ -19,6 +19,7 @@ from penstock.engine.cpu.engine import CpuEngine
 from penstock.engine.errors import CheckpointError, InvalidBatch, UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.padded.engine import PaddedEngine
 from tests.engine.helpers import (
+    FAMILIES,
     MAX_TOKENS,
     PAD,
     SIZE,
@@ -43,14 +44,14 @@ POOLINGS = ("cls", "mean", "max", "last")
 LENGTHS = (1, 12, 127, 2, 128, 12, 130)
 _AUTO_MODEL: Any = transformers.AutoModel  # transformers leaves from_config untyped
 _AUTO_CLASSIFIER: Any = transformers.AutoModelForSequenceClassification
-_T5: Any = transformers.T5Config  # whose classes take more than their signatures say
+_UMT5: Any = transformers.UMT5Config  # whose classes take more than their signatures say
 _ROFORMER: Any = transformers.RoFormerConfig
 
 UNKNOWN: dict[str, Callable[[], Any]] = {  # to the packed runtime
     "roformer": lambda: _ROFORMER(**SIZE, embedding_size=48),
     "deberta": lambda: transformers.DebertaConfig(**SIZE),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=VOCAB, n_embd=48, n_layer=2, n_head=4, n_positions=MAX_TOKENS),
-    "t5": lambda: _T5(
+    "umt5": lambda: _UMT5(
         vocab_size=VOCAB, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, n_positions=MAX_TOKENS
     ),
 }
@@ -123,23 +124,7 @@ class TestBesideThePackedEngine:
                 assert row.dtype == np.float32
                 np.testing.assert_allclose(row, other, atol=1e-5)
 
-    @pytest.mark.parametrize(
-        "family",
-        [
-            *("roberta", "mpnet", "distilbert", "electra", "modernbert", "deberta-v2"),
-            *(
-                "eurobert",
-                "gte",
-                "jina_embeddings_v3",
-                "nomic_bert",
-                "gemma3_text",
-                "llama",
-                "mistral",
-                "qwen2",
-                "qwen3",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize("family", FAMILIES)
     def test_other_families_agree_too(self, tmp_path: Path, family: str) -> None:
         save_encoder(tmp_path, family)
         padded, packed, batch = padded_engine(tmp_path), cpu_engine(tmp_path), pack(random_sequences((3, 40, 17)))
@@ -216,7 +201,7 @@ class TestArchitecturesThatTheRuntimeLacks:
         assert [(log["event"], log["model_type"]) for log in logs] == [("runs_padded", name)]
         assert (engine.info.max_tokens, engine.info.dim) == (MAX_TOKENS, 48)
         sequences = random_sequences(LENGTHS)
-        encoder = model.encoder if name == "t5" else model
+        encoder = model.encoder if name == "umt5" else model
         expected = [reference_hidden(encoder, sequence) for sequence in sequences]
         rows = engine.run(pack(sequences, TaskOptions("embed", "last", False))).rows
         np.testing.assert_allclose(rows, [hidden[-1] for hidden in expected], atol=1e-4)
@@ -251,6 +236,31 @@ def test_auto_runs_what_the_runtime_knows_packed_and_says_nothing(bert: Path) ->
     with capture_logs() as logs:
         assert isinstance(load_engine(str(bert), dtype="float32", device="cpu", engine="auto"), CpuEngine)
     assert logs == []
+
+
+class TestOnAGpuThatHasNoKernel:
+    """As where a GPU is, for the packed engine alone."""
+
+    @pytest.fixture(autouse=True)
+    def _gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("penstock.engine.device.missing_for_gpu", lambda padded: "none" if padded else None)
+        monkeypatch.setattr("penstock.engine.loading.encoder.device_name", lambda: "a GPU")
+
+    @pytest.mark.parametrize("dtype", ["auto", "float32"])
+    def test_auto_runs_it_padded_and_says_why(self, tmp_path: Path, dtype: str) -> None:
+        save_encoder(tmp_path, "bert", hidden_size=60)
+        with capture_logs() as logs:
+            engine = load_engine(str(tmp_path), engine="auto", dtype=dtype)
+        assert isinstance(engine, PaddedEngine)
+        (log,) = logs
+        assert (log["event"], log["model_type"]) == ("runs_padded", "bert")
+        assert "hidden size 60 is no multiple of 8" in log["reason"]
+
+    def test_packed_is_refused_and_a_cpu_can_be_asked_for(self, tmp_path: Path) -> None:
+        save_encoder(tmp_path, "bert", hidden_size=60)
+        with pytest.raises(UnsupportedDevice, match="hidden size 60 is no multiple of 8"):
+            load_engine(str(tmp_path), engine="packed")
+        assert isinstance(load_engine(str(tmp_path), engine="auto", device="cpu"), CpuEngine)
 
 
 class TestRefusals:
