@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense
 
 from penstock.engine import TaskOptions, load_engine
 from penstock.engine.types import Float32Array
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.tokenizer_files import TokenizerError
 from penstock.producer.wire.messages import Text
-from tests.engine.helpers import pack, save_classifier, save_encoder, write_json
+from tests.engine.helpers import FAMILIES, pack, randomise, save_classifier, save_encoder, write_json
 from tests.producer.tokenizer_makers import MAKERS
 
 pytestmark = pytest.mark.slow
@@ -22,17 +24,29 @@ TEXTS = ["The Card", "the card", "where is my card where is my card where is my 
 VOCAB = 300  # enough for each tokenizer
 
 
-def write_modules(directory: Path, transformer: str = "") -> Path:
-    """A sentence-transformers directory with mean pooling. Returns that of the transformer, which is to be filled."""
-    kinds = {transformer: "Transformer", "1_Pooling": "Pooling"}
+def write_modules(
+    directory: Path, transformer: str = "", pooling: str = "pooling_mode_mean_tokens", more: tuple[str, ...] = ()
+) -> Path:
+    """A sentence-transformers directory. Returns that of the transformer, which is to be filled.
+
+    more: modules after Pooling: Dense, which is made here, and Normalize.
+    """
+    kinds = {
+        transformer: "Transformer",
+        "1_Pooling": "Pooling",
+        **{f"{2 + i}_{kind}": kind for i, kind in enumerate(more)},
+    }
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (path, kind) in enumerate(kinds.items())
     ]
     write_json(directory / "modules.json", modules)
-    write_json(
-        directory / "1_Pooling" / "config.json", {"word_embedding_dimension": 48, "pooling_mode_mean_tokens": True}
-    )
+    write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": 48, pooling: True})
+    if "Dense" in more:
+        dense = Dense(48, 32, bias=False, activation_function=torch.nn.Identity())
+        randomise(dense)
+        (directory / "2_Dense").mkdir()
+        dense.save(str(directory / "2_Dense"))
     root = directory / transformer
     root.mkdir(exist_ok=True)
     return root
@@ -48,25 +62,47 @@ def edit(path: Path, **changes: Any) -> None:
     write_json(path, (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}) | changes)
 
 
-def run(directory: Path, texts: list[Text], task: str, engine: str) -> Float32Array:
-    """Results of texts, tokenized and cut as a worker does it."""
+def run(directory: Path, texts: list[Text], task: str, engine: str, *, alone: bool = False) -> Float32Array:
+    """Results of texts, tokenized and cut as a worker does it, in one batch or each `alone`."""
     loaded, tokenizer = (
         load_engine(str(directory), dtype="float32", device="cpu", engine=engine),
         Tokenizer.from_directory(directory),
     )
     encoded = tokenizer.encode(texts, truncate=True, max_tokens=loaded.info.max_tokens)
     tokenizer.close()
+    ids = [one.ids for one in encoded]
     types = [np.zeros_like(one.ids) if one.token_type_ids is None else one.token_type_ids for one in encoded]
-    return np.stack(loaded.run(pack([one.ids for one in encoded], TaskOptions(task), types)).rows)
+    batches = [slice(i, i + 1) for i in range(len(ids))] if alone else [slice(None)]
+    outputs = [loaded.run(pack(ids[batch], TaskOptions(task), types[batch])) for batch in batches]
+    return np.stack([row for output in outputs for row in output.rows])
 
 
 def assert_embeds_as_sentence_transformers(
-    directory: Path, texts: list[str], engines: tuple[str, ...] = ("packed",)
+    directory: Path, texts: list[str], engines: tuple[str, ...] = ("packed",), *, atol: float = 2e-5
 ) -> None:
     reference = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
     expected = np.stack([reference.encode(text) for text in texts])  # alone, without padding
     for engine in engines:
-        np.testing.assert_allclose(run(directory, [*texts], "embed", engine), expected, atol=2e-5)
+        np.testing.assert_allclose(run(directory, [*texts], "embed", engine), expected, rtol=0, atol=atol)
+
+
+# Of decoders, whose published checkpoints pool their last token, and for the others the mean.
+LAST = ("llama", "mistral", "qwen2", "qwen3")
+LONGER = [" ".join((["where", "is", "my", "card"] * 50)[:count]) for count in (1, 20, 62, 70, 200)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_embeds_texts_as_sentence_transformers_alone_and_together(tmp_path: Path, family: str) -> None:
+    pooling = "pooling_mode_lasttoken" if family in LAST else "pooling_mode_mean_tokens"
+    root = write_modules(tmp_path, pooling=pooling, more=("Dense", "Normalize"))  # as sentence-t5 has them
+    save_tokenizer(root, {"mt5": "t5"}.get(family, family if family in MAKERS else "backend"))
+    edit(root / "tokenizer_config.json", model_max_length=100)
+    save_encoder(root, family, vocab_size=VOCAB)
+    texts = [*TEXTS, *LONGER]
+    assert_embeds_as_sentence_transformers(tmp_path, texts, atol=1e-5)
+    together = run(tmp_path, [*texts], "embed", "packed")
+    np.testing.assert_array_equal(run(tmp_path, [*texts], "embed", "packed", alone=True), together)
+    assert np.abs(together[2:] - together[0]).max(axis=1).min() > 1e-3  # texts have vectors of their own
 
 
 NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
