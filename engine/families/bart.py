@@ -1,13 +1,17 @@
-"""BART (Lewis et al. 2020): post-norm, learned positions from 2, a norm after the embeddings."""
+"""BART (Lewis et al. 2020): post-norm, learned positions from 2, a norm after the embeddings.
+
+The readers below `seq2seq` are those of all families with BART's tensor names.
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.engine.families.readers import LayerNames, read_dense, read_layer, read_norm, require_same
+from penstock.engine.families.readers import read_dense, read_norm, require_same
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.files import require_int, setting
 from penstock.engine.model.seq2seq import (
@@ -19,72 +23,75 @@ from penstock.engine.model.seq2seq import (
     Seq2SeqWeights,
     TokenEmbeddings,
 )
-from penstock.engine.model.weights import Dense, Heads, Layer
+from penstock.engine.model.weights import Dense, Heads, Layer, Norm, PlainAttention
 
 _PREFIXES = ("model.", "")
 _PROBE = "encoder.layers.0.fc1.weight"
 _EPS = 1e-5  # fixed in the reference implementation
 _FIRST_POSITION = 2
-_LAYER = LayerNames(
-    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    attention=("self_attn.out_proj", "self_attn_layer_norm"),
-    mlp=("fc1", "fc2", "final_layer_norm"),
-    hidden="d_model",
-    activation=("activation_function", "gelu"),
-)
+_ENCODER_NORMS = ("self_attn_layer_norm", "final_layer_norm")  # of a layer's blocks, in their order
+_DECODER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
 
 
-def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
-    """The encoder, decoder and head of a BART checkpoint."""
+def seq2seq(checkpoint: Checkpoint, *, pre_norm: bool = False) -> Seq2SeqWeights:
+    """The encoder, decoder and head of a BART checkpoint, or of one that differs from it in `pre_norm` alone."""
     weights, hidden = checkpoint.weights, require_int(checkpoint.config, "d_model")
-    prefix = weights.prefix(_PREFIXES, _PROBE)
+    prefix = prefix_of(checkpoint)
 
     def embeddings(stack: str) -> TokenEmbeddings:
         return TokenEmbeddings(
-            words=read_words(checkpoint, f"{prefix}{stack}.embed_tokens.weight", f"{prefix}shared.weight"),
+            words=read_words(checkpoint, prefix, stack),
             positions=weights.take(f"{prefix}{stack}.embed_positions.weight", -1, hidden)[_FIRST_POSITION:],
             norm=read_norm(weights, f"{prefix}{stack}.layernorm_embedding", hidden, _EPS),
         )
 
-    return read_seq2seq(checkpoint, prefix, embeddings("encoder"), embeddings("decoder"))
+    return read_seq2seq(checkpoint, embeddings("encoder"), embeddings("decoder"), pre_norm=pre_norm)
+
+
+def prefix_of(checkpoint: Checkpoint) -> str:
+    """What precedes the tensors of both stacks."""
+    return checkpoint.weights.prefix(_PREFIXES, _PROBE)
 
 
 def read_seq2seq(
-    checkpoint: Checkpoint, prefix: str, source: TokenEmbeddings, target: TokenEmbeddings
+    checkpoint: Checkpoint, source: TokenEmbeddings, target: TokenEmbeddings, *, pre_norm: bool
 ) -> Seq2SeqWeights:
-    """A model with BART's tensor names. `source` and `target` are the embeddings of its two stacks."""
+    """A model with BART's tensor names.
+
+    `source` and `target` are the embeddings of its two stacks, without the first norm of a pre-norm stack. Such a stack
+    has one norm more, after its last layer.
+    """
     config, weights, hidden = checkpoint.config, checkpoint.weights, require_int(checkpoint.config, "d_model")
+    prefix = prefix_of(checkpoint)
     tied = (f"{prefix}decoder.embed_tokens.weight", f"{prefix}shared.weight")
     names = ("lm_head.weight", *(tied if setting(config, "tie_word_embeddings", True) else ()))
     head = first_of(weights, names, -1, hidden)
     require_same(config, "encoder_layers", "num_hidden_layers")
     bias = weights.take("final_logits_bias", 1, len(head))[0] if "final_logits_bias" in weights else None
+    first_source, encoder_norms = _norms(checkpoint, "encoder", _ENCODER_NORMS, pre_norm=pre_norm)
+    first_target, decoder_norms = _norms(checkpoint, "decoder", _DECODER_NORMS, pre_norm=pre_norm)
     return Seq2Seq(
         encoder=EncoderStack(
-            embeddings=source,
-            layers=tuple(
-                _read_layer(checkpoint, f"{prefix}encoder.layers.{i}.", "encoder_ffn_dim")
-                for i in range(require_int(config, "encoder_layers"))
-            ),
+            embeddings=replace(source, first_norm=first_source),
+            layers=tuple(_read_layer(checkpoint, "encoder", i, norms) for i, norms in enumerate(encoder_norms)),
             heads=Heads.of(hidden, require_int(config, "encoder_attention_heads")),
         ),
         decoder=DecoderStack(
-            embeddings=target,
-            layers=tuple(
-                _read_decoder_layer(checkpoint, f"{prefix}decoder.layers.{i}.")
-                for i in range(require_int(config, "decoder_layers"))
-            ),
+            embeddings=replace(target, first_norm=first_target),
+            layers=tuple(_read_decoder_layer(checkpoint, i, norms) for i, norms in enumerate(decoder_norms)),
             heads=Heads.of(hidden, require_int(config, "decoder_attention_heads")),
             head=Dense(head, bias, "identity"),
         ),
-        pre_norm=False,
+        pre_norm=pre_norm,
     )
 
 
-def read_words(checkpoint: Checkpoint, *names: str) -> Tensor:
-    """A table of words, under the first of `names` that exists, scaled where the configuration says so."""
+def read_words(checkpoint: Checkpoint, prefix: str, stack: str) -> Tensor:
+    """The table of words of a stack, its own or the one it shares, scaled where the configuration says so."""
     hidden = require_int(checkpoint.config, "d_model")
-    require_tied(checkpoint, names)
+    names = (f"{prefix}{stack}.embed_tokens.weight", f"{prefix}shared.weight")
+    if setting(checkpoint.config, "tie_word_embeddings", True):
+        require_tied(checkpoint, names)
     name = first_name(checkpoint.weights, names)
     if setting(checkpoint.config, "scale_embedding", False):
         return checkpoint.weights.take_scaled(name, math.sqrt(hidden), -1, hidden)
@@ -108,22 +115,62 @@ def first_name(weights: Tensors, names: tuple[str, ...]) -> str:
     return next((name for name in names if name in weights), names[-1])
 
 
-def _read_layer(checkpoint: Checkpoint, prefix: str, intermediate: str) -> Layer[Dense]:
-    return read_layer(checkpoint, prefix, replace(_LAYER, intermediate=intermediate), _EPS)
+def _norms(
+    checkpoint: Checkpoint, stack: str, blocks: Sequence[str], *, pre_norm: bool
+) -> tuple[Norm | None, list[list[Norm]]]:
+    """The norm before the first block of a pre-norm stack, and of each layer the norms that follow its additions.
+
+    blocks: names of a layer's norms. Post-norm each follows its own block. Pre-norm it precedes it, so it follows the
+    addition of the block before, and the stack's last norm follows the last block.
+    """
+    num_layers, hidden = require_int(checkpoint.config, f"{stack}_layers"), require_int(checkpoint.config, "d_model")
+    names = [f"layers.{i}.{block}" for i in range(num_layers) for block in blocks]
+    names += ["layer_norm"] if pre_norm else []
+    prefix = f"{prefix_of(checkpoint)}{stack}."
+    norms = [read_norm(checkpoint.weights, prefix + name, hidden, _EPS) for name in names]
+    first = norms.pop(0) if pre_norm else None
+    size = len(blocks)
+    return first, [norms[i : i + size] for i in range(0, num_layers * size, size)]
 
 
-def _read_decoder_layer(checkpoint: Checkpoint, prefix: str) -> DecoderLayer[Dense]:
-    weights, hidden = checkpoint.weights, require_int(checkpoint.config, "d_model")
-    query, key, value, output = (
-        read_dense(weights, f"{prefix}encoder_attn.{name}_proj", hidden, hidden) for name in ("q", "k", "v", "out")
+def _read_layer(checkpoint: Checkpoint, stack: str, index: int, norms: Sequence[Norm]) -> Layer[Dense]:
+    """norms: after self-attention, and after the MLP."""
+    config, weights, hidden = checkpoint.config, checkpoint.weights, require_int(checkpoint.config, "d_model")
+    prefix, inner = f"{prefix_of(checkpoint)}{stack}.layers.{index}.", require_int(config, f"{stack}_ffn_dim")
+    attention_norm, output_norm = norms
+    query, key, value, output = _read_attention(checkpoint, prefix + "self_attn.")
+    return Layer(
+        qkv=_stacked(query, key, value),
+        attention=PlainAttention(),
+        attention_output=output,
+        attention_norm=attention_norm,
+        up=read_dense(weights, prefix + "fc1", inner, hidden, setting(config, "activation_function", "gelu")),
+        down=read_dense(weights, prefix + "fc2", hidden, inner),
+        output_norm=output_norm,
     )
-    bias = torch.cat([part.bias for part in (key, value) if part.bias is not None])
+
+
+def _read_decoder_layer(checkpoint: Checkpoint, index: int, norms: Sequence[Norm]) -> DecoderLayer[Dense]:
+    """norms: after self-attention, after cross-attention, and after the MLP."""
+    attention_norm, cross_norm, output_norm = norms
+    prefix = f"{prefix_of(checkpoint)}decoder.layers.{index}.encoder_attn."
+    query, key, value, output = _read_attention(checkpoint, prefix)
     return DecoderLayer(
-        layer=_read_layer(checkpoint, prefix, "decoder_ffn_dim"),
-        cross=CrossAttention(
-            query=query,
-            key_value=Dense(torch.cat([key.weight, value.weight]), bias, "identity"),
-            output=output,
-            norm=read_norm(weights, prefix + "encoder_attn_layer_norm", hidden, _EPS),
-        ),
+        layer=_read_layer(checkpoint, "decoder", index, (attention_norm, output_norm)),
+        cross=CrossAttention(query, _stacked(key, value), output, cross_norm),
     )
+
+
+def _read_attention(checkpoint: Checkpoint, prefix: str) -> tuple[Dense, Dense, Dense, Dense]:
+    """Query, key, value and output."""
+    hidden = require_int(checkpoint.config, "d_model")
+    query, key, value, output = (
+        read_dense(checkpoint.weights, f"{prefix}{name}_proj", hidden, hidden) for name in ("q", "k", "v", "out")
+    )
+    return query, key, value, output
+
+
+def _stacked(*parts: Dense) -> Dense:
+    """Matrices with biases as one, whose product makes all."""
+    biases = [part.bias for part in parts if part.bias is not None]
+    return Dense(torch.cat([part.weight for part in parts]), torch.cat(biases), "identity")

@@ -4,24 +4,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.families.bart import read_seq2seq, read_words
+from penstock.engine.families.bart import prefix_of, read_seq2seq, read_words
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int
 from penstock.engine.model.seq2seq import Seq2SeqWeights, TokenEmbeddings
 
-_PREFIX = "model."
 
-
-def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
+def seq2seq(checkpoint: Checkpoint, *, pre_norm: bool = False) -> Seq2SeqWeights:
     """The encoder, decoder and head of a Marian checkpoint, with one table of words or two."""
-    config = checkpoint.config
-    positions = _sinusoids(require_int(config, "max_position_embeddings"), require_int(config, "d_model"))
+    config, weights, prefix = checkpoint.config, checkpoint.weights, prefix_of(checkpoint)
+    size = require_int(config, "max_position_embeddings"), require_int(config, "d_model")
 
     def embeddings(stack: str) -> TokenEmbeddings:
-        own, shared = f"{_PREFIX}{stack}.embed_tokens.weight", f"{_PREFIX}shared.weight"
-        return TokenEmbeddings(read_words(checkpoint, own, shared), positions, norm=None)
+        saved = f"{prefix}{stack}.embed_positions.weight"  # counts where it is there: it may be rounded, or trained
+        positions = weights.take(saved, *size) if saved in weights else _sinusoids(*size)
+        return TokenEmbeddings(read_words(checkpoint, prefix, stack), positions)
 
-    return read_seq2seq(checkpoint, _PREFIX, embeddings("encoder"), embeddings("decoder"))
+    return read_seq2seq(checkpoint, embeddings("encoder"), embeddings("decoder"), pre_norm=pre_norm)
 
 
 def _sinusoids(max_tokens: int, hidden: int) -> Tensor:

@@ -40,6 +40,7 @@ _ONE_SETTING = (  # transformers' own names of T5's settings
     ("d_kv", "head_dim"),
 )
 _BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
+_FIRST_NORM = "block.0.layer.0.layer_norm"
 
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
@@ -55,7 +56,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         heads=stack.heads,
         max_tokens=None,
         pre_norm=True,
-        first_norm=stack.embeddings.norm,
+        first_norm=stack.embeddings.first_norm,
     )
 
 
@@ -70,7 +71,7 @@ def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
     return Seq2Seq(
         encoder=_read_encoder(checkpoint),
         decoder=DecoderStack(
-            embeddings=TokenEmbeddings(target, None, _norm(checkpoint, "decoder.block.0.layer.0.layer_norm")),
+            embeddings=TokenEmbeddings(target, None, first_norm=_norm(checkpoint, f"decoder.{_FIRST_NORM}")),
             layers=tuple(
                 DecoderLayer(
                     layer=_read_layer(checkpoint, "decoder", i, num_layers, past),
@@ -104,9 +105,9 @@ def _read_encoder(checkpoint: Checkpoint) -> EncoderStack[Dense]:
     for key, other in _ONE_SETTING:
         require_same(config, key, other)
     num_layers, around = require_int(config, "num_layers"), _distance_attention(checkpoint, "encoder", is_causal=False)
-    first_norm = _norm(checkpoint, "encoder.block.0.layer.0.layer_norm")
+    first_norm = _norm(checkpoint, f"encoder.{_FIRST_NORM}")
     return EncoderStack(
-        embeddings=TokenEmbeddings(_read_words(checkpoint, "encoder"), None, first_norm),
+        embeddings=TokenEmbeddings(_read_words(checkpoint, "encoder"), None, first_norm=first_norm),
         layers=tuple(_read_layer(checkpoint, "encoder", i, num_layers, around) for i in range(num_layers)),
         heads=_heads(config),
     )

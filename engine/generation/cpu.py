@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.linear import Linear, make_linear
 from penstock.engine.cpu.ops import CpuOps, RowOps
 from penstock.engine.generation.device import DecoderRows, DeviceSearch
+from penstock.engine.generation.embeddings import look_up, source_positions
 from penstock.engine.generation.forward import decode, encode
 from penstock.engine.generation.paged_attention import KeyGroup, attend_pages, group_keys
 from penstock.engine.generation.pages import Int64Array
@@ -38,9 +38,11 @@ class CpuSeq2Seq:
         self._use_threads()
         cu_seqlens = np.cumsum([0, *map(len, sources)]).astype(np.int32)
         layout = sort_by_length(cu_seqlens)
-        tokens = torch.from_numpy(np.concatenate(sources)[layout.tokens])
+        stack, tokens = self._model.encoder, np.concatenate(sources)
+        positions = source_positions(tokens, np.diff(cu_seqlens), stack.embeddings.pad_token)
         own = torch.from_numpy(slots[layout.tokens[: layout.num_tokens]])
-        encode(self._model, _SourceOps(layout, tokens, self._model.encoder.heads, self._key_values, own))
+        rows = torch.from_numpy(tokens[layout.tokens]), torch.from_numpy(positions[layout.tokens])
+        encode(self._model, _SourceOps(layout, *rows, stack.heads, self._key_values, own))
 
     @torch.inference_mode()
     def step(self, rows: DecoderRows) -> Tensor:
@@ -72,14 +74,16 @@ class CpuSeq2Seq:
 class _SourceOps(CpuOps):
     """Implements `SourceOps` for sources in the order of `layout`."""
 
-    def __init__(self, layout: Layout, tokens: Tensor, heads: Heads, key_values: Tensor, slots: Tensor) -> None:
-        """key_values [layers, num_pages, page_size, 2W]; slots: of each token of `layout`."""
-        super().__init__(layout, tokens, None, heads, torch.float32)
+    def __init__(
+        self, layout: Layout, tokens: Tensor, positions: Tensor, heads: Heads, key_values: Tensor, slots: Tensor
+    ) -> None:
+        """key_values [layers, num_pages, page_size, 2W]; the others but `heads`: of each token of `layout`."""
+        super().__init__(layout, tokens, None, heads, torch.float32, positions)
         self._key_values = key_values.flatten(1, 2)
         self._slots = slots
 
     def look_up(self, embeddings: TokenEmbeddings) -> Tensor:
-        return _look_up(embeddings, self._token_ids, self._positions)
+        return look_up(embeddings, self._token_ids, self._positions)
 
     def remember(self, layer: int, key_value: Tensor) -> None:
         self._key_values[layer, self._slots] = key_value[: len(self._slots)]
@@ -102,7 +106,7 @@ class _TargetOps(RowOps):
         self._sources = _source_groups(rows, page_size)
 
     def look_up(self, embeddings: TokenEmbeddings) -> Tensor:
-        return _look_up(embeddings, self._tokens, self._positions)
+        return look_up(embeddings, self._tokens, self._positions)
 
     def attend_cached(self, qkv: Tensor, layer: int, attention: Attention) -> Tensor:
         width = qkv.shape[1] // 3
@@ -116,11 +120,6 @@ class _TargetOps(RowOps):
 
     def predict(self, x: Tensor, head: Linear) -> Tensor:
         return head(x)
-
-
-def _look_up(embeddings: TokenEmbeddings, tokens: Tensor, positions: Tensor) -> Tensor:
-    words = F.embedding(tokens, embeddings.words)
-    return words if embeddings.positions is None else words + F.embedding(positions, embeddings.positions)
 
 
 def _source_groups(rows: DecoderRows, page_size: int) -> list[KeyGroup]:

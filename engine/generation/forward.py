@@ -17,7 +17,7 @@ class StackOps(Protocol[X, D_contra]):
     """Operations of both stacks. X stands for hidden states: one row a token."""
 
     def look_up(self, embeddings: TokenEmbeddings) -> X:
-        """words + positions, without the norm: [R, H]."""
+        """words + positions, without the norms: [R, H]."""
         ...
 
     def norm(self, x: X, norm: Norm) -> X: ...
@@ -69,7 +69,7 @@ class TargetOps(StackOps[X, D_contra], Protocol):
 
 def encode(model: Seq2Seq[D], ops: SourceOps[X, D]) -> None:
     """Run the encoder, and keep what the decoder's layers read of it."""
-    hidden, residual = _embedded(model, model.encoder, ops)
+    hidden, residual = _embedded(model.encoder, ops)
     for layer in model.encoder.layers:
         context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
         hidden, residual = _add(model, ops, context, layer.attention_output, residual, layer.attention_norm)
@@ -80,7 +80,7 @@ def encode(model: Seq2Seq[D], ops: SourceOps[X, D]) -> None:
 
 def decode(model: Seq2Seq[D], ops: TargetOps[X, D]) -> X:
     """Logits [R, V] of the token after each row's."""
-    hidden, residual = _embedded(model, model.decoder, ops)
+    hidden, residual = _embedded(model.decoder, ops)
     for index, decoder_layer in enumerate(model.decoder.layers):
         layer, cross = decoder_layer.layer, decoder_layer.cross
         context = ops.attend_cached(ops.project(hidden, layer.qkv), index, layer.attention)
@@ -91,12 +91,13 @@ def decode(model: Seq2Seq[D], ops: TargetOps[X, D]) -> X:
     return ops.predict(hidden, model.decoder.head)
 
 
-def _embedded(model: Seq2Seq[D], stack: EncoderStack[D] | DecoderStack[D], ops: StackOps[X, D]) -> tuple[X, X]:
+def _embedded(stack: EncoderStack[D] | DecoderStack[D], ops: StackOps[X, D]) -> tuple[X, X]:
     """The first layer's input, and what its sum begins with."""
-    embedded = ops.look_up(stack.embeddings)
-    norm = stack.embeddings.norm
-    hidden = embedded if norm is None else ops.norm(embedded, norm)
-    return hidden, embedded if model.pre_norm else hidden
+    embeddings = stack.embeddings
+    embedded = ops.look_up(embeddings)
+    if embeddings.norm is not None:
+        embedded = ops.norm(embedded, embeddings.norm)
+    return embedded if embeddings.first_norm is None else ops.norm(embedded, embeddings.first_norm), embedded
 
 
 def _mlp(model: Seq2Seq[D], ops: StackOps[X, D], layer: Layer[D], hidden: X, residual: X) -> tuple[X, X]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.engine.families import bart, marian, t5
+from penstock.engine.families import bart, m2m_100, marian, mbart, pegasus, t5
 from penstock.engine.families.readers import refuse_causal
 from penstock.engine.generation_options import OPTION_NAMES, GenerationOptions
 from penstock.engine.model.admission import GENERATE
@@ -17,11 +17,14 @@ from penstock.engine.model.seq2seq import Seq2SeqWeights
 
 SEQ2SEQ_FAMILIES: Mapping[str, Callable[[Checkpoint], Seq2SeqWeights]] = {
     "bart": bart.seq2seq,
+    "m2m_100": m2m_100.seq2seq,
     "marian": marian.seq2seq,
+    "mbart": mbart.seq2seq,
     "mt5": t5.seq2seq,
+    "pegasus": pegasus.seq2seq,
     "t5": t5.seq2seq,
 }
-_WIDE = frozenset({"mt5", "t5"})  # trained in bfloat16: their residuals grow from layer to layer
+_WIDE = frozenset({"mt5", "pegasus", "t5"})  # trained in bfloat16: their residuals grow from layer to layer
 _CONFIG = "generation_config.json"
 
 

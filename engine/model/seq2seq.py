@@ -17,11 +17,13 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, slots=True)
 class TokenEmbeddings:
-    """Word + position, then a norm where the family has one."""
+    """Word + position, then norms where the family has them."""
 
     words: Tensor  # [V, H], scaled
     positions: Tensor | None  # [max_tokens, H], without the rows of a family's offset
-    norm: Norm | None  # in a pre-norm stack the first layer's norm, which residuals bypass
+    norm: Norm | None = None  # of the sum
+    first_norm: Norm | None = None  # in a pre-norm stack the first layer's norm, which residuals bypass
+    pad_token: int | None = None  # of a family that gives padding no position, and numbers a source without it
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.norm import normalise
+from penstock.engine.generation.embeddings import look_up
 from penstock.engine.gpu.generation.cached_attention import CacheLines, attend_lines
 from penstock.engine.gpu.ops import GpuDense
 from penstock.engine.kernels.activation import bias_activation, gated
@@ -48,8 +49,7 @@ class _StackOps:
         self._positions = positions
 
     def look_up(self, embeddings: TokenEmbeddings) -> Tensor:
-        words = F.embedding(self._tokens, embeddings.words)
-        return words if embeddings.positions is None else words + F.embedding(self._positions, embeddings.positions)
+        return look_up(embeddings, self._tokens, self._positions)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return normalise(x, norm)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.generation.embeddings import source_positions
 from penstock.engine.generation.forward import encode
 from penstock.engine.generation.pages import Int64Array
 from penstock.engine.gpu.generation.seq2seq_ops import DeviceSourceOps, SourceRows, uses_flash
@@ -119,15 +120,15 @@ class SourceEncoder:
     ) -> None:
         """Copy a batch's description to the device."""
         ends, total = np.cumsum(lengths), len(slots)
-        positions = np.arange(total) - np.repeat(ends - lengths, lengths)
-        lines = np.repeat(np.arange(len(lengths)) * shape.longest, lengths)
+        lines = np.repeat(np.arange(len(lengths)) * shape.longest - (ends - lengths), lengths)
         spare = shape.sources * shape.longest  # the place behind all
         size = shape.sections[-1].stop
         values = torch.empty(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         parts = [values.numpy()[section] for section in shape.sections]
         joined: Int32Array = np.concatenate(sources)
+        positions = source_positions(joined, lengths, self._model.encoder.embeddings.pad_token)
         arrays: Sequence[Int32Array | Int64Array]
-        arrays = joined, positions, slots, lines + positions, np.append(0, ends), lengths
+        arrays = joined, positions, slots, lines + np.arange(total), np.append(0, ends), lengths
         for part, array, rest in zip(parts, arrays, (0, 0, self._scratch, spare, total, 0), strict=True):
             part[: len(array)], part[len(array) :] = array, rest
         description[:size].copy_(values, non_blocking=True)  # torch keeps pinned memory until it has ended

@@ -20,6 +20,7 @@ from tests.engine.helpers import randomise
 
 VOCAB = 90
 _FIRST_WORD = 10  # smaller tokens have a meaning of their own
+PADDING = 40  # of M2M100, which gives it no position: a word that sources have
 EOS = [2, 11, 12, 13, 14]  # several, so that random weights stop now and then
 
 _BART: dict[str, Any] = {
@@ -38,6 +39,7 @@ _BART: dict[str, Any] = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
 }
+_PRE_NORM = _BART | {"forced_eos_token_id": None}
 _T5: dict[str, Any] = {
     "vocab_size": VOCAB,
     "d_model": 32,
@@ -59,6 +61,9 @@ _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
         transformers.MarianConfig,
         _BART | {"share_encoder_decoder_embeddings": False, "vocab_size": VOCAB + 20, "decoder_vocab_size": VOCAB},
     ),
+    "m2m_100": (transformers.M2M100Config, _PRE_NORM | {"pad_token_id": PADDING}),
+    "mbart": (transformers.MBartConfig, _PRE_NORM | {"scale_embedding": True, "activation_function": "relu"}),
+    "pegasus": (transformers.PegasusConfig, _PRE_NORM | {"scale_embedding": True, "activation_function": "relu"}),
     "t5": (transformers.T5Config, _T5),
     "t5-gated": (transformers.T5Config, _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": (transformers.MT5Config, _T5 | {"feed_forward_proj": "gated-gelu"}),
@@ -84,12 +89,15 @@ def save_seq2seq(directory: Path, family: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     model = _AUTO_MODEL.from_config(kind(**(values | changes)))
     randomise(model, seed=7)
-    last_norms = ("decoder.final_layer_norm", f"decoder.layers.{_BART['decoder_layers'] - 1}.final_layer_norm")
+    parameters = dict(model.named_parameters())
+    of_layer = f"layers.{_BART['decoder_layers'] - 1}.final_layer_norm"  # the last norm of a post-norm decoder
+    last_norms = [f"decoder.{norm}." for norm in ("final_layer_norm", "layer_norm", of_layer)]
+    last_norm = next(norm for norm in last_norms if any(norm in name for name in parameters))
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in parameters.items():
             if "shared" in name or "embed_tokens" in name:
                 parameter *= 0.1  # else random weights repeat the token that they read
-            if any(norm in name for norm in last_norms):
+            if last_norm in name:
                 parameter *= 30  # else all tokens are about as likely, and rounding decides between beams
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(1))

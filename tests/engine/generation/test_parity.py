@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from penstock.engine.errors import InvalidOption
 from penstock.engine.generation.generator import Generator
@@ -14,6 +15,7 @@ from penstock.engine.generation.loading import load_seq2seq
 from tests.engine.generation.helpers import (
     EOS,
     FAMILIES,
+    PADDING,
     SMALL,
     VOCAB,
     drain,
@@ -66,6 +68,41 @@ def test_when_beams_stop(length_penalty: float, num_beams: int) -> None:
     )
     if length_penalty > 1:
         assert early != lazy != never
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_padding_has_no_position_in_a_source_nor_in_a_result(num_beams: int) -> None:
+    batch = (9, 33, 60)
+    assert any(PADDING in source[:-1] for source in sources(batch))
+    tokens = assert_parity("m2m_100", batch, num_beams=num_beams, forced_bos_token_id=PADDING, max_new_tokens=6)
+    assert all(row[0] == PADDING for row in tokens)
+
+
+@pytest.mark.parametrize(
+    ("family", "left_out"),
+    [
+        ("m2m_100", ("scale_embedding", "activation_function", "pad_token_id")),
+        ("pegasus", ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")),
+        ("mbart", ("final_logits_bias", "scale_embedding", "activation_function")),
+    ],
+)
+def test_settings_and_tensors_that_are_left_out(family: str, left_out: tuple[str, ...], tmp_path: Path) -> None:
+    save_seq2seq(tmp_path, family)
+    config, file = json.loads((tmp_path / "config.json").read_text(encoding="utf-8")), tmp_path / "model.safetensors"
+    write_json(tmp_path / "config.json", {key: value for key, value in config.items() if key not in left_out})
+    kept = {name: tensor for name, tensor in load_file(file).items() if name not in left_out}
+    save_file(kept, file, metadata={"format": "pt"})
+    model, batch = _AUTO_MODEL.from_pretrained(tmp_path, dtype=torch.float32).eval(), sources((5, 17))
+    tokens = generate(load_seq2seq(str(tmp_path)), batch, num_beams=3, max_new_tokens=12)
+    assert tokens == [expected(model, source, num_beams=3, max_new_tokens=12) for source in batch]
+
+
+@pytest.mark.parametrize("family", ["bart", "m2m_100", "mbart", "pegasus"])
+def test_stacks_and_heads_with_tables_of_their_own(family: str, tmp_path: Path) -> None:
+    model, batch = save_seq2seq(tmp_path, family, tie_word_embeddings=False), sources((5, 17))
+    assert not torch.equal(model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight)
+    tokens = generate(load_seq2seq(str(tmp_path)), batch, max_new_tokens=12)
+    assert tokens == [expected(model, source, max_new_tokens=12) for source in batch]
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
