@@ -12,6 +12,7 @@ from penstock.engine.device_share import DeviceShare
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.generation_options import GenerationOptions
 
+ENTAIL = "entail"  # a task of classifiers of natural language inference: the logits of a pair's classes
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
@@ -89,8 +90,8 @@ def require_valid(batch: PackedBatch, num_types: int | None) -> None:
 class BatchOutput:
     """Results in the order of the batch's sequences. Rows that `not_finite` names are no results."""
 
-    # N arrays: the vector (embed) [D], a score for each label (classify) [C], the pair's score (rerank) [1], or such
-    # scores for each token (token_classify) [L, C]
+    # N arrays: the vector (embed) [D], a score for each label (classify) [C], the logit of each class (entail) [C], the
+    # pair's score (rerank) [1], or such scores for each token (token_classify) [L, C]
     rows: Sequence[Float32Array]
     device_s: float  # seconds the device worked on this batch
     # Arrays that hold the values of all rows, where the engine has them so. Without, the rows are copied into one.
@@ -128,7 +129,9 @@ class ModelInfo:
     device: str  # "cpu", or the GPU's name
     vocab_size: int
     max_tokens: int  # longest sequence the model accepts, special tokens included
-    tasks: frozenset[str]  # of "embed", "classify", "rerank", "token_classify"; or "generate" or "sequence" alone
+    tasks: frozenset[
+        str
+    ]  # of "embed", "classify", ENTAIL, "rerank", "token_classify"; or "generate" or "sequence" alone
     dim: int  # length of an embedding; of a model that generates the width of its encoder
     labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
     dimensions: tuple[int, ...] = ()  # lengths that embeddings may be cut to (Matryoshka); empty: none
@@ -136,6 +139,17 @@ class ModelInfo:
     cut_tokens: int | None = None  # longest sequence that `truncate` leaves, where the model accepts longer ones
     num_token_types: int | None = None  # rows of the table of token types; None: no table, and types are ignored
     padded: bool = False  # whether a batch is padded to its longest sequence: its time follows count * longest
+
+
+def is_entailment(label: str) -> bool:
+    """Whether a class says that a pair's second text follows from its first: the rule of zero-shot-classification."""
+    return label.lower().startswith("entail")
+
+
+def entailment_of(labels: Sequence[str]) -> int | None:
+    """The class of entailment; None unless there is one, and another class beside it."""
+    found = [index for index, label in enumerate(labels) if is_entailment(label)]
+    return found[0] if len(found) == 1 and len(labels) > 1 else None
 
 
 @runtime_checkable

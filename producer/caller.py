@@ -127,7 +127,7 @@ class Caller:
         """
         self._check_loop()
         task, options = check_task(task), recheck_options(options, task, is_text=texts is not None)
-        kind, sequences = check(task, texts, ids)
+        kind, sequences = check(task, texts, ids, has_labels=options.labels is not None)
         if revision is None:
             revision = self._one_revision()
         return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s), revision)
@@ -203,7 +203,8 @@ class Caller:
         """Every row. Raises the first error; nothing is sent if a sequence fails its checks."""
         self._check_loop()
         options = recheck_options(options, task, is_text=texts is not None)
-        kind, sequences = check(task, [texts] if isinstance(texts, str) else texts, ids)
+        listed = [texts] if isinstance(texts, str) else texts
+        kind, sequences = check(task, listed, ids, has_labels=options.labels is not None)
         if not sequences:
             raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
         raise_first(sequences)

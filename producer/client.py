@@ -88,16 +88,27 @@ class Client(Caller):
         texts: str | Sequence[Text] | None = None,
         *,
         ids: Sequence[npt.ArrayLike] | None = None,
+        labels: Sequence[str] | None = None,
+        template: str | None = None,
+        multi_label: bool = False,
         top_k: int = 1,
         truncate: bool = False,
         timeout_s: float | None = None,
     ) -> list[Classification]:
         """The best `top_k` labels (0: all) of each text or sequence of token ids; a single text gives one row.
 
+        Args:
+            labels: what to choose from, in place of the model's own labels. The model is one of natural language
+                inference; scores are those of transformers' zero-shot-classification.
+            template: with labels, what is said of a text, with {} for the label; None: "This example is {}."
+            multi_label: with labels, score each by itself. Otherwise the scores of all labels add up to 1.
+
         Raises:
             PenstockError: the first sequence's error; use `map` to get the other results as well.
         """
-        return await self._rows("classify", texts, ids, Options(top_k=top_k, truncate=truncate), timeout_s)
+        asked = None if labels is None else tuple(check_list("labels", labels, "a list of strings"))
+        options = Options(truncate=truncate, top_k=top_k, labels=asked, multi_label=multi_label, template=template)
+        return await self._rows("classify", texts, ids, options, timeout_s)
 
     async def rerank(
         self, query: str, documents: Sequence[str], *, truncate: bool = False, timeout_s: float | None = None

@@ -46,8 +46,9 @@ def request_of(model: str, task: str, options: Options, sequences: Sequence[Any]
 
 async def tokenized(request: Request, tokenizer: Tokenizer) -> PreparedRequest:
     """A request with the ids of its texts."""
-    # Pairs need token types, which `ids` does not carry: the worker tokenizes them.
-    if request.text is None or any(isinstance(text, tuple) for text in request.text):
+    # Pairs need token types, which `ids` does not carry: the worker tokenizes them, and texts that it makes pairs of.
+    is_of_pairs = request.options.labels is not None or any(isinstance(text, tuple) for text in request.text or ())
+    if request.text is None or is_of_pairs:
         return PreparedRequest(request)
     prompted = tokenizer.prompts.apply(request)
     spans = request.task == "token_classify"

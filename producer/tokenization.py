@@ -17,6 +17,7 @@ import tokenizers
 
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.known_words import KnownWords
+from penstock.producer.pair_frame import PairFrame
 from penstock.producer.prompts import Prompts, read_prompts
 from penstock.producer.tokenizer_files import LoadedTokenizer, TokenizerError, frame_of
 from penstock.producer.tokenizer_loading import load_backend
@@ -74,6 +75,12 @@ class Tokenizer:
         except (OSError, ValueError) as error:
             raise TokenizerError(f"The prompts of {directory} cannot be read: {error}.") from error
         return cls(load_backend(directory), prompts)
+
+    @functools.cached_property
+    def pair_frame(self) -> PairFrame:
+        """The frame of a pair, whose texts are tokenized one by one. Raises TokenizerError."""
+        encoder = self._whole
+        return PairFrame.of(encoder.plain, gives_types=encoder.gives_types, cuts_left=self.frame.cuts_left)
 
     def close(self) -> None:
         """End the threads of `encode_async` after their last calls, without waiting. `encode` remains usable."""

@@ -13,6 +13,7 @@ from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.files import Config, read_safetensors, setting
 from penstock.engine.model.results import Head
 from penstock.engine.model.weights import Dense, Norm
+from penstock.engine.types import ENTAIL, entailment_of, is_entailment
 
 _SHOWN_NAMES = 3  # of the tensors of a file that is no head
 
@@ -48,7 +49,7 @@ def logit_heads(checkpoint: Checkpoint, num_labels: int, *, of_tokens: bool) -> 
     Raises UnsupportedCheckpoint for scores that are not implemented.
     """
     head = _head(checkpoint, (), num_labels, "logits")
-    return {"token_classify": _of_tokens(head)} if of_tokens else _with_rerank(checkpoint, head)
+    return {"token_classify": _of_tokens(head)} if of_tokens else _of_sequences(checkpoint, head)
 
 
 def _sequence_heads(checkpoint: Checkpoint, width: int) -> dict[str, Head]:
@@ -58,7 +59,7 @@ def _sequence_heads(checkpoint: Checkpoint, width: int) -> dict[str, Head]:
     head = _head(checkpoint, layers, _num_labels(layers), reads)
     if reads == "last" and checkpoint.config.get("pad_token_id", family.pad_token) is not None:
         head = replace(head, pad_token=setting(checkpoint.config, "pad_token_id", family.pad_token or 0))
-    return _with_rerank(checkpoint, head)
+    return _of_sequences(checkpoint, head)
 
 
 def _of_tokens(head: Head) -> Head:
@@ -66,8 +67,8 @@ def _of_tokens(head: Head) -> Head:
     return replace(head, scores="softmax")
 
 
-def _with_rerank(checkpoint: Checkpoint, classify: Head) -> dict[str, Head]:
-    """`classify`, and for a single label `rerank`, the score of a pair as CrossEncoder gives it.
+def _of_sequences(checkpoint: Checkpoint, classify: Head) -> dict[str, Head]:
+    """`classify`; for a single label `rerank`, the score of a pair as CrossEncoder gives it; of inference ENTAIL.
 
     Several labels have the activation that CrossEncoder has stated, unless that is the identity.
     """
@@ -76,7 +77,21 @@ def _with_rerank(checkpoint: Checkpoint, classify: Head) -> dict[str, Head]:
         if stated == "softmax":
             raise UnsupportedCheckpoint(f"{checkpoint.directory}: the softmax of one label is always 1.")
         return {"classify": classify, "rerank": replace(classify, scores=stated or "sigmoid")}
-    return {"classify": classify if stated in (None, "raw") else replace(classify, scores=stated)}
+    heads = {"classify": classify if stated in (None, "raw") else replace(classify, scores=stated)}
+    if _is_of_inference(checkpoint.config, classify.labels):
+        heads[ENTAIL] = replace(classify, scores="raw")
+    return heads
+
+
+def _is_of_inference(config: Config, labels: Sequence[str]) -> bool:
+    """Whether one class is entailment, by id2label, and by label2id too, in which transformers looks for it.
+
+    A checkpoint of which that is not certain classifies all the same, but not by labels of requests.
+    """
+    entailment, label2id = entailment_of(labels), config.get("label2id")
+    if entailment is None or label2id is None:
+        return entailment is not None
+    return isinstance(label2id, dict) and [label2id[name] for name in label2id if is_entailment(name)] == [entailment]
 
 
 def _head(checkpoint: Checkpoint, layers: tuple[Dense | Norm, ...], num_labels: int, reads: str) -> Head:

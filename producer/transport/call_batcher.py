@@ -102,7 +102,8 @@ class CallBatcher:
     def _assign(self, call: "_Call", key: tuple[str, Options, Kind, float]) -> list["_Record"]:
         """Put each sequence of a call into a record; returns the records."""
         task, options, _, timeout_s = key
-        at_most = self._at_most.get((task, options), self._sequences_per_record)
+        most_rows = max(1, self._sequences_per_record // len(options.labels or ("",)))
+        at_most = self._at_most.get((task, options), most_rows)
         if task in self._one_per_record:
             at_most = 1
         record = at_first = self._open.get(key)

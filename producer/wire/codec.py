@@ -92,11 +92,9 @@ def decode_request(value: bytes | None) -> Request:
     text = decode_text(body)
     if (tokens is None) == (text is None):
         raise InvalidRequest("Give exactly one of `text` and `ids` with `lens`.")
-    check_pairs(task, text)
     opts = body.get("opts")
-    if opts is None:
-        return Request(model, task, tokens, text, NO_OPTIONS)
-    options = _decode_options(opts)
+    options = NO_OPTIONS if opts is None else _decode_options(opts)
+    check_pairs(task, text, has_labels=options.labels is not None)
     check_applicable(options, task, is_text=text is not None)
     return Request(model, task, tokens, text, options)
 

@@ -52,6 +52,9 @@ class Options(NamedTuple):
     truncate: bool = False  # cut sequences that are too long instead of rejecting the request
     top_k: int = 1  # classify, token_classify: labels to return a sequence or token, best first; 0: all
     dtype: str = "float32"  # embed: how the reply has vectors, one of VECTOR_DTYPES; token_classify: one of DTYPES
+    labels: tuple[str, ...] | None = None  # classify of text: by `read_labels`; None: the model's own labels
+    multi_label: bool = False  # classify with labels: each label is scored by itself; otherwise one of them holds
+    template: str | None = None  # classify with labels: what is said of a text; None: DEFAULT_TEMPLATE
     prompt_name: str | None = None  # embed of text: a prompt of the checkpoint; None: the checkpoint's default
     prompt: str | None = None  # embed of text: the prompt itself, in place of a name
     dimensions: int | None = None  # embed: leading values of each vector to keep; None: as the checkpoint says
@@ -83,7 +86,17 @@ class Request:
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences in the record, and of rows in its reply."""
+        """Number of sequences that the worker runs."""
+        return self.num_rows * self.sequences_per_row
+
+    @property
+    def sequences_per_row(self) -> int:
+        """With labels the worker makes of each text a pair for each label, one after another: they have one row."""
+        return 1 if self.options.labels is None else len(self.options.labels)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of texts, or of other sequences, in the record, and of rows in its reply."""
         if self.sequences is not None:
             return len(self.sequences)
         if self.tokens is not None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.producer.errors import InvalidRequest, UnsupportedTask, WrongArgument
 from penstock.producer.wire.generation import read_generation
+from penstock.producer.wire.labels import TEMPLATE_RULE, is_template, read_labels
 from penstock.producer.wire.messages import (
     DTYPES,
     NO_OPTIONS,
@@ -33,6 +34,8 @@ _CHECKS: dict[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
     "truncate": ((bool,), lambda v: True, "true or false"),
     "top_k": ((int,), lambda v: is_int(v) and 0 <= v <= 1_000_000, "a count, 0 for all"),
     "dtype": ((str,), lambda v: v in VECTOR_DTYPES, f"one of {', '.join(VECTOR_DTYPES)}"),
+    "multi_label": ((bool,), lambda v: True, "true or false"),
+    "template": ((str, _NONE), lambda v: v is None or is_template(v), TEMPLATE_RULE),
     "prompt_name": ((str, _NONE), lambda v: v is None or _is_short_text(v), _SHORT_TEXT),
     "prompt": ((str, _NONE), lambda v: v is None or _is_short_text(v), _SHORT_TEXT),
     "stream": ((bool,), lambda v: True, "true or false"),
@@ -56,6 +59,9 @@ def check_options(given: Mapping[str, object], prefix: str = "") -> Options:
         if name == "generation":
             asked[name] = read_generation(value, prefix)
             continue
+        if name == "labels":
+            asked[name] = read_labels(value, prefix)
+            continue
         types, is_valid, expected = _CHECKS[name]
         plain = value.item() if isinstance(value, np.generic) else value
         is_typed = isinstance(plain, types)
@@ -71,10 +77,12 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
     """Check that the options fit the request that they come with.
 
     Raises:
-        InvalidRequest: an option of `embed` or of `generate` with another task, a prompt for token ids, or two prompts.
+        InvalidRequest: an option of `embed` or of `generate` with another task, a prompt for token ids, or two prompts;
+            or as `_check_labels`.
     """
     if task != "embed" and options.dtype not in DTYPES:
         raise InvalidRequest(f"`dtype` {options.dtype!r} is for the vectors of `embed`, not for `{task}`.")
+    _check_labels(options, task, is_text=is_text)
     if (options.generation or options.stream) and task != "generate":
         name = "generation" if options.generation else "stream"
         raise InvalidRequest(f"`{name}` is an option of `generate`, not of `{task}`.")
@@ -87,6 +95,19 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
         raise InvalidRequest(f"`{prompts[0]}` needs texts: token ids are tokenized already, prompt included.")
     if len(prompts) > 1:
         raise InvalidRequest("Give at most one of `prompt_name` and `prompt`.")
+
+
+def _check_labels(options: Options, task: str, *, is_text: bool) -> None:
+    """Raise InvalidRequest for labels with another task or with token ids, and for their options without labels."""
+    if options.labels is None and options.template is None and not options.multi_label:
+        return
+    given = [name for name in ("labels", "template", "multi_label") if getattr(options, name) not in (None, False)]
+    if task != "classify":
+        raise InvalidRequest(f"`{given[0]}` is an option of `classify`, not of `{task}`.")
+    if options.labels is None:
+        raise InvalidRequest(f"`{given[0]}` needs `labels`.")
+    if not is_text:
+        raise InvalidRequest("`labels` need texts: token ids cannot be made into pairs.")
 
 
 def _is_short_text(value: object) -> bool:

@@ -40,8 +40,12 @@ _PAIR, _STRING, _EITHER = "a pair of strings, as a tuple", "a string", "a string
 _WANTED = {"rerank": _PAIR, "token_classify": _STRING, "generate": _STRING}
 
 
-def check(task: str, texts: Sequence[Any] | None, ids: Sequence[npt.ArrayLike] | None) -> tuple[Kind, list[Checked]]:
+def check(
+    task: str, texts: Sequence[Any] | None, ids: Sequence[npt.ArrayLike] | None, *, has_labels: bool = False
+) -> tuple[Kind, list[Checked]]:
     """The sequences of a call; a faulty one is replaced by its error. For the task `sequence`, `texts` are maps.
+
+    `has_labels`: of the request, which makes pairs of single texts.
 
     Raises:
         WrongArgument: not exactly one of the two is given, or it is not a list.
@@ -49,7 +53,7 @@ def check(task: str, texts: Sequence[Any] | None, ids: Sequence[npt.ArrayLike] |
     """
     if task == "sequence":
         return Kind.FIELDS, _check_fields(texts, ids)
-    wanted = _WANTED.get(task, _EITHER)
+    wanted = _STRING if has_labels else _WANTED.get(task, _EITHER)
     if (texts is None) == (ids is None):
         fault = "Neither was given." if texts is None else "Both were given."
         raise WrongArgument(f"Give either `texts`, a list, each {wanted}; or `ids`, a list of lists. {fault}")
@@ -149,17 +153,21 @@ def decode_text(body: Mapping[str, Any]) -> tuple[Text, ...] | None:
     return tuple([_decode_one_text(item, index) for index, item in enumerate(text)])
 
 
-def check_pairs(task: str, text: Sequence[Text] | None) -> None:
-    """Check that `rerank` has pairs, whose halves only the tokenizer can mark, and tasks of tokens single texts."""
-    if task not in _WANTED:
+def check_pairs(task: str, text: Sequence[Text] | None, *, has_labels: bool = False) -> None:
+    """Check that `rerank` has pairs, whose halves only the tokenizer can mark, and tasks of tokens single texts.
+
+    So has `classify` with labels.
+    """
+    if task not in _WANTED and not has_labels:
         return
     if task == "rerank" and text is None:
         raise InvalidRequest("`rerank` needs `text`: `ids` cannot say where the second text of a pair begins.")
     expected = "a pair of strings" if task == "rerank" else "a single string"
     at_fault = [index for index, item in enumerate(text or ()) if isinstance(item, str) is (task == "rerank")]
     if at_fault:
-        errors = {index: InvalidRequest(f"For `{task}`, a text must be {expected}.") for index in at_fault}
-        raise InvalidRequest(f"For `{task}`, `text` item {at_fault[0]} must be {expected}.", errors)
+        what = f"`{task}` with labels" if has_labels else f"`{task}`"
+        errors = {index: InvalidRequest(f"For {what}, a text must be {expected}.") for index in at_fault}
+        raise InvalidRequest(f"For {what}, `text` item {at_fault[0]} must be {expected}.", errors)
 
 
 def _decode_one_text(item: object, index: int) -> Text:

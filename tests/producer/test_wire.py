@@ -55,6 +55,12 @@ REQUESTS = {
     "request-pairs": Request("m", "classify", text=(("premise", "hypothesis"), "single é")),
     "request-rerank": Request("m", "rerank", text=(("query", "document"), ("query", "dé"))),
     "request-token-classify": Request("m", "token_classify", text=("Ada sings",), options=Options(top_k=2)),
+    "request-labels": Request(
+        "m",
+        "classify",
+        text=("My card was stolen!",),
+        options=Options(labels=("billing", "fraud é"), multi_label=True, template="It is about {}."),
+    ),
     "request-options": Request("m", "embed", text=("hello",), options=Options("mean", False, True, 3, "float16")),
     "request-prompt-name": Request("m", "embed", text=("hello",), options=Options(prompt_name="query")),
     "request-prompt": Request("m", "embed", text=("hello",), options=Options(prompt="query: ")),

@@ -228,7 +228,8 @@ class Dispatcher:
                 if is_invalid
                 else BackendError(f"The engine failed on this sequence. Raised: {error!r}"[:500])
             )
-            rejected = type(failure)(failure.message, {member.indices[0]: failure})
+            row = member.indices[0] // member.request.message.sequences_per_row
+            rejected = type(failure)(failure.message, {row: failure})
             rejected.__cause__ = error
             self._reject(member, rejected)
 

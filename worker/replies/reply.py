@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.emissions import split
-from penstock.engine.types import Emission, Float32Array, ModelInfo
+from penstock.engine.types import Emission, Float32Array, ModelInfo, entailment_of
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.codec import encode_reply, encode_shared_notes, encode_vectors, own_notes
-from penstock.producer.wire.messages import Classification, Generation, Reply, TokenTable
+from penstock.producer.wire.messages import Classification, Generation, Options, Reply, TokenTable
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.requests.request import PendingRequest, StageTimes
@@ -77,6 +77,8 @@ def _encode(request: PendingRequest, info: ModelInfo, notes: bytes, tokenizer: T
     match request.message.task:
         case "embed":
             return encode_vectors(info.name, info.revision, results, options.dtype, notes)
+        case "classify" if options.labels is not None:
+            reply = Reply(info.name, info.revision, classes=_by_labels(np.stack(results), info, options))
         case "classify":
             reply = Reply(info.name, info.revision, classes=_classify(np.stack(results), info.labels, options.top_k))
         case "rerank":
@@ -120,6 +122,33 @@ def _classify(scores: Float32Array, labels: tuple[str, ...], top_k: int) -> tupl
             for row, row_scores in zip(best_first.tolist(), best_scores.tolist(), strict=True)
         ]
     )
+
+
+def _by_labels(logits: Float32Array, info: ModelInfo, options: Options) -> tuple[Classification, ...]:
+    """Of the logits of each text's pairs, one for each label of the request.
+
+    The scores are those of transformers' zero-shot-classification. Of several labels one holds: the softmax of their
+    entailment. Otherwise each is scored against contradiction, for which transformers takes the first class, whatever
+    its name, or the last one if the first is entailment.
+    """
+    labels, entailment = options.labels, entailment_of(info.labels)
+    if labels is None or entailment is None:
+        raise RuntimeError("labels were asked for of a model without entailment. This is a bug.")
+    of_texts = logits.reshape(-1, len(labels), len(info.labels))
+    entailed = of_texts[..., entailment]
+    if options.multi_label or len(labels) == 1:
+        against = of_texts[..., -1 if entailment == 0 else 0]
+        scores = _softmax(np.stack((against, entailed), axis=-1))[..., 1]
+    else:
+        scores = _softmax(entailed)
+    return _classify(scores, labels, options.top_k)
+
+
+def _softmax(logits: Float32Array) -> Float32Array:
+    """Over the last axis."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares: Float32Array = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
 
 
 def _token_table(request: PendingRequest, results: list[Float32Array], labels: tuple[str, ...]) -> TokenTable:

@@ -9,7 +9,7 @@ import numpy as np
 import structlog
 
 from penstock.cache import KeySpace
-from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
+from penstock.engine.types import ENTAIL, Int32Array, ModelInfo, TaskOptions
 from penstock.producer.errors import (
     BackendError,
     BadTokenId,
@@ -19,10 +19,11 @@ from penstock.producer.errors import (
     TooLong,
     UnsupportedTask,
 )
-from penstock.producer.tokenization import Tokenizer
-from penstock.producer.tokenizer_files import SpecialFrame
+from penstock.producer.tokenization import Encoded, Tokenizer
+from penstock.producer.tokenizer_files import SpecialFrame, TokenizerError
 from penstock.producer.wire.messages import Request, Text, Uint32Array
 from penstock.worker.requests.generation import GenerationRequests
+from penstock.worker.requests.label_pairs import label_pairs, texts_of
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest, Rejection
 from penstock.worker.requests.sequence_block import SequenceBlock
@@ -132,7 +133,8 @@ class RequestPreparer:
         if self._tokenizer is None:
             error = UnsupportedTask(f"{self._info.name!r} has no tokenizer here: send token ids.")
             return [(request, error) for request in requests]
-        texts: list[Text] = [text for request in requests for text in request.message.text or ()]
+        own_texts = [texts_of(request.message) for request in requests]
+        texts: list[Text] = [text for own in own_texts for text in own]
         try:
             encoded = await self._tokenizer.encode_async(
                 texts, truncate=truncate, max_tokens=self._cut_tokens, spans=spans
@@ -147,11 +149,25 @@ class RequestPreparer:
             return [one for request in requests for one in await self._tokenize([request], truncate, spans)]
         remaining = iter(encoded)
         found: list[_Found] = []
-        for request in requests:
-            own = list(islice(remaining, request.message.num_sequences))
+        for request, own_text in zip(requests, own_texts, strict=True):
+            own = list(islice(remaining, len(own_text)))
+            if request.message.options.labels is not None:
+                found.append((request, self._label_pairs(request.message, own, self._tokenizer)))
+                continue
             request.note_spans(tuple([one.spans for one in own if one.spans is not None]))
             found.append((request, _end_to_end([(one.ids, one.token_type_ids) for one in own])))
         return found
+
+    def _label_pairs(
+        self, message: Request, encoded: Sequence[Encoded], tokenizer: Tokenizer
+    ) -> _Columns | PenstockError:
+        most_tokens = self._cut_tokens if message.options.truncate else self._info.max_tokens
+        try:
+            return _Columns(*label_pairs(message, encoded, tokenizer, most_tokens))
+        except TokenizerError as error:
+            return UnsupportedTask(f"`labels` cannot be used with the tokenizer of {self._info.name!r}. {error}")
+        except PenstockError as error:
+            return error
 
     def _fit(self, message: Request, found: _Columns | PenstockError, is_bounded: bool) -> _Columns:
         """Bound sequences to the vocabulary and the model's maximum. A cut keeps the special tokens around the text.
@@ -166,7 +182,7 @@ class RequestPreparer:
             raise found
         info, lengths = self._info, found.lengths
         if not is_bounded:
-            self._check_tables(found)
+            self._check_tables(found, message.sequences_per_row)
         if 0 in lengths:
             raise first_error({i: EmptyInput("The text holds no token.") for i, n in enumerate(lengths) if n == 0})
         longest = max(lengths)
@@ -182,14 +198,14 @@ class RequestPreparer:
         types = [None] * len(ids) if found.types is None else [cut(one, most) for one in found.split(found.types)]
         return _end_to_end(list(zip(ids, types, strict=True)))
 
-    def _check_tables(self, found: _Columns) -> None:
+    def _check_tables(self, found: _Columns, sequences_per_row: int) -> None:
         info = self._info
-        highest = [int(ids.max(initial=0)) for ids in found.split(found.ids)]
+        highest = _highest(found.split(found.ids), sequences_per_row)
         if any(value >= info.vocab_size for value in highest):
             raise _above(info.vocab_size - 1, highest, BadTokenId, f"Token ids must be below {info.vocab_size}.")
         if info.num_token_types is None or found.types is None:
             return
-        highest = [int(types.max(initial=0)) for types in found.split(found.types)]
+        highest = _highest(found.split(found.types), sequences_per_row)
         if any(value >= info.num_token_types for value in highest):
             rule = (
                 f"The tokenizer of {info.name!r} gives this text a token type that the model does not have: "
@@ -215,7 +231,8 @@ class RequestPreparer:
     def _shared(self, message: Request) -> _Shared:
         """The objects that requests with equal task and options share."""
         wanted = message.options
-        named = message.task, wanted.pooling, wanted.normalize, wanted.dimensions
+        task = message.task if wanted.labels is None else ENTAIL
+        named = task, wanted.pooling, wanted.normalize, wanted.dimensions
         shared = self._by_options.get(named)
         if shared is None:
             make_key = _flight_key(len(self._by_options))
@@ -255,6 +272,12 @@ def _all_below(limit: int, arrays: list[Int32Array | Uint32Array] | list[Int32Ar
     return not arrays or int(np.concatenate(arrays).max(initial=0)) < limit
 
 
+def _highest(sequences: Sequence[Int32Array | Uint32Array], sequences_per_row: int) -> list[int]:
+    """The highest value of each row of the request's reply."""
+    values = [int(one.max(initial=0)) for one in sequences]
+    return [max(values[first : first + sequences_per_row]) for first in range(0, len(values), sequences_per_row)]
+
+
 def _above(maximum: int, values: Sequence[int], kind: type[InvalidRequest], rule: str) -> PenstockError:
-    """The error of a request, for the sequences whose values are above the maximum."""
+    """The error of a request, for the rows whose values are above the maximum."""
     return first_error({i: kind(f"{rule} Given: {value}") for i, value in enumerate(values) if value > maximum})

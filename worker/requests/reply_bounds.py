@@ -1,5 +1,7 @@
 """The size of a reply, foreseen from its request, so that no result is computed that no reply can carry."""
 
+from collections.abc import Sequence
+
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import InvalidRequest, UnsupportedTask
 from penstock.producer.wire.codec import MAX_LABELS
@@ -23,7 +25,7 @@ class ReplyBounds:
     def __init__(self, info: ModelInfo, max_reply_bytes: int) -> None:
         self._info = info
         self._max_reply_bytes = max_reply_bytes
-        label_bytes = [_STRING_HEAD_BYTES + len(label.encode()) for label in info.labels]
+        label_bytes = _label_bytes(info.labels)
         self._longest_label_bytes, self._all_labels_bytes = max(label_bytes, default=0), sum(label_bytes)
 
     def check_sequences(self, request: Request) -> None:
@@ -36,7 +38,7 @@ class ReplyBounds:
         self._check(request, _GENERATION_BYTES + max_new_tokens * token_bytes)
 
     def _check(self, request: Request, bytes_each: int) -> None:
-        if bytes_each * request.num_sequences > self._max_reply_bytes:
+        if bytes_each * request.num_rows > self._max_reply_bytes:
             raise InvalidRequest(
                 f"The reply would exceed {self._max_reply_bytes:,} bytes; "
                 f"send at most {self._max_reply_bytes // bytes_each} sequences."
@@ -68,7 +70,9 @@ class ReplyBounds:
                 length, dtype = request.options.dimensions or self._info.dim, request.options.dtype
                 return -(-length // _BITS) if dtype in BIT_DTYPES else length * _ITEM_BYTES[dtype]
             case "classify":
-                return self._num_labels_sent(request) * (_FLOAT_BYTES + self._longest_label_bytes)
+                labels = request.options.labels
+                longest = self._longest_label_bytes if labels is None else max(_label_bytes(labels))
+                return self._num_labels_sent(request) * (_FLOAT_BYTES + longest)
             case "rerank":
                 return _FLOAT_BYTES
             case "sequence":
@@ -80,5 +84,9 @@ class ReplyBounds:
 
     def _num_labels_sent(self, request: Request) -> int:
         """Labels in the reply for each sequence or token."""
-        num_labels = len(self._info.labels)
+        num_labels = len(self._info.labels if request.options.labels is None else request.options.labels)
         return min(request.options.top_k or num_labels, num_labels)
+
+
+def _label_bytes(labels: Sequence[str]) -> list[int]:
+    return [_STRING_HEAD_BYTES + len(label.encode()) for label in labels]

@@ -5,7 +5,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping
 
-from penstock.engine.types import ModelInfo
+from penstock.engine.types import ENTAIL, ModelInfo
 from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
 from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
 from penstock.producer.errors import (
@@ -31,6 +31,7 @@ from penstock.worker.requests.request import PendingRequest, Rejection, StageTim
 # Of one text, in UTF-8. How many tokens a text has only the tokenizer knows, which takes a core a second for so many.
 MAX_TEXT_BYTES = 1 << 20
 _BYTES_PER_CHARACTER = 4  # at most
+_SHOWN_LABELS = 8
 _CANCELLATION = Cancelled("This record takes a request back.")  # not raised: its traceback would grow
 
 
@@ -145,9 +146,13 @@ class RequestValidator:
         if request.model != info.name:
             raise UnknownModel(f"This topic's workers serve {info.name!r}. Given: {request.model[:100]!r}")
         if request.task not in info.tasks:
-            raise UnsupportedTask(f"{info.name!r} can {' or '.join(sorted(info.tasks))}. Asked for: {request.task!r}")
+            tasks = " or ".join(sorted(info.tasks - {ENTAIL}))
+            raise UnsupportedTask(f"{info.name!r} can {tasks}. Asked for: {request.task!r}")
+        if request.options.labels is not None:
+            _require_inference(info)
         if n > self._max_sequences:
-            raise InvalidRequest(f"A record holds at most {self._max_sequences} sequences. Given: {n}")
+            pairs = "" if request.options.labels is None else ", one for each text and label"
+            raise InvalidRequest(f"A record holds at most {self._max_sequences} sequences{pairs}. Given: {n}")
         if request.options.dimensions is not None:
             self._check_dimensions(request.options.dimensions)
         if self._generation is None:
@@ -166,6 +171,17 @@ class RequestValidator:
         raise UnsupportedTask(
             f"`opts.dimensions` must be {f'at most {info.dim}' if self._any_dimensions else lengths}. Given: {given}"
         )
+
+
+def _require_inference(info: ModelInfo) -> None:
+    """Raise UnsupportedTask unless the model can tell whether a label's hypothesis follows from a text."""
+    if ENTAIL in info.tasks:
+        return
+    own = ", ".join(info.labels[:_SHOWN_LABELS]) + (", …" if len(info.labels) > _SHOWN_LABELS else "")
+    raise UnsupportedTask(
+        f"`labels` need a classifier of natural language inference: of its classes, one must have a name that begins "
+        f"with 'entail' in id2label of config.json, and in label2id where there is one. {info.name!r} has: {own}"
+    )
 
 
 def first_error(errors: Mapping[int, PenstockError]) -> PenstockError:

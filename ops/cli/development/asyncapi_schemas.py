@@ -11,6 +11,7 @@ from penstock.producer.wire import headers
 from penstock.producer.wire.codec import MAX_LABELS, MAX_ROW_ERRORS, MAX_SEQUENCES
 from penstock.producer.wire.envelope import VERSION
 from penstock.producer.wire.generation import GENERATION_OPTIONS
+from penstock.producer.wire.labels import MAX_LABELS_ASKED
 from penstock.producer.wire.messages import DTYPES, FINISHES, NO_OPTIONS, POOLINGS, TASKS, VECTOR_DTYPES, Options
 from penstock.producer.wire.reply_rows import ELEMENTS
 from penstock.producer.wire.sequence_codec import EMITTED_DTYPES
@@ -22,7 +23,8 @@ _BINARY: Schema = {"type": "string", "format": "binary"}
 _INTEGER: Schema = {"type": "integer"}
 _NUMBER: Schema = {"type": "number"}
 _MAP: Schema = {"type": "object"}
-_TYPES: dict[type, Schema] = {bool: {"type": "boolean"}, int: _INTEGER, str: _STRING}
+_LABELS: Schema = {"type": "array", "items": _STRING, "minItems": 1, "maxItems": MAX_LABELS_ASKED}
+_TYPES: dict[Any, Schema] = {bool: {"type": "boolean"}, int: _INTEGER, str: _STRING, tuple[str, ...]: _LABELS}
 _CHOICES = {"pooling": POOLINGS, "dtype": VECTOR_DTYPES}
 _BINARY_HEADERS = {headers.CORRELATION_ID, headers.REPLY_PARTITION}
 

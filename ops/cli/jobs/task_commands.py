@@ -10,8 +10,11 @@ from pydantic import Field, model_validator
 from penstock.ops.cli.jobs.job_settings import FileJobSettings, JobSettings, OneText, Paths
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_USAGE, fail, narrate_logs
+from penstock.producer.errors import PenstockError
 from penstock.producer.wire.generation import read_generation
+from penstock.producer.wire.labels import DEFAULT_TEMPLATE
 from penstock.producer.wire.messages import Options
+from penstock.producer.wire.options import check_applicable, check_options
 
 
 class EmbedSettings(JobSettings):
@@ -75,7 +78,33 @@ def embed(settings: EmbedSettings, paths: Paths = None, text: OneText = None) ->
 class ClassifySettings(JobSettings):
     """Settings of `penstock classify`."""
 
+    labels: str | None = Field(
+        None,
+        description="Labels to choose from, with commas between them, for a model of natural language inference. "
+        "Default: the model's own labels.",
+    )
+    multi_label: bool = Field(False, description="Score each of --labels by itself. Otherwise one of them holds.")
+    template: str | None = Field(
+        None, description=f"What is said of a text, with {{}} for one of --labels. Default: {DEFAULT_TEMPLATE!r}"
+    )
     top_k: int = Field(1, ge=0, description="Number of labels for each text, best first. 0: all.")
+
+    @property
+    def options(self) -> Options:
+        """The options of the requests. Raises PenstockError for labels that no worker takes."""
+        labels = None if self.labels is None else [label.strip() for label in self.labels.split(",")]
+        given = {"labels": labels, "multi_label": self.multi_label, "template": self.template}
+        options = check_options({**given, "top_k": self.top_k, "truncate": self.truncate})
+        check_applicable(options, "classify", is_text=True)
+        return options
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> Self:
+        try:
+            _ = self.options
+        except PenstockError as error:
+            raise ValueError(error.message) from error
+        return self
 
 
 @takes(ClassifySettings)
@@ -90,6 +119,8 @@ def classify(settings: ClassifySettings, paths: Paths = None, text: OneText = No
 
     $ penstock classify --local --model DIRECTORY in.csv out.csv --column message
 
+    $ penstock classify --model deberta-nli in.csv out.csv --labels billing,fraud,other
+
     The output has the input's columns and three more: label, score, error.
 
     A file is a bulk job: workers answer it in the time that online requests leave. A --text is an online request.
@@ -99,8 +130,7 @@ def classify(settings: ClassifySettings, paths: Paths = None, text: OneText = No
     Exit code 0: every row is answered. 1: some rows hold an error, or
     the output cannot be written. 2: invalid input.
     """
-    options = Options(top_k=settings.top_k, truncate=settings.truncate)
-    return run_job("classify", settings, options, (settings.column,), paths, text)
+    return run_job("classify", settings, settings.options, (settings.column,), paths, text)
 
 
 class GenerateSettings(JobSettings):

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import BackendError
+from penstock.producer.wire.messages import Options
 from penstock.scheduler import PackedCost
 from penstock.worker.requests.sequence_block import SequenceBlock
 from tests.examples import examples
@@ -111,6 +112,15 @@ async def test_of_what_runs_together_the_culprit_fails_alone(bench: Bench) -> No
     assert [event["tokens"] for event in logs if event["event"] == "sequence_failed"] == [2]
     assert sorted(bench.ids) == [[1], [2], [4]]
     assert bench.unhealthy == []
+
+
+async def test_a_pair_that_fails_is_named_by_its_text(bench: Bench) -> None:
+    """Of a text with labels each label is a sequence."""
+    sequences = bench.make([1], [2], [3], [POISON], options=Options(labels=("a", "b")))
+    bench.dispatcher.add(sequences)
+    await bench.until(lambda: bool(bench.rejections))
+    [rejection] = bench.rejections
+    assert list(rejection.error.rows) == [1]
 
 
 async def test_sequences_that_share_a_culprits_computation_fail_with_it(bench: Bench) -> None:
