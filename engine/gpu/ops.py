@@ -16,13 +16,22 @@ from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.products import Products, short_split, short_tile
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
-from penstock.engine.kernels.residual_norm import residual_norm, split_norm
+from penstock.engine.kernels.residual_norm import inner_norm, residual_norm, split_norm
 from penstock.engine.kernels.short_product import short_product, split_product
 from penstock.engine.kernels.wide_product import wide_product
 from penstock.engine.model.dense import function_of
 from penstock.engine.model.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm, RotaryAttention
 
-_OPERATIONS = ("embed", "project", "project_gated", "project_add_norm", "project_add_norm_sum", "attend")
+_OPERATIONS = (
+    "embed",
+    "norm",
+    "project",
+    "project_gated",
+    "project_add_norm",
+    "project_add_norm_sum",
+    "norm_add_norm_sum",
+    "attend",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +82,12 @@ class GpuOps:
         return {name: getattr(self, name) for name in _OPERATIONS}
 
     def embed(self, out: Tensor, embeddings: Embeddings) -> Tensor:
-        inputs, norm = self._inputs, embeddings.norm
-        if norm is None:
-            raise RuntimeError("embeddings without a norm passed `require_supported`. This is a bug.")
-        embed_norm(
-            out,
-            inputs.token_ids,
-            inputs.positions,
-            inputs.token_types,
-            embeddings.words,
-            embeddings.positions,
-            embeddings.token_types,
-            norm.weight,
-            norm.bias,
-            norm.eps,
-        )
+        inputs = self._inputs
+        embed_norm(out, inputs.token_ids, inputs.positions, inputs.token_types, embeddings)
+        return out
+
+    def norm(self, out: Tensor, x: Tensor, norm: Norm) -> Tensor:
+        residual_norm(out, x, None, None, norm)
         return out
 
     def project(self, out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
@@ -121,20 +121,25 @@ class GpuOps:
     ) -> Tensor:
         return self._project_add_norm(out, total, x, residual, dense, norm)
 
+    def norm_add_norm_sum(
+        self, out: Tensor, total: Tensor, x: Tensor, residual: Tensor, inner: Norm, norm: Norm
+    ) -> Tensor:
+        inner_norm(out, total, x, inner, residual, norm)
+        return out
+
     def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
         return attend(out, qkv, attention, self._inputs, self._tables)
 
     def _project_add_norm(
         self, out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm
     ) -> Tensor:
-        rest = dense.bias, residual, norm.weight, norm.bias, norm.eps
         parts = self._parts(x, dense)
         if parts is not None:
-            split_norm(out, parts, *rest, total=total)
+            split_norm(out, parts, dense.bias, residual, norm, total)
         else:
             product = out if total is None else total
             torch.mm(x, dense.weight_t, out=product)
-            residual_norm(out, product, *rest, total=total)
+            residual_norm(out, product, dense.bias, residual, norm, total)
         return out
 
     def _parts(self, x: Tensor, dense: GpuDense) -> Tensor | None:

@@ -28,11 +28,7 @@ def require_supported(weights: EncoderWeights) -> None:
 
 def _require_kernels(weights: EncoderWeights) -> None:
     layers = weights.layers
-    norms = [norm for layer in layers for norm in (layer.attention_norm, layer.output_norm)]
     missing = {
-        "embeddings without a norm": weights.embeddings.norm is None,
-        "RMSNorm": not all(norm.subtracts_mean for norm in norms),
-        "norms before additions": any(layer.inner_norms for layer in layers),
         "heads that share keys": weights.heads.keys != weights.heads.queries,
         "causal attention": any(getattr(layer.attention, "is_causal", False) for layer in layers),
         "norms of queries and keys": any(getattr(layer.attention, "query_norm", None) for layer in layers),

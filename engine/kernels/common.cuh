@@ -135,19 +135,31 @@ template <int WARPS> __device__ __forceinline__ float group_sum(float v) {
     return v;
 }
 
+// A norm, as library.py packs it: LayerNorm, or RMSNorm, which does not subtract the mean. beta may be null, and gamma
+// where there is no norm.
+struct Norm {
+    const scalar* gamma;
+    const scalar* beta;
+    float eps;
+    int subtracts_mean;
+};
+
 // A row that a group of WARPS warps holds in registers, less its mean and over its deviation: vector `i` of thread
 // `lane` of the group is the columns from 8 * (lane + i * 32 * WARPS), and zero beyond `hidden`. The variance is that of
 // the differences from the mean. The mean is a division, not a product with a reciprocal: constant rows then have a
-// variance of exactly zero.
+// variance of exactly zero. Of RMSNorm the mean counts as zero.
 template <int WARPS, int PER_THREAD>
-__device__ __forceinline__ void standardize_row(float (&values)[PER_THREAD][VECTOR], int hidden, float eps) {
+__device__ __forceinline__ void standardize_row(float (&values)[PER_THREAD][VECTOR], int hidden, const Norm& norm) {
     const int lane = threadIdx.x % (WARP * WARPS);
-    float sum = 0.f;
+    float mean = 0.f;
+    if (norm.subtracts_mean) {
+        float sum = 0.f;
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i)
+        for (int i = 0; i < PER_THREAD; ++i)
 #pragma unroll
-        for (int j = 0; j < VECTOR; ++j) sum += values[i][j];
-    const float mean = group_sum<WARPS>(sum) / hidden;
+            for (int j = 0; j < VECTOR; ++j) sum += values[i][j];
+        mean = group_sum<WARPS>(sum) / hidden;
+    }
 
     float squares = 0.f;
 #pragma unroll
@@ -160,7 +172,7 @@ __device__ __forceinline__ void standardize_row(float (&values)[PER_THREAD][VECT
             }
         }
     }
-    const float scale = rsqrtf(group_sum<WARPS>(squares) / hidden + eps);
+    const float scale = rsqrtf(group_sum<WARPS>(squares) / hidden + norm.eps);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i)
 #pragma unroll
@@ -180,42 +192,52 @@ __device__ __forceinline__ void multiply_vector(float (&values)[VECTOR], uint4 v
     ENTRY(8, 1, 3) ENTRY(8, 2, 2) ENTRY(8, 3, 1) ENTRY(8, 4, 1)
 #define ROW_BOUNDS(WARPS, BLOCKS) __launch_bounds__(WARPS == 1 ? 128 : 256, BLOCKS)
 
+template <int WARPS, int PER_THREAD>
+__device__ __forceinline__ void store_row(scalar* out, const float (&values)[PER_THREAD][VECTOR], int hidden) {
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) {
+        const int column = (threadIdx.x % (WARP * WARPS) + i * WARP * WARPS) * VECTOR;
+        if (column < hidden) store_vector(out + column, pack_vector(values[i]));
+    }
+}
+
 // A norm's weights for the columns of one thread of a group, in registers: loaded before the wait, once for all rows.
 // Null pointers count as zeros.
 template <int WARPS, int PER_THREAD> struct NormWeights {
+    const Norm norm;
     uint4 shift[PER_THREAD], gamma[PER_THREAD], beta[PER_THREAD];
 
-    __device__ __forceinline__ NormWeights(const scalar* bias, const scalar* gammas, const scalar* betas, int hidden) {
+    __device__ __forceinline__ NormWeights(const scalar* bias, const Norm& norm, int hidden) : norm(norm) {
 #pragma unroll
         for (int i = 0; i < PER_THREAD; ++i) {
             const int column = (threadIdx.x % (WARP * WARPS) + i * WARP * WARPS) * VECTOR;
             shift[i] = gamma[i] = beta[i] = make_uint4(0, 0, 0, 0);
             if (column < hidden) {
                 if (bias != nullptr) shift[i] = load_vector(bias + column);
-                gamma[i] = load_vector(gammas + column);
-                if (betas != nullptr) beta[i] = load_vector(betas + column);
+                if (norm.gamma != nullptr) gamma[i] = load_vector(norm.gamma + column);
+                if (norm.beta != nullptr) beta[i] = load_vector(norm.beta + column);
             }
         }
     }
 
-    // total = values + bias, then its LayerNorm, of one row. total may be null.
-    __device__ __forceinline__ void finish(scalar* out, scalar* total, float (&values)[PER_THREAD][VECTOR], int hidden,
-                                           float eps) const {
-        const int lane = threadIdx.x % (WARP * WARPS);
+    // The norm of one row, in its place.
+    __device__ __forceinline__ void apply(float (&values)[PER_THREAD][VECTOR], int hidden) const {
+        standardize_row<WARPS, PER_THREAD>(values, hidden, norm);
 #pragma unroll
         for (int i = 0; i < PER_THREAD; ++i) {
-            const int column = (lane + i * WARP * WARPS) * VECTOR;
-            add_vector(values[i], shift[i]);
-            if (total != nullptr && column < hidden) store_vector(total + column, pack_vector(values[i]));
-        }
-        standardize_row<WARPS, PER_THREAD>(values, hidden, eps);
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; ++i) {
-            const int column = (lane + i * WARP * WARPS) * VECTOR;
             multiply_vector(values[i], gamma[i]);
             add_vector(values[i], beta[i]);
-            if (column < hidden) store_vector(out + column, pack_vector(values[i]));
         }
+    }
+
+    // total = values + bias, then its norm, of one row. total may be null.
+    __device__ __forceinline__ void finish(scalar* out, scalar* total, float (&values)[PER_THREAD][VECTOR],
+                                           int hidden) const {
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) add_vector(values[i], shift[i]);
+        if (total != nullptr) store_row<WARPS, PER_THREAD>(total, values, hidden);
+        apply(values, hidden);
+        store_row<WARPS, PER_THREAD>(out, values, hidden);
     }
 };
 

@@ -1,17 +1,16 @@
-// out = LayerNorm(words[token] + positions[position] + types[type]) * gamma + beta: the front of an encoder.
+// out = norm(words[token] + positions[position] + types[type]), or the sum alone: the front of an encoder.
 //
-// Layout: out [rows, hidden]; token_ids, positions, token_types int32 [rows]; the tables [any, hidden]; gamma, beta
-//   [hidden]; contiguous, hidden a multiple of 8. position_table, type_table and beta may be null; token_types may be
-//   null with a type table: every row is then of type 0. The caller has checked the ids.
+// Layout: out [rows, hidden]; token_ids, positions, token_types int32 [rows]; the tables [any, hidden]; the norm's weights
+//   [hidden]; contiguous, hidden a multiple of 8. position_table, type_table and the weights may be null; token_types may
+//   be null with a type table: every row is then of type 0. The caller has checked the ids.
 // Threads: as in residual_norm, with its loop over rows. The ids are loaded one step before the rows they point to.
 // Versions: 1. a row a warp, no loop. 2. this.
 
 template <int WARPS, int PER_THREAD>
 __device__ __forceinline__ void embed_norm(scalar* out, const int* token_ids, const int* positions,
                                            const int* token_types, const scalar* words, const scalar* position_table,
-                                           const scalar* type_table, const scalar* gamma, const scalar* beta,
-                                           long long rows, int hidden, float eps) {
-    const NormWeights<WARPS, PER_THREAD> weights(nullptr, gamma, beta, hidden);
+                                           const scalar* type_table, const Norm& norm, long long rows, int hidden) {
+    const NormWeights<WARPS, PER_THREAD> weights(nullptr, norm, hidden);
     wait_for_previous();
     const int groups = blockDim.x / (WARP * WARPS), lane = threadIdx.x % (WARP * WARPS);
     const long long step = (long long)gridDim.x * groups;
@@ -56,7 +55,10 @@ __device__ __forceinline__ void embed_norm(scalar* out, const int* token_ids, co
                 if (column < hidden) add_vector(values[i], load_vector(type + column));
             }
         }
-        weights.finish(out + row * hidden, nullptr, values, hidden, eps);
+        if (norm.gamma != nullptr)
+            weights.finish(out + row * hidden, nullptr, values, hidden);
+        else
+            store_row<WARPS, PER_THREAD>(out + row * hidden, values, hidden);
     }
 }
 
@@ -64,9 +66,9 @@ __device__ __forceinline__ void embed_norm(scalar* out, const int* token_ids, co
     extern "C" __global__ void ROW_BOUNDS(WARPS, BLOCKS)                                                         \
         embed_norm_w##WARPS##_v##PER_THREAD(                                                                     \
             scalar* out, const int* token_ids, const int* positions, const int* token_types,                     \
-            const scalar* words, const scalar* position_table, const scalar* type_table, const scalar* gamma,    \
-            const scalar* beta, long long rows, int hidden, float eps) {                                         \
+            const scalar* words, const scalar* position_table, const scalar* type_table, const Norm norm,        \
+            long long rows, int hidden) {                                                                        \
         embed_norm<WARPS, PER_THREAD>(out, token_ids, positions, token_types, words, position_table, type_table, \
-                                      gamma, beta, rows, hidden, eps);                                           \
+                                      norm, rows, hidden);                                                       \
     }
 ROW_GEOMETRIES(ENTRY)

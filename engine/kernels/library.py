@@ -1,5 +1,6 @@
 """Kernels from source to launch: compiled by CuPy at first use, cached on disk, launched on torch's current stream."""
 
+import struct
 import threading
 from functools import cache, lru_cache
 from importlib import import_module, resources
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.kernels.launch import copy_pinned, launch
+from penstock.engine.model.weights import Norm
 
 OPTIONS = ("-std=c++17",)  # one tuple for all: CuPy runs the compiler once for each, even when the result is cached
 _thread = threading.local()
@@ -19,6 +21,7 @@ _HEADERS = {  # beside those that all kernels have
     **dict.fromkeys(("short_product", "short_lstm"), ("short_tile",)),
     **dict.fromkeys(("packed_attention", "biased_attention", "rotary_attention"), ("packed_tile",)),
 }
+_NORM = struct.Struct("PPfi")
 VECTOR = 8  # values that every kernel reads at a time: rows are multiples of it
 _WARP = 32
 _VECTORS_PER_THREAD = 4
@@ -167,6 +170,15 @@ def pointer(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...
 def pointer_or_null(name: str, tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
     """As `pointer`; 0 for None."""
     return 0 if tensor is None else pointer(name, tensor, dtype, shape)
+
+
+def packed_norm(norm: Norm | None, dtype: torch.dtype, width: int) -> bytes:
+    """The struct `Norm` of common.cuh, of a norm over `width` values; without weights for None. Raises as `pointer`."""
+    if norm is None:
+        return _NORM.pack(0, 0, 0.0, 0)
+    gamma = pointer("norm.weight", norm.weight, dtype, (width,))
+    beta = pointer_or_null("norm.bias", norm.bias, dtype, (width,))
+    return _NORM.pack(gamma, beta, norm.eps, norm.subtracts_mean)
 
 
 @cache

@@ -1,8 +1,9 @@
-// total = x + bias + residual; out = LayerNorm(total) * gamma + beta, in one pass over memory.
+// total = x + bias + residual; out = norm(total), in one pass over memory. Or total = inner(x) + residual, with a norm of
+// what is added too.
 //
-// Layout: out, total, x, residual [rows, hidden], bias, gamma, beta [hidden]; contiguous, hidden a multiple of 8.
-//   total, bias, residual and beta may be null. out and total may each be x or residual: a thread reads its columns of a
-//   row before it writes them.
+// Layout: out, total, x, residual [rows, hidden], bias and the norms' weights [hidden]; contiguous, hidden a multiple of
+//   8. total, bias and residual may be null. out and total may each be x or residual: a thread reads its columns of a row
+//   before it writes them.
 // Threads: up to 1,024 columns, a warp a row, without shared memory or barriers. Beyond, a block of eight warps a row.
 //   Sixteen bytes a thread, the warp's 512 contiguous. As many blocks as the device holds loop over the rows: the next
 //   row is loaded while this one is reduced. Data that is read once bypasses L1.
@@ -29,12 +30,10 @@ __device__ __forceinline__ void load_row(Addends<PER_THREAD>& row, const scalar*
     }
 }
 
-template <int WARPS, int PER_THREAD>
-__device__ __forceinline__ void residual_norm(scalar* out, scalar* total, const scalar* x, const scalar* bias,
-                                              const scalar* residual, const scalar* gamma, const scalar* beta,
-                                              long long rows, int hidden, float eps) {
-    const NormWeights<WARPS, PER_THREAD> weights(bias, gamma, beta, hidden);
-    wait_for_previous();
+// Calls `finish` for each row of this thread's group: with its first element's index, x in float, and the residual.
+template <int WARPS, int PER_THREAD, typename Finish>
+__device__ __forceinline__ void for_each_row(const scalar* x, const scalar* residual, long long rows, int hidden,
+                                             Finish finish) {
     const int groups = blockDim.x / (WARP * WARPS);
     const long long step = (long long)gridDim.x * groups;
     long long row = (long long)blockIdx.x * groups + threadIdx.x / (WARP * WARPS);
@@ -50,22 +49,48 @@ __device__ __forceinline__ void residual_norm(scalar* out, scalar* total, const 
         if (row + step < rows) load(next, row + step);
         float values[PER_THREAD][VECTOR];
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; ++i) {
-            unpack_vector(now.own[i], values[i]);
-            add_vector(values[i], now.other[i]);
-        }
-        const long long start = row * hidden;
-        weights.finish(out + start, total == nullptr ? nullptr : total + start, values, hidden, eps);
+        for (int i = 0; i < PER_THREAD; ++i) unpack_vector(now.own[i], values[i]);
+        finish(row * hidden, values, now.other);
     }
 }
 
-// The same for few rows, a block each: x is the sum of `splits` parts, float [splits, rows, hidden], of
+template <int PER_THREAD>
+__device__ __forceinline__ void add_row(float (&values)[PER_THREAD][VECTOR], const uint4 (&more)[PER_THREAD]) {
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) add_vector(values[i], more[i]);
+}
+
+template <int WARPS, int PER_THREAD>
+__device__ __forceinline__ void residual_norm(scalar* out, scalar* total, const scalar* x, const scalar* bias,
+                                              const scalar* residual, const Norm& norm, long long rows, int hidden) {
+    const NormWeights<WARPS, PER_THREAD> weights(bias, norm, hidden);
+    wait_for_previous();
+    const auto finish = [&](long long start, float(&values)[PER_THREAD][VECTOR], const uint4(&other)[PER_THREAD]) {
+        add_row(values, other);
+        weights.finish(out + start, total == nullptr ? nullptr : total + start, values, hidden);
+    };
+    for_each_row<WARPS, PER_THREAD>(x, residual, rows, hidden, finish);
+}
+
+template <int WARPS, int PER_THREAD>
+__device__ __forceinline__ void inner_norm(scalar* out, scalar* total, const scalar* x, const Norm& inner,
+                                           const scalar* residual, const Norm& norm, long long rows, int hidden) {
+    const NormWeights<WARPS, PER_THREAD> weights(nullptr, norm, hidden);
+    wait_for_previous();
+    const auto finish = [&](long long start, float(&values)[PER_THREAD][VECTOR], const uint4(&other)[PER_THREAD]) {
+        NormWeights<WARPS, PER_THREAD>(nullptr, inner, hidden).apply(values, hidden);  // registers hold one norm's alone
+        add_row(values, other);
+        weights.finish(out + start, total + start, values, hidden);
+    };
+    for_each_row<WARPS, PER_THREAD>(x, residual, rows, hidden, finish);
+}
+
+// As residual_norm for few rows, a block each: x is the sum of `splits` parts, float [splits, rows, hidden], of
 // short_product.cu.
 template <int WARPS, int PER_THREAD>
 __device__ __forceinline__ void split_norm(scalar* out, scalar* total, const float* parts, int splits,
-                                           const scalar* bias, const scalar* residual, const scalar* gamma,
-                                           const scalar* beta, int hidden, float eps) {
-    const NormWeights<WARPS, PER_THREAD> weights(bias, gamma, beta, hidden);
+                                           const scalar* bias, const scalar* residual, const Norm& norm, int hidden) {
+    const NormWeights<WARPS, PER_THREAD> weights(bias, norm, hidden);
     wait_for_previous();
     const long long start = (long long)blockIdx.x * hidden, step = (long long)gridDim.x * hidden / 4;
     float values[PER_THREAD][VECTOR] = {};
@@ -80,23 +105,29 @@ __device__ __forceinline__ void split_norm(scalar* out, scalar* total, const flo
         for (int split = 0; split < splits; ++split, part += step) add_floats(values[i], part[0], part[1]);
         add_vector(values[i], other);
     }
-    weights.finish(out + start, total == nullptr ? nullptr : total + start, values, hidden, eps);
+    weights.finish(out + start, total == nullptr ? nullptr : total + start, values, hidden);
 }
 
 #define ENTRY(WARPS, PER_THREAD, BLOCKS)                                                                              \
     extern "C" __global__ void ROW_BOUNDS(WARPS, BLOCKS)                                                              \
         residual_norm_w##WARPS##_v##PER_THREAD(                                                                       \
-            scalar* out, scalar* total, const scalar* x, const scalar* bias, const scalar* residual,                  \
-            const scalar* gamma, const scalar* beta, long long rows, int hidden, float eps) {                         \
-        residual_norm<WARPS, PER_THREAD>(out, total, x, bias, residual, gamma, beta, rows, hidden, eps);              \
+            scalar* out, scalar* total, const scalar* x, const scalar* bias, const scalar* residual, const Norm norm, \
+            long long rows, int hidden) {                                                                             \
+        residual_norm<WARPS, PER_THREAD>(out, total, x, bias, residual, norm, rows, hidden);                          \
+    }                                                                                                                 \
+    extern "C" __global__ void ROW_BOUNDS(WARPS, BLOCKS)                                                              \
+        inner_norm_w##WARPS##_v##PER_THREAD(                                                                          \
+            scalar* out, scalar* total, const scalar* x, const Norm inner, const scalar* residual, const Norm norm,   \
+            long long rows, int hidden) {                                                                             \
+        inner_norm<WARPS, PER_THREAD>(out, total, x, inner, residual, norm, rows, hidden);                            \
     }
 ROW_GEOMETRIES(ENTRY)
 
 #define SPLIT_ENTRY(WARPS, PER_THREAD)                                                                                \
     extern "C" __global__ void __launch_bounds__(WARP* WARPS, 2) split_norm_w##WARPS##_v##PER_THREAD(                 \
         scalar* out, scalar* total, const float* parts, int splits, const scalar* bias,                               \
-        const scalar* residual, const scalar* gamma, const scalar* beta, int hidden, float eps) {                     \
-        split_norm<WARPS, PER_THREAD>(out, total, parts, splits, bias, residual, gamma, beta, hidden, eps);           \
+        const scalar* residual, const Norm norm, int hidden) {                                                        \
+        split_norm<WARPS, PER_THREAD>(out, total, parts, splits, bias, residual, norm, hidden);                       \
     }
 SPLIT_ENTRY(4, 1)
 SPLIT_ENTRY(8, 1)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.residual_norm import split_norm
 from penstock.engine.kernels.short_product import TILES, Tile, short_product, split_product
+from penstock.engine.model.weights import Norm
 from tests.gpu.references import (
     HALVES,
     activate,
@@ -64,13 +65,13 @@ def test_the_norm_of_parts_against_float64(rows: int, splits: int, hidden: int, 
     exact = exact_sum(parts.double().sum(0), bias, residual)
     plain = parts.sum(0).to(dtype) + bias + residual
     out, total = residual.clone(), torch.empty_like(residual)
-    split_norm(out, parts, bias, residual, gamma, beta, 1e-12, total)
+    split_norm(out, parts, bias, residual, Norm(gamma, beta, 1e-12), total)
     plain_norm = F.layer_norm(plain, (hidden,), gamma, beta, 1e-12)
     assert_as_exact_as_torch(out, plain_norm, exact_norm(exact, gamma, beta, 1e-12))
     assert_as_exact_as_torch(total, plain, exact)
 
     over_residual = residual.clone()
-    split_norm(over_residual, parts, bias, over_residual, gamma, beta, 1e-12)
+    split_norm(over_residual, parts, bias, over_residual, Norm(gamma, beta, 1e-12))
     assert torch.equal(over_residual, out)
 
 
@@ -78,7 +79,7 @@ def test_the_norm_of_parts_without_bias_residual_and_beta() -> None:
     parts = randn(2, 9, 768, dtype=torch.float32, seed=9)
     _, gamma, _ = norm_parameters(768, torch.float16)
     out = torch.empty(9, 768, dtype=torch.float16, device="cuda")
-    split_norm(out, parts, None, None, gamma, None, 1e-5)
+    split_norm(out, parts, None, None, Norm(gamma, None, 1e-5))
     plain = F.layer_norm(parts.sum(0).half(), (768,), gamma, None, 1e-5)
     assert_as_exact_as_torch(out, plain, exact_norm(parts.double().sum(0), gamma, None, 1e-5))
 
@@ -116,7 +117,7 @@ def test_launched_early_one_after_the_other() -> None:
         for i in range(0, layers, 2):
             short_product(states[1], states[0], weights[i], None, "gelu", Tile(64, 32))
             split_product(parts, states[1], weights[i + 1], Tile(64, 32))
-            split_norm(states[0], parts, None, states[0], gamma, beta, 1e-5)
+            split_norm(states[0], parts, None, states[0], Norm(gamma, beta, 1e-5))
 
     expected = start
     for i in range(0, layers, 2):
@@ -126,7 +127,7 @@ def test_launched_early_one_after_the_other() -> None:
         split_product(parts, up, weights[i + 1], Tile(64, 32))
         torch.cuda.synchronize()
         after = torch.empty_like(start)
-        split_norm(after, parts, None, expected, gamma, beta, 1e-5)
+        split_norm(after, parts, None, expected, Norm(gamma, beta, 1e-5))
         torch.cuda.synchronize()
         expected = after
     for _ in range(20):

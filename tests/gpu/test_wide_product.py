@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.kernels.wide_product import wide_product
+from penstock.engine.model.weights import Norm
 from tests.gpu.references import HALVES, activate, assert_as_exact_as_torch, norm_parameters, randn, replayed
 
 pytestmark = [
@@ -108,7 +109,7 @@ def test_between_other_kernels_nothing_is_read_too_soon() -> None:
             after_each()
             torch.mm(inner, down[i].t(), out=product)
             after_each()
-            residual_norm(state, product, None, state, gamma, beta, 1e-5)
+            residual_norm(state, product, None, state, Norm(gamma, beta, 1e-5))
             after_each()
 
     chain(torch.cuda.synchronize)

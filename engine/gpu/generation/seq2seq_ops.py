@@ -75,7 +75,7 @@ class _StackOps:
         if not _has_norm_kernel(x, dense, norm):
             return normalise(_product(x, dense) + residual, norm)
         product = torch.mm(x, dense.weight_t)
-        residual_norm(product, product, dense.bias, residual, norm.weight, norm.bias, norm.eps)
+        residual_norm(product, product, dense.bias, residual, norm)
         return product
 
     def project_add_norm_sum(self, x: Tensor, dense: GpuDense, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ class _StackOps:
             return normalise(total, norm), total
         total = torch.mm(x, dense.weight_t)
         out = torch.empty_like(total)
-        residual_norm(out, total, dense.bias, residual, norm.weight, norm.bias, norm.eps, total=total)
+        residual_norm(out, total, dense.bias, residual, norm, total)
         return out, total
 
 

@@ -18,7 +18,7 @@ from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.kernels.pool import pool
 from penstock.engine.kernels.residual_norm import residual_norm
-from penstock.engine.model.weights import Heads, PlainAttention
+from penstock.engine.model.weights import Embeddings, Heads, Norm, PlainAttention
 from penstock.engine.types import PackedBatch
 from penstock.ops.bench.common.draws import filling
 from penstock.ops.bench.gpu.bench import Bench, pack
@@ -98,7 +98,7 @@ def _residual_norm(tokens: int, seed: int) -> Launch:
     bias, weight, shift = (_normal(HIDDEN) for _ in range(3))
     return Launch(
         num_bytes,
-        lambda i: residual_norm(out[i], x[i], bias, residual[i], weight, shift, _EPS),
+        lambda i: residual_norm(out[i], x[i], bias, residual[i], Norm(weight, shift, _EPS)),
         lambda i: F.layer_norm(x[i] + residual[i], (HIDDEN,), weight, shift, _EPS),  # the bias is in torch's product
         sets,
     )
@@ -117,8 +117,8 @@ def _embed_norm(tokens: int, seed: int) -> Launch:
     positions = _int32(np.arange(tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)).repeat(sets, 1)
 
     def ours(i: int) -> None:
-        tables = (words[i], positions_table, types)
-        embed_norm(out[i], token_ids[i], positions[i], None, *tables, weight, shift, _EPS)
+        tables = Embeddings(words[i], positions_table, types, Norm(weight, shift, _EPS))
+        embed_norm(out[i], token_ids[i], positions[i], None, tables)
 
     def theirs(i: int) -> Tensor:
         hidden = F.embedding(token_ids[i], words[i]) + F.embedding(positions[i], positions_table) + types[0]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.engine.cpu.norm import normalise
 from penstock.engine.cpu.ops import CpuOps, encode_on_cpu, prepare_for_cpu
 from penstock.engine.families import family_of
 from penstock.engine.gpu import ops, products
@@ -21,18 +22,19 @@ from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.dense import activate
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.program import record
-from tests.engine.helpers import GPU_FAMILIES, pack, random_sequences, save_encoder
+from penstock.engine.model.weights import Embeddings, EncoderWeights, Norm
+from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder
+from tests.engine.helpers import FAMILIES, pack, random_sequences, save_encoder
 
 FLOAT = torch.float32
+KINDS = ("cublas", "short", "wide")  # of products
 
 
-def embed_norm(
-    out: Tensor, ids: Tensor, at: Tensor, kinds: Any, words: Tensor, positions: Any, types: Any, *norm: Any
-) -> None:
-    total = words[ids.long()]
-    for table, rows in ((positions, at), (types, torch.zeros_like(at) if kinds is None else kinds)):
+def embed_norm(out: Tensor, ids: Tensor, at: Tensor, kinds: Tensor | None, tables: Embeddings) -> None:
+    total, kinds = tables.words[ids.long()], torch.zeros_like(at) if kinds is None else kinds
+    for table, rows in ((tables.positions, at), (tables.token_types, kinds)):
         total = total if table is None else total + table[rows.long()]
-    out.copy_(F.layer_norm(total, out.shape[1:], *norm))
+    out.copy_(total if tables.norm is None else normalise(total, tables.norm))
 
 
 def bias_activation(x: Tensor, bias: Tensor | None, kind: str) -> None:
@@ -45,14 +47,19 @@ def gated(out: Tensor, x: Tensor, kind: str) -> None:
 
 
 def residual_norm(
-    out: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any, total: Tensor | None = None
+    out: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None, norm: Norm, total: Tensor | None = None
 ) -> None:
-    whole = x + residual if bias is None else x + bias + residual
+    whole = sum((one for one in (bias, residual) if one is not None), x)
     if total is not None:
+        assert residual is not None
         assert out.data_ptr() not in (total.data_ptr(), x.data_ptr(), residual.data_ptr())
         total.copy_(whole)
         whole = total
-    out.copy_(F.layer_norm(whole, out.shape[1:], *norm))
+    out.copy_(normalise(whole, norm))
+
+
+def inner_norm(out: Tensor, total: Tensor, x: Tensor, inner: Norm, residual: Tensor, norm: Norm) -> None:
+    residual_norm(out, normalise(x, inner), None, residual, norm, total)
 
 
 def short_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, tile: Tile) -> None:
@@ -68,9 +75,9 @@ def split_product(parts: Tensor, x: Tensor, weight: Tensor, tile: Tile) -> None:
 
 
 def split_norm(
-    out: Tensor, parts: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any, total: Tensor | None = None
+    out: Tensor, parts: Tensor, bias: Tensor | None, residual: Tensor, norm: Norm, total: Tensor | None = None
 ) -> None:
-    residual_norm(out, parts.sum(0), bias, residual, *norm, total=total)
+    residual_norm(out, parts.sum(0), bias, residual, norm, total)
 
 
 def wide_product(
@@ -87,6 +94,7 @@ LAUNCHES = (
     bias_activation,
     gated,
     residual_norm,
+    inner_norm,
     short_product,
     split_product,
     split_norm,
@@ -95,20 +103,34 @@ LAUNCHES = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", GPU_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("types", [False, True])
-@pytest.mark.parametrize("kind", ["cublas", "short", "wide"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_steps_compute_the_forward(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, types: bool, kind: str
+) -> None:
+    save_encoder(tmp_path, family)
+    checkpoint = read_checkpoint(tmp_path)
+    assert_steps_compute_the_forward(monkeypatch, family_of(checkpoint).encoder(checkpoint), kind, types=types)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMBINATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_steps_compute_the_forward_of_any_combination(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    assert_steps_compute_the_forward(monkeypatch, random_encoder(COMBINATIONS[name]), kind)
+
+
+def assert_steps_compute_the_forward(
+    monkeypatch: pytest.MonkeyPatch, weights: EncoderWeights, kind: str, *, types: bool = False
 ) -> None:
     for launch in LAUNCHES:
         monkeypatch.setattr(ops, launch.__name__, launch)
     monkeypatch.setattr(products, "MAX_ROWS", 256 if kind == "short" else 0)
     for least in ("_WIDE_ROWS", "_WIDE_PLAIN_ROWS", "_WIDE_DEPTH"):
         monkeypatch.setattr(products, least, 1)
-    save_encoder(tmp_path, family)
-    checkpoint = read_checkpoint(tmp_path)
-    weights = family_of(checkpoint).encoder(checkpoint)
     sequences = random_sequences((9, 1, 30, 9))
     table = weights.embeddings.token_types
     has_types = types and table is not None and len(table) > 1

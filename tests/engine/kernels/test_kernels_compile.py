@@ -27,6 +27,7 @@ ARCHITECTURES = ("80", "89", "90")
 HOPPER = {"wide_product"}  # sources for sm_90a alone
 READ_WEIGHTS_FIRST = (
     "residual_norm",
+    "inner_norm",
     "embed_norm",
     "split_norm",
     "short_product",
@@ -81,7 +82,10 @@ def test_products_with_gates_compile_without_spills(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("source", "launched"),
     [
-        ("residual_norm", {f"residual_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
+        *[
+            ("residual_norm", {f"{name}_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES})
+            for name in ("residual_norm", "inner_norm")
+        ],
         ("residual_norm", {"split_norm_w4_v1"} | {f"split_norm_w8_v{vectors}" for vectors in range(1, 5)}),
         ("short_product", {f"short_product_{tile.rows}x{tile.columns}" for tile in short_product.TILES}),
         ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
