@@ -9,7 +9,7 @@ from penstock.engine.families.rotary import rotary_angles
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.dense import require_activation
 from penstock.engine.model.files import Config, require_int, setting, stated_rows
-from penstock.engine.model.modules import stated_max_tokens
+from penstock.engine.model.modules import max_tokens_of
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Heads, Layer, RotaryAttention
 
 _WORDS = "embeddings.word_embeddings.weight"
@@ -87,8 +87,8 @@ def _heads(config: Config, hidden: int) -> Heads:
 def _max_tokens(checkpoint: Checkpoint) -> int:
     """Rotary positions go on beyond `max_position_embeddings`, as far as sentence-transformers lets a text be."""
     positions = require_int(checkpoint.config, "max_position_embeddings")
-    stated = stated_max_tokens(checkpoint) if checkpoint.modules else None
-    return max(positions, min(stated or 0, _MOST_ROWS))
+    stated = max_tokens_of(checkpoint, None) if checkpoint.modules else 0
+    return max(positions, min(stated, _MOST_ROWS))
 
 
 def _read_layer(
