@@ -1,4 +1,7 @@
-"""Attention on a GPU, qkv [R, 3H] to context [R, H]: the launch for each kind of attention and chosen kernel."""
+"""Attention on a GPU, qkv [R, (queries + 2 keys) * dim] to context [R, queries * dim].
+
+The launch for each kind of attention and chosen kernel.
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +13,8 @@ from torch import Tensor
 from penstock.engine.gpu.choice import AttentionKernel
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
-from penstock.engine.kernels.packed_attention import distance_table, packed_attention, rotary_attention
+from penstock.engine.kernels.packed_attention import distance_table, packed_attention, windowed_attention
+from penstock.engine.kernels.rotate import rotate
 from penstock.engine.kernels.short_attention import short_attention
 from penstock.engine.model.positions import relative_rows
 from penstock.engine.model.weights import (
@@ -46,9 +50,14 @@ class AttentionTables:
 
 
 def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables) -> Tensor:
-    """The context, in `out` or in a tensor of torch's. `inputs.shape.kernel` was chosen for `attention`."""
-    kernel, plan, num_heads = inputs.shape.kernel, inputs.attention_plan, tables.heads.queries
-    scale = 1.0 / math.sqrt(tables.heads.dim)
+    """The context, in `out` or in a tensor of torch's. Rotary positions turn queries and keys in `qkv` itself.
+
+    `inputs.shape.kernel` was chosen for `attention`.
+    """
+    kernel, plan, heads = inputs.shape.kernel, inputs.attention_plan, tables.heads
+    num_heads, scale = heads.queries, 1.0 / math.sqrt(heads.dim)
+    if isinstance(attention, RotaryAttention):
+        rotate(qkv, inputs.positions, heads, attention)
     queries = 64 if kernel is AttentionKernel.PACKED_64 else 128
     match kernel, attention:
         case AttentionKernel.SHORT, PlainAttention() | DistanceAttention():
@@ -56,11 +65,15 @@ def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, table
         case AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128, PlainAttention() | DistanceAttention():
             packed_attention(out, qkv, plan, num_heads, scale, queries, tables.distance_bias)
         case AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128, RotaryAttention():
-            rotary_attention(out, qkv, plan, num_heads, scale, queries, attention)
+            if attention.window is None and not attention.is_causal and heads.keys == heads.queries:
+                packed_attention(out, qkv, plan, num_heads, scale, queries)
+            else:
+                near, is_causal = attention.window, attention.is_causal
+                windowed_attention(out, qkv, plan, heads, scale, queries, near, is_causal=is_causal)
         case AttentionKernel.DISENTANGLED, DisentangledAttention():
             _disentangled(out, qkv, attention, inputs, tables)
-        case AttentionKernel.FLASH, PlainAttention():
-            return _flash(qkv, inputs, num_heads, scale)
+        case AttentionKernel.FLASH, PlainAttention() | RotaryAttention():
+            return _flash(qkv, attention, inputs, heads)
         case _:
             raise RuntimeError(f"{kernel} was chosen for {type(attention).__name__}. This is a bug.")
     return out
@@ -84,11 +97,27 @@ def _disentangled(
     )
 
 
-def _flash(qkv: Tensor, inputs: Inputs, num_heads: int, scale: float) -> Tensor:
-    """torch's FlashAttention-2, to a new [R, H]."""
-    query, key, value = qkv.view(len(qkv), 3, num_heads, -1).unbind(1)
+def _flash(qkv: Tensor, attention: PlainAttention | RotaryAttention, inputs: Inputs, heads: Heads) -> Tensor:
+    """torch's FlashAttention-2, to a new [R, queries * dim]."""
+    parts = [heads.queries, heads.keys, heads.keys]
+    query, key, value = torch.split(qkv.view(len(qkv), sum(parts), heads.dim), parts, dim=1)
     cu_seqlens, longest = inputs.cu_seqlens, inputs.shape.max_seqlen
+    window, is_causal = None, False
+    if isinstance(attention, RotaryAttention):
+        window, is_causal = attention.window, attention.is_causal
     context: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, cu_seqlens, cu_seqlens, longest, longest, 0.0, False, False, scale=scale
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        longest,
+        longest,
+        0.0,
+        is_causal,
+        False,
+        scale=1.0 / math.sqrt(heads.dim),
+        window_size_left=window,
+        window_size_right=0 if is_causal else window,
     )[0]
     return context.reshape(len(query), -1)

@@ -10,10 +10,10 @@ Microseconds a layer, float16, 12 heads of 64, packed with 128 and with 64 queri
 
 Of another H200, with the plain kernel of the same run beside it:
 
-                                   packed with 128 queries a block     biased     rotary     rotary, window 64
-    16k tokens of 2-100                       43                       50         61         62
-    16k tokens of 5-500                       69                       76         97         67
-    16k tokens of 100-2,000                   214                      230        286        76
+                                   packed with 128 queries a block     biased
+    16k tokens of 2-100                       43                       50
+    16k tokens of 5-500                       69                       76
+    16k tokens of 100-2,000                   214                      230
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels import disentangled_attention, packed_attention, short_attention
+from penstock.engine.kernels import disentangled_attention, packed_attention, rotate, short_attention
 from penstock.engine.model.weights import (
     Attention,
     DisentangledAttention,
@@ -65,8 +65,8 @@ def choose_kernel(
             return _short(head_dim, max_seqlen, rows) or packed or _flash(head_dim)
         case DistanceAttention() if packed is not None:
             return _short(head_dim, max_seqlen, rows) or packed
-        case RotaryAttention() if packed is not None:
-            return packed
+        case RotaryAttention() if rotate.supports(head_dim):
+            return packed or _flash(head_dim)
         case DisentangledAttention() if disentangled_attention.supports(head_dim):
             return AttentionKernel.DISENTANGLED
         case DistanceAttention() | RotaryAttention() | DisentangledAttention():

@@ -7,7 +7,7 @@ from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
 from penstock.engine.model.dense import function_of
 from penstock.engine.model.seq2seq import Seq2SeqWeights
-from penstock.engine.model.weights import Dense, EncoderWeights
+from penstock.engine.model.weights import Dense, EncoderWeights, RotaryAttention
 
 
 def require_supported(weights: EncoderWeights) -> None:
@@ -27,11 +27,14 @@ def require_supported(weights: EncoderWeights) -> None:
 
 
 def _require_kernels(weights: EncoderWeights) -> None:
-    layers = weights.layers
+    attentions = [layer.attention for layer in weights.layers]
+    rotary = [attention for attention in attentions if isinstance(attention, RotaryAttention)]
+    norms = [(attention.query_norm, attention.key_norm) for attention in rotary]
     missing = {
-        "heads that share keys": weights.heads.keys != weights.heads.queries,
-        "causal attention": any(getattr(layer.attention, "is_causal", False) for layer in layers),
-        "norms of queries and keys": any(getattr(layer.attention, "query_norm", None) for layer in layers),
+        "attention of several kinds": len(set(map(type, attentions))) > 1,
+        "heads that share keys, without rotary positions,": weights.heads.keys != weights.heads.queries and not rotary,
+        "norms of queries without norms of keys": any((query is None) != (key is None) for query, key in norms),
+        "LayerNorms of queries and keys": any(norm.subtracts_mean for both in norms for norm in both if norm),
     }
     for what, is_there in missing.items():
         if is_there:

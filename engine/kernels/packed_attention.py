@@ -1,9 +1,10 @@
 """Launch of attention over packed sequences of any length, and the plan that gives each CTA its queries.
 
-Plain, with a bias for each distance, or with rotary positions.
+Plain, with a bias for each distance, or to near keys, which heads may share.
 """
 
 import math
+import struct
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from penstock.engine.kernels.library import head_dim_of, kernel, pointer
 from penstock.engine.kernels.short_attention import MAX_SEQLEN as SHORT_SEQLEN
-from penstock.engine.model.weights import RotaryAttention
+from penstock.engine.model.weights import Heads
 from penstock.engine.types import Int32Array
 
 MAX_SEQLEN = 65_535  # in sixteen bits of the plan
@@ -24,6 +25,7 @@ _RING_ROWS = 3 * 2 * 64  # stages, keys and values, tile: as in packed_tile.cuh
 _BYTES_PER_VALUE = 2  # float16 and bfloat16
 _BYTES_OF_BIAS = 4  # float32
 _CONSTANT = 63  # columns at each end of a table of biases, as in biased_attention.cu
+_WINDOWED = struct.Struct("6i")  # of packed_tile.cuh
 _MAX_ITEMS = 65_535  # of a grid's second dimension
 
 
@@ -66,17 +68,28 @@ def packed_attention(
     _launch("biased_attention", out, qkv, plan, num_heads, scale, queries, more, _BYTES_OF_BIAS * (2 * reach + 1))
 
 
-def rotary_attention(
-    out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, scale: float, queries: int, rotary: RotaryAttention
+def windowed_attention(
+    out: Tensor,
+    qkv: Tensor,
+    plan: Tensor,
+    heads: Heads,
+    scale: float,
+    queries: int = 128,
+    window: int | None = None,
+    *,
+    is_causal: bool = False,
 ) -> None:
-    """As `packed_attention`, with queries and keys turned by the angles of their positions, within the window.
+    """As `packed_attention`, of heads that may share keys, to keys at most `window` tokens away.
 
-    The angles are float32, and for at least the tokens of the longest sequence.
+    qkv [R, (heads.queries + 2 * heads.keys) * heads.dim]. is_causal: whether a query sees no key after it.
     """
-    window = MAX_SEQLEN if rotary.window is None else min(rotary.window, MAX_SEQLEN)
-    shape = len(rotary.cosines), out.shape[1] // num_heads // 2
-    cosines, sines = (pointer("angles", one, torch.float32, shape) for one in (rotary.cosines, rotary.sines))
-    _launch("rotary_attention", out, qkv, plan, num_heads, scale, queries, (cosines, sines, np.int32(window)))
+    before = MAX_SEQLEN if window is None else min(window, MAX_SEQLEN)
+    after = 0 if is_causal else before
+    key_width, width = heads.key_width, heads.width + 2 * heads.key_width
+    windowed = _WINDOWED.pack(before, after, before + after, heads.queries // heads.keys, key_width, width)
+    if out.shape[1] != heads.width:
+        raise ValueError(f"out must have {heads.width} columns, not {out.shape[1]}")
+    _launch("windowed_attention", out, qkv, plan, heads.queries, scale, queries, (windowed,), key_width=key_width)
 
 
 def _launch(
@@ -89,8 +102,9 @@ def _launch(
     queries: int,
     more: tuple[Any, ...] = (),
     more_bytes: int = 0,
+    key_width: int | None = None,
 ) -> None:
-    """more: the kernel's further arguments; more_bytes: of shared memory."""
+    """more: the kernel's further arguments; more_bytes: of shared memory; key_width: of a row's keys, if not H."""
     (rows, hidden), dtype, items = out.shape, out.dtype, len(plan)
     head_dim = head_dim_of(hidden, num_heads, _HEAD_DIMS)
     if items > _MAX_ITEMS or plan.data_ptr() % 8:
@@ -100,7 +114,7 @@ def _launch(
     _check_queries(queries)
     args = (
         pointer("out", out, dtype, (rows, hidden)),
-        pointer("qkv", qkv, dtype, (rows, 3 * hidden)),
+        pointer("qkv", qkv, dtype, (rows, hidden + 2 * (hidden if key_width is None else key_width))),
         pointer("plan", plan, torch.int32, (items, 2)),
         np.float32(scale * math.log2(math.e)),
         *more,

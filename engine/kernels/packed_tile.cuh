@@ -1,7 +1,8 @@
 // Common to the attention kernels in tiles; put before each of them as text. Self-attention of packed sequences of any
 // length: FlashAttention-2's forward pass (Dao 2023, algorithm 1), for lengths that are no multiples of any tile.
 //
-// Layout: qkv [R, 3, heads, D] and out [R, heads, D], D = 32, 64 or 128, 16-byte aligned, heads = gridDim.x.
+// Layout: qkv [R, 3, heads, D] and out [R, heads, D], D = 32, 64 or 128, 16-byte aligned, heads = gridDim.x; queries and
+//   keys are turned already where positions are rotary.
 //   plan [gridDim.y] of {first token of the sequence, length | query tile << 16}, heaviest first; length 0: no work.
 //
 // Threads: one CTA per item and head has up to 64 or 128 queries of a sequence, 16 M a warp, and loops over the
@@ -27,7 +28,7 @@
 //   bits depend only on its own sequence.
 //
 // Kind: a struct of what a kernel does beside: Plain nothing; in Biased, scores begin with a bias of their distance; in
-//   Rotary, queries and keys are turned by the angles of their positions, and see each other within a window.
+//   Windowed, queries see the keys near or before them, and may share heads of keys.
 
 constexpr int KEYS = 64;   // of a tile
 constexpr int STEP = 32;   // keys at a time
@@ -82,25 +83,6 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&to)[4], unsi
                  : "memory");
 }
 
-// Rotary positions (Su et al. 2021) of eight dimensions of a head's first half and their partners in the second, in
-// float32 until the result, as transformers does (apply_rotary_pos_emb of its modeling_modernbert.py).
-__device__ __forceinline__ void turn_vectors(
-    uint4& low, uint4& high, float4 cosine0, float4 cosine1, float4 sine0, float4 sine1) {
-    const float c[VECTOR] = {cosine0.x, cosine0.y, cosine0.z, cosine0.w, cosine1.x, cosine1.y, cosine1.z, cosine1.w};
-    const float s[VECTOR] = {sine0.x, sine0.y, sine0.z, sine0.w, sine1.x, sine1.y, sine1.z, sine1.w};
-    float x[VECTOR], y[VECTOR];
-    unpack_vector(low, x);
-    unpack_vector(high, y);
-#pragma unroll
-    for (int i = 0; i < VECTOR; ++i) {
-        const float turned = x[i] * c[i] - y[i] * s[i];
-        y[i] = y[i] * c[i] + x[i] * s[i];
-        x[i] = turned;
-    }
-    low = pack_vector(x);
-    high = pack_vector(y);
-}
-
 // Shared memory
 
 template <int D> constexpr int ROW_BYTES = D * 2;
@@ -113,17 +95,13 @@ template <int D> __device__ __forceinline__ unsigned place(unsigned row, unsigne
     return row * ROW_BYTES<D> + (chunk ^ swizzle) * 16;
 }
 
-// A thread's share of rows: a chunk of one row in AT_ONCE; or two, which are turned together, D bytes apart. Eight lanes
-// with two chunks each have rows r and r + 4, whose chunks are in different banks.
-template <int D, int THREADS, bool HAS_TWO> struct Share {
-    static constexpr int CHUNKS = HAS_TWO ? D / 16 : D / 8, AT_ONCE = THREADS / CHUNKS;
+// A thread's share of rows: a chunk of one row in AT_ONCE.
+template <int D, int THREADS> struct Share {
+    static constexpr int CHUNKS = D / 8, AT_ONCE = THREADS / CHUNKS;
     static_assert(AT_ONCE % 8 == 0, "whole passes of one swizzle");
     const int row, chunk;
 
-    explicit __device__ __forceinline__ Share(int thread)
-        : row(HAS_TWO ? own_row(thread / CHUNKS) : thread / CHUNKS), chunk(thread % CHUNKS) {}
-
-    static __device__ __forceinline__ int own_row(int r) { return (r & ~7) | (r & 1) << 2 | (r >> 1 & 3); }
+    explicit __device__ __forceinline__ Share(int thread) : row(thread / CHUNKS), chunk(thread % CHUNKS) {}
 
     // Starts to copy ROWS rows, `stride` elements apart; zeros replace those after the first `count`.
     // from: this thread's chunk of its first row.
@@ -132,38 +110,19 @@ template <int D, int THREADS, bool HAS_TWO> struct Share {
         static_assert(ROWS % AT_ONCE == 0, "whole passes");
         to += place<D>(row, chunk);
 #pragma unroll
-        for (int i = 0; i < ROWS; i += AT_ONCE) {
+        for (int i = 0; i < ROWS; i += AT_ONCE)
             copy_async(to + i * ROW_BYTES<D>, from + i * stride, row + i < count);
-            if (HAS_TWO) copy_async((to ^ D) + i * ROW_BYTES<D>, from + i * stride + D / 2, row + i < count);
-        }
-    }
-
-    // Turns the first `count` of ROWS rows that `fetch` has copied, by the angles of the positions from `first` on.
-    template <int ROWS> __device__ __forceinline__ void turn(
-        unsigned char* rows, const float* cosines, const float* sines, int first, int count) const {
-        unsigned char* at = rows + place<D>(row, chunk);
-        unsigned char* other = rows + (place<D>(row, chunk) ^ D);
-        const int angles = (first + row) * (D / 2) + chunk * VECTOR;
-#pragma unroll
-        for (int i = 0; i < ROWS; i += AT_ONCE) {
-            if (row + i >= count) break;
-            const float4* cosine = reinterpret_cast<const float4*>(cosines + angles + i * (D / 2));
-            const float4* sine = reinterpret_cast<const float4*>(sines + angles + i * (D / 2));
-            uint4* low = reinterpret_cast<uint4*>(at + i * ROW_BYTES<D>);
-            uint4* high = reinterpret_cast<uint4*>(other + i * ROW_BYTES<D>);
-            turn_vectors(*low, *high, cosine[0], cosine[1], sine[0], sine[1]);
-        }
     }
 };
 
 // Kinds
 
 struct Plain {
-    static constexpr bool IS_BIASED = false, IS_ROTARY = false;
+    static constexpr bool IS_BIASED = false, IS_WINDOWED = false;
 };
 
 struct Biased {
-    static constexpr bool IS_BIASED = true, IS_ROTARY = false;
+    static constexpr bool IS_BIASED = true, IS_WINDOWED = false;
     const float* bias;  // [heads, 2 reach + 1], over scale, by key - query + reach; the first and last 63 are constant
     int reach;
 
@@ -190,18 +149,23 @@ struct Biased {
     }
 };
 
-struct Rotary {
-    static constexpr bool IS_BIASED = false, IS_ROTARY = true;
-    const float* cosines;  // [positions, D / 2]; dimension i of a head is paired with i + D / 2
-    const float* sines;
-    int window;  // largest distance of a query and a key that it sees
+struct Windowed {
+    static constexpr bool IS_BIASED = false, IS_WINDOWED = true;
+    int before, after;     // a query sees keys from `before` tokens before it to `after` tokens after it
+    int reach;             // before + after
+    int sharing;           // heads of queries that share one of keys
+    int key_width, width;  // elements of a row's keys, and of the row: arguments, which take no registers
 
-    // Of `queries` queries and `keys` keys, the first ones `difference` apart.
-    __device__ __forceinline__ bool all_see_all(int queries, int keys, int difference) const {
-        return difference > queries - 2 - window && difference + keys - 1 <= window;
+    // Of `queries` queries and `keys` keys, of which the first key is `place` tokens after the first that the first query
+    // sees.
+    __device__ __forceinline__ bool all_see_all(int queries, int keys, int place) const {
+        return place >= queries - 1 && place + keys - 1 <= reach;
     }
-    __device__ __forceinline__ bool any_sees_any(int queries, int keys, int difference) const {
-        return difference + keys > -window && difference < queries + window;
+    __device__ __forceinline__ bool any_sees_any(int queries, int keys, int place) const {
+        return place + keys > 0 && place - queries < reach;
+    }
+    __device__ __forceinline__ bool sees(int place) const {
+        return static_cast<unsigned>(place) <= static_cast<unsigned>(reach);
     }
 };
 
@@ -321,7 +285,8 @@ template <int D, int M, int N> __device__ __forceinline__ void accumulate(
 }
 
 // 8 N keys, of which the first `count` are of the sequence where they are MASKED, and all where not; a window, too, is
-// looked at only where MASKED. difference: of the first key and the warp's first query.
+// looked at only where MASKED. difference: of the first key and the warp's first query; in a window, of the
+// first key and the first that this query sees.
 template <int N, bool MASKED, int D, int M, typename Kind> __device__ __forceinline__ void attend(
     Rows<D, M>& rows, unsigned keys, unsigned values, float log2_scale, int count, const Kind& kind, const float* table,
     int difference) {
@@ -329,8 +294,9 @@ template <int N, bool MASKED, int D, int M, typename Kind> __device__ __forceinl
     if constexpr (Kind::IS_BIASED) kind.begin(s, table, difference);
     score(s, rows, keys);
     if constexpr (MASKED) {
-        const int column = threadIdx.x % 4 * 2;
-        difference += column - static_cast<int>(threadIdx.x % WARP / 4);
+        const unsigned thread = Kind::IS_WINDOWED ? thread_again() : threadIdx.x;
+        const int column = thread % 4 * 2;
+        difference += column - static_cast<int>(thread % WARP / 4);
 #pragma unroll
         for (int m = 0; m < M; ++m) {
 #pragma unroll
@@ -338,8 +304,8 @@ template <int N, bool MASKED, int D, int M, typename Kind> __device__ __forceinl
 #pragma unroll
                 for (int r = 0; r < 4; ++r) {
                     bool is_hidden = column + 8 * n + r % 2 >= count;
-                    if constexpr (Kind::IS_ROTARY)
-                        is_hidden |= abs(difference + 8 * n + r % 2 - 16 * m - r / 2 * 8) > kind.window;
+                    if constexpr (Kind::IS_WINDOWED)
+                        is_hidden |= !kind.sees(difference + 8 * n + r % 2 - 16 * m - r / 2 * 8);
                     if (is_hidden) s[m][n][r] = MINUS_INFINITY;
                 }
             }
@@ -382,6 +348,11 @@ template <int D, int M> __device__ __forceinline__ void store(
     }
 }
 
+// The warp's first query in the CTA.
+template <int M, int WARPS> __device__ __forceinline__ int own_query(unsigned thread) {
+    return (thread / WARP + blockIdx.x) % WARPS * 16 * M;
+}
+
 // One CTA, of 16 M queries a warp. QUERIES: of a full tile.
 template <int D, int M, int WARPS, int QUERIES, typename Kind> __device__ __forceinline__ void run(
     scalar* out, const scalar* qkv, const int2* plan, float log2_scale, const Kind& kind) {
@@ -390,25 +361,32 @@ template <int D, int M, int WARPS, int QUERIES, typename Kind> __device__ __forc
     extern __shared__ __align__(1024) unsigned char memory[];  // queries, the ring: keys, values; keys, ..., and biases
     int2 item = load_item(plan);
     const int length = item.y & 0xffff, first_query = (item.y >> 16) * QUERIES;
-    const int hidden = gridDim.x * D, stride = 3 * hidden;
-    using Part = Share<D, THREADS, Kind::IS_ROTARY>;
-    const Part share(threadIdx.x);
+    const int hidden = gridDim.x * D;
+    int key_width = hidden, stride = 3 * hidden, to_keys = hidden;  // from the columns of queries to those of their keys
+    if constexpr (Kind::IS_WINDOWED) {
+        key_width = kind.key_width;
+        stride = kind.width;
+        to_keys += (static_cast<int>(blockIdx.x) / kind.sharing - static_cast<int>(blockIdx.x)) * D;
+    }
+    const Share<D, THREADS> share(threadIdx.x);
     const scalar* from = qkv + (static_cast<size_t>(item.x) + share.row) * stride;
     from += blockIdx.x * D + share.chunk * VECTOR;
     const unsigned queries = shared_address(memory), ring = queries + ROWS * ROW_BYTES<D>;
     float* table = reinterpret_cast<float*>(memory + ROWS * ROW_BYTES<D> + STAGES * STAGE_BYTES);
 
     int first = 0, end = length;  // keys of the CTA
-    if constexpr (Kind::IS_ROTARY) {
-        first = max(first_query - kind.window, 0) / KEYS * KEYS;
-        end = min(first_query + ROWS + kind.window, length);
+    if constexpr (Kind::IS_WINDOWED) {
+        first = max(first_query - kind.before, 0) / KEYS * KEYS;
+        end = min(first_query + ROWS + kind.after, length);
     }
     share.template fetch<ROWS>(queries, from + first_query * stride, stride, length - first_query);
-    from += hidden + first * stride;  // keys; values come `hidden` later
+    from += to_keys + first * stride;  // keys; values come `key_width` later
     const auto fetch_tile = [&](unsigned to, int count) {
         if (count > 0) {
-            share.template fetch<KEYS>(to, from, stride, count);
-            share.template fetch<KEYS>(to + TILE_BYTES<D>, from + hidden, stride, count);
+            int step = stride;
+            if constexpr (Kind::IS_WINDOWED) asm volatile("" : "+r"(step));  // its multiples are not kept in registers
+            share.template fetch<KEYS>(to, from, step, count);
+            share.template fetch<KEYS>(to + TILE_BYTES<D>, from + key_width, step, count);
         }
         from += KEYS * stride;
         commit_copies();  // an empty group counts too
@@ -416,28 +394,27 @@ template <int D, int M, int WARPS, int QUERIES, typename Kind> __device__ __forc
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) fetch_tile(ring + i * STAGE_BYTES, end - first - i * KEYS);
 
-    const int own = (threadIdx.x / WARP + blockIdx.x) % WARPS * 16 * M;  // the warp's first query in the CTA
+    const int own = own_query<M, WARPS>(threadIdx.x);
     const bool active = first_query + own < length;
     Rows<D, M> rows;
     if constexpr (Kind::IS_BIASED) kind.template stage<THREADS>(table);
     wait_for_copies<STAGES - 2>();
-    if constexpr (Kind::IS_ROTARY)
-        share.template turn<ROWS>(memory, kind.cosines, kind.sines, first_query, length - first_query);
     __syncthreads();
     begin(rows, queries + own * ROW_BYTES<D> + place<D>(threadIdx.x % 16, threadIdx.x % WARP / 16));
     unsigned stage = 0;
     for (int left = end - first; left > 0; left -= KEYS) {
         wait_for_copies<STAGES - 2>();
-        if constexpr (Kind::IS_ROTARY)  // what this thread has copied
-            Part(thread_again()).template turn<KEYS>(
-                memory + ROWS * ROW_BYTES<D> + stage, kind.cosines, kind.sines, end - left, left);
         __syncthreads();  // this tile has landed, and the buffer of the one before it is free
         fetch_tile(ring + (stage == 0 ? LAST_STAGE : stage - STAGE_BYTES), left - (STAGES - 1) * KEYS);
         const int lane = thread_again() % WARP;
         unsigned keys = ring + stage + place<D>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
         unsigned values = ring + stage + TILE_BYTES<D> + place<D>(lane % 16, lane / 16);
         stage = stage == LAST_STAGE ? 0 : stage + STAGE_BYTES;
-        int count = active ? min(left, KEYS) : 0, difference = end - left - first_query - own;
+        int count = active ? min(left, KEYS) : 0, difference = end - left - first_query;
+        if constexpr (Kind::IS_WINDOWED)
+            difference += kind.before - own_query<M, WARPS>(thread_again());
+        else
+            difference -= own;
         const auto pass = [&](int passed) {
             count -= passed;
             keys += passed * ROW_BYTES<D>;
@@ -446,7 +423,7 @@ template <int D, int M, int WARPS, int QUERIES, typename Kind> __device__ __forc
         };
 #pragma unroll 1
         while (count >= STEP) {
-            if constexpr (Kind::IS_ROTARY)
+            if constexpr (Kind::IS_WINDOWED)
                 if (!kind.all_see_all(16 * M, STEP, difference)) break;
             attend<STEP / 8, false>(rows, keys, values, log2_scale, STEP, kind, table, difference);
             pass(STEP);
@@ -454,7 +431,7 @@ template <int D, int M, int WARPS, int QUERIES, typename Kind> __device__ __forc
 #pragma unroll 1
         while (count > 0) {
             bool is_seen = true;
-            if constexpr (Kind::IS_ROTARY) is_seen = kind.any_sees_any(16 * M, 16, difference);
+            if constexpr (Kind::IS_WINDOWED) is_seen = kind.any_sees_any(16 * M, 16, difference);
             if (is_seen) attend<2, true>(rows, keys, values, log2_scale, count, kind, table, difference);
             pass(16);
         }

@@ -102,8 +102,13 @@ _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "t5": (transformers.T5Config, _T5),
 }
 FAMILIES = tuple(_CONFIGS)
-_NO_KERNELS = {"eurobert", "gemma3_text", "llama", "mistral", "mt5", "qwen2", "qwen3", "t5"}  # for what they compute
-GPU_FAMILIES = tuple(family for family in FAMILIES if family not in _NO_KERNELS)
+_OTHER_SIZES = {  # of families that do not call it hidden_size, or state the size of a head
+    "distilbert": {"dim": 128},
+    "gemma3_text": {"hidden_size": 128, "head_dim": 32},
+    "mt5": {"d_model": 128, "d_kv": 32},
+    "qwen3": {"hidden_size": 128, "head_dim": 32},
+    "t5": {"d_model": 128, "d_kv": 32},
+}
 _CLASSES = {family: architectures_of(family) or Architectures() for family in FAMILIES}
 CLASSIFIERS = tuple(family for family in FAMILIES if _CLASSES[family].classifiers)
 TAGGERS = tuple(family for family in FAMILIES if _CLASSES[family].token_classifiers)
@@ -112,6 +117,11 @@ _AUTO_MODEL: Any = transformers.AutoModel  # transformers leaves from_config unt
 _AUTO_ENCODER: Any = transformers.AutoModelForTextEncoding  # without the decoder, where a model type has one
 _AUTO_CLASSIFIER: Any = transformers.AutoModelForSequenceClassification
 _AUTO_TAGGER: Any = transformers.AutoModelForTokenClassification
+
+
+def gpu_sizes(family: str) -> dict[str, int]:
+    """Heads of 32 elements: those of `_CONFIGS` (12 and others) are for no GPU kernel."""
+    return _OTHER_SIZES.get(family, {"hidden_size": 128})
 
 
 def config_of(family: str, **changes: Any) -> Any:

@@ -73,9 +73,9 @@ def make_qkv(
     return qkv, cu_seqlens
 
 
-def untouched(qkv: Tensor) -> Tensor:
-    """The output [T + 3, hidden] of attention, which no launch has written."""
-    return torch.full((len(qkv), qkv.shape[1] // 3), UNTOUCHED, dtype=qkv.dtype, device="cuda")
+def untouched(qkv: Tensor, width: int | None = None) -> Tensor:
+    """The output [T + 3, width] of attention, which no launch has written. width: a third of qkv's, if None."""
+    return torch.full((len(qkv), width or qkv.shape[1] // 3), UNTOUCHED, dtype=qkv.dtype, device="cuda")
 
 
 def errors(attend: Callable[[Tensor], Tensor], out: Tensor, qkv: Tensor, cu_seqlens: np.ndarray) -> np.ndarray:

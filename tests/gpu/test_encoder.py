@@ -1,7 +1,8 @@
-"""The encoder on the device: against transformers in float32, graphs against launches, and nothing leaks."""
+"""The encoder on the device: against transformers or the CPU in float32, graphs against launches, and nothing leaks."""
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,31 @@ import pytest
 import torch
 
 from penstock.engine import TaskOptions
+from penstock.engine.cpu.ops import encode_on_cpu, prepare_for_cpu
 from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.model.checkpoint import read_checkpoint
+from penstock.engine.model.layout import sort_by_length
+from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import Float32Array, Int32Array
-from tests.engine.helpers import GPU_FAMILIES, MAX_TOKENS, PAD, pack, random_sequences, reference_hidden, save_encoder
+from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder
+from tests.engine.helpers import (
+    FAMILIES,
+    MAX_TOKENS,
+    PAD,
+    gpu_sizes,
+    pack,
+    random_sequences,
+    reference_hidden,
+    save_encoder,
+)
 from tests.gpu.references import is_shared
 
 pytestmark = pytest.mark.gpu
 
 LENGTHS = (1, 2, 17, 64, 65, 127, 128, 129, 130, 1, 33)
 FEW = (40, 1, 60, 33)  # in all few enough for our own products
+LONG = (2000, 1, 700, 129, 33)
 DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -29,16 +44,21 @@ def load(directory: Path, dtype: torch.dtype = torch.float16, **more: Any) -> Gp
     return GpuEncoder(family_of(checkpoint).encoder(checkpoint), dtype, **more)
 
 
-def sizes_of(family: str) -> dict[str, int]:
-    """Heads of 32 elements: those of the CPU's tests (12) are for no GPU kernel."""
-    return {"dim": 128} if family == "distilbert" else {"hidden_size": 128}
-
-
 def hidden(encoder: GpuEncoder, sequences: Sequence[Int32Array]) -> list[Float32Array]:
     """Hidden states [L, H] of each sequence, as one batch."""
     batch = pack(sequences)
     states = encoder.run(batch).float().cpu().numpy()
     return [np.asarray(states[a:b]) for a, b in itertools.pairwise(batch.cu_seqlens)]
+
+
+def on_cpu(weights: EncoderWeights, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+    """As `hidden`, in float32."""
+    batch = pack(sequences)
+    layout = sort_by_length(batch.cu_seqlens)
+    found = encode_on_cpu(prepare_for_cpu(weights, torch.float32), batch, layout, torch.float32)
+    states = torch.empty(len(batch.token_ids), found.shape[1])
+    states[torch.from_numpy(layout.tokens[: len(states)])] = found[: len(states)]
+    return [states[a:b].numpy() for a, b in itertools.pairwise(batch.cu_seqlens)]
 
 
 def cosine(one: Float32Array, other: Float32Array) -> float:
@@ -52,12 +72,12 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return chosen
 
 
-@pytest.mark.parametrize("family", GPU_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lengths", [LENGTHS, FEW], ids=["many", "few"])
 def test_every_family_equals_transformers(
     tmp_path: Path, family: str, lengths: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    model = save_encoder(tmp_path, family, **sizes_of(family))
+    model = save_encoder(tmp_path, family, **gpu_sizes(family))
     encoder = load(tmp_path, dtype)
     sequences = random_sequences(lengths)
     expected = [reference_hidden(model, sequence) for sequence in sequences]
@@ -66,11 +86,33 @@ def test_every_family_equals_transformers(
             assert cosine(got, want) >= (0.9999 if dtype == torch.float16 else 0.998)
 
 
+@pytest.mark.parametrize("name", COMBINATIONS)
+@pytest.mark.parametrize("lengths", [LENGTHS, FEW, LONG], ids=["many", "few", "long"])
+def test_every_combination_of_parts_equals_the_cpu(name: str, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
+    weights = random_encoder(replace(COMBINATIONS[name], max_tokens=max(LONG)))
+    encoder, sequences = GpuEncoder(weights, dtype), random_sequences(lengths)
+    expected = on_cpu(weights, sequences)
+    for _ in range(3):  # eager, captured, replayed
+        for got, want in zip(hidden(encoder, sequences), expected, strict=True):
+            assert cosine(got, want) >= (0.9999 if dtype == torch.float16 else 0.998)
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_poison_in_the_buffers_of_any_combination_reaches_no_result(name: str) -> None:
+    encoder, sequences = GpuEncoder(random_encoder(COMBINATIONS[name])), random_sequences((5, 40, 1, 100))
+    clean = [hidden(encoder, sequences) for _ in range(3)][-1]
+    for workspace in (encoder._graph_workspace, encoder._workspace):
+        for chunk in workspace.arena.buffers:
+            chunk.fill_(0xFF)
+    for got, want in zip(hidden(encoder, sequences), clean, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("family", ["roberta", "mpnet"])
 def test_pad_tokens_in_a_text_have_the_positions_of_transformers(
     tmp_path: Path, family: str, dtype: torch.dtype
 ) -> None:
-    model = save_encoder(tmp_path, family, **sizes_of(family))
+    model = save_encoder(tmp_path, family, **gpu_sizes(family))
     encoder = load(tmp_path, dtype)
     sequences = random_sequences((40, 40, 9, 130))
     for place in (0, 3, 7):
@@ -151,9 +193,9 @@ def test_a_thousand_random_packs_agree_with_the_launches_of_exact_shape(
             assert cosine(got, want) >= (0.99999 if eager.dtype == torch.float16 else 0.9998)
 
 
-@pytest.mark.parametrize("family", GPU_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_poison_in_every_buffer_reaches_no_result(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
-    save_encoder(tmp_path, family, **sizes_of(family))
+    save_encoder(tmp_path, family, **gpu_sizes(family))
     sequences = random_sequences((5, 40, 1, 100))
     for encoder in (load(tmp_path, dtype), load(tmp_path, dtype, graphs=False)):
         clean = [hidden(encoder, sequences) for _ in range(3)][-1]

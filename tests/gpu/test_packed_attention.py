@@ -20,9 +20,9 @@ from penstock.engine.kernels.packed_attention import (
     packed_attention,
     plan_capacity,
     plan_items,
-    rotary_attention,
+    windowed_attention,
 )
-from penstock.engine.model.weights import RotaryAttention
+from penstock.engine.model.weights import Heads
 from tests.gpu.references import (
     HALVES,
     UNTOUCHED,
@@ -47,19 +47,23 @@ class Plain:
         packed_attention(out, qkv, plan, heads, (out.shape[1] // heads) ** -0.5, queries)
 
     def torch(self, qkv: Tensor, heads: int) -> Tensor:
-        """One sequence [L, 3H] to [L, H], in qkv's precision."""
-        length, width = qkv.shape
-        query, key, value = qkv.view(1, length, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
-        mask = self.mask(qkv, heads)
-        found = F.scaled_dot_product_attention(self.turned(query), self.turned(key), value, attn_mask=mask)
-        return found.transpose(1, 2).reshape(length, width // 3)
+        """One sequence [L, (heads + 2 keys) * d] to [L, heads * d], in qkv's precision."""
+        length, parts = len(qkv), [self.shared() * heads, heads, heads]
+        query, key, value = torch.split(qkv.view(1, length, sum(parts), -1).transpose(1, 2), parts, dim=1)
+        key, value = (x.repeat_interleave(self.shared(), dim=1) for x in (key, value))
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=self.mask(qkv, heads))
+        return found.transpose(1, 2).reshape(length, -1)
+
+    def shared(self) -> int:
+        """Heads of queries that share one of keys."""
+        return 1
+
+    def hidden(self, heads: int, head_dim: int) -> int:
+        """A third of a row, as `make_qkv` takes it. heads: of keys."""
+        return (self.shared() + 2) * heads * head_dim // 3
 
     def mask(self, qkv: Tensor, heads: int) -> Tensor | None:
         return None
-
-    def turned(self, x: Tensor) -> Tensor:
-        """x [1, heads, L, d]."""
-        return x
 
 
 @dataclass(frozen=True)
@@ -83,34 +87,35 @@ class Biased(Plain):
 
 
 @dataclass(frozen=True)
-class Rotary(Plain):
-    """With rotary positions; each query sees keys at most `window` tokens away."""
+class Windowed(Plain):
+    """Each query sees keys at most `window` tokens away, in causal attention none after it; `sharing` queries a key."""
 
-    window: int | None
+    window: int | None = None
+    is_causal: bool = False
+    sharing: int = 1
 
-    def angles(self, head_dim: int) -> RotaryAttention:
-        steps = 1e4 ** (-torch.arange(0, head_dim, 2, device="cuda") / head_dim)
-        angles = torch.arange(8192, device="cuda")[:, None] * steps
-        return RotaryAttention(angles.cos(), angles.sin(), self.window)
+    def shared(self) -> int:
+        return self.sharing
 
     def launch(self, out: Tensor, qkv: Tensor, plan: Tensor, heads: int, queries: int) -> None:
-        head_dim = out.shape[1] // heads
-        rotary_attention(out, qkv, plan, heads, head_dim**-0.5, queries, self.angles(head_dim))
+        of = Heads(self.sharing * heads, heads, out.shape[1] // (self.sharing * heads))
+        windowed_attention(out, qkv, plan, of, of.dim**-0.5, queries, self.window, is_causal=self.is_causal)
 
-    def mask(self, qkv: Tensor, heads: int) -> Tensor | None:
-        return None if self.window is None else distances(len(qkv)).abs() <= self.window
-
-    def turned(self, x: Tensor) -> Tensor:
-        """In float32 at least, as transformers does, and rounded once."""
-        angles = self.angles(x.shape[-1])
-        exact = x.double() if x.dtype is torch.float64 else x.float()
-        cosines, sines = (table[: x.shape[2]].to(exact.dtype) for table in (angles.cosines, angles.sines))
-        first, second = exact.chunk(2, dim=-1)
-        return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1).to(x.dtype)
+    def mask(self, qkv: Tensor, heads: int) -> Tensor:
+        away, length = distances(len(qkv)), len(qkv)
+        window = length if self.window is None else self.window
+        return (away >= -window) & (away <= (0 if self.is_causal else window))
 
 
 PLAIN = Plain()
-KINDS = (PLAIN, Biased(20), Biased(128), Rotary(None), Rotary(64), Rotary(37))
+CAUSAL, NEAR, NEAR_CAUSAL, SHARED, ALL = (
+    Windowed(is_causal=True),
+    Windowed(64),
+    Windowed(37, is_causal=True),
+    Windowed(100, is_causal=True, sharing=4),
+    Windowed(sharing=7),
+)
+KINDS = (PLAIN, Biased(20), Biased(128), CAUSAL, NEAR, NEAR_CAUSAL, SHARED, ALL)
 
 
 def distances(length: int) -> Tensor:
@@ -120,7 +125,7 @@ def distances(length: int) -> Tensor:
 
 
 def run(qkv: Tensor, cu_seqlens: np.ndarray, heads: int, queries: int, kind: Plain = PLAIN) -> Tensor:
-    out = untouched(qkv)
+    out = untouched(qkv, kind.shared() * qkv.shape[1] // (kind.shared() + 2))
     capacity = plan_capacity(int(cu_seqlens[-1]), len(cu_seqlens) - 1, queries)
     plan = torch.from_numpy(plan_items(cu_seqlens, capacity, queries)).cuda()
     kind.launch(out, qkv, plan, heads, queries)
@@ -141,19 +146,19 @@ def test_a_batch_is_at_most_twice_as_far_from_float64_as_torch(
     kind: Plain, head_dim: int, dtype: torch.dtype, queries: int
 ) -> None:
     heads = 5
-    qkv, cu_seqlens = make_qkv(EDGES, heads * head_dim, dtype, seed=head_dim)
+    qkv, cu_seqlens = make_qkv(EDGES, kind.hidden(heads, head_dim), dtype, seed=head_dim)
     ours, theirs = compare(qkv, cu_seqlens, heads, queries, kind).T
     assert ours.max() <= 2 * theirs.max(), (ours, theirs)  # a NaN fails too
 
 
 @pytest.mark.parametrize("seed", range(180))
 def test_random_packs(seed: int) -> None:
-    kind = (PLAIN, Biased(1 + 2 * seed), Rotary(None), Rotary(seed))[seed // 3 % 4]
+    kind = (PLAIN, Biased(1 + 2 * seed), Windowed(seed, is_causal=seed % 5 < 2), SHARED)[seed // 3 % 4]
     random = np.random.default_rng(seed)
     lengths = random.integers(0, (130, 600)[seed % 2], random.integers(1, 20)).tolist()
     lengths[0] = 1 + 17 * (seed % 60)
     head_dim, dtype, heads = (32, 64, 128)[seed % 3], HALVES[seed // 2 % 2], int(random.integers(1, 6))
-    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, dtype, seed)
+    qkv, cu_seqlens = make_qkv(lengths, kind.hidden(heads, head_dim), dtype, seed)
     out = run(qkv, cu_seqlens, heads, QUERIES[seed // 4 % 2], kind)
     ours, theirs = errors(lambda rows: kind.torch(rows, heads), out, qkv, cu_seqlens).max(axis=0)
     half_ulp = torch.finfo(dtype).eps / 2 * float(out[: cu_seqlens[-1]].abs().max())
@@ -178,7 +183,7 @@ def test_large_scores_and_a_late_maximum(queries: int) -> None:
 def test_bits_do_not_depend_on_batch_mates(kind: Plain, length: int, queries: int) -> None:
     heads, head_dim = 3, 64
     lengths = (50, length, 700, 128, 0, length, 333)
-    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, torch.float16, seed=length)
+    qkv, cu_seqlens = make_qkv(lengths, kind.hidden(heads, head_dim), torch.float16, seed=length)
     assert_bits_do_not_depend_on_batch_mates(
         lambda qkv, bounds: run(qkv, bounds, heads, queries, kind), qkv, cu_seqlens
     )
@@ -189,7 +194,7 @@ def test_bits_do_not_depend_on_batch_mates(kind: Plain, length: int, queries: in
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_nan_stays_in_its_sequence(kind: Plain, head_dim: int, queries: int) -> None:
     heads, lengths = 2, (170, 5, 90, 300, 64, 129)
-    qkv, cu_seqlens = make_qkv(lengths, heads * head_dim, torch.float16, seed=1)
+    qkv, cu_seqlens = make_qkv(lengths, kind.hidden(heads, head_dim), torch.float16, seed=1)
     assert_nan_stays_in_its_sequence(lambda: run(qkv, cu_seqlens, heads, queries, kind), qkv, cu_seqlens)
 
 
@@ -226,7 +231,7 @@ def test_a_backlog_of_16384_tokens(queries: int) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_one_sequence_of_8191_tokens(kind: Plain) -> None:
     heads, head_dim = 1, 64
-    qkv, cu_seqlens = make_qkv((8191,), heads * head_dim, torch.bfloat16, seed=2)
+    qkv, cu_seqlens = make_qkv((8191,), kind.hidden(heads, head_dim), torch.bfloat16, seed=2)
     ours, theirs = compare(qkv, cu_seqlens, heads, 128, kind).max(axis=0)
     assert ours <= 2 * theirs
 
@@ -239,9 +244,8 @@ def test_wrong_types_and_shapes_are_refused() -> None:
             packed_attention(out, wrong, plan, 4, 0.125)
     with pytest.raises(ValueError, match="bias must be"):
         packed_attention(out, qkv, plan, 4, 0.125, bias=torch.zeros(4, 258, device="cuda"))
-    half = torch.zeros(8, 32, dtype=torch.float16, device="cuda")
-    with pytest.raises(ValueError, match="angles must be"):
-        rotary_attention(out, qkv, plan, 4, 0.125, 64, RotaryAttention(half, half, None))
+    with pytest.raises(ValueError, match="qkv must be"):
+        windowed_attention(out, qkv, plan, Heads(4, 2, 64), 0.125)
     with pytest.raises(ValueError, match="plan must be"):
         packed_attention(out, qkv, plan.long(), 4, 0.125)
 

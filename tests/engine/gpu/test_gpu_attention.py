@@ -34,10 +34,17 @@ def inputs_for(kernel: AttentionKernel) -> Inputs:
     return views(values, shape)
 
 
+def turned_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Arguments of each `rotate` but qkv, from now on."""
+    turned: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(module, "rotate", lambda qkv, *more: turned.append(more))
+    return turned
+
+
 def calls_of(name: str, encoder: Encoder[GpuDense], inputs: Inputs, patch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Arguments of `name` in each layer, without the output, the input and the plan."""
     calls: list[tuple[Any, ...]] = []
-    patch.setattr(module, name, lambda out, qkv, plan, *more: calls.append(more))
+    patch.setattr(module, name, lambda out, qkv, plan, *more, **named: calls.append((*more, *named.values())))
     out, qkv = torch.zeros(inputs.shape.rows, 128), torch.zeros(inputs.shape.rows, 384)
     for layer in encoder.layers:
         attend(out, qkv, layer.attention, inputs, AttentionTables.of(encoder, CPU))
@@ -50,13 +57,20 @@ def test_each_layer_attends_with_its_own_float32_angles_and_window(
 ) -> None:
     weights = weights_of(tmp_path, "modernbert")
     encoder = prepare_for_gpu(weights, torch.float16, CPU)
-    calls = calls_of("rotary_attention", encoder, inputs_for(kernel), monkeypatch)
-    for (heads, scale, of_cta, rotary), layer in zip(calls, weights.layers, strict=True):
-        own: Any = layer.attention
-        assert (heads, scale, of_cta, rotary.window) == (4, pytest.approx(32**-0.5), queries, own.window)
-        assert torch.equal(rotary.cosines, own.cosines)
-        assert torch.equal(rotary.sines, own.sines)
-    assert {layer.attention.window is None for layer in weights.layers} == {True, False}  # type: ignore[union-attr]
+    inputs, turned = inputs_for(kernel), turned_by(monkeypatch)
+    plain: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(module, "packed_attention", lambda out, qkv, plan, *more: plain.append(more))
+    windowed = calls_of("windowed_attention", encoder, inputs, monkeypatch)
+    own: list[Any] = [layer.attention for layer in weights.layers]
+    for (positions, heads, rotary), attention in zip(turned, own, strict=True):
+        assert positions is inputs.positions
+        assert heads == weights.heads
+        assert torch.equal(rotary.cosines, attention.cosines)
+        assert torch.equal(rotary.sines, attention.sines)
+    scale, windows = pytest.approx(32**-0.5), [attention.window for attention in own if attention.window is not None]
+    assert [call[:4] for call in windowed] == [(weights.heads, scale, queries, window) for window in windows]
+    assert plain == [(4, scale, queries)] * (len(own) - len(windows))
+    assert 0 < len(windows) < len(own)
 
 
 @pytest.mark.parametrize("kernel", [AttentionKernel.SHORT, AttentionKernel.PACKED_64])
@@ -77,10 +91,11 @@ def test_layers_share_one_table_of_biases_over_the_scale(
     assert len(calls) == len(weights.layers)
 
 
-def test_a_kernel_that_does_not_fit_the_attention_is_a_bug(tmp_path: Path) -> None:
+def test_a_kernel_that_does_not_fit_the_attention_is_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = prepare_for_gpu(weights_of(tmp_path, "modernbert"), torch.float16, CPU)
     wrong = inputs_for(AttentionKernel.PACKED_64)
     wrong = replace(wrong, shape=replace(wrong.shape, kernel=AttentionKernel.DISENTANGLED))
     out, qkv = torch.zeros(wrong.shape.rows, 128), torch.zeros(wrong.shape.rows, 384)
+    turned_by(monkeypatch)
     with pytest.raises(RuntimeError, match="This is a bug"):
         attend(out, qkv, encoder.layers[0].attention, wrong, AttentionTables.of(encoder, CPU))

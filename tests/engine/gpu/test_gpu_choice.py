@@ -41,6 +41,9 @@ DEBERTA = DisentangledAttention(torch.zeros(64, 256), None, 16, 130)
         (DEBERTA, 64, 512, 600, HOPPER, AttentionKernel.DISENTANGLED),
         (ROTARY, 64, 20, 600, HOPPER, AttentionKernel.PACKED_64),
         (ROTARY, 64, 8192, 16_384, HOPPER, AttentionKernel.PACKED_128),
+        (ROTARY, 128, 512, 600, ADA, AttentionKernel.FLASH),
+        (ROTARY, 256, 512, 600, HOPPER, AttentionKernel.FLASH),
+        (ROTARY, 64, 70_000, 600, HOPPER, AttentionKernel.FLASH),
     ],
 )
 def test_the_choice(
@@ -51,7 +54,7 @@ def test_the_choice(
 
 def test_a_length_without_a_kernel_is_refused_by_it() -> None:
     with pytest.raises(UnsupportedDevice, match="70,000 tokens on this GPU"):
-        choose_kernel(ROTARY, 64, 70_000, 1, shared_bytes=HOPPER)
+        choose_kernel(BIASED, 64, 70_000, 1, shared_bytes=HOPPER)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +63,8 @@ def test_a_length_without_a_kernel_is_refused_by_it() -> None:
         (DEBERTA, 128, HOPPER),
         (PLAIN, 12, HOPPER),
         (PLAIN, 264, HOPPER),
-        (ROTARY, 12, HOPPER),
-        (ROTARY, 128, ADA),
+        (ROTARY, 24, HOPPER),
+        (ROTARY, 272, HOPPER),
         (BIASED, 12, HOPPER),
         (BIASED, 128, ADA),  # although there is a kernel for short sequences
     ],

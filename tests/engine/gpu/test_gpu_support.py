@@ -12,8 +12,9 @@ from penstock.engine.errors import EngineError, UnsupportedDevice
 from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.model.checkpoint import read_checkpoint
-from penstock.engine.model.weights import EncoderWeights
-from tests.engine.helpers import GPU_FAMILIES, save_encoder
+from penstock.engine.model.weights import EncoderWeights, Heads, PlainAttention
+from tests.engine.gpu.random_encoders import COMBINATIONS, Parts, random_encoder
+from tests.engine.helpers import FAMILIES, gpu_sizes, save_encoder
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,36 @@ def test_activations_that_are_known_load(tmp_path: Path, activation: str) -> Non
     assert load(weights_of(tmp_path, "bert", hidden_size=128, hidden_act=activation)).device.type == "cpu"
 
 
-@pytest.mark.parametrize("family", GPU_FAMILIES)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": Heads(4, 2, 32), "has_biases": True}, "heads that share keys, without rotary positions, have no"),
+        ({"heads": Heads(4, 4, 24)}, "RotaryAttention does not support heads of 24"),
+    ],
+)
+def test_combinations_without_a_kernel_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedDevice, match=message):
+        load(random_encoder(Parts(**changes)))
+
+
+def test_layers_without_a_kernel_beside_others_are_refused_by_name() -> None:
+    weights = random_encoder(Parts(Heads(4, 4, 32), has_head_norms=True))
+    first, second = weights.layers
+    own: Any = second.attention
+    for attention, message in (
+        (PlainAttention(), "attention of several kinds"),
+        (replace(own, key_norm=None), "norms of queries without norms of keys"),
+        (replace(own, key_norm=replace(own.key_norm, subtracts_mean=True)), "LayerNorms of queries and keys"),
+    ):
+        with pytest.raises(UnsupportedDevice, match=message):
+            load(replace(weights, layers=(first, replace(second, attention=attention))))
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_every_combination_loads(name: str) -> None:
+    assert load(random_encoder(COMBINATIONS[name])).device.type == "cpu"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_with_heads_of_32_loads(tmp_path: Path, family: str) -> None:
-    sizes = {"dim": 128} if family == "distilbert" else {"hidden_size": 128}
-    assert load(weights_of(tmp_path, family, **sizes)).device.type == "cpu"
+    assert load(weights_of(tmp_path, family, **gpu_sizes(family))).device.type == "cpu"

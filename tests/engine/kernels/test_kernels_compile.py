@@ -13,7 +13,16 @@ import pytest
 import torch
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels import activation, candidates, chain_lstm, lstm, paged_attention, pool, short_product
+from penstock.engine.kernels import (
+    activation,
+    candidates,
+    chain_lstm,
+    lstm,
+    packed_attention,
+    paged_attention,
+    pool,
+    short_product,
+)
 from penstock.engine.kernels.library import OPTIONS, kernel, row_geometry, source_text
 from tests.engine.kernels.nvrtc import Entry, assemble, compile_ptx
 
@@ -91,6 +100,11 @@ def test_products_with_gates_compile_without_spills(dtype: torch.dtype) -> None:
         ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
         ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),
         ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
+        ("rotate", {f"rotate_{lanes}" for lanes in (2, 4, 8, 16)}),
+        *[
+            (source, {f"{source}_{dim}_{queries}" for dim in (32, 64, 128) for queries in packed_attention.QUERIES})
+            for source in ("packed_attention", "biased_attention", "windowed_attention")
+        ],
         ("greedy_step", {"greedy_step"}),
         ("lstm", {"lstm_begin", "lstm_step"}),
         ("short_lstm", {f"short_lstm_{rows}" for rows in lstm.SHORT_TILES}),
