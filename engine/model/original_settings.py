@@ -64,6 +64,9 @@ _NOMIC_BERT = _Original(
         "causal": False,
         "mlp_fc1_bias": False,
         "mlp_fc2_bias": False,
+        "moe_every_n_layers": False,
+        "num_experts": False,
+        "num_shared_experts": False,
         "parallel_block": False,
         "prenorm": False,
         "qkv_proj_bias": False,
@@ -80,9 +83,15 @@ _NOMIC_BERT = _Original(
             "attn_pdrop",
             "dense_seq_output",
             "embd_pdrop",
+            "expert_choice_router",  # as the next and moe_*: of experts
+            "ffn_div",
             "fused_bias_fc",
             "fused_dropout_add_ln",
             "max_trained_positions",  # with n_positions, of a scaling that must not be stated
+            "moe_impl",
+            "moe_normalize_expert_weights",
+            "moe_resid_pdrop",
+            "moe_top_k",
             "n_positions",
             "pad_vocab_size_multiple",
             "parallel_block_tied_norm",  # of parallel_block
@@ -101,6 +110,10 @@ _NOMIC_BERT = _Original(
 )
 _ORIGINALS = {"gte": _GTE, "nomic_bert": _NOMIC_BERT}
 _READ_AS_THEY_ARE = ("rope_scaling", "rope_theta")  # older names of what transformers calls rope_parameters
+_WAYS_OUT = {
+    "rotary_scaling_factor": "It is for texts longer than max_trained_positions. Remove it, and state that length as "
+    "max_seq_length in sentence_bert_config.json."
+}
 _GATED = {"swiglu": "silu"}  # the first code's names of activations with a gate, which the class always has
 
 
@@ -121,10 +134,10 @@ def in_own_names(root: Path, config: Config) -> Config:
     if original is None:
         return config
     for name, own, computed in _differences(original, config):
-        way_out = f" If {config[name]!r} is right, state it as {own}." if own else ""
+        way_out = f"If {config[name]!r} is right, state it as {own}." if own else _WAYS_OUT.get(name, "")
         raise UnsupportedCheckpoint(
             f"{root}: config.json states {name} {config[name]!r}, which transformers does not read: it computes with "
-            f"{own or name} {computed!r}, which is another model.{way_out}"
+            f"{own or name} {computed!r}, which is another model. {way_out}".rstrip()
         )
     stated = {key: value for key, value in config.items() if value is not None}
     full = Config({**original.defaults, **stated})

@@ -90,8 +90,13 @@ def test_variants(tmp_path: Path, family: str, config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rotary_settings_in_their_older_form(tmp_path: Path, family: str) -> None:
+def test_what_config_json_leaves_out_is_as_in_transformers(tmp_path: Path, family: str) -> None:
+    """And rotary settings in their older form."""
     save_encoder(tmp_path, family)
+    with edited_tensors(tmp_path) as tensors:
+        tensors["embeddings.word_embeddings.weight"] *= 0.01  # so that eps counts
+        tensors["embeddings.token_type_embeddings.weight"] *= 0.01
+    edit_config(tmp_path, **dict.fromkeys(("hidden_act", "layer_norm_eps", "type_vocab_size"), "gone"))
     for old in ({"rope_theta": 50.0}, {"rope_theta": 50.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, {}):
         edit_config(tmp_path, **{"rope_parameters": "gone", "rope_scaling": "gone", "rope_theta": "gone", **old})
         assert largest_error(tmp_path, _AUTO_MODEL.from_pretrained(tmp_path), LENGTHS) <= 1e-5
