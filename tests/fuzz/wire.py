@@ -177,6 +177,7 @@ def _requests() -> list[bytes]:
         codec.encode_request(Request("m", "embed", ids)),
         codec.encode_request(Request("m", "embed", None, texts, Options(pooling="mean", normalize=True, dimensions=8))),
         codec.encode_request(Request("m", "classify", None, texts, Options(top_k=3, truncate=True))),
+        codec.encode_request(Request("m", "classify", None, ("one",), Options(labels=("a", "b"), template="{}!"))),
         codec.encode_request(Request("m", "rerank", None, (("query", "document"),))),
         codec.encode_request(Request("m", "token_classify", None, ("one",))),
         codec.encode_request(Request("m", "generate", ids, None, Options(generation=_GENERATION))),

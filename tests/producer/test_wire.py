@@ -632,6 +632,14 @@ PROMPTED = st.builds(
     st.none() | TEXT,
     st.none() | st.integers(1, 1_000_000),
 ) | st.builds(lambda prompt: Options(prompt=prompt), st.just("") | TEXT)
+LABELLED = st.builds(
+    lambda labels, ends, multi_label: Options(
+        labels=tuple(labels), template=ends and "{}".join(ends), multi_label=multi_label
+    ),
+    st.lists(TEXT, min_size=1, max_size=4, unique=True),
+    st.none() | st.tuples(*[st.text(st.characters(codec="utf-8", exclude_characters="{}"), max_size=5)] * 2),
+    st.booleans(),
+)
 FIELD = st.recursive(
     st.integers(-(2**63), 2**64 - 1) | st.floats() | st.booleans() | st.text(st.characters(codec="utf-8"), max_size=5),
     lambda inner: st.lists(inner, max_size=3),
@@ -644,6 +652,7 @@ VALID_REQUESTS = (
     | st.builds(Request, TEXT, st.just("embed"), text=TEXTS, options=PROMPTED)
     | st.builds(Request, TEXT, st.just("rerank"), text=PAIRS, options=OPTIONS)
     | st.builds(Request, TEXT, st.just("token_classify"), text=SINGLES, options=OPTIONS)
+    | st.builds(Request, TEXT, st.just("classify"), text=SINGLES, options=LABELLED)
     | st.builds(Request, TEXT, st.just("sequence"), sequences=FIELDS_OF_SEQUENCES)
 )
 VECTORS_ARRAY = st.builds(
