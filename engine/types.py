@@ -12,7 +12,7 @@ from penstock.engine.device_share import DeviceShare
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.generation_options import GenerationOptions
 
-ENTAIL = "entail"  # a task of classifiers of natural language inference: the logits of a pair's classes
+ENTAIL = "entail"  # of classifiers of natural language inference: the logits of a pair's classes. No task of requests
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
@@ -129,9 +129,7 @@ class ModelInfo:
     device: str  # "cpu", or the GPU's name
     vocab_size: int
     max_tokens: int  # longest sequence the model accepts, special tokens included
-    tasks: frozenset[
-        str
-    ]  # of "embed", "classify", ENTAIL, "rerank", "token_classify"; or "generate" or "sequence" alone
+    tasks: frozenset[str]  # of embed, classify, entail, rerank, token_classify; or generate or sequence alone
     dim: int  # length of an embedding; of a model that generates the width of its encoder
     labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
     dimensions: tuple[int, ...] = ()  # lengths that embeddings may be cut to (Matryoshka); empty: none

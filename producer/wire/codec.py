@@ -95,7 +95,8 @@ def decode_request(value: bytes | None) -> Request:
     opts = body.get("opts")
     options = NO_OPTIONS if opts is None else _decode_options(opts)
     check_pairs(task, text, has_labels=options.labels is not None)
-    check_applicable(options, task, is_text=text is not None)
+    if options is not NO_OPTIONS:
+        check_applicable(options, task, is_text=text is not None)
     return Request(model, task, tokens, text, options)
 
 

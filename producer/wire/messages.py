@@ -87,7 +87,7 @@ class Request:
     @property
     def num_sequences(self) -> int:
         """Number of sequences that the worker runs."""
-        return self.num_rows * self.sequences_per_row
+        return self.num_rows if self.options.labels is None else self.num_rows * len(self.options.labels)
 
     @property
     def sequences_per_row(self) -> int:

@@ -15,9 +15,10 @@ from penstock.worker.requests.validation import first_error
 MAX_PAIR_TOKENS = 1 << 22
 
 
-def texts_of(request: Request) -> list[Text]:
+def texts_of(request: Request) -> Sequence[Text]:
     """What is tokenized for a request: its texts, and then the hypothesis of each label, once for all texts."""
-    return [*(request.text or ()), *hypotheses(request.options)]
+    texts = request.text or ()
+    return texts if request.options.labels is None else [*texts, *hypotheses(request.options)]
 
 
 def label_pairs(
