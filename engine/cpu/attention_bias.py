@@ -21,6 +21,8 @@ from penstock.engine.model.weights import DisentangledAttention, DistanceAttenti
 # Queries and context [heads, n, L, d]; keys and values [their heads, n, L, d].
 GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
+_WINDOW_QUERIES = 64  # computed at a time where attention has a window; more took longer, and fewer not much less
+
 
 def attend_groups(qkv: Tensor, groups: Sequence[Group], heads: Heads, attention: GroupAttention) -> Tensor:
     """qkv [R, (queries + 2 keys) * dim], in the order of `groups`, to context [R, queries * dim].
@@ -86,11 +88,28 @@ def rotary(kind: RotaryAttention) -> GroupAttention:
         key, value = (x if shared == 1 else x.repeat_interleave(shared, dim=0) for x in (key, value))
         if kind.window is None or kind.window >= length - 1:
             return F.scaled_dot_product_attention(query, key, value, is_causal=kind.is_causal)
-        near = torch.ones(length, length, dtype=torch.bool)
-        near = near.triu(-kind.window).tril(0 if kind.is_causal else kind.window)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=near)
+        return _windowed(query, key, value, kind.window, 0 if kind.is_causal else kind.window)
 
     return attention
+
+
+def _windowed(query: Tensor, key: Tensor, value: Tensor, before: int, after: int) -> Tensor:
+    """Attention to so many tokens on each side: of some queries at a time, to the keys that any of them sees."""
+    length, near, parts = query.shape[-2], _near(before, after).to(query.dtype), []
+    for first in range(0, length, _WINDOW_QUERIES):
+        stop = min(first + _WINDOW_QUERIES, length)
+        seen = slice(max(first - before, 0), min(stop + after, length))
+        mask = near[: stop - first, seen.start - first + before : seen.stop - first + before]
+        some = query[..., first:stop, :], key[..., seen, :], value[..., seen, :]
+        parts.append(F.scaled_dot_product_attention(*some, attn_mask=mask))
+    return torch.cat(parts, dim=-2)
+
+
+@lru_cache(maxsize=16)
+def _near(before: int, after: int) -> Tensor:
+    """[queries, before + queries + after]: 0 where key j - before is in query i's window, minus infinity elsewhere."""
+    distances = torch.arange(-before, _WINDOW_QUERIES + after) - torch.arange(_WINDOW_QUERIES)[:, None]
+    return torch.where((distances >= -before) & (distances <= after), 0.0, -math.inf)
 
 
 def _products(left: Tensor, right: Tensor) -> Tensor:
