@@ -1,7 +1,8 @@
 """An engine for any encoder of transformers, which pads each batch to its longest sequence.
 
 It serves architectures that the packed runtime does not know, and is the baseline for packed batches. Its time follows
-count * longest, so the partition into batches matters much more than on the packed engine.
+count * longest, so the partition into batches matters much more than on the packed engine. A batch of more tokens than
+a worker's by default is computed in several passes of like lengths, which bounds its memory and its padding.
 """
 
 import time
@@ -25,6 +26,8 @@ from penstock.engine.types import (
     TaskOptions,
     require_valid,
 )
+
+_PASS_TOKENS = {"cpu": 4096, "cuda": 16_384}  # with padding; no fewer than the most of a worker's batch by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,8 @@ class PaddedEngine:
         rows: list[Float32Array | None] = [None] * len(batch.options)
         for of_logits in (False, True):
             indices = [i for i, wanted in enumerate(batch.options) if self._reads_logits(wanted) == of_logits]
-            if indices:
-                self._fill(rows, batch, indices, of_logits=of_logits)
+            for some in passes(np.diff(batch.cu_seqlens), indices, _PASS_TOKENS[self._device.type]):
+                self._fill(rows, batch, some, of_logits=of_logits)
         if any(row is None for row in rows):
             raise RuntimeError("a sequence was left without a result. This is a bug.")
         return BatchOutput([row for row in rows if row is not None], time.perf_counter() - started)
@@ -137,6 +140,21 @@ class PaddedEngine:
 
     def _embeddings(self, padded: _Padded, wanted: TaskOptions) -> Tensor:
         return self._tail.after_pooling(_pool(padded, wanted.pooling or self._tail.pooling), wanted)
+
+
+def passes(lengths: Int32Array, indices: Sequence[int], most_tokens: int) -> list[list[int]]:
+    """The sequences `indices` in passes of at most `most_tokens` with padding, a longer sequence alone.
+
+    lengths: of all sequences. What fits into one pass stays in order; else passes are of like lengths.
+    """
+    if not indices or len(indices) * lengths[indices].max() <= most_tokens:
+        return [list(indices)] if indices else []
+    filled: list[list[int]] = [[]]
+    for index in sorted(indices, key=lengths.__getitem__):
+        if filled[-1] and (len(filled[-1]) + 1) * lengths[index] > most_tokens:
+            filled.append([])
+        filled[-1].append(index)
+    return filled
 
 
 def _pool(padded: _Padded, pooling: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from structlog.testing import capture_logs
 from penstock.engine import TaskOptions, load_engine
 from penstock.engine.cpu.engine import CpuEngine
 from penstock.engine.errors import CheckpointError, InvalidBatch, UnsupportedCheckpoint, UnsupportedDevice
-from penstock.engine.padded.engine import PaddedEngine
+from penstock.engine.padded.engine import PaddedEngine, passes
 from tests.engine.helpers import (
     FAMILIES,
     MAX_TOKENS,
@@ -189,6 +190,30 @@ def test_the_batch_changes_nothing_but_rounding(engine: PaddedEngine, lengths: l
     together = engine.run(pack(sequences, options)).rows
     for row, sequence, wanted in zip(together, sequences, options, strict=True):
         np.testing.assert_allclose(row, engine.run(pack([sequence], wanted)).rows[0], atol=1e-5)
+
+
+class TestPassesOfALargeBatch:
+    """In one pass each text would have the padding, and take the memory, of the longest."""
+
+    @settings(max_examples=examples(100))
+    @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=60), most=st.integers(1, 2000), data=st.data())
+    def test_each_sequence_is_in_one_and_passes_are_full_and_bounded(
+        self, lengths: list[int], most: int, data: st.DataObject
+    ) -> None:
+        indices = sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1))))
+        found = passes(np.array(lengths, np.int32), indices, most)
+        assert sorted(index for some in found for index in some) == indices
+        for some in found:
+            assert len(some) == 1 or len(some) * max(lengths[index] for index in some) <= most
+        for some, following in pairwise(found):
+            assert (len(some) + 1) * lengths[following[0]] > most
+
+    def test_a_batch_of_several_passes_has_the_rows_of_its_sequences(self, bert: Path, engine: PaddedEngine) -> None:
+        sequences = random_sequences(LENGTHS * 12)
+        options = [TaskOptions("classify") if i % 3 else TaskOptions("embed") for i in range(len(sequences))]
+        batch = pack(sequences, options, [(np.arange(len(sequence)) > 5).astype(np.int32) for sequence in sequences])
+        for row, other in zip(engine.run(batch).rows, cpu_engine(bert).run(batch).rows, strict=True):
+            np.testing.assert_allclose(row, other, atol=1e-5)
 
 
 class TestArchitecturesThatTheRuntimeLacks:
