@@ -29,8 +29,9 @@ def rotary_angles(
     kind: str | None = None,
     is_scaled: bool = True,
     max_tokens: int = 0,
+    at_least: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [the larger of max_position_embeddings and max_tokens, head_dim / 2].
+    """Cosines and sines [the larger of max_position_embeddings and at_least, head_dim / 2].
 
     theta: the base where config.json states none. kind: of layers, where each has its own settings. is_scaled: whether
     an older file's rope_scaling is of this kind too. max_tokens: where config.json states none. Raises NotPacked for a
@@ -44,7 +45,7 @@ def rotary_angles(
     theta = setting(settings, "rope_theta", theta if kind is not None else setting(config, "rope_theta", theta))
     frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
     tokens = require_int(config, "max_position_embeddings", max_tokens)
-    angles = torch.arange(max(tokens, max_tokens)).float()[:, None] * _scaled(checkpoint, frequencies, settings, tokens)
+    angles = torch.arange(max(tokens, at_least)).float()[:, None] * _scaled(checkpoint, frequencies, settings, tokens)
     return angles.cos(), angles.sin()
 
 

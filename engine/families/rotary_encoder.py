@@ -59,7 +59,7 @@ def read_encoder(checkpoint: Checkpoint, family: RotaryFamily, *, has_types: boo
     output = f"{prefix}{layout.layers}.0.{layout.attention[0]}"
     read_dense(weights, output, hidden, heads.width, bias=False)  # an error, before a table of another size is made
     max_tokens = _max_tokens(checkpoint)
-    attention = RotaryAttention(*rotary_angles(checkpoint, heads.dim, family.theta, max_tokens=max_tokens))
+    attention = RotaryAttention(*rotary_angles(checkpoint, heads.dim, family.theta, at_least=max_tokens))
     return Encoder(
         embeddings=embeddings,
         projection=None,

@@ -3,6 +3,7 @@
 from penstock.ops.bench.cellular.cellular_tables import PARTS as WORKLOADS
 from penstock.ops.bench.cellular.generation_tables import SEARCHES
 from penstock.ops.bench.common.suite import DEVICE, SCALE, SEED, BenchSuite, Option, Part, numbers
+from penstock.ops.bench.gpu.gpu_tables import SHAPES
 from penstock.ops.bench.pipeline.pipeline_tables import PARTS as PIPELINE_PARTS
 
 _BENCH = "penstock.ops.bench"
@@ -61,6 +62,7 @@ GPU = BenchSuite(
     parts={
         "kernels": Part(f"{_BENCH}.gpu.part_kernels:run", 5),
         "single": Part(f"{_BENCH}.gpu.part_single:run", 32),
+        **{f"shape-{name}": Part(f"{_BENCH}.gpu.part_shapes:run", 25, (name,)) for name in SHAPES},
     },
     time_limit_s=120.0,
     options=[DEVICE, SEED],

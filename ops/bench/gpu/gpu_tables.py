@@ -10,6 +10,10 @@ from penstock.ops.bench.common.tables import Grid, Table, Targets
 
 OURS, FLOOR, SDPA, PACKED = "ours", "floor", "transformers SDPA", "packed torch"
 FROM_HOST = ", from the host"
+SHAPES = (  # of `shapes.py`
+    *("MiniLM-L6", "BERT-base", "BERT-large", "bge-m3", "DeBERTa-v3-base", "MPNet-base", "ModernBERT-base"),
+    *("NomicBERT", "GTE-base", "Qwen3-Embedding-0.6B", "EmbeddingGemma-300M"),
+)
 
 Point = Mapping[str, Any]  # has "ms": contestant -> milliseconds
 
@@ -26,12 +30,30 @@ def _single(record: Record) -> Measures:
     return found
 
 
+def _shapes(record: Record) -> Measures:
+    found: dict[str, float] = {}
+    for name in SHAPES:
+        part = results(record).get(f"shape-{name}")
+        if part is None:
+            continue
+        found[f"shape, {name}, one request, ms"] = part["one_request_ms"]
+        for load in part["loads"]:
+            work, seconds = f"shape, {name}, {load['low']}-{load['high']} tokens", load["s"]
+            found |= {f"{work}, {who}, req/s": load["requests"] / taken for who, taken in seconds.items()}
+            if OURS in seconds:
+                found[f"{work}, share of the floor"] = seconds[FLOOR] / seconds[OURS]
+            if OURS in seconds and SDPA in seconds:
+                found[f"{work}, over SDPA"] = seconds[SDPA] / seconds[OURS]
+    return found
+
+
 _KERNEL, _ATTENTION = "kernels.rows.[kernel,tokens]", "kernels.attention.[tokens,lengths]"
 _THOUSANDS = "{:,}".format
 GPU = Suite(
     "gpu",
     (
         _single,
+        _shapes,
         At(f"{_KERNEL}.share_of_copy", "kernel, *, * tokens, share of the copy", keys=(str, _THOUSANDS)),
         At(f"{_KERNEL}.us", "kernel, *, * tokens, µs", keys=(str, _THOUSANDS)),
         At(f"{_KERNEL}.torch_us", "kernel, *, * tokens, torch, µs", keys=(str, _THOUSANDS)),
@@ -70,9 +92,22 @@ _KERNELS_OF_ATTENTION = Grid(
     ["attention, one layer", "µs", "FlashAttention-2, µs", "byte floor, µs"],
     [_beside("attention, *", "kernel, attention, *, @", ["µs", "FlashAttention-2, µs", "byte floor, µs"])],
 )
+_SHAPES = Grid(
+    ["shape, tokens", "req/s", "share of the floor", "over transformers SDPA"],
+    [
+        [
+            "*, * tokens",
+            "{shape, *, * tokens, ours, req/s}",
+            "{shape, *, * tokens, share of the floor}",
+            "{shape, *, * tokens, over SDPA}",
+        ]
+    ],
+)
+_ONE_OF_SHAPES = Grid(["one request of 50 tokens", "ms"], [["*", "{shape, *, one request, ms}"]])
 TABLES = {
     "gpu-headline": Table(GPU, ["single"], [_HEADLINE]),
     "gpu-kernels": Table(GPU, ["kernels"], [_KERNELS, _KERNELS_OF_ATTENTION]),
+    "gpu-shapes": Table(GPU, [f"shape-{name}" for name in SHAPES], [_SHAPES, _ONE_OF_SHAPES]),
     "gpu-targets": Table(GPU, ["single", "kernels"], [Targets("gpu")]),
 }
 

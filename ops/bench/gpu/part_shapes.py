@@ -1,0 +1,139 @@
+"""Requests/s of one shape of model, ids on the host to vectors on the host, beside transformers and the floor."""
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from penstock.engine.gpu import GpuEncoder
+from penstock.engine.gpu.engine import GpuEngine
+from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
+from penstock.engine.model.results import EmbeddingTail
+from penstock.engine.model.weights import Encoder, EncoderWeights
+from penstock.engine.packed_model import weights_of
+from penstock.engine.types import Int32Array, ModelInfo
+from penstock.ops.bench.common.draws import filling
+from penstock.ops.bench.gpu.bench import DTYPE, Bench, pack, random_requests
+from penstock.ops.bench.gpu.gpu_tables import FLOOR, OURS, SDPA
+from penstock.ops.bench.gpu.shapes import SHAPES, VOCAB
+from penstock.ops.bench.gpu.timing import Work, once_ms, wall_s
+
+RANGES = ((2, 100), (5, 500), (100, 2000))
+BATCH_TOKENS = 16_384  # of the engine's batches: the default of `penstock worker` on a GPU
+_BATCHES = 8  # of a load
+_ROUNDS, _WARM_UPS = 5, 3
+_SDPA_SIZES = (8, 32, 64, 128, 256)  # requests a batch, of which the fastest counts
+_ONE_TOKENS, _ONE_ROUNDS = 50, 50
+
+Batches = Sequence[Sequence[Int32Array]]
+
+
+def run(bench: Bench, name: str) -> dict[str, Any]:
+    """One shape: three loads of eight batches, and one request alone. About 25 s."""
+    torch.manual_seed(bench.seed)
+    make: Any = transformers.AutoModel
+    with torch.inference_mode(False), bench.device:
+        model: nn.Module = make.from_config(SHAPES[name]()).eval().requires_grad_(False)
+        weights = weights_of(model)
+        sdpa = model.to(DTYPE)
+    engine = _engine(name, weights)
+    floor_s = _BATCHES * once_of(bench.recorder.capture(_Floor(weights, bench.device).run)) / 1e3
+    loads = []
+    for low, high in RANGES:
+        batches = [
+            random_requests(filling(BATCH_TOKENS, low, high, seed), VOCAB, seed)
+            for seed in range(bench.seed, bench.seed + _BATCHES)
+        ]
+        seconds = {FLOOR: floor_s}
+        with bench.guarded(OURS, f"{name}, {low}-{high} tokens"):
+            seconds[OURS] = _engine_s(engine, batches)
+        with bench.guarded(SDPA, f"{name}, {low}-{high} tokens"):
+            seconds[SDPA] = _sdpa_s(sdpa, batches)
+        loads.append({"low": low, "high": high, "requests": sum(map(len, batches)), "s": seconds})
+    (one,) = random_requests(filling(_ONE_TOKENS, _ONE_TOKENS, _ONE_TOKENS, bench.seed), VOCAB, bench.seed)
+    return {"shape": name, "loads": loads, "one_request_ms": once_of(lambda: engine.run(pack([one])), _ONE_ROUNDS)}
+
+
+def once_of(work: Work, rounds: int = _ROUNDS) -> float:
+    """Median milliseconds of one call on an idle device."""
+    for _ in range(_WARM_UPS):
+        work()
+    return statistics.median(once_ms(work) for _ in range(rounds))
+
+
+def _engine(name: str, weights: EncoderWeights) -> GpuEngine:
+    """As `load_engine` makes it of a checkpoint whose vectors are means."""
+    encoder = GpuEncoder(weights, DTYPE)
+    most = weights.max_tokens or RANGES[-1][1]
+    info = ModelInfo(name, "random", "float16", "cuda", VOCAB, most, frozenset({"embed"}), weights.hidden_size, ())
+    engine = GpuEngine(info, Path(), encoder, EmbeddingTail("mean", (), normalize=True), {})
+    engine.warm_up()
+    return engine
+
+
+def _engine_s(engine: GpuEngine, batches: Batches) -> float:
+    """Median seconds of all batches, one after another, the next prepared while one runs, as a lane does it."""
+    packed = [pack(requests) for requests in batches]
+
+    def work() -> None:
+        running = engine.start(packed[0])
+        for batch in packed[1:]:
+            following = engine.start(batch)
+            running.result()
+            running = following
+        running.result()
+
+    for _ in range(_WARM_UPS):
+        work()
+        engine.idle()
+    return statistics.median(wall_s(work) for _ in range(_ROUNDS))
+
+
+class _Floor:
+    """The products of a batch's tokens in every layer, by cuBLAS, and nothing else."""
+
+    def __init__(self, weights: EncoderWeights, device: torch.device) -> None:
+        self._encoder: Encoder[GpuDense] = prepare_for_gpu(weights, DTYPE, device)
+        widths = {size for layer in self._encoder.layers for dense in _products(layer) for size in dense.weight.shape}
+        self._rows = {width: torch.randn(BATCH_TOKENS, width, device=device, dtype=DTYPE) for width in widths}
+
+    def run(self) -> None:
+        for layer in self._encoder.layers:
+            for dense in _products(layer):
+                out, into = dense.weight.shape
+                torch.mm(self._rows[into], dense.weight_t, out=self._other(out, into))
+
+    def _other(self, width: int, taken: int) -> Tensor:
+        """A result of this width that is not what the product reads."""
+        key = -width if width == taken else width
+        if key not in self._rows:
+            self._rows[key] = torch.empty_like(self._rows[width])
+        return self._rows[key]
+
+
+def _products(layer: Any) -> tuple[GpuDense, ...]:
+    return layer.qkv, layer.attention_output, layer.up, layer.down
+
+
+def _sdpa_s(model: nn.Module, batches: Batches) -> float:
+    """Seconds of transformers over the same requests, sorted by length, padded, by the best of some batch sizes."""
+    requests = sorted((one for some in batches for one in some), key=len)
+    return min(wall_s(partial(_padded_passes, model, requests, size)) for size in _SDPA_SIZES for _ in range(2))
+
+
+def _padded_passes(model: nn.Module, requests: Sequence[Int32Array], size: int) -> None:
+    for first in range(0, len(requests), size):
+        some = requests[first : first + size]
+        ids = torch.zeros(len(some), len(some[-1]), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, one in enumerate(some):
+            ids[row, : len(one)], mask[row, : len(one)] = torch.from_numpy(one), 1
+        ids, mask = ids.cuda(non_blocking=True), mask.cuda(non_blocking=True)
+        hidden = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        weight = mask[..., None].to(hidden.dtype)
+        ((hidden * weight).sum(1) / weight.sum(1)).cpu()
