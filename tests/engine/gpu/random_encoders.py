@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from penstock.engine.model.weights import (
-    Attention,
     Dense,
     DistanceAttention,
     Embeddings,
@@ -68,11 +67,13 @@ def random_encoder(parts: Parts, seed: int = 0) -> EncoderWeights:
         weight = 1 + normal(width, scale=0.2)
         return Norm(weight, None, 1e-6, False) if parts.is_rms else Norm(weight, normal(width, scale=0.1), 1e-6)
 
+    biased = DistanceAttention(normal(heads.queries, 2 * 30 + 1, scale=1.0))  # the same in every layer
+
     def layer(window: int | None) -> Layer[Dense]:
         inner = _INTERMEDIATE
         return Layer(
             qkv=dense(heads.width + 2 * heads.key_width, hidden),
-            attention=_attention(parts, window, lambda: norm(heads.dim), normal(heads.queries, 2 * 30 + 1, scale=1.0)),
+            attention=biased if parts.has_biases else _rotary(parts, window, lambda: norm(heads.dim)),
             attention_output=dense(hidden, heads.width),
             attention_norm=norm(),
             up=dense(inner, hidden, "relu") if parts.gate is None else dense(2 * inner, hidden),
@@ -93,9 +94,7 @@ def random_encoder(parts: Parts, seed: int = 0) -> EncoderWeights:
     )
 
 
-def _attention(parts: Parts, window: int | None, norm: Callable[[], Norm], bias: Tensor) -> Attention:
-    if parts.has_biases:
-        return DistanceAttention(bias)
+def _rotary(parts: Parts, window: int | None, norm: Callable[[], Norm]) -> RotaryAttention:
     steps = 1e4 ** (-torch.arange(0, parts.heads.dim, 2) / parts.heads.dim)
     angles = torch.arange(parts.max_tokens)[:, None] * steps
     norms = (norm(), norm()) if parts.has_head_norms else (None, None)

@@ -1,20 +1,26 @@
 """The launch of attention for each kind and chosen kernel, up to the kernel itself. No GPU needed."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from penstock.engine.cpu.norm import normalise
+from penstock.engine.cpu.ops import CpuOps
 from penstock.engine.families import family_of
 from penstock.engine.gpu import attention as module
 from penstock.engine.gpu.attention import AttentionTables, attend
-from penstock.engine.gpu.choice import AttentionKernel
+from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
 from penstock.engine.model.checkpoint import read_checkpoint
-from penstock.engine.model.weights import Encoder, EncoderWeights
+from penstock.engine.model.layout import sort_by_length
+from penstock.engine.model.weights import Encoder, EncoderWeights, Heads, RotaryAttention
+from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder
 from tests.engine.helpers import pack, random_sequences, save_encoder
 
 CPU = torch.device("cpu")
@@ -89,6 +95,106 @@ def test_layers_share_one_table_of_biases_over_the_scale(
             want = bias.bias[:, min(max(distance, -last), last) + last].half().float() * 32**0.5
             torch.testing.assert_close(column, want, atol=0, rtol=1e-6)
     assert len(calls) == len(weights.layers)
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_every_layer_of_any_combination_attends_as_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the chosen kernels in torch: what they are told to turn, see and share is what the CPU does."""
+    weights, batch = random_encoder(COMBINATIONS[name]), pack(random_sequences((9, 100, 1, 64)))
+    encoder, heads = prepare_for_gpu(weights, torch.float32, CPU), weights.heads
+    kernel = choose_kernel(encoder.layers[0].attention, heads.dim, 256, 4000, shared_bytes=227 << 10)
+    inputs = inputs_for(kernel)
+    LaunchesInTorch(inputs).replace(monkeypatch)
+    layout = sort_by_length(batch.cu_seqlens)
+    tokens = torch.from_numpy(layout.tokens)
+    cpu = CpuOps(layout, tokens, None, heads, torch.float32)
+    qkv = torch.randn(
+        len(batch.token_ids), heads.width + 2 * heads.key_width, generator=torch.Generator().manual_seed(0)
+    )
+    for layer in weights.layers:
+        expected = cpu.attend(qkv[tokens], layer.attention)
+        found = attend(
+            torch.zeros(len(qkv), heads.width), qkv.clone(), layer.attention, inputs, AttentionTables.of(encoder, CPU)
+        )
+        torch.testing.assert_close(found[tokens][: len(qkv)], expected[: len(qkv)], atol=1e-5, rtol=0)
+
+
+@dataclass(frozen=True)
+class LaunchesInTorch:
+    """The launches of attention, as their docstrings say, for one batch."""
+
+    inputs: Inputs
+
+    def replace(self, patch: pytest.MonkeyPatch) -> None:
+        for name in ("rotate", "packed_attention", "windowed_attention"):
+            patch.setattr(module, name, getattr(self, name))
+        patch.setattr(torch.ops.aten, "_flash_attention_forward", self.flash)
+
+    def rotate(self, qkv: Tensor, positions: Tensor, heads: Heads, rotary: RotaryAttention) -> None:
+        view = qkv.view(len(qkv), -1, heads.dim)
+        cosines, sines = (table[positions.long()][:, None] for table in (rotary.cosines, rotary.sines))
+        for start, count, norm in ((0, heads.queries, rotary.query_norm), (heads.queries, heads.keys, rotary.key_norm)):
+            part = view[:, start : start + count]
+            first, second = (part if norm is None else normalise(part, norm)).chunk(2, dim=-1)
+            part.copy_(torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1))
+
+    def packed_attention(
+        self, out: Tensor, qkv: Tensor, plan: Tensor, heads: int, scale: float, _: int, bias: Tensor | None = None
+    ) -> None:
+        query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+        self._attend(out, query, key, value, scale, bias=bias)
+
+    def windowed_attention(
+        self,
+        out: Tensor,
+        qkv: Tensor,
+        plan: Tensor,
+        heads: Heads,
+        scale: float,
+        queries: int,
+        window: int | None,
+        *,
+        is_causal: bool,
+    ) -> None:
+        parts = [heads.queries, heads.keys, heads.keys]
+        query, key, value = torch.split(qkv.view(len(qkv), -1, heads.dim), parts, dim=1)
+        self._attend(out, query, key, value, scale, window, 0 if is_causal else window)
+
+    def flash(
+        self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, ends: Tensor, *more: Any, **named: Any
+    ) -> tuple[Tensor]:
+        longest_query, longest_key, dropout, is_causal, _ = more
+        assert (longest_query, longest_key, dropout) == (self.inputs.shape.max_seqlen, longest_query, 0.0)
+        assert starts is ends is self.inputs.cu_seqlens
+        out = torch.zeros(len(query), query.shape[1] * query.shape[2])
+        left, right = named["window_size_left"], 0 if is_causal else named["window_size_right"]
+        self._attend(out, query, key, value, named["scale"], left, right)
+        return (out.view_as(query),)
+
+    def _attend(
+        self,
+        out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        before: int | None = None,
+        after: int | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        """Queries, keys and values [R, heads, d]. bias: over the scale."""
+        for start, end in pairwise(self.inputs.cu_seqlens.tolist()):
+            q, k, v = (x[start:end].transpose(0, 1) for x in (query, key, value))
+            k, v = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (k, v))
+            places = torch.arange(end - start)
+            away = places[None] - places[:, None]
+            hidden = away < -(end if before is None else before)
+            hidden |= away > (end if after is None else after)
+            scores = (q @ k.mT).masked_fill(hidden, -torch.inf)
+            if bias is not None:
+                scores += bias[:, away + bias.shape[1] // 2]
+            context = torch.softmax(scale * scores, dim=-1) @ v
+            out[start:end] = context.transpose(0, 1).flatten(1)
 
 
 def test_a_kernel_that_does_not_fit_the_attention_is_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
