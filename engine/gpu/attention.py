@@ -60,7 +60,7 @@ def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, table
         rotate(qkv, inputs.positions, heads, attention)
     queries = 64 if kernel is AttentionKernel.PACKED_64 else 128
     match kernel, attention:
-        case AttentionKernel.SHORT, PlainAttention() | DistanceAttention():
+        case AttentionKernel.SHORT, PlainAttention() | DistanceAttention() | RotaryAttention():
             short_attention(out, qkv, plan, num_heads, scale, tables.distance_bias)
         case AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128, PlainAttention() | DistanceAttention():
             packed_attention(out, qkv, plan, num_heads, scale, queries, tables.distance_bias)

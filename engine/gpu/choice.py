@@ -19,7 +19,7 @@ Of another H200, with the plain kernel of the same run beside it:
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from penstock.engine.model.weights import (
     Attention,
     DisentangledAttention,
     DistanceAttention,
+    Encoder,
     PlainAttention,
     RotaryAttention,
 )
@@ -51,11 +52,12 @@ class AttentionKernel(Enum):
 
 
 def choose_kernel(
-    attention: Attention, head_dim: int, max_seqlen: int, rows: int, *, shared_bytes: int
+    attention: Attention, head_dim: int, max_seqlen: int, rows: int, *, shared_bytes: int, seen_whole: int = 0
 ) -> AttentionKernel:
     """The kernel for `rows` tokens in sequences of up to `max_seqlen`. Raises UnsupportedDevice if there is none.
 
-    shared_bytes: the most shared memory of a block on the device.
+    attention: a layer's, of the kind of all. shared_bytes: the most shared memory of a block on the device. seen_whole:
+    of `longest_seen_whole`, which rotary attention asks.
     """
     if isinstance(attention, DistanceAttention):
         shared_bytes -= packed_attention.table_bytes(attention.bias)
@@ -66,7 +68,8 @@ def choose_kernel(
         case DistanceAttention() if packed is not None:
             return _short(head_dim, max_seqlen, rows) or packed
         case RotaryAttention() if rotate.supports(head_dim):
-            return packed or _flash(head_dim)
+            short = _short(head_dim, max_seqlen, rows) if max_seqlen <= seen_whole else None
+            return short or packed or _flash(head_dim)
         case DisentangledAttention() if disentangled_attention.supports(head_dim):
             return AttentionKernel.DISENTANGLED
         case DistanceAttention() | RotaryAttention() | DisentangledAttention():
@@ -76,6 +79,18 @@ def choose_kernel(
             raise UnsupportedDevice(f"{name} does not support heads of {head_dim} on this GPU; use device='cpu'.")
         case _:
             raise RuntimeError(f"no kernel for {type(attention).__name__}. This is a bug.")
+
+
+def longest_seen_whole(encoder: Encoder[Any]) -> int:
+    """Tokens of the longest sequence that is plain attention in every layer once it is turned.
+
+    0 where attention is causal or heads share keys: no sequence is.
+    """
+    rotary = [layer.attention for layer in encoder.layers if isinstance(layer.attention, RotaryAttention)]
+    if encoder.heads.keys != encoder.heads.queries or any(attention.is_causal for attention in rotary):
+        return 0
+    windows = [attention.window for attention in rotary if attention.window is not None]
+    return min(windows, default=packed_attention.MAX_SEQLEN) + 1
 
 
 def _short(head_dim: int, max_seqlen: int, rows: int) -> AttentionKernel | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.engine.device_share import DeviceShare
 from penstock.engine.gpu.attention import AttentionTables
 from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SEQUENCES, graph_shape
-from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
+from penstock.engine.gpu.choice import AttentionKernel, choose_kernel, longest_seen_whole
 from penstock.engine.gpu.graphs import Graphs, Work
 from penstock.engine.gpu.inputs import Inputs, OneSequence, Shape, describe, exact_shape, views
 from penstock.engine.gpu.ops import GpuOps, prepare_for_gpu
@@ -51,7 +51,11 @@ class GpuEncoder:
         self.dtype = dtype
         shared_bytes = block_shared_bytes(self.device)
         self._kernel_for = partial(
-            choose_kernel, encoder.layers[0].attention, encoder.heads.dim, shared_bytes=shared_bytes
+            choose_kernel,
+            encoder.layers[0].attention,
+            encoder.heads.dim,
+            shared_bytes=shared_bytes,
+            seen_whole=longest_seen_whole(encoder),
         )
         self._kernel_for(
             encoder.max_tokens or 1, 1

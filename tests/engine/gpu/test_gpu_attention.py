@@ -14,7 +14,7 @@ from penstock.engine.cpu.ops import CpuOps
 from penstock.engine.families import family_of
 from penstock.engine.gpu import attention as module
 from penstock.engine.gpu.attention import AttentionTables, attend
-from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
+from penstock.engine.gpu.choice import AttentionKernel, choose_kernel, longest_seen_whole
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
 from penstock.engine.model.checkpoint import read_checkpoint
@@ -98,12 +98,15 @@ def test_layers_share_one_table_of_biases_over_the_scale(
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_every_layer_of_any_combination_attends_as_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("longest", "rows"), [(100, 174), (256, 4000)])
+def test_every_layer_of_any_combination_attends_as_on_the_cpu(
+    name: str, longest: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the chosen kernels in torch: what they are told to turn, see and share is what the CPU does."""
     weights, batch = random_encoder(COMBINATIONS[name]), pack(random_sequences((9, 100, 1, 64)))
     encoder, heads = prepare_for_gpu(weights, torch.float32, CPU), weights.heads
-    kernel = choose_kernel(encoder.layers[0].attention, heads.dim, 256, 4000, shared_bytes=227 << 10)
-    inputs = inputs_for(kernel)
+    limits = {"shared_bytes": 227 << 10, "seen_whole": longest_seen_whole(encoder)}
+    inputs = inputs_for(choose_kernel(encoder.layers[0].attention, heads.dim, longest, rows, **limits))
     LaunchesInTorch(inputs).replace(monkeypatch)
     layout = sort_by_length(batch.cu_seqlens)
     tokens = torch.from_numpy(layout.tokens)
@@ -126,7 +129,7 @@ class LaunchesInTorch:
     inputs: Inputs
 
     def replace(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("rotate", "packed_attention", "windowed_attention"):
+        for name in ("rotate", "short_attention", "packed_attention", "windowed_attention"):
             patch.setattr(module, name, getattr(self, name))
         patch.setattr(torch.ops.aten, "_flash_attention_forward", self.flash)
 
@@ -137,6 +140,11 @@ class LaunchesInTorch:
             part = view[:, start : start + count]
             first, second = (part if norm is None else normalise(part, norm)).chunk(2, dim=-1)
             part.copy_(torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1))
+
+    def short_attention(
+        self, out: Tensor, qkv: Tensor, plan: Tensor, heads: int, scale: float, bias: Tensor | None
+    ) -> None:
+        self.packed_attention(out, qkv, plan, heads, scale, 0, bias)
 
     def packed_attention(
         self, out: Tensor, qkv: Tensor, plan: Tensor, heads: int, scale: float, _: int, bias: Tensor | None = None

@@ -4,14 +4,16 @@ import pytest
 import torch
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
+from penstock.engine.gpu.choice import AttentionKernel, choose_kernel, longest_seen_whole
 from penstock.engine.model.weights import (
     Attention,
     DisentangledAttention,
     DistanceAttention,
+    Heads,
     PlainAttention,
     RotaryAttention,
 )
+from tests.engine.gpu.random_encoders import Parts, random_encoder
 
 A100, HOPPER, ADA = 163 << 10, 227 << 10, 99 << 10  # shared memory that a block can ask for, bytes
 
@@ -50,6 +52,22 @@ def test_the_choice(
     attention: Attention, head_dim: int, max_seqlen: int, rows: int, shared_bytes: int, kernel: AttentionKernel
 ) -> None:
     assert choose_kernel(attention, head_dim, max_seqlen, rows, shared_bytes=shared_bytes) is kernel
+
+
+@pytest.mark.parametrize(
+    ("parts", "longest"),
+    [
+        (Parts(Heads(4, 4, 32)), 65_536),
+        (Parts(Heads(4, 4, 32), windows=(None, 64, 70)), 65),
+        (Parts(Heads(4, 2, 32)), 0),
+        (Parts(Heads(4, 4, 32), is_causal=True), 0),
+    ],
+)
+def test_short_sequences_that_every_layer_sees_whole_have_the_short_kernel(parts: Parts, longest: int) -> None:
+    assert longest_seen_whole(random_encoder(parts)) == longest
+    for tokens in (32, 64, 128):
+        kernel = choose_kernel(ROTARY, 32, tokens, 600, shared_bytes=HOPPER, seen_whole=longest)
+        assert kernel is (AttentionKernel.SHORT if tokens <= longest else AttentionKernel.PACKED_64)
 
 
 def test_a_length_without_a_kernel_is_refused_by_it() -> None:
