@@ -18,7 +18,8 @@ from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.kernels.pool import pool
 from penstock.engine.kernels.residual_norm import residual_norm
-from penstock.engine.model.weights import Embeddings, Heads, Norm, PlainAttention
+from penstock.engine.kernels.rotate import rotate
+from penstock.engine.model.weights import Embeddings, Heads, Norm, PlainAttention, RotaryAttention
 from penstock.engine.types import PackedBatch
 from penstock.ops.bench.common.draws import filling
 from penstock.ops.bench.gpu.bench import Bench, pack
@@ -127,6 +128,25 @@ def _embed_norm(tokens: int, seed: int) -> Launch:
     return Launch(num_bytes, ours, theirs, sets)
 
 
+def _rotation(tokens: int, seed: int) -> Launch:
+    heads, half = Heads(HEADS, HEADS, HIDDEN // HEADS), HIDDEN // HEADS // 2
+    lengths = filling(tokens, 2, 100, seed)
+    num_bytes = 2 * 2 * tokens * HIDDEN * 2 + 4 * tokens
+    sets = num_sets(num_bytes)
+    qkv, out = _normal(sets, tokens, 3 * HIDDEN), _normal(sets, tokens, 2 * HEADS, 2 * half)
+    angles = torch.rand(int(lengths.max()), half, device="cuda")
+    positions = _int32(np.arange(tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)).repeat(sets, 1)
+    rotary = RotaryAttention(angles.cos(), angles.sin())
+
+    def theirs(i: int) -> None:
+        low, high = qkv[i, :, : 2 * HIDDEN].view(tokens, 2 * HEADS, 2 * half).float().chunk(2, dim=-1)
+        cosines, sines = (table[positions[i]][:, None] for table in (rotary.cosines, rotary.sines))
+        out[i, :, :, :half] = low * cosines - high * sines
+        out[i, :, :, half:] = high * cosines + low * sines
+
+    return Launch(num_bytes, lambda i: rotate(qkv[i], positions[i], heads, rotary), theirs, sets)
+
+
 def _bias_gelu(tokens: int, seed: int) -> Launch:
     num_bytes = 2 * tokens * INTERMEDIATE * 2
     sets = num_sets(num_bytes)
@@ -204,4 +224,5 @@ KERNELS: dict[str, Callable[[int, int], Launch]] = {
     "embedding + LayerNorm": _embed_norm,
     "mean pooling": _mean_pool,
     "bias + GELU": _bias_gelu,
+    "rotation": _rotation,
 }
