@@ -30,8 +30,10 @@ def _require_kernels(weights: EncoderWeights) -> None:
     attentions = [layer.attention for layer in weights.layers]
     rotary = [attention for attention in attentions if isinstance(attention, RotaryAttention)]
     norms = [(attention.query_norm, attention.key_norm) for attention in rotary]
+    angles = min([len(attention.cosines) for attention in rotary], default=0)
     missing = {
         "attention of several kinds": len(set(map(type, attentions))) > 1,
+        "sequences longer than the table of angles": rotary != [] and not 0 < (weights.max_tokens or 0) <= angles,
         "heads that share keys, without rotary positions,": weights.heads.keys != weights.heads.queries and not rotary,
         "norms of queries without norms of keys": any((query is None) != (key is None) for query, key in norms),
         "LayerNorms of queries and keys": any(norm.subtracts_mean for both in norms for norm in both if norm),

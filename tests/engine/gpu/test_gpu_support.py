@@ -100,6 +100,14 @@ def test_layers_without_a_kernel_beside_others_are_refused_by_name() -> None:
             load(replace(weights, layers=(first, replace(second, attention=attention))))
 
 
+@pytest.mark.parametrize("max_tokens", [None, 257])
+def test_sequences_beyond_the_table_of_angles_are_refused(max_tokens: int | None) -> None:
+    """A kernel would read beyond it."""
+    weights = replace(random_encoder(Parts(Heads(4, 4, 32), max_tokens=256)), max_tokens=max_tokens)
+    with pytest.raises(UnsupportedDevice, match="sequences longer than the table of angles have no kernel"):
+        load(weights)
+
+
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_every_combination_loads(name: str) -> None:
     assert load(random_encoder(COMBINATIONS[name])).device.type == "cpu"
