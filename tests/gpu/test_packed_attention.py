@@ -132,6 +132,11 @@ def run(qkv: Tensor, cu_seqlens: np.ndarray, heads: int, queries: int, kind: Pla
     return out
 
 
+def half_ulp(out: Tensor) -> float:
+    """Of the largest value: torch may be luckier than its precision in a small pack, or where few keys are seen."""
+    return torch.finfo(out.dtype).eps / 2 * float(out.abs().max())
+
+
 def compare(qkv: Tensor, cu_seqlens: np.ndarray, heads: int, queries: int, kind: Plain = PLAIN) -> np.ndarray:
     """[N, 2]: the errors of the kernel and of torch."""
     out = run(qkv, cu_seqlens, heads, queries, kind)
@@ -161,8 +166,7 @@ def test_random_packs(seed: int) -> None:
     qkv, cu_seqlens = make_qkv(lengths, kind.hidden(heads, head_dim), dtype, seed)
     out = run(qkv, cu_seqlens, heads, QUERIES[seed // 4 % 2], kind)
     ours, theirs = errors(lambda rows: kind.torch(rows, heads), out, qkv, cu_seqlens).max(axis=0)
-    half_ulp = torch.finfo(dtype).eps / 2 * float(out[: cu_seqlens[-1]].abs().max())
-    assert ours <= 2 * max(theirs, half_ulp)  # in a small pack torch may be luckier than its precision
+    assert ours <= 2 * max(theirs, half_ulp(out[: cu_seqlens[-1]]))
     assert (out[cu_seqlens[-1] :] == UNTOUCHED).all()
 
 
@@ -232,8 +236,9 @@ def test_a_backlog_of_16384_tokens(queries: int) -> None:
 def test_one_sequence_of_8191_tokens(kind: Plain) -> None:
     heads, head_dim = 1, 64
     qkv, cu_seqlens = make_qkv((8191,), kind.hidden(heads, head_dim), torch.bfloat16, seed=2)
-    ours, theirs = compare(qkv, cu_seqlens, heads, 128, kind).max(axis=0)
-    assert ours <= 2 * theirs
+    out = run(qkv, cu_seqlens, heads, 128, kind)
+    ours, theirs = errors(lambda rows: kind.torch(rows, heads), out, qkv, cu_seqlens).max(axis=0)
+    assert ours <= 2 * max(theirs, half_ulp(out[: cu_seqlens[-1]]))
 
 
 def test_wrong_types_and_shapes_are_refused() -> None:

@@ -13,19 +13,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModel, BertConfig, BertModel
 
 from penstock.engine.gpu.ops import prepare_for_gpu
+from penstock.engine.gpu.support import require_supported
 from penstock.engine.model.forward import forward
+from penstock.engine.packed_model import weights_of
 from penstock.ops.bench.common import draws
 from penstock.ops.bench.common.runner import is_failed, run_suite
 from penstock.ops.bench.common.runs import Run
-from penstock.ops.bench.gpu import part_single
+from penstock.ops.bench.gpu import gpu_tables, part_single
 from penstock.ops.bench.gpu.bench import (
     pack,
     random_requests,
 )
 from penstock.ops.bench.gpu.contestants import contestants, ours, packed_torch, products, sdpa
 from penstock.ops.bench.gpu.gpu_tables import GPU
+from penstock.ops.bench.gpu.shapes import SHAPES
 from penstock.ops.bench.suites import GPU as SUITE
 
 
@@ -73,10 +77,6 @@ def test_without_a_gpu_every_part_says_so(tmp_path: Path) -> None:
 
 def test_packed_torch_computes_what_transformers_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a reference in place of FlashAttention-2, which needs a GPU."""
-    from transformers import BertConfig, BertModel
-
-    from penstock.engine.packed_model import weights_of
-
     monkeypatch.setattr(packed_torch, "flash_varlen", attention_of_each)
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
@@ -170,3 +170,29 @@ def test_a_single_request_has_alternatives_on_both_clocks(bench: StubBench, monk
     found = GPU.measures({"parts": {"single": {"result": part}}})
     for name in ("ours", "ours, from the host", "transformers SDPA", "transformers SDPA, from the host", "floor"):
         assert found[f"one request, 2-100 tokens, {name}, ms"] == 1.0
+
+
+def test_the_share_of_a_shape_is_of_its_floor() -> None:
+    seconds = {"ours": 0.5, "floor": 0.4, "transformers SDPA": 1.5}
+    loads = [{"low": 2, "high": 100, "requests": 300, "s": seconds}]
+    part = {"shape": "NomicBERT", "loads": loads, "one_request_ms": 0.7}
+    found = GPU.measures({"parts": {"shape-NomicBERT": {"result": part}, "shape-GTE-base": {"result": None}}})
+    assert found == {
+        "shape, NomicBERT, one request, ms": 0.7,
+        "shape, NomicBERT, 2-100 tokens, ours, req/s": 600,
+        "shape, NomicBERT, 2-100 tokens, floor, req/s": 750,
+        "shape, NomicBERT, 2-100 tokens, transformers SDPA, req/s": 200,
+        "shape, NomicBERT, 2-100 tokens, share of the floor": 0.8,
+        "shape, NomicBERT, 2-100 tokens, over SDPA": 3,
+    }
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_gpu_has_the_kernels_of_every_shape(name: str) -> None:
+    assert name in gpu_tables.SHAPES
+    config = SHAPES[name]()
+    config.num_hidden_layers = 2
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[-2:]
+    make: Any = AutoModel
+    require_supported(weights_of(make.from_config(config)))

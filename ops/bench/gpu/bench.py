@@ -22,7 +22,7 @@ from penstock.engine.packed_model import weights_of
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.draws import Lengths
 from penstock.ops.bench.gpu.device_bench import DeviceBench
-from penstock.ops.bench.gpu.floor import GemmFloor
+from penstock.ops.bench.gpu.floor import GemmFloor, LayerSizes
 from penstock.ops.bench.gpu.timing import WARM_UPS, Recorder, Work, interleaved_ms
 
 DTYPE = torch.float16
@@ -80,8 +80,9 @@ class Bench(DeviceBench):
     @cached_property
     def floor(self) -> GemmFloor:
         config: Any = self.reference.config
-        sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
-        return GemmFloor(*sizes, max_tokens=MAX_FLOOR_TOKENS, recorder=self.recorder)
+        hidden, inner = config.hidden_size, config.intermediate_size
+        sizes = LayerSizes(hidden, 3 * hidden, hidden, inner, inner)
+        return GemmFloor(sizes, config.num_hidden_layers, MAX_FLOOR_TOKENS, self.recorder)
 
     def compare(self, where: str, contestants: Mapping[str, Callable[[], Work]]) -> dict[str, float]:
         """Median milliseconds of each contestant, in turn. The values of `contestants` make the work that is timed."""

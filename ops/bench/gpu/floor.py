@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +12,23 @@ from penstock.ops.bench.gpu.timing import Recorder, interleaved_ms
 _TRIALS = 5
 
 
+class LayerSizes(NamedTuple):
+    """Columns of what a layer's four products read and write."""
+
+    hidden: int
+    qkv: int
+    context: int
+    up: int  # twice `down` where there is a gate
+    down: int
+
+
 class GemmFloor:
     """Random weights of an encoder's shapes, every layer with its own, as a forward pass meets them."""
 
-    def __init__(self, hidden: int, intermediate: int, layers: int, max_tokens: int, recorder: Recorder) -> None:
+    def __init__(self, sizes: LayerSizes, layers: int, max_tokens: int, recorder: Recorder) -> None:
         self._recorder = recorder
-        shapes = ((3 * hidden, hidden), (hidden, hidden), (intermediate, hidden), (hidden, intermediate))
+        hidden, qkv, context, up, down = sizes
+        shapes = ((qkv, hidden), (hidden, context), (up, hidden), (hidden, down))
         generator = torch.Generator("cuda").manual_seed(0)
 
         def normal(*size: int) -> Tensor:
@@ -28,9 +40,10 @@ class GemmFloor:
             "out, in": [[weight.t() for weight in layer] for layer in stored],
             "in, out": [[weight.t().contiguous() for weight in layer] for layer in stored],
         }
-        self._x, self._context = normal(max_tokens, hidden), normal(max_tokens, hidden)
-        self._qkv, self._attended = normal(max_tokens, 3 * hidden), normal(max_tokens, hidden)
-        self._inner = normal(max_tokens, intermediate)
+        self._x, self._context = normal(max_tokens, hidden), normal(max_tokens, context)
+        self._qkv, self._attended = normal(max_tokens, qkv), normal(max_tokens, hidden)
+        self._inner = normal(max_tokens, up)
+        self._gated = self._inner if up == down else normal(max_tokens, down)
 
     def graph(self, tokens: int) -> Callable[[], object]:
         """A replay of the products for a number of tokens, in the faster of the two layouts."""
@@ -43,9 +56,9 @@ class GemmFloor:
 
     def _products(self, weights: list[list[Tensor]], tokens: int) -> None:
         x, context, attended = self._x[:tokens], self._context[:tokens], self._attended[:tokens]
-        qkv, inner = self._qkv[:tokens], self._inner[:tokens]
+        qkv, inner, gated = self._qkv[:tokens], self._inner[:tokens], self._gated[:tokens]
         for to_qkv, to_output, up, down in weights:
             torch.mm(x, to_qkv, out=qkv)
             torch.mm(context, to_output, out=attended)
             torch.mm(attended, up, out=inner)
-            torch.mm(inner, down, out=x)
+            torch.mm(gated, down, out=x)

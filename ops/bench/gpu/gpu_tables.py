@@ -34,7 +34,7 @@ def _shapes(record: Record) -> Measures:
     found: dict[str, float] = {}
     for name in SHAPES:
         part = results(record).get(f"shape-{name}")
-        if part is None:
+        if not part:  # it was not measured, or not to its end
             continue
         found[f"shape, {name}, one request, ms"] = part["one_request_ms"]
         for load in part["loads"]:
