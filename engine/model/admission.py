@@ -13,6 +13,7 @@ from penstock.engine.model.files import Config, read_config, read_optional, requ
 from penstock.engine.model.module_list import CROSS_ENCODER, Module, read_modules, require_served
 from penstock.engine.model.original_settings import in_own_names, original_settings
 
+CAUSAL = "ForCausalLM"  # ends the names of classes that predict the next token, as sentence-transformers knows them
 EMBED, CLASSIFY, TOKEN_CLASSIFY, GENERATE = "embed", "classify", "token_classify", "generate"
 _SAVED = "config_sentence_transformers.json"
 _WAYS_OUT = {  # of model types that transformers has under another name
@@ -137,7 +138,7 @@ def _architecture(root: Path, config: Config, *, has_modules: bool) -> str | Non
 
 def _task(root: Path, name: str | None, model_type: str, known: Architectures) -> str:
     """The task of a plain directory's class."""
-    if name in known.encoders:
+    if name in known.encoders or (name in known.pretrained and str(name).endswith(CAUSAL)):
         return EMBED
     if name in known.classifiers:
         return CLASSIFY
@@ -158,11 +159,8 @@ def _task_of_modules(root: Path, name: str | None, known: Architectures) -> str:
 
 
 def _why_not(name: str, model_type: str, known: Architectures) -> str:
-    if name.endswith(("ForCausalLM", "LMHeadModel")):
-        return (
-            f"a {name} predicts the next token, which is not implemented, for rerankers neither. An embedding model "
-            "of this class has a modules.json."
-        )
+    if name.endswith((CAUSAL, "LMHeadModel")):
+        return f"a {name} predicts the next token, which is not implemented."
     if name in known.pretrained:
         return (
             f"a {name} predicts masked tokens, or is a SPLADE model; neither is implemented. To serve the mean of its "

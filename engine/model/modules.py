@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.model.admission import CAUSAL
 from penstock.engine.model.checkpoint import Checkpoint, read_tensors
 from penstock.engine.model.dense import require_activation
 from penstock.engine.model.files import Config, read_json, read_optional, require_int, setting
@@ -38,11 +39,11 @@ _UNLIMITED = 10**20  # transformers takes larger limits for none
 
 
 def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
-    """Pooling, dense layers, cutting, normalisation; mean pooling alone for a directory without modules.json.
+    """Pooling, dense layers, cutting, normalisation; pooling alone for a directory without modules.json.
 
     Raises UnsupportedCheckpoint for a pooling or an option that is not implemented.
     """
-    pooling, dense, normalize = "mean", list[Dense](), False
+    pooling, dense, normalize = _pooling_without_modules(checkpoint.config), list[Dense](), False
     for module in checkpoint.modules[1:]:
         if normalize:
             raise UnsupportedCheckpoint(
@@ -60,6 +61,12 @@ def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
             case other:
                 raise RuntimeError(f"module {other!r} was admitted after the transformer. This is a bug.")
     return EmbeddingTail(pooling, tuple(dense), normalize, _truncate_dim(checkpoint))
+
+
+def _pooling_without_modules(config: Config) -> str:
+    """The last token of a model that predicts the next one, unless it attends to both sides; else the mean."""
+    predicts = any(name.endswith(CAUSAL) for name in config.get("architectures") or [])
+    return "last" if predicts and config.get("is_causal", True) else "mean"
 
 
 def matryoshka_dimensions(checkpoint: Checkpoint, width: int) -> tuple[int, ...]:

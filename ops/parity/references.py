@@ -66,7 +66,7 @@ def _references(directory: Path, dtype: torch.dtype, device: str) -> list[Refere
         return [_tagger(directory, options, device)]
     if architecture.endswith(_GENERATES):
         return [_generator(directory, options, device)]
-    if architecture and not architecture.endswith("Model"):
+    if architecture and not architecture.endswith(("Model", "ForCausalLM")):
         raise NoReferenceError(
             f"{directory} is a {architecture}: neither encode, predict nor a pipeline answers what a task here answers."
         )

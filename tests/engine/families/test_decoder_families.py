@@ -25,6 +25,7 @@ from penstock.engine.types import Float32Array, Int32Array
 from penstock.producer.tokenization import Tokenizer
 from tests.engine.helpers import (
     VOCAB,
+    config_of,
     cpu_engine,
     edited_tensors,
     pack,
@@ -330,6 +331,30 @@ def modules_of(family: str) -> list[Any]:
         ]
         return [Pooling(48, "mean"), *dense, Normalize()]
     return [Pooling(48, "lasttoken"), Normalize()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("AutoModel", {}), ("AutoModelForCausalLM", {}), ("AutoModelForCausalLM", {"is_causal": False})],
+)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_without_modules_a_text_is_pooled_as_in_sentence_transformers(
+    tmp_path: Path, family: str, kind: str, config: dict[str, Any]
+) -> None:
+    """The last token of a ...ForCausalLM, unless it attends to both sides, and the mean of a ...Model."""
+    model = getattr(transformers, kind).from_config(config_of(family, vocab_size=270, pad_token_id=0, **config))
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    save_byte_pairs(tmp_path, "PreTrainedTokenizerFast", "$A <eos>")
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    for name in ("packed", "padded"):
+        engine, tokenizer = (
+            load_engine(str(tmp_path), dtype="float32", device="cpu", engine=name),
+            Tokenizer.from_directory(tmp_path),
+        )
+        ids = [one.ids for one in tokenizer.encode(TEXTS, truncate=True, max_tokens=engine.info.max_tokens)]
+        np.testing.assert_allclose(engine.run(pack(ids)).rows, reference.encode(TEXTS), rtol=0, atol=1e-5)
+        tokenizer.close()
 
 
 @pytest.mark.parametrize("family", TOKENIZERS)

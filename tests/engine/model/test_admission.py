@@ -274,8 +274,10 @@ class TestClasses:
             (lambda: transformers.BertForPreTraining(transformers.BertConfig(**_SMALL)), "predicts masked tokens"),
             (lambda: transformers.BertForQuestionAnswering(transformers.BertConfig(**_SMALL)), "QuestionAnswering' is"),
             (
-                lambda: transformers.Qwen3ForCausalLM(_QWEN3(**_SMALL, num_key_value_heads=2, head_dim=12)),
-                "predicts the next token.*rerankers",
+                lambda: transformers.GPT2LMHeadModel(
+                    transformers.GPT2Config.from_dict({"vocab_size": VOCAB, "n_embd": 16, "n_layer": 1, "n_head": 2})
+                ),
+                "predicts the next token",
             ),
             (
                 lambda: transformers.UMT5ForConditionalGeneration(
