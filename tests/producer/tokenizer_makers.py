@@ -64,6 +64,36 @@ def _unigram(kind: str, model_type: str, first: list[str], **options: Any) -> Ma
     return make
 
 
+def _framed(kind: str, first: list[str], letters: Sequence[str], frame: str, **options: Any) -> Make:
+    """Byte pairs of a decoder, whose tokenizer.json has the special tokens of `frame`, a template's `single`."""
+
+    def make(directory: Path) -> None:
+        blank = "Ġ" if "Ġ" in letters else "▁"
+        merges = [("c", "a"), ("r", "d"), ("ca", "rd"), (blank, "card"), (blank, "t"), ("h", "e")]
+        words = dict.fromkeys([*first, *letters, *("".join(merge) for merge in merges)])
+        vocabulary = {word: i for i, word in enumerate(words)}
+        getattr(transformers, kind)(vocab=vocabulary, merges=merges, model_max_length=12).save_pretrained(directory)
+        tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single=frame,
+            pair=f"{frame} {frame.replace('$A', '$B')}",
+            special_tokens=[(token, vocabulary[token]) for token in frame.split() if token in vocabulary],
+        )
+        tokenizer.save(str(directory / "tokenizer.json"))
+        edit(directory, **options)
+        edit(directory, "config.json", model_type="llama")
+
+    return make
+
+
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_qwen = partial(
+    _framed, "Qwen2Tokenizer", ["<|endoftext|>", "<|im_end|>"], sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+)
+_llama = partial(_framed, "LlamaTokenizer", ["<unk>", "<s>", "</s>"], [*_BYTES, "▁", *_LETTERS])
+_gemma = partial(_framed, "GemmaTokenizer", ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"], [*_BYTES, "▁", *_LETTERS])
+
+
 def _then(make: Make, change: Callable[[Path], None]) -> Make:
     def both(directory: Path) -> None:
         make(directory)
@@ -135,5 +165,10 @@ MAKERS: dict[str, Make] = {
     "camembert": _unigram("CamembertTokenizer", "camembert", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]),
     "albert": _unigram("AlbertTokenizer", "albert", ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]),
     "deberta-v2": _unigram("DebertaV2Tokenizer", "deberta-v2", ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]),
+    "qwen2": _qwen("$A", padding_side="left"),
+    "qwen3": _qwen("$A <|endoftext|>", padding_side="left", add_bos_token=False),
+    "llama": _llama("<s> $A", add_bos_token=True, pad_token="</s>"),
+    "llama, ended by its options": _llama("<s> $A </s>", add_eos_token=True, pad_token="<unk>", padding_side="left"),
+    "gemma": _gemma("<bos> $A <eos>", add_bos_token=True, add_eos_token=True, padding_side="left"),
     "t5": _unigram("T5Tokenizer", "t5", ["<pad>", "</s>", "<unk>"]),
 }

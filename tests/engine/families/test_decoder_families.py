@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
@@ -36,6 +35,7 @@ from tests.engine.helpers import (
     save_encoder,
     write_json,
 )
+from tests.producer.tokenizer_makers import MAKERS, edit
 
 pytestmark = pytest.mark.slow
 
@@ -292,36 +292,32 @@ def test_euroberts_classifier(tmp_path: Path, pooling: str) -> None:
 
 # Texts
 
-TEXTS = ["where is my card", "", "card", "My CARD été 中文 🙂\n\n  the", "the card " * 30, "a <eos> b"]
+VOCABULARY = 330  # enough for each tokenizer
+TEXTS = [
+    "where is my card",
+    "",
+    "card",
+    "My CARD été 中文 🙂\n\n  the",
+    "the card " * 30,
+    "a <eos> b </s> c<|endoftext|>",
+]
 PROMPTS = {"query": "Instruct: find the card\nQuery:", "document": ""}
 
 
-def save_byte_pairs(directory: Path, kind: str, single: str, **options: Any) -> None:
-    """A tokenizer of the class `kind`, with the special tokens <bos>, <eos> and <pad> where `single` has them."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    merges = [("c", "a"), ("r", "d"), ("ca", "rd"), ("Ġ", "card"), ("h", "e")]
-    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
-    words = [*special, *alphabet, *("".join(merge) for merge in merges)]
-    model = tokenizers.models.BPE({word: i for i, word in enumerate(words)}, merges)
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single=single, pair=f"{single} {single.replace('$A', '$B')}", special_tokens=[("<bos>", 1), ("<eos>", 2)]
-    )
-    make: Any = transformers.PreTrainedTokenizerFast
-    names = {f"{name}_token": f"<{name}>" for name in ("pad", "bos", "eos")}
-    make(tokenizer_object=tokenizer, model_max_length=40, **names).save_pretrained(directory)
-    path = directory / "tokenizer_config.json"
-    write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"tokenizer_class": kind} | options)
-
-
-TOKENIZERS: dict[str, tuple[str, str, dict[str, Any]]] = {  # by family: class, frame, options
-    "qwen3": ("Qwen2TokenizerFast", "$A <eos>", {"padding_side": "left", "add_bos_token": False}),
-    "qwen2": ("Qwen2Tokenizer", "$A", {"padding_side": "left", "add_eos_token": True}),
-    "llama": ("PreTrainedTokenizerFast", "<bos> $A", {"add_bos_token": True}),
-    "mistral": ("LlamaTokenizerFast", "<bos> $A <eos>", {"padding_side": "left", "add_eos_token": True}),
-    "gemma3_text": ("GemmaTokenizerFast", "<bos> $A <eos>", {"add_bos_token": True, "add_eos_token": True}),
+TOKENIZERS = {
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "llama": "llama",
+    "mistral": "llama, ended by its options",
+    "gemma3_text": "gemma",
 }
+
+
+def save_tokenizer(directory: Path, family: str) -> None:
+    """The tokenizer, beside the config.json of a model that is saved after it."""
+    MAKERS[TOKENIZERS[family]](directory)
+    edit(directory, model_max_length=40)
+    (directory / "config.json").unlink()
 
 
 def modules_of(family: str) -> list[Any]:
@@ -342,10 +338,10 @@ def test_without_modules_a_text_is_pooled_as_in_sentence_transformers(
     tmp_path: Path, family: str, kind: str, config: dict[str, Any]
 ) -> None:
     """The last token of a ...ForCausalLM, unless it attends to both sides, and the mean of a ...Model."""
-    model = getattr(transformers, kind).from_config(config_of(family, vocab_size=270, pad_token_id=0, **config))
+    model = getattr(transformers, kind).from_config(config_of(family, vocab_size=VOCABULARY, pad_token_id=0, **config))
     randomise(model)
+    save_tokenizer(tmp_path, family)
     model.save_pretrained(tmp_path)
-    save_byte_pairs(tmp_path, "PreTrainedTokenizerFast", "$A <eos>")
     reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
     for name in ("packed", "padded"):
         engine, tokenizer = (
@@ -362,9 +358,8 @@ def test_texts_have_the_vectors_of_sentence_transformers(tmp_path: Path, family:
     """Saved by it, with prompts, alone and in a batch; their tokens are those of AutoTokenizer."""
     torch.manual_seed(0)
     plain, saved = tmp_path / "plain", tmp_path / "saved"
-    save_encoder(plain, family, vocab_size=270, pad_token_id=0)
-    kind, single, options = TOKENIZERS[family]
-    save_byte_pairs(plain, kind, single, **options)
+    save_tokenizer(plain, family)
+    save_encoder(plain, family, vocab_size=VOCABULARY, pad_token_id=0)
     modules = [SentenceTransformer(str(plain), device="cpu")[0], *modules_of(family)]
     SentenceTransformer(modules=modules, prompts=PROMPTS, default_prompt_name="query", device="cpu").save(str(saved))
     reference = SentenceTransformer(str(saved), device="cpu", local_files_only=True)
