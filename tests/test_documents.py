@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engine.families import FAMILIES
 from penstock.ops.logs.lines.filters import EVENT_FIELDS
 from tests.log_events import ROOMS, common_fields, listed_fields, unlisted_in
 
@@ -45,6 +46,14 @@ def test_the_first_page_of_the_manual_has_the_tasks_of_the_readme() -> None:
         for path in (ROOT / "README.md", MANUAL / "index.md")
     ]
     assert tasks[0] == tasks[1]
+
+
+def test_the_table_of_models_has_every_family_once() -> None:
+    section = (MANUAL / "models.md").read_text(encoding="utf-8").split("## Families\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ")]
+    named = re.findall(r"`([\w-]+)`", "".join(rows))
+    assert sorted(FAMILIES.keys() - named) == []
+    assert len(named) == len(set(named))
 
 
 @pytest.mark.slow

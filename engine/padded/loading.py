@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 from penstock.engine.cpu.ops import cpu_precision
 from penstock.engine.device import choose_device, device_name, gpu_precision
 from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint, UnsupportedDevice, wider_than
+from penstock.engine.families import FAMILIES
 from penstock.engine.families.heads import linear_head, logit_heads
 from penstock.engine.model.admission import CLASSIFY, EMBED, TOKEN_CLASSIFY
 from penstock.engine.model.checkpoint import Checkpoint, require_no_layers
@@ -29,6 +30,8 @@ _AUTO_CLASSES: dict[str, Any] = {  # by the checkpoint's task; transformers leav
 }
 _ENCODER: Any = transformers.AutoModel
 _ENCODER_OF_TWO: Any = transformers.AutoModelForTextEncoding  # without the decoder, where a model type has one
+# Beside those of FAMILIES. transformers clamps what overflows, and so computes something else.
+_OVERFLOW_FLOAT16 = frozenset({"longt5", "umt5"})
 _TRIAL_TOKENS = 1024  # of the longer sequence, unless the model takes fewer
 _MAX_REASON_CHARS = 300  # transformers' messages may list all of its models
 _TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}  # largest difference over largest value
@@ -69,7 +72,7 @@ def load_padded(
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
     """
     on_gpu = choose_device(device, padded=True) == "cuda"
-    precision = _precision(dtype, on_gpu=on_gpu)
+    precision = _precision(dtype, str(checkpoint.config["model_type"]), on_gpu=on_gpu)
     task = EMBED if head is not None else checkpoint.task
     _require_fixed(checkpoint)
     model = _load(checkpoint, task, getattr(torch, precision))
@@ -172,11 +175,13 @@ def _num_token_types(model: Any) -> int | None:
     return getattr(model.config, "type_vocab_size", None) or None
 
 
-def _precision(dtype: str, *, on_gpu: bool) -> str:
+def _precision(dtype: str, model_type: str, *, on_gpu: bool) -> str:
     """The precision, as in the packed engine, with float32 on a GPU too. Raises UnsupportedDevice."""
     if not on_gpu:
         return cpu_precision(dtype)
-    return dtype if dtype == "float32" else gpu_precision(dtype)
+    family = FAMILIES.get(model_type)
+    is_wide = family.overflows_float16 if family is not None else model_type in _OVERFLOW_FLOAT16
+    return dtype if dtype == "float32" else gpu_precision(dtype, overflows_float16=is_wide)
 
 
 def _load(checkpoint: Checkpoint, task: str, dtype: torch.dtype) -> Any:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.activations import ACT2CLS
 
-from penstock.engine import TaskOptions
+from penstock.engine import TaskOptions, families
 from penstock.engine.cpu.engine import CpuEngine
 from tests.engine.helpers import (
     CLASSIFIERS,
@@ -33,6 +33,10 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
     directory = tmp_path_factory.mktemp("bert")
     save_encoder(directory, "bert")
     return cpu_engine(directory)
+
+
+def test_every_family_has_a_small_configuration_for_these_tests() -> None:
+    assert set(FAMILIES) == set(families.FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,6 +13,7 @@ from penstock.engine import TaskOptions, from_torch, load_engine
 from penstock.engine.device import gpu_precision
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import FAMILIES
+from penstock.engine.padded.loading import _precision
 from tests.engine.helpers import (
     MAX_TOKENS,
     config_of,
@@ -124,9 +125,10 @@ def test_the_longest_text_where_a_model_without_positions_states_it_nowhere_else
     assert cpu_engine(tmp_path).info.max_tokens == expected
 
 
-def test_a_gpu_computes_in_bfloat16_what_was_trained_in_it() -> None:
-    wide = {name for name, family in FAMILIES.items() if family.overflows_float16}
-    assert {"t5", "mt5"} <= wide
-    assert "bert" not in wide
-    assert [gpu_precision("auto", overflows_float16=wide) for wide in (False, True)] == ["float16", "bfloat16"]
-    assert gpu_precision("float16", overflows_float16=True) == "float16"
+@pytest.mark.parametrize(
+    ("model_type", "dtype", "expected"),
+    [("t5", "auto", "bfloat16"), ("mt5", "float16", "float16"), ("bert", "auto", "float16")],
+)
+def test_a_gpu_computes_in_bfloat16_what_was_trained_in_it(model_type: str, dtype: str, expected: str) -> None:
+    assert gpu_precision(dtype, overflows_float16=FAMILIES[model_type].overflows_float16) == expected
+    assert _precision(dtype, model_type, on_gpu=True) == expected  # of the padded engine

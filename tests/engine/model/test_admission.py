@@ -19,6 +19,7 @@ from sentence_transformers.util.misc import import_module_class
 
 from penstock.engine import TaskOptions, generates, load_engine
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.families import FAMILIES
 from penstock.engine.model.architectures import _KNOWN, _of_transformers
 from penstock.engine.model.module_list import KINDS
 from penstock.producer.tokenization import Tokenizer
@@ -254,6 +255,7 @@ class TestModules:
 
 class TestClasses:
     def test_those_of_the_packed_families_are_those_of_transformers(self) -> None:
+        assert FAMILIES.keys() <= _KNOWN.keys()  # for the others, a worker imports transformers
         for model_type, known in _KNOWN.items():
             theirs = _of_transformers(model_type)
             assert theirs is not None
