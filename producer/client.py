@@ -163,6 +163,7 @@ class Client(Caller):
 
         `generation`: options by their names in transformers' generation_config.json, such as max_new_tokens, num_beams,
         do_sample, temperature and seed. The others are the model's own. Sampling without a seed differs at each call.
+        `source_language` and `target_language` are names that the model's tokenizer has, such as eng_Latn of NLLB-200.
 
         Raises:
             PenstockError: the first sequence's error; use `map` to get the other results as well.
@@ -190,7 +191,9 @@ class Client(Caller):
         """
         self._check_loop()
         options = recheck_options(
-            Options(truncate=truncate, generation=read_generation(generation), stream=True), "generate", is_text=True
+            Options(truncate=truncate, generation=read_generation(generation), stream=True),
+            "generate",
+            is_text=ids is None,
         )
         if text is not None and not isinstance(text, str):
             raise WrongArgument(f"`text` must be a string. Given: {type(text).__name__}")

@@ -64,7 +64,9 @@ class GenerationKeywords(TypedDict, total=False):
     renormalize_logits: bool | None
     repetition_penalty: float | None
     seed: int | None
+    source_language: str | None
     suppress_tokens: int | Sequence[int] | None
+    target_language: str | None
     temperature: float | None
     top_k: int | None
     top_p: float | None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.producer.errors import BackendError
+from penstock.producer.languages import source_language
 from penstock.producer.tokenization import Encoded, Tokenizer
 from penstock.producer.wire.messages import (
     Generation,
@@ -51,9 +52,10 @@ async def tokenized(request: Request, tokenizer: Tokenizer) -> PreparedRequest:
     if request.text is None or is_of_pairs:
         return PreparedRequest(request)
     prompted = tokenizer.prompts.apply(request)
-    spans = request.task == "token_classify"
-    encoded = await tokenizer.encode_async(prompted.text or (), truncate=False, spans=spans)
-    options = request.options._replace(prompt_name=None, prompt=None)  # it is in the ids
+    asked, spans = request.options, request.task == "token_classify"
+    generation, language = tokenizer.languages.resolved(asked.generation), source_language(asked.generation)
+    encoded = await tokenizer.encode_async(prompted.text or (), truncate=False, spans=spans, language=language)
+    options = asked._replace(prompt_name=None, prompt=None, generation=generation)  # the rest is in the ids
     tokens = join_tokens([sequence.ids for sequence in encoded])
     return PreparedRequest(Request(request.model, request.task, tokens, None, options), encoded, tokenizer)
 

@@ -51,6 +51,7 @@ class Tokenizer:
     def __init__(self, loaded: LoadedTokenizer, prompts: Prompts) -> None:
         """This object modifies the tokenizer that is loaded. Called by `from_directory`."""
         self.prompts = prompts  # of the checkpoint; callers apply them before `encode`
+        self.languages = loaded.languages
         plain = loaded.backend
         plain.no_truncation()
         plain.no_padding()
@@ -88,7 +89,13 @@ class Tokenizer:
         self._long_texts.shutdown(wait=False)
 
     def encode(
-        self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
+        self,
+        texts: Sequence[Text],
+        *,
+        truncate: bool,
+        max_tokens: int | None = None,
+        spans: bool = False,
+        language: str | None = None,
     ) -> list[Encoded]:
         """Token ids of each text or pair, in order. Blocks; several new texts are spread over the processor's cores.
 
@@ -97,15 +104,17 @@ class Tokenizer:
                 it states none), keeping the special tokens; of a pair, the longer member first.
             max_tokens: longest sequence, with special tokens. Required with `truncate`, ignored without it.
             spans: return each token's place in its text, or in its member of a pair.
+            language: of the texts, one of `languages`; None: the tokenizer's own.
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair, which no encoding of Unicode has.
+            UnsupportedTask: the tokenizer has no such language.
             ValueError: `truncate` without `max_tokens`, or with too few for the special tokens.
         """
         encoder = self._encoder(truncate, max_tokens)
         with _refusing_surrogates(texts):
             found = encoder.find(texts, spans)
-            return _filled(found, encoder.encode_new(_missing(texts, found), spans))
+            return self._marked(_filled(found, encoder.encode_new(_missing(texts, found), spans)), language)
 
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence of token ids, without special tokens. Ids outside the vocabulary have none."""
@@ -134,7 +143,13 @@ class Tokenizer:
         return frozenset(id for id, token in added.items() if token.special)
 
     async def encode_async(
-        self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
+        self,
+        texts: Sequence[Text],
+        *,
+        truncate: bool,
+        max_tokens: int | None = None,
+        spans: bool = False,
+        language: str | None = None,
     ) -> list[Encoded]:
         """`encode`, here for texts of known words and for few others; for many others in this object's thread.
 
@@ -150,14 +165,19 @@ class Tokenizer:
                 found += encoder.find(chunk, spans)
             new = _missing(texts, found)
             if len(new) <= _FEW_TEXTS and _num_characters(new) <= _FEW_CHARACTERS:
-                return _filled(found, encoder.encode_new(new, spans))
+                return self._marked(_filled(found, encoder.encode_new(new, spans)), language)
             loop = asyncio.get_running_loop()
             encoded: list[Encoded] = []
             for chunk in _chunks(new):
                 is_long = _num_characters(chunk[-1:]) > _CHUNK_CHARACTERS
                 executor = self._long_texts if is_long else self._executor
                 encoded += await loop.run_in_executor(executor, encoder.encode_new, chunk, spans)
-            return _filled(found, encoded)
+            return self._marked(_filled(found, encoded), language)
+
+    def _marked(self, encoded: list[Encoded], language: str | None) -> list[Encoded]:
+        if language is None:
+            return encoded
+        return [replace(one, ids=self.languages.marked(one.ids, language)) for one in encoded]
 
     def require_room(self, max_tokens: int) -> None:
         """Raise ValueError where `max_tokens` are taken by the special tokens of a pair."""

@@ -10,7 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from penstock.producer.languages import Languages
+
 _Values = TypeVar("_Values", bound=npt.NDArray[Any])
+
+
+_NO_LANGUAGES = Languages()
 
 
 class TokenizerError(ValueError):
@@ -28,6 +33,7 @@ class LoadedTokenizer:
     backend: Any  # a `tokenizers.Tokenizer`
     gives_types: bool  # whether the model is given token types; it takes all for 0 otherwise
     cuts_left: bool  # whether truncation removes the first tokens of a text, not the last ones
+    languages: Languages = _NO_LANGUAGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 import tokenizers
 from tokenizers import normalizers
 
+from penstock.producer.languages import Languages
 from penstock.producer.plain_tokenizer import plain_tokenizer
 from penstock.producer.tokenizer_files import (
     LoadedTokenizer,
@@ -25,6 +26,7 @@ _SENTENCE_CONFIGS = tuple(
 _NOT_IMPLEMENTED = ("processing_kwargs", "query_length", "document_length", "query_expansion", "tokenizer_name_or_path")
 _ARGUMENTS = ("processor_kwargs", "tokenizer_args")
 _HARMLESS_ARGUMENTS = {"model_max_length", "trust_remote_code"}  # the first is read with the model
+_NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
 _OLDER_FILES = ("vocab*", "*.model", "*.spm")
 _ADVICE = "Save one with AutoTokenizer.from_pretrained(...).save_pretrained(directory)."
 
@@ -114,4 +116,20 @@ def _from_transformers(root: Path) -> LoadedTokenizer:
     backend = getattr(wrapped, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
         raise MissingTokenizer(f"The tokenizer in {root} has no fast form. {_ADVICE}")
-    return LoadedTokenizer(backend, "token_type_ids" in wrapped.model_input_names, wrapped.truncation_side == "left")
+    gives_types, cuts_left = "token_type_ids" in wrapped.model_input_names, wrapped.truncation_side == "left"
+    return LoadedTokenizer(backend, gives_types, cuts_left, _languages(wrapped, backend))
+
+
+def _languages(wrapped: Any, backend: Any) -> Languages:
+    """Languages of a tokenizer that marks texts with their own: its special tokens that have no other meaning."""
+    if getattr(wrapped, "src_lang", None) is None:
+        return Languages()
+    own: int = wrapped.convert_tokens_to_ids(wrapped.src_lang)
+    before: list[int] = wrapped.prefix_tokens
+    after: list[int] = wrapped.suffix_tokens
+    if own not in before and own not in after:
+        return Languages()
+    named = {getattr(wrapped, name) for name in _NAMED_TOKENS}
+    added = backend.get_added_tokens_decoder().items()
+    tokens = {token.content: index for index, token in added if token.special and token.content not in named}
+    return Languages(tokens, before.index(own) if own in before else after.index(own) - len(after))

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from penstock.cache import ResponseCache
 from penstock.producer.errors import Cancelled
+from penstock.producer.languages import Languages
 from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.cluster import KafkaCluster
@@ -96,7 +97,8 @@ class Pipeline:
         # Validate, prepare, look up
         bounds = ReplyBounds(info, settings.max_reply_bytes)
         read_options, read_fields = served.read_options, served.read_fields
-        generation = None if read_options is None else GenerationRequests(info, read_options)
+        languages = Languages() if tokenizer is None else tokenizer.languages
+        generation = None if read_options is None else GenerationRequests(info, read_options, languages)
         cells = None if read_fields is None else SequenceRequests(info, read_fields, settings.max_reply_bytes)
         self._validator = RequestValidator(
             info,

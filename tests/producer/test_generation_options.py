@@ -30,7 +30,9 @@ EVERY: dict[str, Any] = {
     "renormalize_logits": False,
     "repetition_penalty": 1.5,
     "seed": 2**63 - 1,
+    "source_language": "eng_Latn",
     "suppress_tokens": [6, 7],
+    "target_language": "fra_Latn",
     "temperature": 0.5,
     "top_k": 10,
     "top_p": 0.5,
@@ -76,6 +78,13 @@ def test_equal_options_have_equal_bytes(given: Any, same: Any) -> None:
         ({"temperature": 10**400}, "`generation.temperature` must be a number."),
         ({"early_stopping": "always"}, "`generation.early_stopping` must be true, false or never. Given: 'always'"),
         ({"seed": -1}, "`generation.seed` must be a number from 0 to 2^63 - 1. Given: -1"),
+        (
+            {"source_language": 5},
+            "`generation.source_language` must be the name of a language, of at most 64 characters.",
+        ),
+        ({"target_language": ""}, "`generation.target_language` must be the name of a language"),
+        ({"target_language": "a" * 65}, "`generation.target_language` must be the name of a language"),
+        ({"target_language": "a\n"}, "`generation.target_language` must be the name of a language"),
         ({"suppress_tokens": [1, "a"]}, "`generation.suppress_tokens` must be a token, or a list of them."),
         ({"bad_words_ids": [1]}, "`generation.bad_words_ids` must be a list of lists of tokens. Given: another type"),
         ({"bad_words_ids": [[0] * (MAX_TOKENS_LISTED + 1)]}, "`generation.bad_words_ids` must be a list"),
@@ -99,3 +108,12 @@ def test_a_caller_may_give_a_map_and_other_tasks_have_no_such_options() -> None:
     assert checked.generation == (("do_sample", True),)
     with pytest.raises(InvalidRequest, match="do_sample"):  # equal to the last, but for its type
         recheck_options(Options(generation=(("do_sample", 1),)), "generate", is_text=False)
+
+
+def test_token_ids_hold_the_language_of_their_source_already() -> None:
+    given = Options(generation=(("source_language", "eng_Latn"), ("target_language", "fra_Latn")))
+    assert recheck_options(given, "generate", is_text=True) == given
+    with pytest.raises(InvalidRequest, match=r"`generation\.source_language` needs texts"):
+        recheck_options(given, "generate", is_text=False)
+    target = given._replace(generation=given.generation[1:])
+    assert recheck_options(target, "generate", is_text=False) == target

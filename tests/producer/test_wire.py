@@ -75,6 +75,12 @@ REQUESTS = {
             generation=(("do_sample", True), ("max_new_tokens", 5), ("seed", 7), ("suppress_tokens", (3, 4))),
         ),
     ),
+    "request-languages": Request(
+        "m",
+        "generate",
+        text=("hello",),
+        options=Options(generation=(("source_language", "eng_Latn"), ("target_language", "fra_Latn"))),
+    ),
     "request-sequence": Request(
         "m",
         "sequence",

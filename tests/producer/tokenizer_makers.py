@@ -86,6 +86,18 @@ def _framed(kind: str, first: list[str], letters: Sequence[str], frame: str, **o
     return make
 
 
+def _nllb(**options: Any) -> Make:
+    def make(directory: Path) -> None:
+        merges = [("▁", "c"), ("a", "r"), ("▁c", "ar"), ("▁car", "d")]
+        words = ["<s>", "<pad>", "</s>", "<unk>", "▁", *_LETTERS, *("".join(merge) for merge in merges)]
+        kind: Any = transformers.NllbTokenizer
+        vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
+        kind(vocab=vocabulary, merges=merges, model_max_length=12, **options).save_pretrained(directory)
+        edit(directory, "config.json", model_type="m2m_100")
+
+    return make
+
+
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _qwen = partial(
     _framed, "Qwen2Tokenizer", ["<|endoftext|>", "<|im_end|>"], sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -170,5 +182,9 @@ MAKERS: dict[str, Make] = {
     "llama": _llama("<s> $A", add_bos_token=True, pad_token="</s>"),
     "llama, ended by its options": _llama("<s> $A </s>", add_eos_token=True, pad_token="<unk>", padding_side="left"),
     "gemma": _gemma("<bos> $A <eos>", add_bos_token=True, add_eos_token=True, padding_side="left"),
+    "mbart": _unigram("MBartTokenizer", "mbart", ["<s>", "<pad>", "</s>", "<unk>"]),
+    "mbart-50": _unigram("MBart50Tokenizer", "mbart", ["<unk>", "<s>", "</s>"]),
+    "nllb": _nllb(),
+    "nllb, the language behind the text": _nllb(legacy_behaviour=True, src_lang="fra_Latn"),
     "t5": _unigram("T5Tokenizer", "t5", ["<pad>", "</s>", "<unk>"]),
 }

@@ -10,6 +10,7 @@ from penstock.engine.errors import InvalidOption
 from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
 from penstock.producer.errors import UnsupportedTask
+from penstock.producer.languages import Languages
 from penstock.producer.wire.generation import GivenOptions
 from penstock.producer.wire.messages import Request, Uint32Array
 from penstock.worker.requests.request import PendingRequest
@@ -24,15 +25,21 @@ ReadOptions = Callable[[Mapping[str, Any]], GenerationOptions]  # raises Invalid
 class GenerationRequests:
     """Called by the stages `validate` and `prepare`, on the event loop."""
 
-    def __init__(self, info: ModelInfo, read: ReadOptions) -> None:
+    def __init__(self, info: ModelInfo, read: ReadOptions, languages: Languages) -> None:
+        """languages: of the model's tokenizer, which requests may name."""
         self._info = info
+        self._languages = languages
         self._read_new = read
         self._read_kept = functools.lru_cache(maxsize=256)(lambda options: read(dict(options)))
 
     def options(self, request: Request) -> GenerationOptions:
-        """The options of a request, the model's own included. Raises UnsupportedTask, which names the option."""
+        """The options of a request, the model's own included.
+
+        Raises UnsupportedTask, which names the option or the language, and InvalidRequest for a target that is said
+        twice.
+        """
+        given = _without_seed(self._languages.resolved(request.options.generation))
         try:
-            given = _without_seed(request.options.generation)
             is_long = sum([len(value) for _, value in given if isinstance(value, tuple)]) > _MOST_KEPT
             return self._read_new(dict(given)) if is_long else self._read_kept(given)
         except InvalidOption as error:

@@ -19,6 +19,7 @@ from penstock.producer.errors import (
     TooLong,
     UnsupportedTask,
 )
+from penstock.producer.languages import source_language
 from penstock.producer.tokenization import Encoded, Tokenizer
 from penstock.producer.tokenizer_files import SpecialFrame, TokenizerError
 from penstock.producer.wire.messages import Request, Text, Uint32Array
@@ -105,16 +106,17 @@ class RequestPreparer:
 
     async def _token_ids(self, requests: Iterable[PendingRequest]) -> list[_Found]:
         found: list[_Found] = []
-        with_text: dict[tuple[bool, bool], list[PendingRequest]] = {}  # by truncate, spans
+        with_text: dict[tuple[bool, bool, str | None], list[PendingRequest]] = {}  # by truncate, spans, language
         for request in requests:
             message = request.message
             if message.tokens is not None:
                 found.append((request, _Columns(message.tokens.ids, message.tokens.lens, None)))
             else:
-                wanted = message.options.truncate, message.task == "token_classify"
+                language = source_language(message.options.generation)
+                wanted = message.options.truncate, message.task == "token_classify", language
                 with_text.setdefault(wanted, []).append(request)
-        for (truncate, spans), chosen in with_text.items():
-            found += await self._tokenize(chosen, truncate, spans)
+        for wanted, chosen in with_text.items():
+            found += await self._tokenize(chosen, *wanted)
         return found
 
     def _is_bounded(self, found: Iterable[_Found]) -> bool:
@@ -128,7 +130,9 @@ class RequestPreparer:
             or _all_below(self._info.num_token_types, [one.types for one in whole if one.types is not None])
         )
 
-    async def _tokenize(self, requests: list[PendingRequest], truncate: bool, spans: bool) -> list[_Found]:
+    async def _tokenize(
+        self, requests: list[PendingRequest], truncate: bool, spans: bool, language: str | None
+    ) -> list[_Found]:
         """Tokenize all texts in one call. If it fails, each request gets its own, so that only the culprit fails."""
         if self._tokenizer is None:
             error = UnsupportedTask(f"{self._info.name!r} has no tokenizer here: send token ids.")
@@ -137,7 +141,7 @@ class RequestPreparer:
         texts: list[Text] = [text for own in own_texts for text in own]
         try:
             encoded = await self._tokenizer.encode_async(
-                texts, truncate=truncate, max_tokens=self._cut_tokens, spans=spans
+                texts, truncate=truncate, max_tokens=self._cut_tokens, spans=spans, language=language
             )
         except Exception as problem:
             # The error may quote a text.
@@ -146,7 +150,7 @@ class RequestPreparer:
             log.error("tokenizer_failed", records=len(requests), texts=len(texts), kind=kind, raised_at=raised_at)
             if len(requests) == 1:
                 return [(requests[0], BackendError(f"The tokenizer failed on this text. Raised: {problem!r}"[:500]))]
-            return [one for request in requests for one in await self._tokenize([request], truncate, spans)]
+            return [one for request in requests for one in await self._tokenize([request], truncate, spans, language)]
         remaining = iter(encoded)
         found: list[_Found] = []
         for request, own_text in zip(requests, own_texts, strict=True):

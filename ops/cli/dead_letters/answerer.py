@@ -10,6 +10,7 @@ import penstock.engine  # its names that need torch are looked up when they are 
 from penstock.engine import Engine, EngineLanes, ModelInfo
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.producer.errors import BackendError
+from penstock.producer.languages import Languages
 from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.headers import ReplyAddress
@@ -20,7 +21,7 @@ from penstock.worker.model_loading import load_tokenizer
 from penstock.worker.model_settings import ModelSettings
 from penstock.worker.process import load
 from penstock.worker.replies.reply import encode_replies
-from penstock.worker.requests.generation import GenerationRequests
+from penstock.worker.requests.generation import GenerationRequests, ReadOptions
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
@@ -47,7 +48,7 @@ class SequenceRunner(Protocol):
     """Computes the results of the sequences of one request, and stores them in it."""
 
     info: ModelInfo
-    generation: GenerationRequests | None  # of a model that generates
+    read_options: ReadOptions | None  # of a model that generates
 
     async def run(self, sequences: Sequence[SequenceBlock]) -> None:
         """Raises PenstockError."""
@@ -62,7 +63,9 @@ class Answerer:
         self.info = runner.info
         self._runner = runner
         self._tokenizer = tokenizer
-        bounds = ReplyBounds(self.info, requests.max_reply_bytes)
+        bounds, read = ReplyBounds(self.info, requests.max_reply_bytes), runner.read_options
+        languages = Languages() if tokenizer is None else tokenizer.languages
+        generation = None if read is None else GenerationRequests(self.info, read, languages)
         self._validator = RequestValidator(
             self.info,
             bounds,
@@ -70,9 +73,9 @@ class Answerer:
             reply_topics=requests.reply_topics,
             slo_s=None,
             max_sequences=requests.max_sequences,
-            generation=runner.generation,
+            generation=generation,
         )
-        self._preparer = RequestPreparer(self.info, bounds, tokenizer, runner.generation, has_cache=False)
+        self._preparer = RequestPreparer(self.info, bounds, tokenizer, generation, has_cache=False)
 
     @property
     def served_name(self) -> str:
@@ -95,7 +98,7 @@ class Answerer:
 class _Batches:
     """Implements `SequenceRunner` with a lane of an encoder."""
 
-    generation: GenerationRequests | None = None
+    read_options: ReadOptions | None = None
 
     def __init__(self, model: ModelSettings, engine: Engine) -> None:
         self.info = engine.info
@@ -126,7 +129,7 @@ class _Steps:
         if served.read_options is None:
             raise UnsupportedCheckpoint(f"{served.info.name!r} is made of cells, which are not run here.")
         self.info = served.info
-        self.generation: GenerationRequests | None = GenerationRequests(served.info, served.read_options)
+        self.read_options: ReadOptions | None = served.read_options
         self._served = served
         self._missing = 0
         self._done: asyncio.Future[None] | None = None

@@ -136,6 +136,10 @@ def classify(settings: ClassifySettings, paths: Paths = None, text: OneText = No
 class GenerateSettings(JobSettings):
     """Settings of `penstock generate`. What is not given is the checkpoint's own."""
 
+    source_language: str | None = Field(
+        None, description="Language of the texts, as the checkpoint's tokenizer names it. Default: the tokenizer's own."
+    )
+    target_language: str | None = Field(None, description="Language to translate to. Default: the checkpoint's.")
     max_new_tokens: int | None = Field(None, ge=1, description="Most tokens of an answer. Default: the checkpoint's.")
     num_beams: int | None = Field(None, ge=1, description="Beams of beam search. 1: none. Default: the checkpoint's.")
     length_penalty: float | None = Field(
@@ -165,13 +169,15 @@ class GenerateSettings(JobSettings):
 
 @takes(GenerateSettings)
 def generate(settings: GenerateSettings, paths: Paths = None, text: OneText = None) -> int:
-    """Generate a text for a text, or for every row of a file, with an encoder-decoder model: T5, BART or Marian.
+    """Generate a text for a text, or for every row of a file, with an encoder-decoder model, such as T5, BART or NLLB.
 
     A worker must be running for the model, or --local starts one.
 
     $ penstock generate --model t5-small --text "translate English to German: Good morning." --max-new-tokens 40
 
     $ penstock generate --model t5-small in.csv out.csv --column message --num-beams 4
+
+    $ penstock generate --model nllb in.csv out.csv --source-language eng_Latn --target-language fra_Latn
 
     The output has the input's columns and three more: generated, finish, error. finish is stop, or length where
     --max-new-tokens ended an answer.

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -19,13 +20,15 @@ from penstock.engine.gpu.generation import seq2seq
 from penstock.engine.loading import generation as loading_module
 from penstock.engine.loading.generation import load_generation_model
 from penstock.producer.tokenization import Tokenizer
+from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Options, Request, join_tokens
+from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest, StageTimes
-from tests.engine.generation.helpers import VOCAB, drain, model_of, save_seq2seq, sources
+from tests.engine.generation.helpers import VOCAB, drain, expected, model_of, save_seq2seq, sources
 from tests.producer.tokenizer_makers import MAKERS
 from tests.worker.conftest import FakeRecord
 
@@ -85,6 +88,43 @@ async def test_truncate_cuts_where_the_tokenizer_does_and_longer_sources_are_rea
             assert sequence.token_ids.tolist() == expected
     tokenizer.close()
     assert len(expected) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "tokenizer", "source", "target"),
+    [("mbart", "mbart-50", "de_DE", "zh_CN"), ("m2m_100", "nllb", "zul_Latn", "fra_Latn")],
+)
+async def test_a_text_of_one_language_gives_that_of_another_as_transformers_does(
+    tmp_path: Path, family: str, tokenizer: str, source: str, target: str
+) -> None:
+    MAKERS[tokenizer](tmp_path)
+    vocabulary: Any = transformers.AutoTokenizer.from_pretrained(tmp_path, src_lang=source)  # untyped there
+    reference = save_seq2seq(tmp_path, family, vocab_size=len(vocabulary))
+    texts, given = ("where is my card", "the card"), {"num_beams": 2, "max_new_tokens": 6}
+    first = vocabulary.convert_tokens_to_ids(target)
+    ids = [np.array(vocabulary(text)["input_ids"]) for text in texts]
+    wanted = [expected(reference, one, forced_bos_token_id=first, **given) for one in ids]
+
+    ours, model = Tokenizer.from_directory(tmp_path), load_generation_model(str(tmp_path))
+    requests, bounds = GenerationRequests(model.info, model.options, ours.languages), ReplyBounds(model.info, 10_000)
+    preparer = RequestPreparer(model.info, bounds, ours, requests, has_cache=True)
+    named = {"source_language": source, "target_language": target}
+    options = [
+        Options(generation=read_generation(given | more)) for more in (named, {**named, "source_language": None})
+    ]
+    blocks, _ = await preparer.prepare(
+        [pending(Request("m", "generate", text=texts, options=one)) for one in options]  # of two languages at a time
+    )
+    generator = model.generator(1, (1,))
+    for place, block in enumerate(blocks):
+        assert block.options.generation is not None
+        generator.start(place, block.token_ids.astype(np.int32), block.options.generation)
+    tokens = drain(generator)
+    ours.close()
+    assert [tokens[0], tokens[1]] == wanted
+    assert all(tokens[place][0] == first for place in range(4))
+    assert len({block.keys[0] for block in blocks}) == 4
 
 
 def pending(message: Request) -> PendingRequest:

@@ -11,6 +11,7 @@ from penstock.engine.errors import InvalidOption
 from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import InvalidRequest, UnsupportedTask
+from penstock.producer.languages import Languages
 from penstock.producer.prompts import Prompts
 from penstock.producer.wire.codec import decode_reply, encode_request
 from penstock.producer.wire.generation import read_generation
@@ -35,7 +36,7 @@ class Bench:
     def __init__(self, info: ModelInfo, max_reply_bytes: int = 10_000) -> None:
         self.info = replace(info, tasks=frozenset({"generate"}))
         self.asked: list[Mapping[str, Any]] = []
-        generation = GenerationRequests(self.info, self._read)
+        generation = GenerationRequests(self.info, self._read, Languages({"fra_Latn": 9}))
         bounds = ReplyBounds(self.info, max_reply_bytes)
         self._validator = RequestValidator(
             self.info, bounds, Prompts(), reply_topics=".*", slo_s=None, max_sequences=8, generation=generation
@@ -78,6 +79,7 @@ async def test_keys_differ_with_everything_that_decides_the_tokens(bench: Bench)
         {},
         {"max_new_tokens": 5},
         {"num_beams": 2},
+        {"target_language": "fra_Latn"},
         {"do_sample": True, "seed": 1},
         {"do_sample": True, "seed": 2},
     ]
@@ -112,6 +114,7 @@ async def test_sampling_without_a_seed_is_neither_shared_nor_stored(bench: Bench
         ({"max_new_tokens": 101}, "`opts.generation`: max_new_tokens must be at most 100"),
         ({"max_new_tokens": 0}, "`opts.generation`: max_new_tokens must be at least 1"),
         ({"do_sample": True, "num_beams": 2}, "`opts.generation`: do_sample with num_beams above 1"),
+        ({"target_language": "fra_Lat"}, "The model has no such language. Given: 'fra_Lat'."),
     ],
 )
 async def test_what_the_model_does_not_allow_is_rejected_by_name(

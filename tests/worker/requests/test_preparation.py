@@ -42,7 +42,13 @@ class FakeTokenizer:
         self.calls: list[tuple[list[Text], bool, bool]] = []  # texts, truncate, spans
 
     async def encode_async(
-        self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
+        self,
+        texts: Sequence[Text],
+        *,
+        truncate: bool,
+        max_tokens: int | None = None,
+        spans: bool = False,
+        language: str | None = None,
     ) -> list[Encoded]:
         self.calls.append((list(texts), truncate, spans))
         if any("!" in text for text in texts):

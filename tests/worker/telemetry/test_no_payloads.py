@@ -54,10 +54,11 @@ class FailingTokenizer:
     """Quotes the text in its error, as a `UnicodeError` does."""
 
     def __init__(self) -> None:
+        from penstock.producer.languages import Languages
         from penstock.producer.prompts import Prompts
         from penstock.producer.tokenizer_files import SpecialFrame
 
-        self.prompts, self.frame = Prompts(), SpecialFrame()
+        self.prompts, self.languages, self.frame = Prompts(), Languages(), SpecialFrame()
 
     async def encode_async(self, texts: Sequence[str], **_: Any) -> Any:
         raise UnicodeEncodeError("utf-8", "".join(texts), 0, 1, "not allowed")
