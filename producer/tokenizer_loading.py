@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from penstock.producer.languages import Languages
+from penstock.producer.m2m100_tokenizer import m2m100_tokenizer
 from penstock.producer.plain_tokenizer import plain_tokenizer
 from penstock.producer.tokenizer_files import (
     LoadedTokenizer,
@@ -115,6 +116,8 @@ def _from_transformers(root: Path) -> LoadedTokenizer:
         raise missing  # it was built from config.json alone: each word is unknown to it
     backend = getattr(wrapped, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
+        if (loaded := m2m100_tokenizer(wrapped)) is not None:
+            return loaded
         raise MissingTokenizer(f"The tokenizer in {root} has no fast form. {_ADVICE}")
     gives_types, cuts_left = "token_type_ids" in wrapped.model_input_names, wrapped.truncation_side == "left"
     return LoadedTokenizer(backend, gives_types, cuts_left, _languages(wrapped, backend))
