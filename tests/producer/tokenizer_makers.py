@@ -13,6 +13,7 @@ Make = Callable[[Path], None]
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCÉéöß中."
 _WORDS = ["the", "card", "Card", "where", "is", "my", "étude", "etude", "a", "<b>"]
+_UNUSED = [f"<unk_{index}>" for index in range(2, 103)]  # of PEGASUS
 _CONTINUED = [f"##{letter}" for letter in _LETTERS]
 
 
@@ -186,5 +187,6 @@ MAKERS: dict[str, Make] = {
     "mbart-50": _unigram("MBart50Tokenizer", "mbart", ["<unk>", "<s>", "</s>"]),
     "nllb": _nllb(),
     "nllb, the language behind the text": _nllb(legacy_behaviour=True, src_lang="fra_Latn"),
+    "pegasus": _unigram("PegasusTokenizer", "pegasus", ["<pad>", "</s>", "<mask_1>", "<mask_2>", *_UNUSED, "<unk>"]),
     "t5": _unigram("T5Tokenizer", "t5", ["<pad>", "</s>", "<unk>"]),
 }

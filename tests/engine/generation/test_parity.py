@@ -189,6 +189,28 @@ def test_an_old_config_of_t5_whose_head_is_untied(tmp_path: Path) -> None:
     assert tokens == [expected(model, source, **options) for source in batch]
 
 
+@pytest.mark.parametrize("family", ["m2m_100", "mbart", "pegasus"])
+def test_requests_join_and_leave_at_any_step(family: str) -> None:
+    checkpoint, model = model_of(family)
+    mixed: list[dict[str, Any]] = [
+        {"max_new_tokens": 9},
+        {"max_new_tokens": 6, "num_beams": 4, "forced_bos_token_id": 33},
+        {"max_new_tokens": 3, "forced_bos_token_id": PADDING},
+        {"max_new_tokens": 12, "num_beams": 2, "no_repeat_ngram_size": 2, "length_penalty": 0.6},
+        {"max_new_tokens": 7, "early_stopping": True, "num_beams": 3},
+    ]
+    generator, batch = Generator(checkpoint.weights, SMALL), sources((9, 30, 2, 60, 17))
+    tokens: dict[int, list[int]] = {}
+    for id, (source, options) in enumerate(zip(batch, mixed, strict=True)):
+        generator.start(id, source, checkpoint.options(**options))
+        for progress in generator.step(1 + id % 2):
+            tokens.setdefault(progress.id, []).extend(progress.tokens)
+    for id, more in drain(generator).items():
+        tokens.setdefault(id, []).extend(more)
+    for id, (source, options) in enumerate(zip(batch, mixed, strict=True)):
+        assert tokens[id] == expected(model, source, **options), options
+
+
 def test_requests_with_different_options_share_a_batch() -> None:
     checkpoint, model = model_of("t5")
     mixed: list[dict[str, Any]] = [
