@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.errors import CheckpointError, NotPacked, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.files import Config, require_int, setting, stated_rows
 from penstock.engine.model.positions import with_pad_row
@@ -102,9 +102,9 @@ def require_same(config: Config, key: str, other: str) -> None:
 
 
 def refuse_causal(checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedCheckpoint for `is_causal`, by which transformers masks the tokens after each in any encoder."""
+    """Raise NotPacked for `is_causal`, by which transformers masks the tokens after each in any encoder."""
     if setting(checkpoint.config, "is_causal", False):
-        raise UnsupportedCheckpoint(f"{checkpoint.directory}: causal attention (is_causal) is not implemented.")
+        raise NotPacked(f"{checkpoint.directory}: causal attention (is_causal) is not implemented.")
 
 
 def refuse_variants(checkpoint: Checkpoint) -> None:

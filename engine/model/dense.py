@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.errors import NotPacked
 from penstock.engine.model.row_counts import product_by_row
 
 HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -56,13 +56,13 @@ _OTHER_NAMES = {
 
 
 def function_of(name: str) -> str:
-    """The function that a name in config.json means, for all names of one function. Raises UnsupportedCheckpoint."""
+    """The function that a name in config.json means, for all names of one function. Raises NotPacked."""
     require_activation(name)
     return _OTHER_NAMES.get(name, name)
 
 
 def activate(x: Tensor, name: str) -> Tensor:
-    """The elementwise activation of a name in config.json. May overwrite `x`. Raises UnsupportedCheckpoint.
+    """The elementwise activation of a name in config.json. May overwrite `x`. Raises NotPacked.
 
     On a CPU a value's result does not depend on its place.
     """
@@ -93,10 +93,10 @@ def by_vectors(apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def require_activation(name: str) -> None:
-    """Raise UnsupportedCheckpoint for an activation that is not implemented."""
+    """Raise NotPacked for an activation that is not implemented."""
     if name not in _ACTIVATIONS and name not in _OTHER_NAMES:
         supported = ", ".join(sorted((_ACTIVATIONS.keys() - {"gelu_tanh"}) | _OTHER_NAMES.keys()))
-        raise UnsupportedCheckpoint(f"activation {name!r} is not implemented. Supported: {supported}.")
+        raise NotPacked(f"activation {name!r} is not implemented. Supported: {supported}.")
 
 
 def linear_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
