@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -13,9 +13,6 @@ import tokenizers
 from penstock.producer.languages import Languages
 
 _Values = TypeVar("_Values", bound=npt.NDArray[Any])
-
-
-_NO_LANGUAGES = Languages()
 
 
 class TokenizerError(ValueError):
@@ -33,7 +30,7 @@ class LoadedTokenizer:
     backend: Any  # a `tokenizers.Tokenizer`
     gives_types: bool  # whether the model is given token types; it takes all for 0 otherwise
     cuts_left: bool  # whether truncation removes the first tokens of a text, not the last ones
-    languages: Languages = _NO_LANGUAGES
+    languages: Languages = field(default_factory=Languages)
 
 
 @dataclass(frozen=True, slots=True)
