@@ -35,7 +35,7 @@ def choose_device(wanted: str, *, padded: bool = False) -> str:
 def choose_device_for(weights: EncoderWeights, wanted: str) -> str:
     """As `choose_device`, but "auto" takes the CPU for an encoder with a convolution, and logs that.
 
-    Other models without GPU support (`gpu.support`) are rejected under "auto" too.
+    Other models without GPU support (`gpu.support`) are rejected under "auto" too; `load_engine` may run them padded.
     """
     device = choose_device(wanted)
     if wanted == "auto" and device == "cuda" and weights.convolution is not None:

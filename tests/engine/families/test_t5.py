@@ -105,6 +105,15 @@ def test_what_is_not_implemented_is_refused_by_its_key(
         cpu_engine(tmp_path)
 
 
+def test_the_table_of_words_may_have_the_encoders_name_alone(tmp_path: Path) -> None:
+    save_encoder(tmp_path, "t5")
+    batch = pack(random_sequences(LENGTHS))
+    expected = cpu_engine(tmp_path).run(batch).rows
+    with edited_tensors(tmp_path) as tensors:
+        tensors["encoder.embed_tokens.weight"] = tensors.pop("shared.weight")
+    np.testing.assert_array_equal(cpu_engine(tmp_path).run(batch).rows, expected)
+
+
 def test_two_tables_of_words_are_refused(tmp_path: Path) -> None:
     save_encoder(tmp_path, "t5")
     with edited_tensors(tmp_path) as tensors:
