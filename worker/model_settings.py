@@ -49,8 +49,8 @@ class ModelSettings(FileSettings):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Arithmetic. auto: float16 on a GPU, but bfloat16 for T5 that generates; on a CPU bfloat16 where "
-        "the processor multiplies it faster, else float32.",
+        description="Arithmetic. auto: float16 on a GPU, but bfloat16 for models that overflow it (T5); on a CPU "
+        "bfloat16 where the processor multiplies it faster, else float32.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs. auto: on a GPU if there is one and CuPy is installed."
@@ -58,7 +58,7 @@ class ModelSettings(FileSettings):
     engine: Literal["auto", "packed", "padded"] = Field(
         "auto",
         description="packed: this project's runtime, without padding. padded: transformers, with each batch padded to "
-        "its longest sequence. auto: packed, or padded for architectures that the runtime does not support.",
+        "its longest sequence. auto: packed, or padded for what the runtime does not support on the device.",
     )
     max_batch_sequences: int | None = Field(
         None, ge=1, description="Most sequences in a batch. Default: 256 on a CPU, 1024 on a GPU."

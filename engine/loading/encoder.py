@@ -41,8 +41,8 @@ def load_engine(
 
     name: the model's name in requests; `default_name` when None.
     head: path of a linear head (safetensors) to classify with, on top of an embedding model.
-    dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU; bfloat16 on a processor that multiplies it
-        faster than float32, else float32.
+    dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU, bfloat16 for a family that overflows it;
+        bfloat16 on a processor that multiplies it faster than float32, else float32.
     device: "cpu", "cuda" or "auto": a GPU if there is one that supports the encoder.
     engine: "packed", this runtime; "padded", transformers; "auto", packed if it supports the architecture on the
         device, else padded.
