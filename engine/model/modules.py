@@ -148,11 +148,11 @@ def max_tokens_of(checkpoint: Checkpoint, positions: int | None) -> int:
 
     Without either, a T5 has `n_positions`, which its reference ignores. Raises CheckpointError.
     """
-    limits = [limit for limit in (stated_max_tokens(checkpoint), positions) if limit is not None]
+    limits = [limit for limit in (_stated_max_tokens(checkpoint), positions) if limit is not None]
     return min(limits) if limits else require_int(checkpoint.config, "n_positions", _UNSTATED_MAX_TOKENS)
 
 
-def stated_max_tokens(checkpoint: Checkpoint) -> int | None:
+def _stated_max_tokens(checkpoint: Checkpoint) -> int | None:
     """The limit that is stated, if any. Weights may have fewer positions.
 
     The limit of a sentence-transformers configuration counts alone. Without one, the tokenizer's limit counts, and at
