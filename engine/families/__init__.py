@@ -70,7 +70,7 @@ FAMILIES: dict[str, Family] = {
     "eurobert": Family(
         eurobert.encoder, eurobert.classifier, classifier_pooling=eurobert.classifier_pooling, reads_causal=True
     ),
-    "gemma3_text": _decoder(gemma3.encoder, pad_token=0),
+    "gemma3_text": _decoder(gemma3.encoder, pad_token=0, overflows_float16=True),
     "gte": Family(gte.encoder, gte.classifier),
     "jina_embeddings_v3": Family(jina_v3.encoder, roberta.classifier),
     "llama": _decoder(llama.encoder),
