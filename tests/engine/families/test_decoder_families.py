@@ -33,6 +33,7 @@ from tests.engine.helpers import (
     reference_hidden,
     save_classifier,
     save_encoder,
+    save_tagger,
     write_json,
 )
 from tests.producer.tokenizer_makers import MAKERS, edit
@@ -123,9 +124,15 @@ _LINEAR = {"rope_type": "linear", "factor": 2.5}
 _OLD = {"rope_parameters": ...}
 
 
+_UNLISTED = {"layer_types": ..., "sliding_window": 20}
+
+
 @pytest.mark.parametrize(
     ("family", "form"),
     [
+        ("qwen3", _UNLISTED | {"use_sliding_window": True, "max_window_layers": 1}),
+        ("qwen2", _UNLISTED | {"use_sliding_window": False, "max_window_layers": 0}),
+        ("gemma3_text", _UNLISTED | {"sliding_window": 21, "sliding_window_pattern": 3}),
         ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500}}),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5000.0, **_LLAMA3}}),
         ("llama", _OLD | {"rope_theta": 5000.0, "rope_scaling": {"rope_type": "llama3", **_LLAMA3}}),
@@ -145,8 +152,8 @@ _OLD = {"rope_parameters": ...}
     ],
     ids=str,
 )
-def test_rotary_positions_in_old_and_new_forms(tmp_path: Path, family: str, form: dict[str, Any]) -> None:
-    save_encoder(tmp_path, family)
+def test_layers_and_rotary_positions_in_old_and_new_forms(tmp_path: Path, family: str, form: dict[str, Any]) -> None:
+    save_encoder(tmp_path, family, num_hidden_layers=3)
     edit_config(tmp_path, **form)
     assert_as_transformers(tmp_path, (130,))
 
@@ -274,10 +281,20 @@ def logits_of(model: Any, sequences: Iterable[Int32Array]) -> Float32Array:
 @pytest.mark.parametrize(("family", "pad"), [("qwen3", 5), ("gemma3_text", 0), ("llama", None)])
 def test_a_classifier_reads_the_last_token_that_is_no_padding(tmp_path: Path, family: str, pad: int | None) -> None:
     model = save_classifier(tmp_path, family, num_labels=3, problem_type="regression", pad_token_id=pad)
+    if family == "gemma3_text":
+        edit_config(tmp_path, pad_token_id=...)  # 0 is its default
     rows = [[9, 8, 7], [9, 8, 7, 5, 5], [5, 5, 5], [0, 0, 0], [5, 9, 0, 0], [3, 5, 6], [9, 8, 0]]
     sequences = [np.array(row, np.int32) for row in rows]
     results = cpu_engine(tmp_path).run(pack(sequences, TaskOptions("classify"))).rows
     np.testing.assert_allclose(results, logits_of(model, sequences), rtol=0, atol=1e-5)
+
+
+def test_a_token_classifier_without_a_bias(tmp_path: Path) -> None:
+    model = save_tagger(tmp_path, "qwen3", token_classification_bias=False)
+    sequence = random_sequences((9,))[0]
+    (row,) = cpu_engine(tmp_path).run(pack([sequence], TaskOptions("token_classify"))).rows
+    expected = torch.softmax(torch.from_numpy(logits_of(model, [sequence])[0]), dim=1)
+    np.testing.assert_allclose(row, expected.numpy(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
