@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.engine.cpu.linear import Linear
 from penstock.engine.cpu.ops import encode_on_cpu
 from penstock.engine.model.layout import Layout, sort_by_length
-from penstock.engine.model.results import EmbeddingTail, Head, pool, pool_last
+from penstock.engine.model.results import EmbeddingTail, Head, apply_layers, pool, pool_last
 from penstock.engine.model.weights import Encoder
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
@@ -77,6 +77,10 @@ class CpuEngine:
             case Head(reads="last"):
                 return lambda hidden, layout: head(
                     pool_last(hidden, layout.groups, torch.from_numpy(batch.token_ids[layout.tokens]), head.pad_token)
+                ).unbind()
+            case Head(reads="late"):
+                return lambda hidden, layout: head.of_logits(
+                    pool(apply_layers(hidden.float(), head.layers), layout.groups, "mean")
                 ).unbind()
             case Head(reads="tokens"):
                 return lambda hidden, layout: torch.split(head(hidden[: layout.num_tokens].float()), layout.lengths)

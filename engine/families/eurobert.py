@@ -1,13 +1,13 @@
 """EuroBERT (Boizard et al. 2025): Llama's layers without a causal mask."""
 
-from penstock.engine.errors import NotPacked
+from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.llama import read_llama
 from penstock.engine.families.readers import read_classifier
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import setting
 from penstock.engine.model.weights import Dense, EncoderWeights
 
-_POOLINGS = {"bos": "cls", "mean": "mean"}
+_POOLINGS = {"bos": "cls", "mean": "mean", "late": "late"}
 
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
@@ -21,8 +21,8 @@ def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
 
 
 def classifier_pooling(checkpoint: Checkpoint) -> str:
-    """What the classifier reads. Raises NotPacked for the mean of all tokens' logits, which is the default."""
+    """What the classifier reads. Raises UnsupportedCheckpoint."""
     pooling = setting(checkpoint.config, "classifier_pooling", "late")
     if pooling not in _POOLINGS:
-        raise NotPacked(f"{checkpoint.directory}: classifier_pooling {pooling!r} is not implemented.")
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: classifier_pooling {pooling!r} is not implemented.")
     return _POOLINGS[pooling]

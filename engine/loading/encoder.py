@@ -163,8 +163,8 @@ def _as_no_kernel() -> Iterator[None]:
 def _on_gpu(
     info: ModelInfo, directory: Path, weights: EncoderWeights, tail: EmbeddingTail, heads: Mapping[str, Head]
 ) -> "GpuEngine":
-    if any(head.reads == "last" for head in heads.values()):
-        raise NoKernel(f"{directory}: a classifier of the last token has no kernel; use device='cpu'.")
+    if any(head.reads in ("last", "late") for head in heads.values()):
+        raise NoKernel(f"{directory}: a classifier of the last token, or of all, has no kernel; use device='cpu'.")
     from penstock.engine.gpu.encoder import GpuEncoder
     from penstock.engine.gpu.engine import GpuEngine
 

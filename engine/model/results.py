@@ -115,13 +115,17 @@ class Head:
     scores: str  # "softmax", "sigmoid" (multi-label), or "raw" (regression: the logit itself)
     labels: tuple[str, ...]  # label of each score
     reads: str
-    """ "cls", "mean": pooled hidden states; "last": the last token that is no padding; "embedding": the checkpoint's
-    embedding; "tokens": hidden states of each token; "logits": the layers' output, computed elsewhere."""
+    """ "cls", "mean": pooled hidden states; "last": the last token that is no padding; "late": each token, whose logits
+    are averaged; "embedding": the checkpoint's embedding; "tokens": hidden states of each token; "logits": the layers'
+    output, computed elsewhere."""
     pad_token: int | None = None  # passed over by "last", within a text too, as transformers does
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[N, D] float32 to scores [N, len(labels)]."""
-        logits = apply_layers(rows, self.layers)
+        return self.of_logits(apply_layers(rows, self.layers))
+
+    def of_logits(self, logits: Tensor) -> Tensor:
+        """Scores of logits, both [N, len(labels)]."""
         match self.scores:
             case "softmax":
                 return torch.softmax(logits, dim=1)

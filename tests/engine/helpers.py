@@ -88,7 +88,7 @@ _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "electra": (transformers.ElectraConfig, SIZE | {"embedding_size": 24}),
     "mpnet": (transformers.MPNetConfig, SIZE | {"max_position_embeddings": MAX_TOKENS + PAD + 1}),
     "deberta-v2": (transformers.DebertaV2Config, _DEBERTA_V3),
-    "eurobert": (transformers.EuroBertConfig, SIZE | {"classifier_pooling": "bos", "pad_token_id": 0}),
+    "eurobert": (transformers.EuroBertConfig, SIZE | {"pad_token_id": 0}),
     "gemma3_text": (transformers.Gemma3TextConfig, _GEMMA3),
     "llama": (transformers.LlamaConfig, SIZE),
     "mistral": (transformers.MistralConfig, SIZE | {"num_key_value_heads": 1, "sliding_window": 70}),

@@ -301,10 +301,11 @@ def test_a_token_classifier_without_a_bias(tmp_path: Path) -> None:
 def test_euroberts_classifier(tmp_path: Path, pooling: str) -> None:
     model = save_classifier(tmp_path, "eurobert", num_labels=3, problem_type="regression", classifier_pooling=pooling)
     sequences = random_sequences((1, 9, 70))
-    engine = load_engine(str(tmp_path), dtype="float32", device="cpu", engine="auto")
-    assert engine.info.padded == (pooling == "late")
-    rows = engine.run(pack(sequences, TaskOptions("classify"))).rows
+    rows = cpu_engine(tmp_path).run(pack(sequences, TaskOptions("classify"))).rows
     np.testing.assert_allclose(rows, logits_of(model, sequences), rtol=0, atol=1e-5)
+    edit_config(tmp_path, classifier_pooling="max")
+    with pytest.raises(UnsupportedCheckpoint, match="classifier_pooling 'max'"):
+        cpu_engine(tmp_path)
 
 
 # Texts
