@@ -60,7 +60,9 @@ def _settings_of(checkpoint: Checkpoint, kind: str, *, is_scaled: bool) -> Mappi
     if flat := sorted(key for key, value in by_kind.items() if not isinstance(value, dict | None)):
         raise NotPacked(f"{checkpoint.directory}: rope_parameters has {', '.join(flat)} beside the kinds of layers.")
     scaling = setting(checkpoint.config, "rope_scaling", {}) if is_scaled else {}
-    return {**setting(by_kind, kind, {}), **scaling}
+    # Where no kind is stated the reference begins with this, so that the older name of the type has no effect.
+    unstated = {"rope_type": "default"} if checkpoint.config.get("rope_parameters") is None else {}
+    return {**setting(by_kind, kind, unstated), **scaling}
 
 
 def _require_known(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:

@@ -147,6 +147,7 @@ _UNLISTED = {"layer_types": ..., "sliding_window": 20}
         ("modernbert", {"rope_scaling": _LINEAR, "rope_theta": 20.0}),
         ("gemma3_text", _OLD | {"rope_theta": 900.0, "rope_local_base_freq": 50.0, "sliding_window_pattern": 3}),
         ("gemma3_text", _OLD | {"rope_theta": 900.0, "rope_scaling": _LINEAR}),
+        ("gemma3_text", {"rope_parameters": {FULL: {}}, "rope_scaling": {"type": "linear", "factor": 2.5}}),
         ("gemma3_text", {"rope_parameters": {FULL: _LINEAR, SLIDING: {"rope_type": "default", "rope_theta": 9}}}),
         ("gemma3_text", {"rope_parameters": {SLIDING: None}, "rope_theta": 77.0}),
     ],
@@ -176,6 +177,9 @@ _YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings":
         ("gemma3_text", {"is_causal": False}, "is_causal"),
         ("llama", {"per_layer_config": {"1": {"mlp_bias": False}}}, "per_layer_config"),
         ("eurobert", {"is_causal": None}, "is_causal None"),
+        # The older name of the type has no effect there.
+        ("gemma3_text", _OLD | {"rope_scaling": {"type": "linear", "factor": 2.5}}, "with factor"),
+        ("modernbert", _OLD | {"rope_scaling": {"type": "linear", "factor": 2.5}}, "with factor"),
     ],
     ids=str,
 )
