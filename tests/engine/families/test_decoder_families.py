@@ -180,6 +180,7 @@ _YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings":
         # The older name of the type has no effect there.
         ("gemma3_text", _OLD | {"rope_scaling": {"type": "linear", "factor": 2.5}}, "with factor"),
         ("modernbert", _OLD | {"rope_scaling": {"type": "linear", "factor": 2.5}}, "with factor"),
+        ("mistral", {"layer_types": [SLIDING, FULL], "sliding_window": 20}, "layer_types in a Mistral"),
     ],
     ids=str,
 )
