@@ -23,6 +23,7 @@ _FAMILY = RotaryFamily(
     activation="gelu",
     has_gate=True,
     biases=(True, False, True),
+    max_tokens=8192,
 )
 
 

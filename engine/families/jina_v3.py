@@ -24,6 +24,7 @@ _FAMILY = RotaryFamily(
     activation="gelu",
     has_gate=False,
     biases=(True, True, True),
+    max_tokens=8194,
 )
 
 

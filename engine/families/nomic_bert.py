@@ -23,6 +23,7 @@ _FAMILY = RotaryFamily(
     activation="silu",
     has_gate=True,
     biases=(False, False, False),
+    max_tokens=2048,
 )
 
 

@@ -18,6 +18,8 @@ _OF_TYPE = {
     "linear": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", _TRAINED}),
 }
+_POSITIONS = "max_position_embeddings"
+_MOST_ROWS = 1 << 20  # of angles: 512 MiB for heads of 128
 _NEUTRAL = {"partial_rotary_factor": 1.0}  # a setting of any type, where it says nothing
 
 
@@ -44,9 +46,17 @@ def rotary_angles(
     _require_known(checkpoint, settings)
     theta = setting(settings, "rope_theta", theta if kind is not None else setting(config, "rope_theta", theta))
     frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
-    tokens = require_int(config, "max_position_embeddings", max_tokens)
+    tokens = stated_positions(checkpoint, max_tokens)
     angles = torch.arange(max(tokens, at_least)).float()[:, None] * _scaled(checkpoint, frequencies, settings, tokens)
     return angles.cos(), angles.sin()
+
+
+def stated_positions(checkpoint: Checkpoint, default: int) -> int:
+    """`max_position_embeddings`. Raises NotPacked where a table of the angles of so many would be too large."""
+    stated = checkpoint.config.get(_POSITIONS)
+    if type(stated) is int and stated > _MOST_ROWS:
+        raise NotPacked(f"{checkpoint.directory}: {stated:,} rotary positions are not implemented.")
+    return require_int(checkpoint.config, _POSITIONS, default)
 
 
 def _settings(config: Config) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from penstock.engine.families.readers import read_dense, read_norm
-from penstock.engine.families.rotary import rotary_angles
+from penstock.engine.families.rotary import rotary_angles, stated_positions
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.dense import require_activation
 from penstock.engine.model.files import Config, require_int, setting, stated_rows
@@ -40,6 +40,7 @@ class RotaryFamily:
     activation: str
     has_gate: bool
     biases: tuple[bool, bool, bool]  # of attention's products, up and down
+    max_tokens: int
 
 
 def read_encoder(checkpoint: Checkpoint, family: RotaryFamily, *, has_types: bool = True) -> EncoderWeights:
@@ -58,8 +59,9 @@ def read_encoder(checkpoint: Checkpoint, family: RotaryFamily, *, has_types: boo
     heads = _heads(config, hidden)
     output = f"{prefix}{layout.layers}.0.{layout.attention[0]}"
     read_dense(weights, output, hidden, heads.width, bias=False)  # an error, before a table of another size is made
-    max_tokens = _max_tokens(checkpoint)
-    attention = RotaryAttention(*rotary_angles(checkpoint, heads.dim, family.theta, at_least=max_tokens))
+    max_tokens = _max_tokens(checkpoint, family)
+    angles = rotary_angles(checkpoint, heads.dim, family.theta, max_tokens=family.max_tokens, at_least=max_tokens)
+    attention = RotaryAttention(*angles)
     return Encoder(
         embeddings=embeddings,
         projection=None,
@@ -84,9 +86,9 @@ def _heads(config: Config, hidden: int) -> Heads:
     return Heads(num_heads, num_heads, require_int(config, "head_dim", hidden // num_heads or 1))
 
 
-def _max_tokens(checkpoint: Checkpoint) -> int:
+def _max_tokens(checkpoint: Checkpoint, family: RotaryFamily) -> int:
     """Rotary positions go on beyond `max_position_embeddings`, as far as sentence-transformers lets a text be."""
-    positions = require_int(checkpoint.config, "max_position_embeddings")
+    positions = stated_positions(checkpoint, family.max_tokens)
     stated = max_tokens_of(checkpoint, None) if checkpoint.modules else 0
     return max(positions, min(stated, _MOST_ROWS))
 

@@ -177,6 +177,8 @@ _YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings":
         ("gemma3_text", {"is_causal": False}, "is_causal"),
         ("llama", {"per_layer_config": {"1": {"mlp_bias": False}}}, "per_layer_config"),
         ("eurobert", {"is_causal": None}, "is_causal None"),
+        ("llama", {"max_position_embeddings": 4_194_304}, "4,194,304 rotary positions"),
+        ("gte", {"max_position_embeddings": 4_194_304}, "4,194,304 rotary positions"),
         # The older name of the type has no effect there.
         ("gemma3_text", _OLD | {"rope_scaling": {"type": "linear", "factor": 2.5}}, "with factor"),
         ("modernbert", _OLD | {"rope_scaling": {"type": "linear", "factor": 2.5}}, "with factor"),

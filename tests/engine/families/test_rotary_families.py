@@ -96,7 +96,9 @@ def test_what_config_json_leaves_out_is_as_in_transformers(tmp_path: Path, famil
     with edited_tensors(tmp_path) as tensors:
         tensors["embeddings.word_embeddings.weight"] *= 0.01  # so that eps counts
         tensors["embeddings.token_type_embeddings.weight"] *= 0.01
-    edit_config(tmp_path, **dict.fromkeys(("hidden_act", "layer_norm_eps", "type_vocab_size"), "gone"))
+    left_out = ("hidden_act", "layer_norm_eps", "max_position_embeddings", "type_vocab_size")
+    edit_config(tmp_path, **dict.fromkeys(left_out, "gone"))
+    assert cpu_engine(tmp_path).info.max_tokens == _AUTO_MODEL.from_pretrained(tmp_path).config.max_position_embeddings
     for old in ({"rope_theta": 50.0}, {"rope_theta": 50.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, {}):
         edit_config(tmp_path, **{"rope_parameters": "gone", "rope_scaling": "gone", "rope_theta": "gone", **old})
         assert largest_error(tmp_path, _AUTO_MODEL.from_pretrained(tmp_path), LENGTHS) <= 1e-5
