@@ -196,9 +196,12 @@ def _classified(results: Sequence[Result]) -> _Columns:
 
 
 def _embedded(results: Sequence[Result]) -> _Columns:
-    return {
-        "embedding": [row.astype(np.float32, copy=False) if isinstance(row, np.ndarray) else None for row in results]
-    }
+    return {"embedding": [_numbers(row) if isinstance(row, np.ndarray) else None for row in results]}
+
+
+def _numbers(vector: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Signs are integers, and stay so in text."""
+    return vector.astype(np.float32, copy=False) if vector.dtype.kind == "f" else vector
 
 
 def _generated(results: Sequence[Result]) -> _Columns:

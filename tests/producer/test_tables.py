@@ -267,6 +267,13 @@ def test_parquet_of_signs_has_lists_of_int8(tmp_path: Path) -> None:
     assert written.column("embedding").to_pylist() == [[3, -128], None, [5, -128]]
 
 
+@pytest.mark.parametrize("extension", ["csv", "jsonl"])
+def test_signs_are_integers_in_text(tmp_path: Path, extension: str) -> None:
+    target = tmp_path / f"out.{extension}"
+    run(write_table(tmp_path / "in.csv", [{"text": "one"}]), target, "embed", options=Options(dtype="binary"))
+    assert "[3, -128]" in target.read_text(encoding="utf-8")
+
+
 def unchecked(values: list[bytes | None], kind: pa.DataType) -> pa.Array:
     """Strings that were never looked at, as careless writers of Parquet leave them."""
     raw = pa.array(values, pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
