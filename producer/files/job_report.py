@@ -57,12 +57,12 @@ class ReplyTally:
 
     def __init__(self) -> None:
         self.rows = 0
-        self.cached = 0  # rows that came from the workers' cache
+        self.cached = 0.0  # rows that came from the workers' cache; of a row with labels the part of its labels
         self.tokens = 0  # of the rows; of those from the cache as well
 
-    def add(self, reply: Reply, num_rows: int) -> None:
-        """Count a reply."""
+    def add(self, reply: Reply, num_rows: int, *, sequences_per_row: int = 1) -> None:
+        """Count a reply, which counts sequences as cached."""
         self.rows += num_rows
-        self.cached += reply.cached
+        self.cached += reply.cached / sequences_per_row
         tokens = reply.batch.get(REQUEST_TOKENS, 0)
         self.tokens += tokens if isinstance(tokens, int) else 0

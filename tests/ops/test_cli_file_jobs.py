@@ -109,6 +109,13 @@ def test_rows_wait_for_hours_or_as_long_as_they_may(tmp_path: Path, instant: typ
     assert instant.timeout_s == 7
 
 
+def test_a_row_whose_labels_are_all_cached_is_one_cached_row(tmp_path: Path) -> None:
+    source, labels = write_rows(tmp_path / "in.csv", *CARDS[:8]), ("--labels", "a,b")
+    _, said, _ = penstock("classify", source, tmp_path / "out.csv", *labels, "--report", tmp_path / "report.json")
+    assert "From the workers' cache: 25% of the answers" in said  # 4 of 16 pairs
+    assert json.loads((tmp_path / "report.json").read_text())["last_run"]["cached_rows"] == 2
+
+
 class TestContinuation:
     def test_an_interrupted_job_says_how_to_continue_and_does(
         self, tmp_path: Path, instant: type[InstantClient]

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -137,7 +138,8 @@ async def _all_rows(
         say(f"Continuing after {resumed.rows:,} finished rows.")
     async with local_worker(settings) as while_alive:
         begun = time.monotonic()
-        connected = Client(bulk=True, on_reply=writer.tally.add, **client_settings(settings))
+        count = partial(writer.tally.add, sequences_per_row=len(output.options.labels or ("",)))
+        connected = Client(bulk=True, on_reply=count, **client_settings(settings))
         async with connected as client, _job_screen(settings, reader, resumed, total, writer.tally) as screen:
             job = run_bulk(
                 client,

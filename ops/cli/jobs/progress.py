@@ -142,7 +142,7 @@ def summary_json(done: BulkResult, report: JobReport, tally: ReplyTally) -> byte
         "tokens": tally.tokens,
         "tokens_per_s": round(tally.tokens / done.seconds, 1) if done.seconds > 0 else 0.0,
         "answered_rows": tally.rows,
-        "cached_rows": tally.cached,
+        "cached_rows": round(tally.cached),
     }
     of_all_runs = TypeAdapter(JobReport).dump_python(report, mode="json")
     return json.dumps({**of_all_runs, "last_run": last_run}, indent=2, ensure_ascii=False).encode() + b"\n"
