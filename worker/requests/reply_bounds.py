@@ -25,8 +25,8 @@ class ReplyBounds:
     def __init__(self, info: ModelInfo, max_reply_bytes: int) -> None:
         self._info = info
         self._max_reply_bytes = max_reply_bytes
-        label_bytes = _label_bytes(info.labels)
-        self._longest_label_bytes, self._all_labels_bytes = max(label_bytes, default=0), sum(label_bytes)
+        self._label_bytes = _label_bytes(info.labels)
+        self._all_labels_bytes = sum(self._label_bytes)
 
     def check_sequences(self, request: Request) -> None:
         """Called at validation. Raises InvalidRequest with the number of sequences that fits."""
@@ -70,9 +70,9 @@ class ReplyBounds:
                 length, dtype = request.options.dimensions or self._info.dim, request.options.dtype
                 return -(-length // _BITS) if dtype in BIT_DTYPES else length * _ITEM_BYTES[dtype]
             case "classify":
-                labels = request.options.labels
-                longest = self._longest_label_bytes if labels is None else max(_label_bytes(labels))
-                return self._num_labels_sent(request) * (_FLOAT_BYTES + longest)
+                labels, num_sent = request.options.labels, self._num_labels_sent(request)
+                label_bytes = self._label_bytes if labels is None else _label_bytes(labels)
+                return num_sent * _FLOAT_BYTES + sum(label_bytes[:num_sent])
             case "rerank":
                 return _FLOAT_BYTES
             case "sequence":
@@ -89,4 +89,5 @@ class ReplyBounds:
 
 
 def _label_bytes(labels: Sequence[str]) -> list[int]:
-    return [_STRING_HEAD_BYTES + len(label.encode()) for label in labels]
+    """Of each label in a reply, the longest first."""
+    return sorted([_STRING_HEAD_BYTES + len(label.encode()) for label in labels], reverse=True)
