@@ -138,6 +138,11 @@ class ModelInfo:
     num_token_types: int | None = None  # rows of the table of token types; None: no table, and types are ignored
     padded: bool = False  # whether a batch is padded to its longest sequence: its time follows count * longest
 
+    @property
+    def request_tasks(self) -> list[str]:
+        """The tasks that requests name, sorted: what people are told. ENTAIL is of `classify` with labels."""
+        return sorted(self.tasks - {ENTAIL})
+
 
 def is_entailment(label: str) -> bool:
     """Whether a class says that a pair's second text follows from its first: the rule of zero-shot-classification."""

@@ -98,7 +98,7 @@ def load(settings: ModelSettings) -> "Engine | GenerationModel | ServedCells":
         dtype=info.dtype,
         device=info.device,
         padded=info.padded,
-        tasks=sorted(info.tasks),
+        tasks=info.request_tasks,
         max_tokens=info.max_tokens,
         labels=len(info.labels),
         seconds=round(time.monotonic() - started, 3),

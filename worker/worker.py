@@ -89,7 +89,7 @@ class Worker:
         await path.outbox.start()
         await create_topics(path.cluster, path.outbox, path.topics, self._settings.partitions)
         await path.consumer.start()
-        log.info("worker_ready", topic=path.topics[0], model=self._info.name, tasks=sorted(self._info.tasks))
+        log.info("worker_ready", topic=path.topics[0], model=self._info.name, tasks=self._info.request_tasks)
         return True
 
     async def _serve(self) -> None:

@@ -57,6 +57,12 @@ class TestCheck:
         assert "OK Cache" in text
         assert "Processor" in text
 
+    def test_a_model_of_inference_has_the_tasks_that_requests_name(self, tmp_path: Path) -> None:
+        names = {0: "contradiction", 1: "entailment"}
+        save_classifier(tmp_path, "bert", id2label=names, label2id={name: index for index, name in names.items()})
+        _, text = check("--model", tmp_path)
+        assert f"OK Model {tmp_path.name}: classify, embed; 48 dimensions, 2 labels or those of a request, " in text
+
     def test_model_and_cache_that_do_not_work(self, tmp_path: Path) -> None:
         code, text = check("--model", tmp_path, "--cache-path", tmp_path / "no" / "cache.db")
         assert code == 1

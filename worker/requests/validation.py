@@ -146,7 +146,7 @@ class RequestValidator:
         if request.model != info.name:
             raise UnknownModel(f"This topic's workers serve {info.name!r}. Given: {request.model[:100]!r}")
         if request.task not in info.tasks:
-            tasks = " or ".join(sorted(info.tasks - {ENTAIL}))
+            tasks = " or ".join(info.request_tasks)
             raise UnsupportedTask(f"{info.name!r} can {tasks}. Asked for: {request.task!r}")
         if request.options.labels is not None:
             _require_inference(info)

@@ -116,9 +116,9 @@ async def _compare(settings: ParitySettings, model: str, *, as_json: bool) -> in
             half = info.dtype != "float32"
             beside = references(original, getattr(torch, info.dtype), device) if half else [None] * len(exact)
         except NoReferenceError as error:
-            fail(f"{error} Here it is served by {' and '.join(sorted(info.tasks))}.")
+            fail(f"{error} Here it is served by {' and '.join(info.request_tasks)}.")
             return EXIT_PROBLEM
-        served = info.tasks
+        served = set(info.request_tasks)
         checks: list[Check] = []
         for reference, other in zip(exact, beside, strict=True):
             checks += [check async for check in _checks(settings, answerer, reference, other)]

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from penstock.engine.host_memory import free_host_bytes
+from penstock.engine.types import ENTAIL
 from penstock.producer.wire.messages import STEPPED_TASKS
 from penstock.worker.command import placements_for
 from penstock.worker.model_settings import NULL_MODEL
@@ -97,11 +98,11 @@ def model(settings: CheckSettings, memory: MemberMemory) -> Finding:
     memory.measure(info.device)
     dimensions = f"{info.dim} dimensions, " if info.tasks.isdisjoint(STEPPED_TASKS) else ""
     unit = "steps" if "sequence" in info.tasks else "tokens"
-    labels = f"{len(info.labels)} labels, " if info.labels else ""
+    labels = f"{len(info.labels)} labels{' or those of a request' * (ENTAIL in info.tasks)}, " if info.labels else ""
     return Finding(
         "Model",
         "OK",
-        f"{info.name}: {', '.join(sorted(info.tasks))}; {dimensions}{labels}up to {info.max_tokens} {unit}, "
+        f"{info.name}: {', '.join(info.request_tasks)}; {dimensions}{labels}up to {info.max_tokens} {unit}, "
         f"{info.dtype} on {info.device}{', padded' if info.padded else ''}",
     )
 
