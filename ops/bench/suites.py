@@ -64,7 +64,7 @@ GPU = BenchSuite(
         "single": Part(f"{_BENCH}.gpu.part_single:run", 32),
         **{f"shape-{name}": Part(f"{_BENCH}.gpu.part_shapes:run", 25, (name,)) for name in SHAPES},
     },
-    time_limit_s=120.0,
+    time_limit_s=400.0,
     options=[DEVICE, SEED],
 )
 CELLULAR = BenchSuite(
