@@ -46,7 +46,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
             for i, kind in enumerate(kinds)
         ),
         heads=Heads.of(hidden, require_int(config, "num_attention_heads")),
-        max_tokens=require_int(config, "max_position_embeddings", _MAX_TOKENS),
+        max_tokens=min(len(attention.cosines) for attention in attentions.values()),
         pre_norm=True,
     )
 

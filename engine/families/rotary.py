@@ -10,6 +10,7 @@ from torch import Tensor
 from penstock.engine.errors import NotPacked, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import Config, require_int, setting
+from penstock.engine.model.modules import max_tokens_of
 
 _TRAINED = "original_max_position_embeddings"
 _TYPES = ("rope_type", "type")  # the newer name, and the older
@@ -20,6 +21,7 @@ _OF_TYPE = {
 }
 _POSITIONS = "max_position_embeddings"
 _MOST_ROWS = 1 << 20  # of angles: 512 MiB for heads of 128
+_MOST_STATED_ROWS = 1 << 17  # whatever limit of texts is stated: 32 MiB for heads of 64
 _NEUTRAL = {"partial_rotary_factor": 1.0}  # a setting of any type, where it says nothing
 
 
@@ -31,13 +33,12 @@ def rotary_angles(
     kind: str | None = None,
     is_scaled: bool = True,
     max_tokens: int = 0,
-    at_least: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [the larger of max_position_embeddings and at_least, head_dim / 2].
+    """Cosines and sines [tokens of the longest sequence, head_dim / 2].
 
     theta: the base where config.json states none. kind: of layers, where each has its own settings. is_scaled: whether
-    an older file's rope_scaling is of this kind too. max_tokens: where config.json states none. Raises NotPacked for a
-    scaling that is not implemented, by its name.
+    an older file's rope_scaling is of this kind too. max_tokens: max_position_embeddings where config.json states none.
+    Raises NotPacked for a scaling that is not implemented, by its name.
     """
     if head_dim % 2:
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: heads of {head_dim} cannot be rotated: the size is odd.")
@@ -46,17 +47,24 @@ def rotary_angles(
     _require_known(checkpoint, settings)
     theta = setting(settings, "rope_theta", theta if kind is not None else setting(config, "rope_theta", theta))
     frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
-    tokens = stated_positions(checkpoint, max_tokens)
-    angles = torch.arange(max(tokens, at_least)).float()[:, None] * _scaled(checkpoint, frequencies, settings, tokens)
+    tokens = _positions(checkpoint, max_tokens)
+    rows = torch.arange(_longest(checkpoint, tokens)).float()
+    angles = rows[:, None] * _scaled(checkpoint, frequencies, settings, tokens)
     return angles.cos(), angles.sin()
 
 
-def stated_positions(checkpoint: Checkpoint, default: int) -> int:
+def _positions(checkpoint: Checkpoint, default: int) -> int:
     """`max_position_embeddings`. Raises NotPacked where a table of the angles of so many would be too large."""
     stated = checkpoint.config.get(_POSITIONS)
     if type(stated) is int and stated > _MOST_ROWS:
         raise NotPacked(f"{checkpoint.directory}: {stated:,} rotary positions are not implemented.")
     return require_int(checkpoint.config, _POSITIONS, default)
+
+
+def _longest(checkpoint: Checkpoint, positions: int) -> int:
+    """Rotary positions go on beyond `max_position_embeddings`, as far as sentence-transformers lets a text be."""
+    stated = max_tokens_of(checkpoint, None) if checkpoint.modules else 0
+    return max(positions, min(stated, _MOST_STATED_ROWS))
 
 
 def _settings(config: Config) -> Mapping[str, Any]:

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from penstock.engine.families.readers import read_dense, read_norm
-from penstock.engine.families.rotary import rotary_angles, stated_positions
+from penstock.engine.families.rotary import rotary_angles
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.dense import require_activation
 from penstock.engine.model.files import Config, require_int, setting, stated_rows
-from penstock.engine.model.modules import max_tokens_of
 from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Heads, Layer, RotaryAttention
 
 _WORDS = "embeddings.word_embeddings.weight"
-_MOST_ROWS = 1 << 17  # of angles, whatever limit is stated: 16 MiB for heads of 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class RotaryFamily:
     activation: str
     has_gate: bool
     biases: tuple[bool, bool, bool]  # of attention's products, up and down
-    max_tokens: int
+    max_tokens: int  # max_position_embeddings
 
 
 def read_encoder(checkpoint: Checkpoint, family: RotaryFamily, *, has_types: bool = True) -> EncoderWeights:
@@ -59,8 +57,7 @@ def read_encoder(checkpoint: Checkpoint, family: RotaryFamily, *, has_types: boo
     heads = _heads(config, hidden)
     output = f"{prefix}{layout.layers}.0.{layout.attention[0]}"
     read_dense(weights, output, hidden, heads.width, bias=False)  # an error, before a table of another size is made
-    max_tokens = _max_tokens(checkpoint, family)
-    angles = rotary_angles(checkpoint, heads.dim, family.theta, max_tokens=family.max_tokens, at_least=max_tokens)
+    angles = rotary_angles(checkpoint, heads.dim, family.theta, max_tokens=family.max_tokens)
     attention = RotaryAttention(*angles)
     return Encoder(
         embeddings=embeddings,
@@ -70,7 +67,7 @@ def read_encoder(checkpoint: Checkpoint, family: RotaryFamily, *, has_types: boo
             for i in range(require_int(config, "num_hidden_layers"))
         ),
         heads=heads,
-        max_tokens=max_tokens,
+        max_tokens=len(attention.cosines),
     )
 
 
@@ -84,13 +81,6 @@ def _layout(weights: Tensors, prefix: str, family: RotaryFamily) -> RotaryNames:
 def _heads(config: Config, hidden: int) -> Heads:
     num_heads = require_int(config, "num_attention_heads")
     return Heads(num_heads, num_heads, require_int(config, "head_dim", hidden // num_heads or 1))
-
-
-def _max_tokens(checkpoint: Checkpoint, family: RotaryFamily) -> int:
-    """Rotary positions go on beyond `max_position_embeddings`, as far as sentence-transformers lets a text be."""
-    positions = stated_positions(checkpoint, family.max_tokens)
-    stated = max_tokens_of(checkpoint, None) if checkpoint.modules else 0
-    return max(positions, min(stated, _MOST_ROWS))
 
 
 def _read_layer(

@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 
 from penstock.engine import load_engine
 from penstock.producer.tokenization import Tokenizer
-from tests.engine.helpers import config_of, cpu_engine, pack, randomise, save_encoder
+from tests.engine.helpers import config_of, cpu_engine, pack, randomise, save_encoder, write_json
 from tests.producer.tokenizer_makers import MAKERS, edit
 
 pytestmark = pytest.mark.slow
@@ -102,3 +102,21 @@ def test_texts_have_the_vectors_of_sentence_transformers(tmp_path: Path, family:
         vectors = reference.encode([TEXTS[i] for i in filled], prompt_name=name)
         np.testing.assert_allclose(rows, vectors, rtol=0, atol=1e-5)
     tokenizer.close()
+
+
+@pytest.mark.parametrize("family", [*TOKENIZERS, "eurobert", "modernbert"])
+def test_a_text_may_have_more_tokens_than_max_position_embeddings(tmp_path: Path, family: str) -> None:
+    """As in sentence-transformers, where its files say so."""
+    plain, saved = tmp_path / "plain", tmp_path / "saved"
+    save_tokenizer(plain, family if family in TOKENIZERS else "llama")
+    save_encoder(plain, family, vocab_size=VOCABULARY, pad_token_id=0)
+    modules = [SentenceTransformer(str(plain), device="cpu")[0], Pooling(48, "mean")]
+    SentenceTransformer(modules=modules, device="cpu").save(str(saved))
+    write_json(saved / "sentence_bert_config.json", {"max_seq_length": 260, "do_lower_case": False})
+    reference = SentenceTransformer(str(saved), device="cpu", local_files_only=True)
+    engine, tokenizer = cpu_engine(saved), Tokenizer.from_directory(saved)
+    assert engine.info.max_tokens == 260
+    (encoded,) = tokenizer.encode(["the card " * 300], truncate=True, max_tokens=260)
+    tokenizer.close()
+    (row,) = engine.run(pack([encoded.ids])).rows
+    np.testing.assert_allclose(row, reference.encode("the card " * 300), rtol=0, atol=1e-5)
