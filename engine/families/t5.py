@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.errors import NotPacked, UnsupportedCheckpoint
 from penstock.engine.families.bart import first_of, require_tied
 from penstock.engine.families.readers import read_dense, read_norm, require_same
 from penstock.engine.model.checkpoint import Checkpoint
@@ -40,6 +40,7 @@ _ONE_SETTING = (  # transformers' own names of T5's settings
     ("d_kv", "head_dim"),
 )
 _BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
+_OF_CLASSIFIER = "transformer."  # precedes all tensors of T5ForSequenceClassification and T5ForTokenClassification
 _FIRST_NORM = "block.0.layer.0.layer_norm"
 
 
@@ -47,6 +48,9 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     """The encoder of a T5 checkpoint, which may have a decoder that is not used."""
     if setting(checkpoint.config, "is_decoder", False):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: an encoder with is_decoder is not implemented.")
+    if f"{_OF_CLASSIFIER}encoder.{_FIRST_NORM}.weight" in checkpoint.weights:
+        raise NotPacked(f"{checkpoint.directory}: tensors below {_OF_CLASSIFIER!r} are not implemented.")
+    checkpoint = _in_own_names(checkpoint)
     checkpoint.weights.leave_out("decoder.")
     stack = _read_encoder(checkpoint)
     return Encoder(
@@ -58,6 +62,13 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         pre_norm=True,
         first_norm=stack.embeddings.first_norm,
     )
+
+
+def _in_own_names(checkpoint: Checkpoint) -> Checkpoint:
+    """With the settings that config.json states under transformers' names alone."""
+    config = checkpoint.config
+    stated = {own: config[other] for own, other in _ONE_SETTING if other in config and own not in config}
+    return replace(checkpoint, config=Config(config | stated))
 
 
 def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:

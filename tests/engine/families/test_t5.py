@@ -1,5 +1,6 @@
 """Encoders of T5 and mT5: their settings, whole models below modules, and where they run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,29 @@ def test_settings_that_change_the_arithmetic(tmp_path: Path, family: str, config
     model, sequences = save_encoder(tmp_path, family, **config), random_sequences(LENGTHS)
     rows = cpu_engine(tmp_path).run(pack(sequences, TaskOptions("embed", "max"))).rows
     expected = [reference_hidden(model, sequence).max(axis=0) for sequence in sequences]
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5)
+
+
+def test_settings_by_the_names_that_transformers_has_for_all_models(tmp_path: Path) -> None:
+    model, sequences = save_encoder(tmp_path, "t5"), random_sequences(LENGTHS)
+    file = tmp_path / "config.json"
+    names = {"d_model": "hidden_size", "num_heads": "num_attention_heads", "num_layers": "num_hidden_layers"}
+    config = json.loads(file.read_text(encoding="utf-8"))
+    write_json(file, {names.get(name, name): value for name, value in config.items()})
+    rows = cpu_engine(tmp_path).run(pack(sequences, TaskOptions("embed", "last"))).rows
+    expected = [reference_hidden(model, sequence)[-1] for sequence in sequences]
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5)
+
+
+def test_tensors_with_a_classifiers_prefix_run_padded(tmp_path: Path) -> None:
+    model, sequences = save_encoder(tmp_path, "t5"), random_sequences(LENGTHS)
+    with edited_tensors(tmp_path) as tensors:
+        for name in list(tensors):
+            tensors["transformer." + name] = tensors.pop(name)
+    engine = load_engine(str(tmp_path), dtype="float32", device="cpu", engine="auto")
+    assert engine.info.padded
+    rows = engine.run(pack(sequences, TaskOptions("embed", "last"))).rows
+    expected = [reference_hidden(model, sequence)[-1] for sequence in sequences]
     np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5)
 
 
