@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.producer.wire.messages import Options
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.requests.ledger import RecordLedger
@@ -56,6 +57,19 @@ def test_sequences_are_counted_until_their_record_ends(
     books.ledger.queue([make_sequences(*[[n] for n in range(8)], record=record)[0].request])
     assert (record.state, books.held.can_admit()) == (RecordState.QUEUED, False)
     getattr(books.ledger, end)([record])
+    assert books.held.can_admit()
+
+
+@pytest.mark.parametrize(("num_tokens", "has_room"), [(8 * 128 - 1, True), (8 * 128, False)])
+def test_long_pairs_of_few_bytes_are_counted_by_their_tokens(
+    books: Books, make_record: MakeRecord, make_sequences: MakeSequences, num_tokens: int, has_room: bool
+) -> None:
+    [record] = books.admitted(make_record, 0)
+    [block] = make_sequences([1], options=Options(labels=("a", "b")), record=record)
+    block.request.note_tokens(num_tokens)
+    books.ledger.queue([block.request])
+    assert books.held.can_admit() is has_room
+    books.ledger.answer([record])
     assert books.held.can_admit()
 
 
