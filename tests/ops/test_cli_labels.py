@@ -29,6 +29,7 @@ def test_labels_at_fault_are_bad_usage(tmp_path: Path, options: tuple[str, ...],
     result = CliRunner().invoke(app, command, prog_name="penstock", env={"NO_COLOR": "1", "COLUMNS": "200"})
     assert result.exit_code == 2
     assert says in result.output
+    assert ".." not in result.output
     assert not (tmp_path / "out.csv").exists()
 
 

@@ -103,7 +103,7 @@ class ClassifySettings(JobSettings):
         try:
             _ = self.options
         except PenstockError as error:
-            raise ValueError(error.message) from error
+            raise ValueError(error.message.removesuffix(".")) from error  # whoever shows it ends the sentence
         return self
 
 
