@@ -44,7 +44,7 @@ async def answer_one(task: str, settings: FileJobSettings, options: Options, tex
         fail(f"{row.code}: {row.message}" + _advice(row, settings))
         return EXIT_PROBLEM
     if sys.stdout.isatty():
-        Console(highlight=False).print(_as_text(row))
+        Console(highlight=False).print(as_text(row))
     else:
         print(json.dumps(_as_json(row)))
     return EXIT_OK
@@ -64,7 +64,8 @@ def _as_json(row: Vector | Classification | Generation) -> Any:
     return row.tolist()
 
 
-def _as_text(row: Vector | Classification | Generation) -> Table | str:
+def as_text(row: Vector | Classification | Generation) -> Table | str:
+    """What a terminal shows of an answer, in rich's markup."""
     if isinstance(row, Generation):
         return escape(row.text or "")
     if isinstance(row, Classification):
@@ -72,5 +73,7 @@ def _as_text(row: Vector | Classification | Generation) -> Table | str:
         for label, score in zip(row.labels, row.scores, strict=True):
             table.add_row(label, f"{score:.4f}")
         return table
-    head = ", ".join(f"{number:.4f}" for number in row[:_SHOWN_NUMBERS])
-    return f"[{head}{', …' if len(row) > _SHOWN_NUMBERS else ''}]  {len(row)} dimensions".replace("[", "\\[")
+    of_signs = row.dtype.kind != "f"
+    head = ", ".join(f"{number}" if of_signs else f"{number:.4f}" for number in row[:_SHOWN_NUMBERS])
+    unit = "bytes of signs" if of_signs else "dimensions"
+    return f"[{head}{', …' if len(row) > _SHOWN_NUMBERS else ''}]  {len(row)} {unit}".replace("[", "\\[")
