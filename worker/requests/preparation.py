@@ -1,5 +1,6 @@
 """The prepare stage: from valid requests to sequences of token ids with their cache keys, and rejections."""
 
+import asyncio
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, islice
@@ -156,6 +157,7 @@ class RequestPreparer:
         for request, own_text in zip(requests, own_texts, strict=True):
             own = list(islice(remaining, len(own_text)))
             if request.message.options.labels is not None:
+                await asyncio.sleep(0)  # the pairs of one record take up to a tenth of a second
                 found.append((request, self._label_pairs(request.message, own, self._tokenizer)))
                 continue
             request.note_spans(tuple([one.spans for one in own if one.spans is not None]))
