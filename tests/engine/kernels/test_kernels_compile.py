@@ -40,7 +40,6 @@ READ_WEIGHTS_FIRST = (
     "embed_norm",
     "split_norm",
     "short_product",
-    "gated_product",
     "short_lstm",
     "chain_lstm",
 )  # entries that may read before they wait: no kernel writes weights
@@ -98,7 +97,6 @@ def test_products_with_gates_compile_without_spills(dtype: torch.dtype) -> None:
         ],
         ("residual_norm", {"split_norm_w4_v1"} | {f"split_norm_w8_v{vectors}" for vectors in range(1, 5)}),
         ("short_product", {f"short_product_{tile.rows}x{tile.columns}" for tile in short_product.TILES}),
-        ("short_product", {f"gated_product_{tile.rows}x{tile.columns}" for tile in short_product.GATED_TILES}),
         ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
         ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),
         ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
