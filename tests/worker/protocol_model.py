@@ -71,7 +71,7 @@ class Member:
     def fetch(self, partition: int) -> None:
         records = self.ledger.receive([Original(TOPIC, partition, self.positions[partition])])
         for record in self.ledger.admit(records):
-            self.ledger.queue([SimpleNamespace(record=record, results=[None])])  # type: ignore[list-item]
+            self.ledger.queue([SimpleNamespace(record=record, num_counted=1)])  # type: ignore[list-item]
             self.records.append(record)
         self.positions[partition] += 1
 

@@ -84,7 +84,7 @@ class Member:
         """As the stages up to the engine. The mark is committed before the engine has the record."""
         records = self.ledger.receive([Original(TOPIC, 0, self.position)])
         for record in self.ledger.admit(records):
-            self.ledger.queue([SimpleNamespace(record=record, results=[None])])  # type: ignore[list-item]
+            self.ledger.queue([SimpleNamespace(record=record, num_counted=1)])  # type: ignore[list-item]
             self.records.append(record)
         self.marks._marked.add(SOURCE)
         self.position += 1

@@ -19,7 +19,6 @@ _IS_BULK = attrgetter("from_bulk_topic")
 _RECEIVED = (RecordState.RECEIVED,)
 _ADMITTED = (RecordState.ADMITTED,)
 _ANSWERED = (RecordState.ANSWERED,)
-_PAIR_TOKENS = 128  # of one of the sequences that back-pressure counts, which takes them for half a kilobyte
 
 
 class RecordLedger:
@@ -90,7 +89,7 @@ class RecordLedger:
         records = [request.record for request in requests]
         _advance(records, _ADMITTED, RecordState.QUEUED)
         for request in requests:
-            request.record.num_sequences = _num_sequences(request)
+            request.record.num_sequences = request.num_counted
         self._add_sequences(records, 1)
 
     def answer(self, records: Collection[PendingRecord]) -> None:
@@ -160,16 +159,6 @@ class RecordLedger:
         for bulk, chosen in _by_topic(records):
             num_sequences = sum([record.num_sequences for record in chosen])
             self._backpressure.add_sequences(sign * num_sequences, bulk=bulk)
-
-
-def _num_sequences(request: PendingRequest) -> int:
-    """What back-pressure counts of a request: pairs with labels by their tokens, where they are long.
-
-    The tokens of other requests are bounded by the bytes of their records. A text has its tokens once for each label.
-    """
-    if request.message.options.labels is None:
-        return len(request.results)
-    return max(len(request.results), request.num_tokens // _PAIR_TOKENS)
 
 
 def _by_topic(records: Iterable[PendingRecord]) -> Iterator[tuple[bool, list[PendingRecord]]]:

@@ -10,6 +10,8 @@ from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Request, Uint32Array
 from penstock.worker.requests.record import PendingRecord
 
+_PAIR_TOKENS = 128  # of one of the sequences that back-pressure counts, which takes them for half a kilobyte
+
 
 class Rejection(NamedTuple):
     """A record that is answered with an error."""
@@ -64,6 +66,16 @@ class PendingRequest:
     def __post_init__(self) -> None:
         self.num_missing = self.message.num_sequences
         self.results = [None] * self.num_missing
+
+    @property
+    def num_counted(self) -> int:
+        """Sequences, as back-pressure counts them: pairs with labels by their tokens, where they are long.
+
+        The tokens of other requests are bounded by the bytes of their records. A text has its own once for each label.
+        """
+        if self.message.options.labels is None:
+            return len(self.results)
+        return max(len(self.results), self.num_tokens // _PAIR_TOKENS)
 
     def note_spans(self, spans: Sequence[Uint32Array]) -> None:
         """Its texts were tokenized: the places of their tokens."""
