@@ -4,6 +4,7 @@ from penstock.ops.bench.cellular.cellular_tables import PARTS as WORKLOADS
 from penstock.ops.bench.cellular.generation_tables import SEARCHES
 from penstock.ops.bench.common.suite import DEVICE, SCALE, SEED, BenchSuite, Option, Part, numbers
 from penstock.ops.bench.gpu.gpu_tables import SHAPES
+from penstock.ops.bench.pipeline.pipeline_tables import MODELS as MODEL_PARTS
 from penstock.ops.bench.pipeline.pipeline_tables import PARTS as PIPELINE_PARTS
 
 _BENCH = "penstock.ops.bench"
@@ -90,6 +91,13 @@ GENERATION = BenchSuite(
     time_limit_s=150.0,
     options=[DEVICE, SEED],
 )
+_WORKER_ARGS = Option("worker_args", "", "further arguments of the model's `penstock worker`, in one string")
+_AROUND = (
+    Option("brokers", 1, "of each fleet; three share the partitions", int, (1, 3)),
+    Option("clients", None, "client processes; default: one for two cores, at most 32", int),
+    Option("warm_s", 2.0, "seconds of each load that are not measured", float),
+    Option("seconds", 4.0, "measured seconds of each load", float),
+)
 PIPELINE = BenchSuite(
     name="pipeline",
     about="Workers behind a real Kafka as a user starts them, beside the engine alone.",
@@ -104,18 +112,24 @@ PIPELINE = BenchSuite(
         Option(
             "model",
             None,
-            "a checkpoint; bert-base, minilm, bert-tiny: random weights; null. Default: the demo's, on a GPU bert-base",
+            "a checkpoint; BERT-base, bge-m3 and others: their shape; null. Default: the demo's, on a GPU BERT-base",
         ),
-        Option("worker_args", "", "further arguments of the model's `penstock worker`, in one string"),
+        _WORKER_ARGS,
         Option("commands", 1, "worker commands of the model's fleet, each started in the same way", int),
         Option("members", None, "members of the model's fleet, to wait for; default: as many as come up", int),
         Option("gpus", None, "numbers of GPUs for part scale, such as 1,2,4", numbers),
-        Option("brokers", 1, "of each fleet; three share the partitions", int, (1, 3)),
-        Option("clients", None, "client processes; default: one for two cores, at most 32", int),
+        *_AROUND,
         Option("rates", None, "open loops, requests/s; default: 1000,8000,10000,25000, on a CPU 50,200", numbers),
-        Option("warm_s", 2.0, "seconds of each load that are not measured", float),
-        Option("seconds", 4.0, "measured seconds of each load", float),
     ],
+)
+MODELS = BenchSuite(
+    name="models",
+    about="Models that people bring, by their shapes: workers behind a real Kafka, beside the engine alone.",
+    bench=f"{_BENCH}.pipeline.pipeline_bench:PipelineBench",
+    tables=f"{_BENCH}.pipeline.pipeline_tables:OF_MODELS",
+    parts={name: Part(f"{_BENCH}.pipeline.parts:model", 120, (name,)) for name in MODEL_PARTS},
+    time_limit_s=900.0,
+    options=[_WORKER_ARGS, *_AROUND],
 )
 CHAOS = BenchSuite(
     name="chaos",
@@ -137,4 +151,4 @@ CHAOS = BenchSuite(
     ],
     is_kept=False,
 )
-SUITES = {one.name: one for one in (CPU, DELIVERY, SERVING, GPU, CELLULAR, GENERATION, PIPELINE, CHAOS)}
+SUITES = {one.name: one for one in (CPU, DELIVERY, SERVING, GPU, CELLULAR, GENERATION, PIPELINE, MODELS, CHAOS)}

@@ -24,6 +24,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **cellular_tables.TABLES,
     **generation_tables.TABLES,
     **pipeline_tables.TABLES,
+    **pipeline_tables.OF_MODELS,
     **delivery_tables.TABLES,
     **gpu_tables.TABLES,
     **policies.TABLES,

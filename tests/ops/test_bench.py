@@ -76,7 +76,7 @@ def test_the_engine_alone_gives_each_text_its_own_vector() -> None:
 
 @pytest.mark.slow
 def test_the_engine_alone_stands_beside_sentence_transformers(tmp_path: Path) -> None:
-    made = run_once("pipeline.run_facts", {"model": "bert-tiny", "folder": str(tmp_path)}, tmp_path / "log")
+    made = run_once("pipeline.run_facts", {"model": "BERT-tiny", "folder": str(tmp_path)}, tmp_path / "log")
     workloads = [("ids", "ids", 2, 20, 64), ("texts", "texts", 2, 20, 64)]
     spec = {"model": made["model"], "device": "auto", "workloads": workloads, "batches": [32, 64]}
     found = run_once("contestants.engine_alone", spec, tmp_path / "log")

@@ -22,6 +22,7 @@ from penstock.engine.packed_model import weights_of
 from penstock.ops.bench.common import draws
 from penstock.ops.bench.common.runner import is_failed, run_suite
 from penstock.ops.bench.common.runs import Run
+from penstock.ops.bench.common.shapes import SHAPES
 from penstock.ops.bench.gpu import gpu_tables, part_single
 from penstock.ops.bench.gpu.bench import (
     pack,
@@ -29,7 +30,6 @@ from penstock.ops.bench.gpu.bench import (
 )
 from penstock.ops.bench.gpu.contestants import contestants, ours, packed_torch, products, sdpa
 from penstock.ops.bench.gpu.gpu_tables import GPU
-from penstock.ops.bench.gpu.shapes import SHAPES
 from penstock.ops.bench.suites import GPU as SUITE
 
 
@@ -187,9 +187,8 @@ def test_the_share_of_a_shape_is_of_its_floor() -> None:
     }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", gpu_tables.SHAPES)
 def test_a_gpu_has_the_kernels_of_every_shape(name: str) -> None:
-    assert name in gpu_tables.SHAPES
     config = SHAPES[name]()
     config.num_hidden_layers = 2
     if getattr(config, "layer_types", None):

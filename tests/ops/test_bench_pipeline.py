@@ -9,14 +9,15 @@ import pytest
 
 from penstock.ops.bench.common.part_runner import run_part
 from penstock.ops.bench.common.runs import Run, begin
+from penstock.ops.bench.common.suite import BenchSuite
 from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.load.call_times import CallTimes, figures
 from penstock.ops.bench.load.loads import Load, open_load
 from penstock.ops.bench.pipeline import fleet_bench
 from penstock.ops.bench.pipeline.fleet_bench import prediction_error_p95
 from penstock.ops.bench.pipeline.pipeline_bench import SCALES, PipelineBench, closed_loads
-from penstock.ops.bench.pipeline.pipeline_tables import CLOSED, PARTS, SUITE, TABLES
-from penstock.ops.bench.suites import PIPELINE
+from penstock.ops.bench.pipeline.pipeline_tables import CLOSED, OF_MODELS, PARTS, SUITE, TABLES
+from penstock.ops.bench.suites import MODELS, PIPELINE
 
 MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
 
@@ -72,13 +73,27 @@ def test_three_brokers_share_the_work() -> None:
     assert all(load["cores"][f"broker {number}"] > 0 for number in range(3))
 
 
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_shape_of_model_is_measured_through_kafka_and_alone(tmp_path: Path) -> None:
+    part = MODELS.parts["MiniLM-L6"]
+    record = run_parts({"MiniLM-L6": (part.function, ["BERT-tiny"])}, MODELS)  # smaller
+    shown = OF_MODELS["models"].of_runs([Run(tmp_path, {**begin("models", MACHINE, commit="abcdef0"), **record})])
+    assert shown.count("MiniLM-L6, texts 2-100") == 1
+    assert record["parts"]["MiniLM-L6"]["result"]["alone"]["sentence_transformers"]
+
+
 def measured(parts: list[str], **changed: Any) -> dict[str, Any]:
-    """The parts of a short run of the null engine, in this process."""
-    options = {option.name: option.default for option in PIPELINE.options}
-    options |= {"model": "null", "clients": 1, "warm_s": 0.5, "seconds": 0.5, **changed}
-    bench = PipelineBench(options)
+    """The parts of a short run of the null engine."""
+    return run_parts({name: (PIPELINE.parts[name].function, []) for name in parts}, PIPELINE, model="null", **changed)
+
+
+def run_parts(parts: dict[str, tuple[str, list[str]]], suite: BenchSuite, **changed: Any) -> dict[str, Any]:
+    """Parts, each a function and its arguments, in this process."""
+    options = {option.name: option.default for option in suite.options}
+    bench = PipelineBench({**options, "clients": 1, "warm_s": 0.5, "seconds": 0.5, **changed})
     try:
-        found = {name: run_part(PIPELINE.parts[name].function, [], bench, 200.0, 600.0) for name in parts}
+        found = {name: run_part(*part, bench, 200.0, 600.0) for name, part in parts.items()}
     finally:
         bench.close()
     assert not {name: part["error"] for name, part in found.items() if part["error"] or part["failures"]}

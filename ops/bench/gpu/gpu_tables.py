@@ -10,7 +10,7 @@ from penstock.ops.bench.common.tables import Grid, Table, Targets
 
 OURS, FLOOR, SDPA, PACKED = "ours", "floor", "transformers SDPA", "packed torch"
 FROM_HOST = ", from the host"
-SHAPES = (  # of `shapes.py`
+SHAPES = (  # of `common/shapes.py`
     *("MiniLM-L6", "BERT-base", "BERT-large", "bge-m3", "DeBERTa-v3-base", "MPNet-base", "ModernBERT-base"),
     *("NomicBERT", "GTE-base", "Qwen3-Embedding-0.6B", "EmbeddingGemma-300M"),
 )

@@ -18,10 +18,10 @@ from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.packed_model import weights_of
 from penstock.engine.types import Int32Array, ModelInfo
 from penstock.ops.bench.common.draws import filling
+from penstock.ops.bench.common.shapes import SHAPES, VOCAB
 from penstock.ops.bench.gpu.bench import DTYPE, Bench, pack, random_requests
 from penstock.ops.bench.gpu.floor import GemmFloor, LayerSizes
 from penstock.ops.bench.gpu.gpu_tables import FLOOR, OURS, SDPA
-from penstock.ops.bench.gpu.shapes import SHAPES, VOCAB
 from penstock.ops.bench.gpu.timing import Work, once_ms, wall_s
 
 RANGES = ((2, 100), (5, 500), (100, 2000))

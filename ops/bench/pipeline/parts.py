@@ -1,6 +1,7 @@
 """The parts of the pipeline: what each measures of the model's fleet, of the engine alone, and of other fleets."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from penstock.ops.bench.common.processes import run_once
@@ -9,8 +10,10 @@ from penstock.ops.bench.load.load_bench import Record, say
 from penstock.ops.bench.load.loads import LONG, ROWS, SHORT, Load, open_load
 from penstock.ops.bench.pipeline.fleet_bench import FleetBench
 from penstock.ops.bench.pipeline.pipeline_bench import SCALE_RATE_PER_S, PipelineBench
+from penstock.ops.bench.pipeline.run_facts import prepared
 
 _ALONE_MOST_S = 180.0
+_OF_MODELS = ("ids 2-100", "ids 5-500", "texts 2-100", "texts 5-500")
 _SCALED = ("ids 2-100", "ids 5-500", "a record each", "texts 2-100")  # loads of part `scale`
 
 
@@ -18,6 +21,20 @@ def alone(bench: PipelineBench) -> Record:
     """The engine alone, and SentenceTransformer.encode, in a process of their own."""
     if bench.model is None:
         return {"not_applicable": "the null engine has no model"}
+    return _alone(bench, bench.model)
+
+
+def model(bench: PipelineBench, shape: str) -> Record:
+    """A fleet of a model of this shape under loads that saturate it, and the engine alone, as `alone` measures it."""
+    path = Path(prepared(shape, bench.folder)["model"])
+    found: Record = {"alone": _alone(bench, path)}
+    with bench.other_fleet(shape, FleetSpec(str(path), bench.worker_args), path) as (workers, described):
+        loads = [load for load in bench.closed_loads() if load.name in _OF_MODELS]
+        workers.warm_up(loads[0])
+        return {**found, **described, "closed": _offered(workers, loads)}
+
+
+def _alone(bench: PipelineBench, model: Path) -> Record:
     requests = {SHORT: bench.sizes.alone_short, LONG: bench.sizes.alone_long}
     workloads = [
         (load.name, load.payload, load.low, load.high, requests[load.low, load.high])
@@ -25,7 +42,7 @@ def alone(bench: PipelineBench) -> Record:
         if load.rows == ROWS
     ]
     batches = list(bench.sizes.st_batches)
-    spec = {"model": str(bench.model), "device": "auto", "workloads": workloads, "batches": batches}
+    spec = {"model": str(model), "device": "auto", "workloads": workloads, "batches": batches}
     found = run_once("contestants.engine_alone", spec, bench.folder / "alone.log", _ALONE_MOST_S)
     for kind in ("engine", "sentence_transformers"):
         rates = {name: f"{rate['requests_per_s']:,.0f}" for name, rate in found[kind].items()}

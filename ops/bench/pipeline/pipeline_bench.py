@@ -57,7 +57,7 @@ class PipelineBench(PartBench):
         super().__init__(options)
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))  # stays, for the reader
         print(f"logs in {self.folder}", flush=True)
-        found = prepared(options["model"], self.folder)
+        found = prepared(options.get("model"), self.folder)
         self._machine: Record = found["machine"]
         self.device = "cuda" if found["gpus"] else "cpu"
         self.model = checkpoint(found["model"])

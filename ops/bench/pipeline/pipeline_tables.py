@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.ops.bench.common.measures import At, From, Suite
+from penstock.ops.bench.common.measures import At, From, Measures, Record, Suite, results
 from penstock.ops.bench.common.tables import Grid, Table, Targets, each
 
 # Each with its function in `parts.py`, and its usual seconds. What needs the fleet whole comes first.
@@ -19,6 +19,7 @@ PARTS = {
     "fleet": ("fleet", 10),
     "scale": ("scale", 200),
 }
+MODELS = ("MiniLM-L6", "MPNet-base", "ModernBERT-base", "bge-m3", "Qwen3-Embedding-0.6B")  # parts of suite `models`
 CLOSED = ("ids 2-100", "ids 5-500", "texts 2-100", "texts 5-500", "shared calls", "a record each")
 _SINGLES = ("shared calls", "a record each")  # of the same sequences as "ids 2-100"
 _KINDS = ("member", "client", "broker")
@@ -58,6 +59,22 @@ def _loads(path: str, name: str, **shown: Any) -> list[At]:
         At(path, f"{name}, p99, ms", opened("p99_ms"), **shown),
         At(path, f"{name}, answered", opened("answered_share"), **shown),
     ]
+
+
+def _models(record: Record) -> Measures:
+    found: dict[str, float] = {}
+    for name in MODELS:
+        part = results(record).get(name)
+        if not part:  # it was not measured, or not to its end
+            continue
+        ours, alone = part["closed"]["loads"], part["alone"]["engine"]
+        for load in ours.keys() & alone.keys():
+            rate, of_engine = ours[load]["requests_per_s"], alone[load]["requests_per_s"]
+            found |= {f"{name}, {load}, req/s": rate, f"{name}, {load}, engine alone, req/s": of_engine}
+            found[f"{name}, {load}, share of the engine alone"] = rate / of_engine
+        for load, theirs in part["alone"]["sentence_transformers"].items():
+            found[f"{name}, {load}, SentenceTransformer.encode, req/s"] = theirs["requests_per_s"]
+    return found
 
 
 SUITE = Suite(
@@ -158,6 +175,18 @@ GPUS = Grid(
         ]
     ],
 )
+_MODELS_THROUGHPUT = Grid(
+    [
+        *("model, 64 a record", "through Kafka, req/s", "engine alone on token ids, req/s"),
+        *("share of the engine alone", "SentenceTransformer.encode, no Kafka, req/s"),
+    ],
+    [
+        [
+            *("*, *", "{*, *, req/s}", "{*, *, engine alone, req/s}", "{*, *, share of the engine alone}"),
+            "{*, *, SentenceTransformer.encode, req/s|}",
+        ]
+    ],
+)
 TABLES = {
     "headline": Table(SUITE, [*PARTS], [HEADLINE], newest=True),
     "pipeline-throughput": Table(SUITE, [*PARTS], [THROUGHPUT]),
@@ -166,3 +195,4 @@ TABLES = {
     "pipeline-gpus": Table(SUITE, ["scale"], [GPUS]),
     "pipeline-targets": Table(SUITE, [*PARTS], [Targets("pipeline", on_cpu="pipeline-cpu")]),
 }
+OF_MODELS = {"models": Table(Suite("models", (_models,)), MODELS, [_MODELS_THROUGHPUT])}

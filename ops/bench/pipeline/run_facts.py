@@ -5,19 +5,13 @@ What needs torch is a process of its own: `python -m penstock.ops.bench.pipeline
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from penstock.ops.bench.common.processes import run_once
 from penstock.worker.model_settings import NULL_MODEL
 
-SHAPES: Mapping[str, Mapping[str, int]] = {  # of models with random weights, where they differ from BERT-base
-    "bert-base": {},
-    "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536},
-    "bert-tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
-}
-GPU_MODEL = "bert-base"  # by default; on a CPU the demo's model is
+GPU_MODEL = "BERT-base"  # by default; on a CPU the demo's model is
 _SPECIAL = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -32,7 +26,7 @@ Record = dict[str, Any]
 def prepared(model: str | None, folder: Path) -> Record:
     """`model` (a checkpoint, or None for the demo's), `machine` (the GPU's description) and `gpus` (their number).
 
-    `model`: a checkpoint, a name of SHAPES, which is made in the folder, or None for the device's default.
+    `model`: a checkpoint, a name of `common/shapes.py`, which is made in the folder, or None for the device's default.
     """
     if model == NULL_MODEL:
         return {"model": NULL_MODEL, "machine": {}, "gpus": 0}
@@ -52,12 +46,16 @@ def make_model(shape: str, folder: Path) -> None:
     """A checkpoint with random weights, and a tokenizer whose words are w0, w1, …"""
     import torch
     from tokenizers import BertWordPieceTokenizer
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import AutoModel, PreTrainedTokenizerFast
+
+    from penstock.ops.bench.common.shapes import SHAPES
 
     torch.manual_seed(0)
-    config = BertConfig(**dict[str, Any](SHAPES[shape]))
-    BertModel(config).save_pretrained(folder)
-    words = [*_SPECIAL.values(), *[f"w{index}" for index in range(config.vocab_size - len(_SPECIAL))]]
+    config, make = SHAPES[shape](), cast(Any, AutoModel)
+    make.from_config(config).save_pretrained(folder)
+    special = [word for word in _SPECIAL.values() if word != _SPECIAL["pad_token"]]
+    special.insert(config.pad_token_id, _SPECIAL["pad_token"])
+    words = [*special, *[f"w{index}" for index in range(config.vocab_size - len(special))]]
     (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     tokenizer = BertWordPieceTokenizer(str(folder / "vocab.txt"))
     wrap: Any = PreTrainedTokenizerFast
@@ -75,6 +73,8 @@ def _prepare(model: str | None, folder: str) -> Record:
 
         machine = describe_gpu()
         machine["gpu"] = machine["gpu"] if count == 1 else f"{count} x {machine['gpu']}"  # a machine of its own
+    from penstock.ops.bench.common.shapes import SHAPES
+
     chosen = model or (GPU_MODEL if count else None)
     if chosen is not None and chosen in SHAPES:
         made = Path(folder) / chosen

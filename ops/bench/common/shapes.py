@@ -13,6 +13,12 @@ import transformers
 VOCAB = 30_522
 _MAX_TOKENS = 2048  # the longest request of the loads is of 2,000
 _FROM_2: dict[str, Any] = {"pad_token_id": 1, "max_position_embeddings": _MAX_TOKENS + 2}  # positions
+_TINY: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+}
 _LARGE: dict[str, Any] = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
@@ -58,6 +64,7 @@ def _of(kind: Any, **sizes: Any) -> Callable[[], Any]:
 
 SHAPES: Mapping[str, Callable[[], Any]] = {
     "MiniLM-L6": _of(transformers.BertConfig, hidden_size=384, num_hidden_layers=6, intermediate_size=1536),
+    "BERT-tiny": _of(transformers.BertConfig, **_TINY),
     "BERT-base": _of(transformers.BertConfig),
     "BERT-large": _of(transformers.BertConfig, **_LARGE),
     "bge-m3": _of(transformers.XLMRobertaConfig, **_LARGE, **_FROM_2, type_vocab_size=1),
