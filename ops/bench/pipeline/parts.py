@@ -21,21 +21,25 @@ def alone(bench: PipelineBench) -> Record:
     """The engine alone, and SentenceTransformer.encode, in a process of their own."""
     if bench.model is None:
         return {"not_applicable": "the null engine has no model"}
-    return _alone(bench, bench.model)
+    return _alone(bench, bench.model, bench.sizes.alone_short, bench.sizes.alone_long)
 
 
 def model(bench: PipelineBench, shape: str) -> Record:
     """A fleet of a model of this shape under loads that saturate it, and the engine alone, as `alone` measures it."""
     path = Path(prepared(shape, bench.folder)["model"])
-    found: Record = {"alone": _alone(bench, path)}
+    some = (
+        bench.sizes.alone_short // 2,
+        bench.sizes.alone_long // 2,
+    )  # SentenceTransformer takes minutes for large models
+    found: Record = {"alone": _alone(bench, path, *some)}
     with bench.other_fleet(shape, FleetSpec(str(path), bench.worker_args), path) as (workers, described):
         loads = [load for load in bench.closed_loads() if load.name in _OF_MODELS]
         workers.warm_up(loads[0])
         return {**found, **described, "closed": _offered(workers, loads)}
 
 
-def _alone(bench: PipelineBench, model: Path) -> Record:
-    requests = {SHORT: bench.sizes.alone_short, LONG: bench.sizes.alone_long}
+def _alone(bench: PipelineBench, model: Path, short: int, long: int) -> Record:
+    requests = {SHORT: short, LONG: long}
     workloads = [
         (load.name, load.payload, load.low, load.high, requests[load.low, load.high])
         for load in bench.closed_loads()
