@@ -91,7 +91,9 @@ class BatchOutput:
     """Results in the order of the batch's sequences. Rows that `not_finite` names are no results."""
 
     # N arrays: the vector (embed) [D], a score for each label (classify) [C], the logit of each class (entail) [C], the
-    # pair's score (rerank) [1], or such scores for each token (token_classify) [L, C]
+    # pair's score (rerank) [1], such scores for each token (token_classify) [L, C], a vector of each token that has one
+    # (embed_tokens) [n, token_dim] with n >= 1, K token ids and their K weights above 0 (embed_sparse) [2K], or vector,
+    # token vectors and such a sparse row joined by `engine.vector_rows` (embed_all) [D + 1 + n * token_dim + 2K]
     rows: Sequence[Float32Array]
     device_s: float  # seconds the device worked on this batch
     # Arrays that hold the values of all rows, where the engine has them so. Without, the rows are copied into one.
@@ -129,7 +131,9 @@ class ModelInfo:
     device: str  # "cpu", or the GPU's name
     vocab_size: int
     max_tokens: int  # longest sequence the model accepts, special tokens included
-    tasks: frozenset[str]  # of embed, classify, entail, rerank, token_classify; or generate or sequence alone
+    # Of embed, embed_sparse, embed_tokens, embed_all, classify, entail, rerank, token_classify; or generate or sequence
+    # alone.
+    tasks: frozenset[str]
     dim: int  # length of an embedding; of a model that generates the width of its encoder
     labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
     dimensions: tuple[int, ...] = ()  # lengths that embeddings may be cut to (Matryoshka); empty: none
@@ -137,6 +141,7 @@ class ModelInfo:
     cut_tokens: int | None = None  # longest sequence that `truncate` leaves, where the model accepts longer ones
     num_token_types: int | None = None  # rows of the table of token types; None: no table, and types are ignored
     padded: bool = False  # whether a batch is padded to its longest sequence: its time follows count * longest
+    token_dim: int = 0  # length of a token's vector (embed_tokens, embed_all); 0: the model makes none
 
     @property
     def request_tasks(self) -> list[str]:
