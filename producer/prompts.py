@@ -13,6 +13,7 @@ from penstock.producer.errors import UnsupportedTask
 from penstock.producer.wire.messages import Options, Request, Text, utf8_fault
 
 _CONFIG = "config_sentence_transformers.json"
+_EMBEDDERS = ("SentenceTransformer", "SparseEncoder")
 _ALWAYS_KNOWN = {"query": "", "document": ""}  # sentence-transformers knows these names in every model
 
 
@@ -63,7 +64,7 @@ def read_prompts(directory: Path) -> Prompts:
         raise ValueError(f"{path} is nested too deeply") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold a JSON object")
-    if config.get("model_type", "SentenceTransformer") != "SentenceTransformer":
+    if config.get("model_type", "SentenceTransformer") not in _EMBEDDERS:
         return Prompts()
     stated, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(stated, dict) or not all(isinstance(text, str | None) for text in stated.values()):

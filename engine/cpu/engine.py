@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from penstock.engine.cpu.linear import Linear
 from penstock.engine.cpu.ops import encode_on_cpu
 from penstock.engine.model.layout import Layout, sort_by_length
 from penstock.engine.model.results import EmbeddingTail, Head, apply_layers, pool, pool_last
+from penstock.engine.model.vectors import VectorHead
 from penstock.engine.model.weights import Encoder
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
@@ -25,7 +27,7 @@ class CpuEngine:
         encoder: Encoder[Linear],
         dtype: torch.dtype,
         tail: EmbeddingTail,
-        heads: Mapping[str, Head],
+        heads: Mapping[str, Head | VectorHead],
         threads: int,
     ) -> None:
         self._info = info
@@ -66,7 +68,7 @@ class CpuEngine:
 
     def _tail_of(self, wanted: TaskOptions, batch: PackedBatch) -> Callable[[Tensor, Layout], Sequence[Tensor]]:
         """The function from hidden states to one result a sequence, in the layout's order."""
-        if wanted.task == "embed":
+        if wanted.task == "embed" and "embed" in self._info.tasks:
             return lambda hidden, layout: self._tail(hidden, layout.groups, wanted).unbind()
         head = self._heads.get(wanted.task)
         match head:
@@ -84,5 +86,16 @@ class CpuEngine:
                 ).unbind()
             case Head(reads="tokens"):
                 return lambda hidden, layout: torch.split(head(hidden[: layout.num_tokens].float()), layout.lengths)
-            case _:
+            case Head() | None:
                 raise ValueError(f"task {wanted.task!r} is not one of {sorted(self._info.tasks)}.")
+            case _:
+                return lambda hidden, layout: self._vectors(head, hidden, layout, batch)
+
+    def _vectors(self, head: VectorHead, hidden: Tensor, layout: Layout, batch: PackedBatch) -> list[Tensor]:
+        """Rows of a head of several vectors, in the layout's order."""
+        lengths, ids = layout.lengths, batch.token_ids[layout.tokens[: layout.num_tokens]]
+        computed = head.compute(
+            hidden[: layout.num_tokens], torch.tensor(lengths), lambda: self._tail(hidden, layout.groups)
+        )
+        rows = head.rows([part.numpy() for part in computed], np.split(ids, np.cumsum(lengths[:-1])))
+        return [torch.from_numpy(row) for row in rows]

@@ -44,13 +44,14 @@ class Family:
     classifier: Classifier = _no_classifier  # ...ForSequenceClassification: from pooled hidden states
     token_classifier: Classifier = readers.token_classifier  # ...ForTokenClassification: from each token's
     classifier_pooling: Callable[[Checkpoint], str] = readers.first_token  # what `classifier` reads: `Head.reads`
+    masked_lm: Classifier | None = None  # ...ForMaskedLM: from each token's to a logit for each of the vocabulary
     reads_causal: bool = False  # whether `encoder` reads config.json's is_causal
     pad_token: int | None = None  # where config.json has none
     overflows_float16: bool = False  # whether hidden states may: of families that are trained in bfloat16
 
 
-_BERT = Family(bert.encoder, bert.classifier)
-_ROBERTA = Family(roberta.encoder, roberta.classifier)
+_BERT = Family(bert.encoder, bert.classifier, masked_lm=bert.masked_lm)
+_ROBERTA = Family(roberta.encoder, roberta.classifier, masked_lm=roberta.masked_lm)
 _decoder = partial(
     Family,
     classifier=decoder.classifier,
@@ -65,7 +66,7 @@ FAMILIES: dict[str, Family] = {
     "bert": _BERT,
     "camembert": _ROBERTA,
     "deberta-v2": Family(deberta.encoder, deberta.classifier),  # and v3, which shares the name
-    "distilbert": Family(distilbert.encoder, distilbert.classifier),
+    "distilbert": Family(distilbert.encoder, distilbert.classifier, masked_lm=distilbert.masked_lm),
     "electra": Family(electra.encoder, electra.classifier),
     "eurobert": Family(
         eurobert.encoder, eurobert.classifier, classifier_pooling=eurobert.classifier_pooling, reads_causal=True
@@ -76,9 +77,13 @@ FAMILIES: dict[str, Family] = {
     "llama": _decoder(llama.encoder),
     "mistral": _decoder(mistral.encoder),
     "modernbert": Family(
-        modernbert.encoder, modernbert.classifier, modernbert.classifier, modernbert.classifier_pooling
+        modernbert.encoder,
+        modernbert.classifier,
+        modernbert.classifier,
+        modernbert.classifier_pooling,
+        modernbert.masked_lm,
     ),
-    "mpnet": Family(mpnet.encoder, roberta.classifier),
+    "mpnet": Family(mpnet.encoder, roberta.classifier, masked_lm=mpnet.masked_lm),
     "mt5": _T5,
     "nomic_bert": Family(nomic_bert.encoder, nomic_bert.classifier),
     "qwen2": _decoder(qwen.qwen2_encoder),

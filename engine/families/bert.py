@@ -6,11 +6,13 @@ from penstock.engine.families.readers import (
     read_dense,
     read_embeddings,
     read_layer,
+    read_masked_lm,
+    read_norm,
     refuse_variants,
 )
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int, setting
-from penstock.engine.model.weights import Dense, Encoder, EncoderWeights, Heads
+from penstock.engine.model.weights import Dense, Encoder, EncoderWeights, Heads, Norm
 
 _PREFIXES = ("", "bert.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -31,6 +33,18 @@ def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
     """BertForSequenceClassification: the tanh pooler, then the classifier."""
     prefix = checkpoint.weights.prefix(_PREFIXES, _PROBE)
     return read_classifier(checkpoint.weights, prefix + "pooler.dense", "tanh", "classifier")
+
+
+def masked_lm(checkpoint: Checkpoint) -> tuple[Dense | Norm, ...]:
+    """BertForMaskedLM: dense, activation, norm, decoder."""
+    config, weights, head = checkpoint.config, checkpoint.weights, "cls.predictions"
+    hidden, eps = require_int(config, "hidden_size"), setting(config, "layer_norm_eps", 1e-12)
+    transform = (
+        read_dense(weights, head + ".transform.dense", hidden, hidden, setting(config, "hidden_act", "gelu")),
+        read_norm(weights, head + ".transform.LayerNorm", hidden, eps),
+    )
+    words = weights.prefix(_PREFIXES, _PROBE) + _PROBE
+    return read_masked_lm(checkpoint, transform, head + ".decoder", words, own_bias=head + ".bias")
 
 
 def read_encoder(checkpoint: Checkpoint, prefix: str, pad_token: int | None = None) -> EncoderWeights:

@@ -1,9 +1,17 @@
 """DistilBERT (Sanh et al. 2019): BERT's layers under other names, no token types, no pooler."""
 
-from penstock.engine.families.readers import LayerNames, read_classifier, read_embeddings, read_layer
+from penstock.engine.families.readers import (
+    LayerNames,
+    read_classifier,
+    read_dense,
+    read_embeddings,
+    read_layer,
+    read_masked_lm,
+    read_norm,
+)
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.files import require_int
-from penstock.engine.model.weights import Dense, Encoder, EncoderWeights, Heads
+from penstock.engine.model.files import require_int, setting
+from penstock.engine.model.weights import Dense, Encoder, EncoderWeights, Heads, Norm
 
 _PREFIXES = ("", "distilbert.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -38,3 +46,13 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
 def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
     """DistilBertForSequenceClassification: pre_classifier, ReLU, classifier, on the first token."""
     return read_classifier(checkpoint.weights, "pre_classifier", "relu", "classifier")
+
+
+def masked_lm(checkpoint: Checkpoint) -> tuple[Dense | Norm, ...]:
+    """DistilBertForMaskedLM: dense, activation, norm, decoder."""
+    weights, hidden = checkpoint.weights, require_int(checkpoint.config, "dim")
+    transform = (
+        read_dense(weights, "vocab_transform", hidden, hidden, setting(checkpoint.config, *_LAYER.activation)),
+        read_norm(weights, "vocab_layer_norm", hidden, _EPS),
+    )
+    return read_masked_lm(checkpoint, transform, "vocab_projector", weights.prefix(_PREFIXES, _PROBE) + _PROBE)

@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al. 2024): pre-norm, rotary positions, gated MLPs, and windows in most layers."""
 
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.engine.families.readers import read_dense, read_norm
+from penstock.engine.families.readers import read_dense, read_masked_lm, read_norm
 from penstock.engine.families.rotary import rotary_angles
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.dense import require_activation
@@ -53,13 +53,23 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
 
 def classifier(checkpoint: Checkpoint) -> tuple[Dense | Norm, ...]:
     """ModernBertForSequenceClassification, and ...ForTokenClassification: dense, activation, norm, classifier."""
-    config, weights = checkpoint.config, checkpoint.weights
+    return *_transform(checkpoint), read_dense(checkpoint.weights, "classifier", -1, -1)
+
+
+def masked_lm(checkpoint: Checkpoint) -> tuple[Dense | Norm, ...]:
+    """ModernBertForMaskedLM: dense, activation, norm, decoder."""
+    if not setting(checkpoint.config, "decoder_bias", True):
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: decoder_bias false is not implemented.")
+    words = checkpoint.weights.prefix(_PREFIXES, _PROBE) + _PROBE
+    return read_masked_lm(checkpoint, _transform(checkpoint), "decoder", words)
+
+
+def _transform(checkpoint: Checkpoint) -> tuple[Dense, Norm]:
+    """ModernBertPredictionHead, which classifiers have too."""
+    config = checkpoint.config
     activation, bias = setting(config, "classifier_activation", "gelu"), setting(config, "classifier_bias", False)
-    return (
-        read_dense(weights, "head.dense", -1, -1, activation, bias=bias),
-        _norm(checkpoint, "head.norm"),
-        read_dense(weights, "classifier", -1, -1),
-    )
+    dense = read_dense(checkpoint.weights, "head.dense", -1, -1, activation, bias=bias)
+    return dense, _norm(checkpoint, "head.norm")
 
 
 def classifier_pooling(checkpoint: Checkpoint) -> str:

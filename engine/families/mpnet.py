@@ -4,10 +4,11 @@ import torch
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.families.readers import LayerNames, read_embeddings, read_layer, refuse_variants
+from penstock.engine.families.roberta import read_lm_head
 from penstock.engine.families.t5 import distance_buckets
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int, setting
-from penstock.engine.model.weights import DistanceAttention, Encoder, EncoderWeights, Heads
+from penstock.engine.model.weights import Dense, DistanceAttention, Encoder, EncoderWeights, Heads, Norm
 
 _PREFIXES = ("", "mpnet.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -45,3 +46,8 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         heads=Heads.of(hidden, num_heads),
         max_tokens=embeddings.max_tokens,
     )
+
+
+def masked_lm(checkpoint: Checkpoint) -> tuple[Dense | Norm, ...]:
+    """MPNetForMaskedLM: RoBERTa's head."""
+    return read_lm_head(checkpoint, checkpoint.weights.prefix(_PREFIXES, _PROBE) + _PROBE)

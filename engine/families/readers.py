@@ -94,6 +94,23 @@ def token_classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
     return (read_dense(checkpoint.weights, "classifier", -1, -1),)
 
 
+def read_masked_lm(
+    checkpoint: Checkpoint, transform: tuple[Dense, Norm], decoder: str, words: str, own_bias: str = ""
+) -> tuple[Dense | Norm, ...]:
+    """The head of a ...ForMaskedLM, whose last layer gives a logit for each token of the vocabulary.
+
+    decoder, words: names of the last layer and of the word table. As in transformers a decoder that the checkpoint
+    holds counts; without one it is the word table, if config.json ties them. own_bias: another name of its bias.
+    """
+    weights = checkpoint.weights
+    matrix, bias = decoder + ".weight", decoder + ".bias"
+    if setting(checkpoint.config, "tie_word_embeddings", True):
+        matrix = matrix if matrix in weights else words
+        bias = own_bias if own_bias and bias not in weights else bias
+    weight = weights.take(matrix, stated_rows(checkpoint.config, "vocab_size"), -1)
+    return (*transform, Dense(weight, weights.take(bias, len(weight)), "identity"))
+
+
 def require_same(config: Config, key: str, other: str) -> None:
     """Raise CheckpointError where two names of one setting have different values: the reference takes the last."""
     first = require_int(config, key)

@@ -19,6 +19,7 @@ from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.pinned import Landing, Landings
 from penstock.engine.kernels.pool import pool
 from penstock.engine.model.results import OWN, EmbeddingTail, Head
+from penstock.engine.model.vectors import VectorHead
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
 # Without a batch. Memory that is returned under load holds up every process of the device; batch caps bound it.
@@ -30,6 +31,8 @@ _EMBED = (TaskOptions("embed"),)
 # Tokens of the longest sequence, and the least tokens in all, of batches that need every kind of kernel: products of
 # few, some and many rows; attention of short sequences and of long ones, both few and enough to fill the device.
 _WARM_UPS = ((8, 32), (64, 320), (64, 1280), (300, 2400), (300, 3300))
+
+_Part = tuple[TaskOptions, int]  # one of the tensors that are computed for the sequences of equal options
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,12 @@ class GpuEngine:
     """Implements `penstock.engine.types.PipelinedEngine`. One thread calls it; another may wait for what it started."""
 
     def __init__(
-        self, info: ModelInfo, directory: Path, encoder: GpuEncoder, tail: EmbeddingTail, heads: Mapping[str, Head]
+        self,
+        info: ModelInfo,
+        directory: Path,
+        encoder: GpuEncoder,
+        tail: EmbeddingTail,
+        heads: Mapping[str, Head | VectorHead],
     ) -> None:
         """`tail` and `heads` lie on the encoder's device."""
         self.info = info
@@ -133,37 +141,51 @@ class GpuEngine:
         inputs = self._encoder.upload(batch)
         landing.started.record(self._stream)  # behind the upload: an idle device waits for the host's description
         encoded = _Encoded(self._encoder.forward(inputs), inputs)
-        rows = {wanted: self._rows(encoded, batch, wanted) for wanted in _distinct(batch.options)}
-        fetched = landing.fetch(rows)
+        computed = {wanted: self._computed(encoded, batch, wanted) for wanted in _distinct(batch.options)}
+        fetched = landing.fetch({(one, i): part for one, parts in computed.items() for i, part in enumerate(parts)})
         landing.end(self._stream, is_brief=len(batch.token_ids) <= _BRIEF_TOKENS)
         return RunningBatch(self, batch, fetched, landing)
 
-    def _output(self, batch: PackedBatch, fetched: Mapping[TaskOptions, Tensor], device_s: float) -> BatchOutput:
+    def _output(self, batch: PackedBatch, fetched: Mapping[_Part, Tensor], device_s: float) -> BatchOutput:
         """Copies of the results in the order of the batch's sequences."""
-        rows: dict[TaskOptions, Sequence[Float32Array]] = {}
-        blocks: list[Float32Array] = [pinned.numpy().copy() for pinned in fetched.values()]
-        for wanted, result in zip(fetched, blocks, strict=True):
-            head = self._heads.get(wanted.task)
-            is_of_tokens = head is not None and head.reads == "tokens"
-            rows[wanted] = np.split(result, batch.cu_seqlens[1:-1]) if is_of_tokens else list(result)
+        parts: dict[TaskOptions, list[Float32Array]] = {}
+        for (wanted, _), pinned in fetched.items():
+            parts.setdefault(wanted, []).append(pinned.numpy().copy())
+        blocks = [block for some in parts.values() for block in some]
+        rows = {wanted: self._rows(batch, wanted, some) for wanted, some in parts.items()}
         if len(rows) == 1:  # the usual case, without a look at every option
             return BatchOutput(list(*rows.values()), device_s, blocks)
         return BatchOutput([rows[wanted][index] for index, wanted in enumerate(batch.options)], device_s, blocks)
 
-    def _rows(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
-        """float32 rows: one for each sequence, or for each token if the head reads tokens."""
-        if wanted.task == "embed":
-            return self._embeddings(encoded, batch, wanted)
+    def _rows(self, batch: PackedBatch, wanted: TaskOptions, parts: Sequence[Float32Array]) -> Sequence[Float32Array]:
+        """One array a sequence, of what `_computed` gave."""
+        head = self._heads.get(wanted.task)
+        match head:
+            case Head(reads="tokens"):
+                return np.split(parts[0], batch.cu_seqlens[1:-1])
+            case Head() | None:
+                return list(parts[0])
+            case _:
+                return head.rows(parts, np.split(batch.token_ids, batch.cu_seqlens[1:-1]))
+
+    def _computed(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> tuple[Tensor, ...]:
+        """float32 rows: one for each sequence, or for each token if the head reads tokens; or what a head computes."""
+        if wanted.task == "embed" and "embed" in self.info.tasks:
+            return (self._embeddings(encoded, batch, wanted),)
         head = self._heads.get(wanted.task)
         match head:
             case Head(reads="embedding"):
-                return head(self._embeddings(encoded, batch, OWN))
+                return (head(self._embeddings(encoded, batch, OWN)),)
             case Head(reads="cls" | "mean" as pooling):
-                return head(self._pooled(encoded, batch, pooling, normalize=False))
+                return (head(self._pooled(encoded, batch, pooling, normalize=False)),)
             case Head(reads="tokens"):
-                return head(encoded.hidden[: len(batch.token_ids)].float())
-            case _:
+                return (head(encoded.hidden[: len(batch.token_ids)].float()),)
+            case Head() | None:
                 raise ValueError(f"task {wanted.task!r} is not one of {sorted(self.info.tasks)}.")
+            case _:
+                hidden, bounds = encoded.hidden[: len(batch.token_ids)], encoded.inputs.cu_seqlens
+                lengths = bounds[: len(batch.options) + 1].diff()
+                return head.compute(hidden, lengths, lambda: self._embeddings(encoded, batch, OWN))
 
     def _embeddings(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
         tail = self._tail
@@ -185,7 +207,7 @@ class RunningBatch:
 
     _engine: GpuEngine
     _batch: PackedBatch
-    _fetched: Mapping[TaskOptions, Tensor]  # each option's rows, in `_landing`; filled once its end has come
+    _fetched: Mapping[_Part, Tensor]  # what each option's head computed, in `_landing`; filled once its end has come
     _landing: Landing
 
     def result(self) -> BatchOutput:

@@ -13,10 +13,12 @@ from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, g
 from penstock.engine.errors import NoKernel, NotPacked, UnsupportedCheckpoint, UnsupportedDevice, wider_than
 from penstock.engine.families import family_of
 from penstock.engine.families.heads import checkpoint_heads, linear_head, require_head_file
-from penstock.engine.model.admission import GENERATE
+from penstock.engine.families.vector_heads import vector_heads
+from penstock.engine.model.admission import EMBED, GENERATE
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_tokens_of
 from penstock.engine.model.results import EmbeddingTail, Head, on_device
+from penstock.engine.model.vectors import VectorHead
 from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
 
@@ -95,12 +97,13 @@ def _load_packed(
     checkpoint.weights.require_range(arithmetic)
     tail = embedding_tail(checkpoint)
     width = tail.width(weights.hidden_size)
-    dim = min(width, tail.dimensions or width)
-    heads = (
-        {"classify": linear_head(Path(head), dim)}
-        if head is not None
-        else checkpoint_heads(checkpoint, weights.hidden_size)
-    )
+    dim = min(width, tail.dimensions or width) if checkpoint.embeds else 0
+    heads: dict[str, Head | VectorHead] = {**vector_heads(checkpoint, arithmetic)}
+    if head is not None:
+        _require_embeddings(checkpoint)
+        heads["classify"] = linear_head(Path(head), dim)
+    else:
+        heads |= checkpoint_heads(checkpoint, weights.hidden_size)
     checkpoint.weights.require_layers_used()
     info = ModelInfo(
         name=name,
@@ -109,9 +112,9 @@ def _load_packed(
         device=device_name() if on_gpu else "cpu",
         vocab_size=weights.vocab_size,
         max_tokens=max_tokens_of(checkpoint, weights.max_tokens),
-        tasks=frozenset({"embed", *heads}),
+        tasks=frozenset({*heads, *({EMBED} if checkpoint.embeds else ())}),
         dim=dim,
-        labels=next((head.labels for head in heads.values()), ()),
+        labels=next((head.labels for head in heads.values() if isinstance(head, Head)), ()),
         dimensions=matryoshka_dimensions(checkpoint, width),
         num_token_types=None if weights.embeddings.token_types is None else len(weights.embeddings.token_types),
     )
@@ -121,9 +124,19 @@ def _load_packed(
     return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
 
 
+def _require_embeddings(checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedCheckpoint for a model without the vectors that a head of its own file, or padding, needs."""
+    if not checkpoint.embeds:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: a model of {checkpoint.task} makes no vector of a text, so it takes no head and "
+            "is not run padded."
+        )
+
+
 def _load_padded(checkpoint: Checkpoint, name: str, revision: str, **options: Any) -> "PaddedEngine":
     from penstock.engine.padded.loading import load_padded  # transformers is slow to import
 
+    _require_embeddings(checkpoint)
     return load_padded(checkpoint, name, revision, **options)
 
 
@@ -161,9 +174,13 @@ def _as_no_kernel() -> Iterator[None]:
 
 
 def _on_gpu(
-    info: ModelInfo, directory: Path, weights: EncoderWeights, tail: EmbeddingTail, heads: Mapping[str, Head]
+    info: ModelInfo,
+    directory: Path,
+    weights: EncoderWeights,
+    tail: EmbeddingTail,
+    heads: Mapping[str, Head | VectorHead],
 ) -> "GpuEngine":
-    if any(head.reads in ("last", "late") for head in heads.values()):
+    if any(isinstance(head, Head) and head.reads in ("last", "late") for head in heads.values()):
         raise NoKernel(f"{directory}: a classifier of the last token, or of all, has no kernel; use device='cpu'.")
     from penstock.engine.gpu.encoder import GpuEncoder
     from penstock.engine.gpu.engine import GpuEngine

@@ -10,11 +10,13 @@ from pathlib import Path
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.architectures import Architectures, architectures_of
 from penstock.engine.model.files import Config, read_config, read_optional, require_regular_files, setting
-from penstock.engine.model.module_list import CROSS_ENCODER, Module, read_modules, require_served
+from penstock.engine.model.module_list import CROSS_ENCODER, SPARSE_ENCODER, Module, read_modules, require_served
 from penstock.engine.model.original_settings import in_own_names, original_settings
 
 CAUSAL = "ForCausalLM"  # ends the names of classes that predict the next token, as sentence-transformers knows them
+MASKED = "ForMaskedLM"  # of those that predict a token in its place
 EMBED, CLASSIFY, TOKEN_CLASSIFY, GENERATE = "embed", "classify", "token_classify", "generate"
+EMBED_SPARSE = "embed_sparse"
 _SAVED = "config_sentence_transformers.json"
 _WAYS_OUT = {  # of model types that transformers has under another name
     "new": " It has the model as 'gte': serve that form, such as alibaba-nlp-community/gte-multilingual-base.",
@@ -22,7 +24,6 @@ _WAYS_OUT = {  # of model types that transformers has under another name
 _QUANTISED = ("quantization_config", "compression_config")
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json")
 _OF_OTHER_MODELS = {
-    "SparseEncoder": "it makes sparse vectors, and vectors here are dense",
     "MultiVectorEncoder": "it makes a vector for each token, and here a text has one vector",
     "ColBERT": "it makes a vector for each token, and here a text has one vector",
 }
@@ -35,9 +36,14 @@ class Admission:
     directory: Path
     config: Config  # config.json of the transformer, in the names of transformers' class
     modules: tuple[Module, ...]  # empty for a plain directory of transformers
-    task: str  # EMBED, CLASSIFY, TOKEN_CLASSIFY or GENERATE: by the class of the weights, or the modules
+    task: str  # EMBED or another of the above: by the class of the weights, or the modules
     # config_sentence_transformers.json; {}: there is none, or no modules.json, without which the library ignores it
     sentence_transformers: Config
+
+    @property
+    def embeds(self) -> bool:
+        """Whether a text has one vector, beside what else the model makes of it."""
+        return self.task not in (EMBED_SPARSE, GENERATE)
 
     @property
     def root(self) -> Path:
@@ -59,12 +65,14 @@ def admit(directory: Path) -> Admission:
     known = _known(root, config)
     architecture = _architecture(root, config, has_modules=bool(modules))
     _require_native(root, config, architecture, known)
-    if modules and saved.get("model_type") != CROSS_ENCODER:
+    if modules and saved.get("model_type") not in (CROSS_ENCODER, SPARSE_ENCODER):
         task = _task_of_modules(root, architecture, known)
     else:
         task = _task(root, architecture, str(config["model_type"]), known)
     if saved.get("model_type") == CROSS_ENCODER and task != CLASSIFY:
         raise UnsupportedCheckpoint(f"{root}: a cross-encoder is a ...ForSequenceClassification, not a {architecture}.")
+    if saved.get("model_type") == SPARSE_ENCODER and task != EMBED_SPARSE:
+        raise UnsupportedCheckpoint(f"{root}: a sparse encoder is run as a ...{MASKED}, not as a {architecture}.")
     if not modules:
         _require_no_template(root, config, task)
     return Admission(directory, config, modules, task, saved if modules else Config())
@@ -72,8 +80,8 @@ def admit(directory: Path) -> Admission:
 
 def _require_known_model(directory: Path, saved: Config) -> None:
     kind = saved.get("model_type", "SentenceTransformer")
-    if kind not in ("SentenceTransformer", CROSS_ENCODER):
-        reason = _OF_OTHER_MODELS.get(str(kind), "only SentenceTransformer and CrossEncoder are")
+    if kind not in ("SentenceTransformer", CROSS_ENCODER, SPARSE_ENCODER):
+        reason = _OF_OTHER_MODELS.get(str(kind), "only SentenceTransformer, CrossEncoder and SparseEncoder are")
         raise UnsupportedCheckpoint(f"{directory}: a {kind} ({_SAVED}) is not implemented: {reason}.")
     if (directory / "artifact.metadata").exists():
         raise UnsupportedCheckpoint(f"{directory}: ColBERT is not implemented: {_OF_OTHER_MODELS['ColBERT']}.")
@@ -82,7 +90,7 @@ def _require_known_model(directory: Path, saved: Config) -> None:
 def _require_no_template(root: Path, config: Config, task: str) -> None:
     """Raise UnsupportedCheckpoint where sentence-transformers would put each text through a chat template."""
     is_reranker = task == CLASSIFY and (len(setting(config, "id2label", {})) == 1 or config.get("num_labels") == 1)
-    if not (task == EMBED or is_reranker):
+    if not (task in (EMBED, EMBED_SPARSE) or is_reranker):
         return
     stated = read_optional(root / "tokenizer_config.json").get("chat_template")
     if stated or any((root / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
@@ -144,6 +152,8 @@ def _task(root: Path, name: str | None, model_type: str, known: Architectures) -
         return CLASSIFY
     if name in known.token_classifiers:
         return TOKEN_CLASSIFY
+    if name in known.pretrained and str(name).endswith(MASKED):
+        return EMBED_SPARSE
     if name in known.generators:
         return GENERATE
     raise UnsupportedCheckpoint(f"{root}: {_why_not(str(name), model_type, known)}")
@@ -163,8 +173,8 @@ def _why_not(name: str, model_type: str, known: Architectures) -> str:
         return f"a {name} predicts the next token, which is not implemented."
     if name in known.pretrained:
         return (
-            f"a {name} predicts masked tokens, or is a SPLADE model; neither is implemented. To serve the mean of its "
-            "hidden states as vectors, save it as such: SentenceTransformer(DIR).save(OUT)."
+            f"a {name} predicts masked tokens, which is not implemented. To serve the mean of its hidden states as "
+            "vectors, save it as such: SentenceTransformer(DIR).save(OUT)."
         )
     if known.has_decoder and name.endswith(("ForSequenceClassification", "ForTokenClassification")):
         return (

@@ -7,30 +7,30 @@ from typing import Any
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.files import Config, read_any_json, read_optional, require_regular_files
 
-CROSS_ENCODER = "CrossEncoder"
-_PLACES = {  # class -> package and file in sentence-transformers
-    "Transformer": ("base", "transformer"),
-    "Pooling": ("sentence_transformer", "pooling"),
-    "Dense": ("base", "dense"),
-    "Normalize": ("base", "normalize"),
-    "Dropout": ("sentence_transformer", "dropout"),
+CROSS_ENCODER, SPARSE_ENCODER = "CrossEncoder", "SparseEncoder"  # model_type of config_sentence_transformers.json
+_PLACES = {  # class -> package of old and of new versions of sentence-transformers, and file
+    "Transformer": ("", "base", "transformer"),
+    "Pooling": ("", "sentence_transformer", "pooling"),
+    "Dense": ("", "base", "dense"),
+    "Normalize": ("", "base", "normalize"),
+    "Dropout": ("", "sentence_transformer", "dropout"),
+    "MLMTransformer": ("sparse_encoder.", "sparse_encoder", "mlm_transformer"),
+    "SpladePooling": ("sparse_encoder.", "sparse_encoder", "splade_pooling"),
 }
 _LIBRARY = "sentence_transformers"
 # The names under which the library's versions have saved a class, and version 6 finds it.
 KINDS = {
     f"{_LIBRARY}.{path}": kind
-    for kind, (package, file) in _PLACES.items()
+    for kind, (old, package, file) in _PLACES.items()
     for path in (
-        f"models.{kind}",
-        f"models.{kind}.{kind}",
+        f"{old}models.{kind}",
+        f"{old}models.{kind}.{kind}",
         f"{package}.modules.{kind}",
         f"{package}.modules.{file}.{kind}",
     )
 } | {f"{_LIBRARY}.sentence_transformer.modules.normalize.Normalize": "Normalize"}
 _REASONS = {  # part of a class's path -> why it is refused
-    "Splade": "it makes sparse vectors, and vectors here are dense",
-    "MLMTransformer": "it makes sparse vectors, and vectors here are dense",
-    "sparse_encoder": "it makes sparse vectors, and vectors here are dense",
+    "sparse_encoder": "of sparse models only those that pool the logits of a masked language model (SPLADE) are run",
     "pylate.": "ColBERT makes a vector for each token, and here a text has one vector",
     "multi_vector": "it makes a vector for each token, and here a text has one vector",
     "LogitScore": "rerankers that predict the next token are not run",
@@ -44,6 +44,7 @@ _NOT_OF_THE_MODEL = frozenset({"max_seq_length", "do_lower_case", "unpad_inputs"
 _TASKS = {  # transformer_task -> what a text's output is, and its name
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
+    "fill-mask": ("logits", "token_embeddings"),
 }
 
 
@@ -90,8 +91,11 @@ def require_served(directory: Path, modules: tuple[Module, ...], saved: Config) 
     modules: of `directory`, at least one. saved: its config_sentence_transformers.json.
     """
     path, kinds = directory / "modules.json", [module.kind for module in modules]
-    if not kinds or kinds[0] != "Transformer":
+    if not kinds or kinds[0] not in ("Transformer", "MLMTransformer"):
         raise CheckpointError(f"{path} must begin with a Transformer module.")
+    if saved.get("model_type") == SPARSE_ENCODER:
+        _require_splade(modules, path, saved)
+        return
     if saved.get("model_type") == CROSS_ENCODER:
         if len(kinds) > 1:
             raise UnsupportedCheckpoint(f"{path}: a cross-encoder with a {kinds[1]} module is not implemented.")
@@ -110,6 +114,24 @@ def require_served(directory: Path, modules: tuple[Module, ...], saved: Config) 
         )
     for module in modules[2:]:
         _require_sentence_embedding(module)
+
+
+def _require_splade(modules: tuple[Module, ...], path: Path, saved: Config) -> None:
+    """Raise UnsupportedCheckpoint unless a SparseEncoder pools the logits of a masked language model."""
+    kinds = [module.kind for module in modules]
+    if kinds[1:] != ["SpladePooling"]:
+        raise UnsupportedCheckpoint(
+            f"{path}: the modules are {', '.join(kinds)}. Of sparse models only those of a Transformer and a "
+            "SpladePooling are run."
+        )
+    root = modules[0].directory
+    if kinds[0] == "Transformer" and transformer_config(root).get("transformer_task") != "fill-mask":
+        raise UnsupportedCheckpoint(f"{root}: SpladePooling pools the logits of transformer_task 'fill-mask' only.")
+    _require_transformer(root, "fill-mask")
+    if saved.get("max_active_dims") is not None:
+        raise UnsupportedCheckpoint(
+            f"{saved.path}: max_active_dims is not implemented. Remove it; a request may ask for the largest weights."
+        )
 
 
 def transformer_config(directory: Path) -> Config:

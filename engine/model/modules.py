@@ -41,8 +41,11 @@ _UNLIMITED = 10**20  # transformers takes larger limits for none
 def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
     """Pooling, dense layers, cutting, normalisation; pooling alone for a directory without modules.json.
 
-    Raises UnsupportedCheckpoint for a pooling or an option that is not implemented.
+    Of a model that makes no vector of a text nothing asks for the result. Raises UnsupportedCheckpoint for a pooling or
+    an option that is not implemented.
     """
+    if not checkpoint.embeds:
+        return EmbeddingTail("mean", (), normalize=False)
     pooling, dense, normalize = _pooling_without_modules(checkpoint.config), list[Dense](), False
     for module in checkpoint.modules[1:]:
         if normalize:

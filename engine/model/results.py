@@ -4,8 +4,8 @@ An embedding is made by pooling, dense modules, cutting and L2 normalisation. A 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,11 @@ from torch import Tensor
 from penstock.engine.errors import CheckpointError
 from penstock.engine.model.dense import activate, by_vectors, linear_by_row
 from penstock.engine.model.layout import Group
-from penstock.engine.model.weights import Dense, Norm
+from penstock.engine.model.weights import Dense, Norm, convert_weights
 from penstock.engine.types import TaskOptions
 
 POOLINGS = frozenset({"cls", "mean", "max", "last"})
+AnyHead = TypeVar("AnyHead")
 OWN = TaskOptions("embed")  # the checkpoint's own pooling, dimensions and normalisation
 
 
@@ -138,13 +139,14 @@ class Head:
 
 
 def on_device(
-    tail: EmbeddingTail, heads: Mapping[str, Head], device: torch.device
-) -> tuple[EmbeddingTail, dict[str, Head]]:
+    tail: EmbeddingTail, heads: Mapping[str, AnyHead], device: torch.device
+) -> tuple[EmbeddingTail, dict[str, AnyHead]]:
     """Copies with their tensors on the device."""
 
-    def moved(layer: Any) -> Any:
-        values = {field.name: getattr(layer, field.name) for field in fields(layer)}
-        return replace(layer, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+    def moved(weights: Any) -> Any:
+        return convert_weights(weights, lambda dense: dense.apply(move), move)
 
-    heads = {task: replace(head, layers=tuple(map(moved, head.layers))) for task, head in heads.items()}
-    return replace(tail, dense=tuple(map(moved, tail.dense))), heads
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device)
+
+    return moved(tail), {task: moved(head) for task, head in heads.items()}

@@ -21,6 +21,10 @@ class Dense:
     bias: Tensor | None  # [out]
     activation: str  # a name that engine.model.dense.activate knows
 
+    def apply(self, convert: Callable[[Tensor], Tensor]) -> "Dense":
+        """The layer with both of its tensors converted."""
+        return replace(self, weight=convert(self.weight), bias=None if self.bias is None else convert(self.bias))
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:

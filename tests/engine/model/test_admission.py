@@ -126,11 +126,11 @@ class TestModules:
             (1, "my_pkg.attention.Pooling", "never run"),
             (1, "Pooling", "never run"),
             (1, "sentence_transformers.Pooling", "not implemented"),
-            (1, "sentence_transformers.sparse_encoder.models.SpladePooling", "sparse"),
+            (1, "sentence_transformers.sparse_encoder.models.SparseAutoEncoder", "of sparse models only"),
+            (1, "sentence_transformers.sparse_encoder.modules.SparseStaticEmbedding", "of sparse models only"),
             (1, "sentence_transformers.models.WeightedLayerPooling", "not implemented"),
             (2, "pylate.models.Dense.Dense", "ColBERT"),
             (2, "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask", "a vector for each token"),
-            (0, "sentence_transformers.sparse_encoder.models.MLMTransformer", "sparse"),
             *[
                 (0, f"sentence_transformers.models.{kind}", "not implemented")
                 for kind in ("WordEmbeddings", "StaticEmbedding", "CLIPModel", "Asym", "Router", "BoW", "LSTM", "CNN")
@@ -205,16 +205,37 @@ class TestModules:
         write_json(sentences / name, {"max_seq_length": 64, "do_lower_case": False} | changes)
         refuse(sentences, next(iter(changes)))
 
-    @pytest.mark.parametrize("kind", ["SparseEncoder", "MultiVectorEncoder", "ColBERT", "Own"])
+    @pytest.mark.parametrize("kind", ["MultiVectorEncoder", "ColBERT", "Own"])
     def test_other_models_of_sentence_transformers(self, sentences: Path, kind: str) -> None:
         edit_json(sentences / "config_sentence_transformers.json", model_type=kind)
         refuse(sentences, f"a {kind}.*is not implemented")
 
-    def test_a_splade_model(self, tmp_path: Path) -> None:
+    def test_a_sparse_model_of_pooled_vectors(self, sentences: Path) -> None:
+        SparseEncoder(str(sentences), device="cpu").save(str(sentences / "model"))
+        refuse(sentences / "model", "SparseAutoEncoder.*of sparse models only")
+        edit_json(sentences / "config_sentence_transformers.json", model_type="SparseEncoder")
+        refuse(sentences, "Transformer, Pooling, Normalize. Of sparse models only")
 
+    @pytest.mark.parametrize(
+        ("file", "changes", "reason"),
+        [
+            ("config_sentence_transformers.json", {"max_active_dims": 8}, "max_active_dims is not implemented"),
+            (
+                "config_sentence_transformers.json",
+                {"model_type": "SentenceTransformer"},
+                "fill-mask' is not implemented",
+            ),
+            ("sentence_bert_config.json", {"transformer_task": None}, "transformer_task 'fill-mask' only"),
+            ("config.json", {"architectures": ["BertModel"]}, "is run as a ...ForMaskedLM, not as a BertModel"),
+        ],
+    )
+    def test_what_a_splade_model_may_not_have(
+        self, tmp_path: Path, file: str, changes: dict[str, Any], reason: str
+    ) -> None:
         save(tmp_path / "plain", transformers.BertForMaskedLM(transformers.BertConfig(**_SMALL)))
         SparseEncoder(str(tmp_path / "plain"), device="cpu").save(str(tmp_path / "model"))
-        refuse(tmp_path / "model", "sparse vectors")
+        edit_json(tmp_path / "model" / file, **changes)
+        refuse(tmp_path / "model", reason)
 
     def test_the_encoder_of_a_masked_language_model(self, tmp_path: Path) -> None:
         """Named so by modules.json, as in all-mpnet-base-v2."""
@@ -272,7 +293,6 @@ class TestClasses:
     @pytest.mark.parametrize(
         ("make", "reason"),
         [
-            (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**_SMALL)), "SPLADE.*SentenceTransformer"),
             (lambda: transformers.BertForPreTraining(transformers.BertConfig(**_SMALL)), "predicts masked tokens"),
             (lambda: transformers.BertForQuestionAnswering(transformers.BertConfig(**_SMALL)), "QuestionAnswering' is"),
             (
