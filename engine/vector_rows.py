@@ -12,11 +12,11 @@ from penstock.engine.types import Float32Array, Int32Array
 _EXACT = 1 << 24  # float32 holds every whole number up to here
 
 
-def join_sparse(ids: npt.NDArray[np.integer], weights: Float32Array) -> Float32Array:
+def join_sparse(ids: npt.NDArray[np.integer | np.floating], weights: Float32Array) -> Float32Array:
     """Token ids [K], ascending, and their weights [K] as one row [2K]. ValueError for an id that is not exact."""
-    if len(ids) and int(ids[-1]) >= _EXACT:
+    if len(ids) and ids[-1] >= _EXACT:
         raise ValueError(f"the token id {int(ids[-1])} is not exact as a float32. This is a bug.")
-    return np.concatenate((ids, weights), dtype=np.float32, casting="same_kind")
+    return np.concatenate((ids, weights), dtype=np.float32, casting="unsafe")
 
 
 def split_sparse(row: Float32Array) -> tuple[Int32Array, Float32Array]:

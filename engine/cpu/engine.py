@@ -93,9 +93,9 @@ class CpuEngine:
 
     def _vectors(self, head: VectorHead, hidden: Tensor, layout: Layout, batch: PackedBatch) -> list[Tensor]:
         """Rows of a head of several vectors, in the layout's order."""
-        lengths, ids = layout.lengths, batch.token_ids[layout.tokens[: layout.num_tokens]]
+        lengths, ids = np.array(layout.lengths, np.int32), batch.token_ids[layout.tokens[: layout.num_tokens]]
         computed = head.compute(
-            hidden[: layout.num_tokens], torch.tensor(lengths), lambda: self._tail(hidden, layout.groups)
+            hidden[: layout.num_tokens], torch.from_numpy(lengths), lambda: self._tail(hidden, layout.groups)
         )
-        rows = head.rows([part.numpy() for part in computed], np.split(ids, np.cumsum(lengths[:-1])))
+        rows = head.rows([part.numpy() for part in computed], ids, lengths)
         return [torch.from_numpy(row) for row in rows]

@@ -2,17 +2,27 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import FAMILIES, family_of
-from penstock.engine.model.admission import EMBED_SPARSE
-from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.files import Config, read_json, setting
-from penstock.engine.model.vectors import Splade, VectorHead
+from penstock.engine.model.admission import EMBED_ALL, EMBED_SPARSE, EMBED_TOKENS
+from penstock.engine.model.checkpoint import Checkpoint, Tensors
+from penstock.engine.model.files import (
+    COLBERT_LINEAR,
+    SPARSE_LINEAR,
+    Config,
+    read_json,
+    read_safetensors,
+    require_int,
+    setting,
+)
+from penstock.engine.model.vectors import AllVectors, KeptTokens, Lexical, Splade, TokenVectors, VectorHead
 from penstock.engine.model.weights import Dense
 
 _SPLADE_KEYS = {"pooling_strategy", "activation_function", "embedding_dimension", "word_embedding_dimension"}
+_XLM_ROBERTA_SPECIAL = (0, 1, 2, 3)  # <s>, <pad>, </s> and <unk>
 _NUM_LOGS = {"relu": 1, "log1p_relu": 2}  # activation_function of SpladePooling
 
 
@@ -24,8 +34,44 @@ def vector_heads(checkpoint: Checkpoint, dtype: torch.dtype) -> Mapping[str, Vec
     match checkpoint.task:
         case "embed_sparse":
             return {EMBED_SPARSE: _splade(checkpoint, dtype)}
+        case "embed":
+            return _linear_heads(checkpoint)
         case _:
             return {}
+
+
+def _linear_heads(checkpoint: Checkpoint) -> Mapping[str, VectorHead]:
+    """bge-m3's heads beside an embedding model (Chen et al. 2024), whose files `penstock convert` writes."""
+    sparse, tokens = (_linear(checkpoint, name) for name in (SPARSE_LINEAR, COLBERT_LINEAR))
+    heads: dict[str, VectorHead] = {}
+    if sparse is not None:
+        _require_xlm_roberta(checkpoint)
+        lexical = heads[EMBED_SPARSE] = Lexical(sparse, np.array(_XLM_ROBERTA_SPECIAL, np.int32))
+    if tokens is not None:
+        vectors = heads[EMBED_TOKENS] = TokenVectors((tokens,), normalize=True, kept=KeptTokens(without_first=True))
+    if sparse is not None and tokens is not None:
+        heads[EMBED_ALL] = AllVectors(vectors, lexical)
+    return heads
+
+
+def _linear(checkpoint: Checkpoint, name: str) -> Dense | None:
+    path = (checkpoint.directory / name).with_suffix(".safetensors")
+    if not path.exists():
+        return None
+    tensors = Tensors(path, read_safetensors(path)[0])
+    weight = tensors.take("weight", 1 if name == SPARSE_LINEAR else -1, require_int(checkpoint.config, "hidden_size"))
+    return Dense(weight, tensors.take("bias", len(weight)), "identity")
+
+
+def _require_xlm_roberta(checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedCheckpoint unless the tokens without a weight are known: cls, pad, eos and unk."""
+    config = checkpoint.config
+    ids = tuple(config.get(f"{name}_token_id") for name in ("bos", "pad", "eos"))
+    if config.get("model_type") != "xlm-roberta" or ids != _XLM_ROBERTA_SPECIAL[:3]:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: sparse_linear is implemented beside an XLM-RoBERTa with its own special tokens, "
+            f"not {config.get('model_type')!r} with {ids}. Remove the file to serve the other vectors."
+        )
 
 
 def _splade(checkpoint: Checkpoint, dtype: torch.dtype) -> Splade:

@@ -166,7 +166,7 @@ class GpuEngine:
             case Head() | None:
                 return list(parts[0])
             case _:
-                return head.rows(parts, np.split(batch.token_ids, batch.cu_seqlens[1:-1]))
+                return head.rows(parts, batch.token_ids, np.diff(batch.cu_seqlens))
 
     def _computed(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> tuple[Tensor, ...]:
         """float32 rows: one for each sequence, or for each token if the head reads tokens; or what a head computes."""

@@ -19,7 +19,15 @@ from safetensors.torch import save, save_file
 from penstock.engine.errors import CheckpointError
 from penstock.engine.generation.loading import generates, load_seq2seq
 from penstock.engine.loading.encoder import load_engine
-from penstock.engine.model.files import INDEX, PICKLES, WEIGHTS, read_json, require_regular_files
+from penstock.engine.model.files import (
+    COLBERT_LINEAR,
+    INDEX,
+    PICKLES,
+    SPARSE_LINEAR,
+    WEIGHTS,
+    read_json,
+    require_regular_files,
+)
 
 # What torch met in a pickle. The rest of its message advises to run the pickle, which this command is there to avoid.
 _UNSUPPORTED = re.compile(r"unsupported (global|operand|class)[^\n]*?(?=\. |\.?$)", re.IGNORECASE | re.MULTILINE)
@@ -69,12 +77,23 @@ def _convert_folder(folder: Path, source: Path, partial: Path) -> list[Path]:
     for file in folder.iterdir():
         if file.is_file() and file not in pickles and file.name != _INDEX:
             shutil.copyfile(file, partial / place / file.name)
+    heads = [place / name for name in _convert_heads(folder, partial / place)]
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
-        return []
+        return heads
     if (folder / _WEIGHTS).exists():
         _write(folder / _WEIGHTS, partial / place / WEIGHTS)
-        return [place / WEIGHTS]
-    return _convert_shards(folder, place, partial) if (folder / _INDEX).exists() else []
+        return [*heads, place / WEIGHTS]
+    return [*heads, *(_convert_shards(folder, place, partial) if (folder / _INDEX).exists() else [])]
+
+
+def _convert_heads(folder: Path, target: Path) -> list[str]:
+    """Convert heads that lie beside the weights; returns the names of the files."""
+    found = [name for name in (SPARSE_LINEAR, COLBERT_LINEAR) if (folder / name).exists()]
+    names = {name: Path(name).with_suffix(".safetensors").name for name in found}
+    new = {name: own for name, own in names.items() if not (folder / own).exists()}
+    for name, own in new.items():
+        _write(folder / name, target / own)
+    return [*new.values()]
 
 
 def _convert_shards(folder: Path, place: Path, partial: Path) -> list[Path]:

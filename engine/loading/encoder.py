@@ -18,7 +18,7 @@ from penstock.engine.model.admission import EMBED, GENERATE
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_tokens_of
 from penstock.engine.model.results import EmbeddingTail, Head, on_device
-from penstock.engine.model.vectors import VectorHead
+from penstock.engine.model.vectors import TokenVectors, VectorHead
 from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
 
@@ -117,6 +117,7 @@ def _load_packed(
         labels=next((head.labels for head in heads.values() if isinstance(head, Head)), ()),
         dimensions=matryoshka_dimensions(checkpoint, width),
         num_token_types=None if weights.embeddings.token_types is None else len(weights.embeddings.token_types),
+        token_dim=next((head.dim for head in heads.values() if isinstance(head, TokenVectors)), 0),
     )
     if on_gpu:
         return _on_gpu(info, checkpoint.directory, weights, tail, heads)

@@ -16,7 +16,7 @@ from penstock.engine.model.original_settings import in_own_names, original_setti
 CAUSAL = "ForCausalLM"  # ends the names of classes that predict the next token, as sentence-transformers knows them
 MASKED = "ForMaskedLM"  # of those that predict a token in its place
 EMBED, CLASSIFY, TOKEN_CLASSIFY, GENERATE = "embed", "classify", "token_classify", "generate"
-EMBED_SPARSE = "embed_sparse"
+EMBED_SPARSE, EMBED_TOKENS, EMBED_ALL = "embed_sparse", "embed_tokens", "embed_all"
 _SAVED = "config_sentence_transformers.json"
 _WAYS_OUT = {  # of model types that transformers has under another name
     "new": " It has the model as 'gte': serve that form, such as alibaba-nlp-community/gte-multilingual-base.",

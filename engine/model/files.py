@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
+SPARSE_LINEAR, COLBERT_LINEAR = "sparse_linear.pt", "colbert_linear.pt"  # heads of bge-m3, as it is published
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _MAX_JSON_BYTES = 256 << 20  # the index of the largest published models has some 10 MiB
 _NAMES = {

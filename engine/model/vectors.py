@@ -6,21 +6,25 @@ token or text; `rows` runs on the host, where token ids say which tokens count. 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Protocol
+from itertools import chain, groupby
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.model.dense import by_vectors, linear_by_row
 from penstock.engine.model.results import apply_layers
 from penstock.engine.model.weights import Dense, Norm
 from penstock.engine.types import Float32Array, Int32Array
+from penstock.engine.vector_rows import join_sparse, join_vectors
 
 # Rows of the decoder that are multiplied at a time. The logits of a batch then take no more memory than the MLP of a
 # layer, whatever the vocabulary's size.
 _BLOCK = 4096
+_ID_BITS = 24  # of a token id, in a key that a text's number is before
 
 
 class VectorHead(Protocol):
@@ -34,8 +38,10 @@ class VectorHead(Protocol):
         """
         ...
 
-    def rows(self, computed: Sequence[Float32Array], token_ids: Sequence[Int32Array]) -> list[Float32Array]:
-        """A row for each sequence, in the order of `lengths`. token_ids: of each sequence, in this order."""
+    def rows(
+        self, computed: Sequence[Float32Array], token_ids: Int32Array, lengths: Int32Array
+    ) -> Sequence[Float32Array]:
+        """A row for each sequence, of what `compute` gave. token_ids: [T], in the order of `hidden`; lengths: [N]."""
         ...
 
 
@@ -79,11 +85,107 @@ class Splade:
             x = by_vectors(torch.log1p_, x)
         return x
 
-    def rows(self, computed: Sequence[Float32Array], token_ids: Sequence[Int32Array]) -> list[Float32Array]:
+    def rows(
+        self, computed: Sequence[Float32Array], token_ids: Int32Array, lengths: Int32Array
+    ) -> Sequence[Float32Array]:
         counts, ids, weights = computed
-        bounds = np.cumsum(counts[:-1], dtype=np.int64)
-        parts = zip(np.split(ids, bounds), np.split(weights, bounds), strict=True)
-        return [np.concatenate(part) for part in parts]
+        return _sparse_rows(counts, ids, weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Lexical:
+    """The weight of each token by its hidden state, the largest of equal tokens (Chen et al. 2024: M3-Embedding)."""
+
+    weigh: Dense  # [1, H], float32
+    left_out: Int32Array  # ids that have no weight
+
+    def compute(self, hidden: Tensor, lengths: Tensor, embeddings: Callable[[], Tensor]) -> tuple[Tensor, ...]:
+        """The weight of each token [T], of which those above 0 count."""
+        return (apply_layers(hidden.float(), (self.weigh,))[:, 0],)
+
+    def rows(
+        self, computed: Sequence[Float32Array], token_ids: Int32Array, lengths: Int32Array
+    ) -> Sequence[Float32Array]:
+        (weights,) = computed
+        counts = ~np.isin(token_ids, self.left_out) & ~(weights <= 0)  # NaN counts, and is found in the row
+        texts = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+        keys, weights = ((texts << _ID_BITS) | token_ids)[counts], weights[counts]
+        in_order = keys.argsort(kind="stable")
+        keys, weights = keys[in_order], weights[in_order]
+        first = np.flatnonzero(np.diff(keys, prepend=-1))  # of equal tokens of a text
+        most = np.maximum.reduceat(weights, first) if len(first) else weights
+        num_ids = np.bincount(keys[first] >> _ID_BITS, minlength=len(lengths))
+        return _sparse_rows(num_ids, keys[first] & ((1 << _ID_BITS) - 1), most)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """Which tokens of a text have a vector. Where none of them would, the first one has."""
+
+    without_first: bool = False
+
+    def of(self, token_ids: Int32Array, lengths: Int32Array) -> npt.NDArray[np.bool_]:
+        """[T]: whether each token is kept, of sequences end to end."""
+        starts = np.cumsum(lengths) - lengths
+        kept = np.ones(len(token_ids), np.bool_)
+        if self.without_first:
+            kept[starts] = False
+        kept[starts[np.add.reduceat(kept, starts, dtype=np.int32) == 0]] = True
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVectors:
+    """A vector of each token, for late interaction (Khattab and Zaharia 2020: ColBERT)."""
+
+    layers: tuple[Dense, ...]
+    normalize: bool
+    kept: KeptTokens
+
+    @property
+    def dim(self) -> int:
+        """Length of a token's vector."""
+        return len(self.layers[-1].weight)
+
+    def compute(self, hidden: Tensor, lengths: Tensor, embeddings: Callable[[], Tensor]) -> tuple[Tensor, ...]:
+        """The vectors of all tokens [T, dim]."""
+        vectors = apply_layers(hidden.float(), self.layers)
+        return (F.normalize(vectors, dim=1) if self.normalize else vectors,)
+
+    def rows(
+        self, computed: Sequence[Float32Array], token_ids: Int32Array, lengths: Int32Array
+    ) -> Sequence[Float32Array]:
+        (vectors,) = computed
+        kept = self.kept.of(token_ids, lengths)
+        counts = np.add.reduceat(kept, np.cumsum(lengths) - lengths, dtype=np.int32)
+        return np.split(vectors[kept], np.cumsum(counts)[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class AllVectors:
+    """The checkpoint's own vector, the token vectors and the sparse weights of one pass."""
+
+    tokens: TokenVectors
+    sparse: Lexical
+
+    def compute(self, hidden: Tensor, lengths: Tensor, embeddings: Callable[[], Tensor]) -> tuple[Tensor, ...]:
+        """The vectors [N, D], and what the two heads compute."""
+        others = (head.compute(hidden, lengths, embeddings) for head in (self.tokens, self.sparse))
+        return embeddings(), *chain.from_iterable(others)
+
+    def rows(
+        self, computed: Sequence[Float32Array], token_ids: Int32Array, lengths: Int32Array
+    ) -> Sequence[Float32Array]:
+        vectors, tokens, weights = computed
+        of_tokens = self.tokens.rows((tokens,), token_ids, lengths)
+        return list(map(join_vectors, vectors, of_tokens, self.sparse.rows((weights,), token_ids, lengths)))
+
+
+def _sparse_rows(counts: npt.NDArray[Any], ids: npt.NDArray[Any], weights: Float32Array) -> list[Float32Array]:
+    """Rows of `embed_sparse`. counts: [N] of the ids and weights of each text, which lie end to end."""
+    bounds = np.cumsum(counts[:-1], dtype=np.int64)
+    parts = zip(np.split(ids, bounds), np.split(weights, bounds), strict=True)
+    return [join_sparse(*part) for part in parts]
 
 
 def _by_text(values: Tensor, lengths: Tensor, how: str) -> Tensor:
