@@ -13,7 +13,10 @@ import torch
 from penstock.engine import EngineLanes, PackedBatch, PipelinedEngine, TaskOptions, from_torch, load_engine
 from penstock.engine.device_share import DeviceShare
 from penstock.engine.errors import InvalidBatch
+from penstock.engine.types import ModelInfo
+from penstock.engine.vector_rows import split_sparse, split_vectors
 from tests.engine.helpers import MAX_TOKENS, pack, random_sequences, save_classifier, save_encoder, save_tagger
+from tests.engine.model.test_reference_vectors import save_bge_m3, save_masked_lm
 from tests.gpu.references import is_shared
 
 pytestmark = pytest.mark.gpu
@@ -70,6 +73,29 @@ def test_heads_give_the_cpus_scores(tmp_path: Path, save: Any) -> None:
     batch = pack(random_sequences(LENGTHS), TaskOptions(task))
     for _ in range(3):
         assert largest_error(gpu.run(batch).rows, cpu.run(batch).rows) <= 0.02
+
+
+@pytest.mark.parametrize("save", [save_masked_lm, save_bge_m3])
+def test_sparse_weights_and_token_vectors_are_the_cpus(tmp_path: Path, save: Any) -> None:
+    directory = save(tmp_path, hidden_size=WIDTH)
+    gpu, cpu = load_engine(str(directory), device="cuda"), load_engine(str(directory), device="cpu", dtype="float32")
+    tasks = sorted(gpu.info.tasks)
+    batch = pack(random_sequences(LENGTHS), [TaskOptions(tasks[i % len(tasks)]) for i in range(len(LENGTHS))])
+    for _ in range(3):
+        for wanted, row, expected in zip(batch.options, gpu.run(batch).rows, cpu.run(batch).rows, strict=True):
+            found, want = (_parts(wanted.task, one, cpu.info) for one in (row, expected))
+            assert largest_error(found, want) <= 0.02 * max(float(np.abs(part).max()) for part in want)
+
+
+def _parts(task: str, row: Any, info: ModelInfo) -> list[Any]:
+    """The vectors of a row, the sparse one of the vocabulary's length: a weight of nearly 0 may be on one side only."""
+    if task not in ("embed_sparse", "embed_all"):
+        return [row]
+    *others, sparse = split_vectors(row, info.dim, info.token_dim) if task == "embed_all" else (row,)
+    ids, weights = split_sparse(sparse)
+    whole = np.zeros(info.vocab_size, np.float32)
+    whole[ids] = weights
+    return [*others, whole]
 
 
 def test_what_was_prepared_is_replayed_from_the_first_batch_on(

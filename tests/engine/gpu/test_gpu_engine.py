@@ -22,8 +22,10 @@ from penstock.engine.gpu.engine import GpuEngine
 from penstock.engine.gpu.products import MAX_ROWS, Products
 from penstock.engine.kernels import launch as launching
 from penstock.engine.model.results import EmbeddingTail, Head
-from penstock.engine.model.weights import PlainAttention
+from penstock.engine.model.vectors import AllVectors, KeptTokens, Lexical, TokenVectors, VectorHead
+from penstock.engine.model.weights import Dense, PlainAttention
 from penstock.engine.types import Int32Array, ModelInfo, PackedBatch, TaskOptions
+from penstock.engine.vector_rows import split_vectors
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats
@@ -100,6 +102,44 @@ def engine(cuda: FakeCuda, encoder: SmallEncoder) -> GpuEngine:
 
 
 BATCH = pack(random_sequences((3, 5)), TAGS)
+
+
+class DescribedEncoder(SmallEncoder):
+    """Its inputs have the bounds of sequences, an empty one at the end, and there is a spare row, as with graphs."""
+
+    def upload(self, batch: PackedBatch) -> Any:
+        bounds = torch.from_numpy(np.append(batch.cu_seqlens, batch.cu_seqlens[-1]))
+        return SimpleNamespace(token_ids=super().upload(batch), cu_seqlens=bounds)
+
+    def forward(self, inputs: Any) -> Tensor:
+        return torch.cat((super().forward(inputs.token_ids), torch.full((1, 4), torch.nan)))
+
+
+def test_each_task_of_a_batch_has_the_rows_of_its_head(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pool(rows: Tensor, hidden: Tensor, bounds: Tensor, pooling: str, *, normalize: bool) -> None:
+        rows.copy_(hidden[bounds[:-1].long()])
+
+    monkeypatch.setattr(engine_module, "pool", pool)
+    plain = Dense(torch.eye(4)[:3] / 100, torch.zeros(3), "identity")
+    lexical = Lexical(plain.apply(lambda tensor: tensor[:1]), np.array([2], np.int32))
+    tokens = TokenVectors((plain,), normalize=False, kept=KeptTokens(without_first=True))
+    heads: dict[str, Head | VectorHead] = {
+        "embed_tokens": tokens,
+        "embed_sparse": lexical,
+        "embed_all": AllVectors(tokens, lexical),
+        "token_classify": Head((), "raw", INFO.labels, "tokens"),
+    }
+    info = replace(INFO, tasks=frozenset({"embed", *heads}), dim=4, token_dim=3)
+    tail = EmbeddingTail(pooling="cls", dense=(), normalize=False)
+    engine = GpuEngine(info, Path(), cast(GpuEncoder, DescribedEncoder()), tail, heads)
+    sequences = [np.array(ids, np.int32) for ids in ([5, 2, 9], [7], [3, 8, 8], [4, 6], [1, 2, 3])]
+    options = [TaskOptions(task) for task in ("embed_all", "embed_tokens", "embed_sparse", "embed", "token_classify")]
+    everything, vectors, sparse, vector, labels = engine.run(pack(sequences, options)).rows
+    found = split_vectors(everything, 4, 3)
+    expected: list[Any] = [[5] * 4, [[0.02] * 3, [0.09] * 3], [5, 9, 0.05, 0.09]]
+    expected += [[[0.07] * 3], [3, 8, 0.03, 0.08], [4] * 4, [[1] * 4, [2] * 4, [3] * 4]]
+    for part, want in zip((*found, vectors, sparse, vector, labels), expected, strict=True):
+        np.testing.assert_allclose(part, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("max_tokens", [64, 128, 256, 512])

@@ -83,15 +83,18 @@ class Bgem3:
         return self.transformer.encode(text), tokens.numpy(), largest
 
 
-def save_bge_m3(directory: Path) -> Path:
+def save_bge_m3(directory: Path, hidden_size: int = 48) -> Path:
     """bge-m3 as it is published, but for its encoder's pickle, in "published"; returns what `convert` makes of it."""
     published = directory / "published"
     published.mkdir()
     save_tokenizer(write_modules(published, pooling="pooling_mode_cls_token", more=("Normalize",)), "xlm-roberta")
-    save_encoder(published, "xlm-roberta", vocab_size=VOCAB, bos_token_id=0, eos_token_id=2)
+    save_encoder(published, "xlm-roberta", vocab_size=VOCAB, hidden_size=hidden_size, bos_token_id=0, eos_token_id=2)
     chance = torch.Generator().manual_seed(2)
     for name, size in (("sparse", 1), ("colbert", 40)):
-        state = {"weight": torch.randn(size, 48, generator=chance) / 7, "bias": torch.randn(size, generator=chance) / 7}
+        state = {
+            "weight": torch.randn(size, hidden_size, generator=chance) / 7,
+            "bias": torch.randn(size, generator=chance) / 7,
+        }
         torch.save(state, published / f"{name}_linear.pt")
     convert(published, directory / "model")
     return directory / "model"
