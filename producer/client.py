@@ -91,11 +91,13 @@ class Client(Caller):
         labels: Sequence[str] | None = None,
         template: str | None = None,
         multi_label: bool = False,
-        top_k: int = 1,
+        top_k: int | None = None,
         truncate: bool = False,
         timeout_s: float | None = None,
     ) -> list[Classification]:
-        """The best `top_k` labels (0: all) of each text or sequence of token ids; a single text gives one row.
+        """The best label, or the best `top_k` (0: all), of each text or sequence of token ids.
+
+        A single text gives one row.
 
         Args:
             labels: what to choose from, in place of the model's own labels. The model is one of natural language
@@ -136,11 +138,11 @@ class Client(Caller):
         texts: str | Sequence[str] | None = None,
         *,
         ids: Sequence[npt.ArrayLike] | None = None,
-        top_k: int = 1,
+        top_k: int | None = None,
         truncate: bool = False,
         timeout_s: float | None = None,
     ) -> list[list[TokenClass]]:
-        """The best `top_k` labels (0: all) of each token of each text or sequence of token ids.
+        """The best label, or the best `top_k` (0: all), of each token of each text or sequence of token ids.
 
         Tokens of a text have their place in it, and special tokens are left out. Token ids have labels and no place.
         A single text gives one row.

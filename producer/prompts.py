@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.producer.errors import UnsupportedTask
-from penstock.producer.wire.messages import Options, Request, Text, utf8_fault
+from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Request, Text, utf8_fault
 
 _CONFIG = "config_sentence_transformers.json"
 _EMBEDDERS = ("SentenceTransformer", "SparseEncoder")
@@ -25,14 +25,14 @@ class Prompts:
     default: str = ""
 
     def apply(self, request: Request) -> Request:
-        """Prepend the prompt to the texts of an `embed` request, and to the first text of each pair.
+        """Prepend the prompt to the texts of a request for embeddings, and to the first text of each pair.
 
         Requests of token ids and of other tasks are returned unchanged.
 
         Raises:
             UnsupportedTask: the checkpoint has no prompt of the name that the request gives.
         """
-        if request.task != "embed" or request.text is None:
+        if request.task not in EMBEDDING_TASKS or request.text is None:
             return request
         prompt = self._chosen(request.options)
         return replace(request, text=tuple([_prepended(prompt, text) for text in request.text])) if prompt else request

@@ -16,6 +16,7 @@ The methods of `Pipeline` come in this order. Where a record waits, it waits in 
 import asyncio
 import time
 from collections.abc import Sequence
+from itertools import compress
 
 from penstock.cache import ResponseCache
 from penstock.producer.errors import Cancelled
@@ -95,7 +96,7 @@ class Pipeline:
         self.long = LongRecords(self.enqueue)
         self.bulk_task: asyncio.Task[None] | None = None  # enqueues bulk records
         # Validate, prepare, look up
-        bounds = ReplyBounds(info, settings.max_reply_bytes)
+        bounds = self._bounds = ReplyBounds(info, settings.max_reply_bytes)
         read_options, read_fields = served.read_options, served.read_fields
         languages = Languages() if tokenizer is None else tokenizer.languages
         generation = None if read_options is None else GenerationRequests(info, read_options, languages)
@@ -222,9 +223,14 @@ class Pipeline:
             return
         now = time.monotonic()
         completed = [block.request for block, rows in results if block.settle(rows)]
+        values = encode_replies(completed, self._info, stats, now, self._tokenizer)
+        if refused := self._bounds.refused(completed, values):
+            self._reject(refused)
+            is_kept = [not request.is_failed for request in completed]
+            completed, values = list(compress(completed, is_kept)), list(compress(values, is_kept))
         self.ledger.answer([request.record for request in completed])
         self.monitor.answered(completed, stats, now)
-        self._delivery.reply(completed, encode_replies(completed, self._info, stats, now, self._tokenizer))
+        self._delivery.reply(completed, values)
         self.num_answered += len(completed)
 
     def _reject(self, rejections: Sequence[Rejection]) -> None:

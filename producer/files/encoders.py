@@ -25,12 +25,12 @@ class ResultColumns:
     """The columns of one task."""
 
     def __init__(self, task: str, options: Options) -> None:
-        """`options.top_k` other than 1 adds lists of labels and scores. `options.dtype`: of vectors."""
+        """`options.top_k` of labels other than 1 adds lists of labels and scores. `options.dtype`: of vectors."""
         if task not in _VALUES:
             raise ValueError(f"No result columns are known for the task {task!r}. This is a bug.")
         self._values = _VALUES[task]
         self.of_vectors = np.dtype(BIT_DTYPES.get(options.dtype, "float32"))
-        self._has_lists = options.top_k != 1 and task == "classify"
+        self._has_lists = options.most_labels != 1 and task == "classify"
         self.names = tuple(self.of(()))
 
     def of(self, results: Sequence[Result]) -> _Columns:

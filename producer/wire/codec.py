@@ -29,7 +29,6 @@ from penstock.producer.wire.options import check_applicable, check_options, chec
 from penstock.producer.wire.reply_rows import (
     LITTLE_ENDIAN,
     decode_rows,
-    dtype_name,
     is_int,
     matrix_bytes,
     row_items,
@@ -104,9 +103,6 @@ def encode_reply(reply: Reply, notes: bytes | None = None) -> bytes:
     """The value of a successful reply record; `notes` are its last fields, by `encode_notes`, if several share them."""
     if notes is None:
         notes = encode_notes(reply.cached, reply.timing, reply.batch)
-    if (vectors := reply.vectors) is not None:
-        head = _vectors_head(reply.model, reply.revision, *vectors.shape, dtype_name(vectors))
-        return head + matrix_bytes(vectors) + notes
     items = {**_head_items(reply.model, reply.revision), **row_items(reply)}
     return _map_head(items) + bytes(msgpack.packb(items))[1:] + notes
 

@@ -20,17 +20,23 @@ from penstock.producer.errors import (
 )
 from penstock.producer.wire.generation import GivenOptions
 from penstock.producer.wire.sequence_codec import EmissionTable, Emitted, Fields
+from penstock.producer.wire.vector_tables import AllVectors, SparseTable, SparseVector, TokenVectors
 
-# Task -> the field of `Reply` that has its rows.
+# Task -> the fields of `Reply` that have its rows.
 _ROWS_OF = {
-    "embed": "vectors",
-    "classify": "classes",
-    "rerank": "scores",
-    "token_classify": "tokens",
-    "generate": "generations",
-    "sequence": "emissions",
+    "embed": ("vectors",),
+    "embed_sparse": ("sparse",),
+    "embed_tokens": ("token_vectors",),
+    "embed_all": ("vectors", "token_vectors", "sparse"),
+    "classify": ("classes",),
+    "rerank": ("scores",),
+    "token_classify": ("tokens",),
+    "generate": ("generations",),
+    "sequence": ("emissions",),
 }
 TASKS = tuple(_ROWS_OF)
+EMBEDDING_TASKS = frozenset({"embed", "embed_sparse", "embed_tokens", "embed_all"})  # texts may have a prompt
+TOKEN_VECTOR_TASKS = frozenset({"embed_tokens", "embed_all"})  # a row is as large as its text is long
 STEPPED_TASKS = frozenset({"generate", "sequence"})  # of many steps: a request may take seconds, and can be cancelled
 POOLINGS = ("cls", "mean", "max", "last")
 DTYPES = ("float32", "float16")
@@ -50,16 +56,23 @@ class Options(NamedTuple):
     pooling: str | None = None  # embed: one of POOLINGS; None: the checkpoint's own
     normalize: bool | None = None  # embed: L2-normalise; None: the checkpoint's own
     truncate: bool = False  # cut sequences that are too long instead of rejecting the request
-    top_k: int = 1  # classify, token_classify: labels to return a sequence or token, best first; 0: all
-    dtype: str = "float32"  # embed: how the reply has vectors, one of VECTOR_DTYPES; token_classify: one of DTYPES
+    # classify, token_classify: labels to return a sequence or token, best first; 0: all, None: 1. embed_sparse,
+    # embed_all: the largest weights to return; 0, None: all.
+    top_k: int | None = None
+    dtype: str = "float32"  # embed: how the reply has vectors, one of VECTOR_DTYPES; other values: one of DTYPES
     labels: tuple[str, ...] | None = None  # classify of text: by `read_labels`; None: the model's own labels
     multi_label: bool = False  # classify with labels: each label is scored by itself; otherwise one of them holds
     template: str | None = None  # classify with labels: what is said of a text; None: DEFAULT_TEMPLATE
-    prompt_name: str | None = None  # embed of text: a prompt of the checkpoint; None: the checkpoint's default
-    prompt: str | None = None  # embed of text: the prompt itself, in place of a name
+    prompt_name: str | None = None  # EMBEDDING_TASKS, of text: a prompt of the checkpoint; None: its default
+    prompt: str | None = None  # EMBEDDING_TASKS, of text: the prompt itself, in place of a name
     dimensions: int | None = None  # embed: leading values of each vector to keep; None: as the checkpoint says
     generation: GivenOptions = ()  # generate: by `read_generation`; others are the model's own
     stream: bool = False  # generate: partial replies before the reply
+
+    @property
+    def most_labels(self) -> int:
+        """`top_k` of labels; 0: all."""
+        return 1 if self.top_k is None else self.top_k
 
 
 NO_OPTIONS = Options()
@@ -147,7 +160,8 @@ class Ranked(NamedTuple):
 
 
 Vector = npt.NDArray[np.floating[Any] | np.integer[Any]]
-Row = Vector | Classification | float | list[TokenClass] | Generation | dict[str, Emitted]  # of a sequence, by task
+# Of a sequence, by task.
+Row = Vector | SparseVector | AllVectors | Classification | float | list[TokenClass] | Generation | dict[str, Emitted]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,13 +188,18 @@ class TokenTable:
         ]
 
 
+_TABLES = (SparseTable, TokenVectors, TokenTable, EmissionTable)
+
+
 @dataclass(slots=True)  # not frozen: that would double the cost of making one
 class Reply:
-    """One reply, with one of the six fields after `revision`; rows in the order of the request's sequences."""
+    """One reply, with the field of its rows, in the order of the request's sequences; of embed_all three of them."""
 
     model: str
     revision: str
-    vectors: Vector | None = None  # embed: [n, dim]
+    vectors: Vector | None = None  # embed, embed_all: [n, dim]
+    sparse: SparseTable | None = None  # embed_sparse, embed_all: n sequences
+    token_vectors: TokenVectors | None = None  # embed_tokens, embed_all: n sequences
     classes: tuple[Classification, ...] | None = None  # classify: n of them
     scores: tuple[float, ...] | None = None  # rerank: n of them
     tokens: TokenTable | None = None  # token_classify: n sequences
@@ -198,10 +217,11 @@ class Reply:
         Raises:
             BackendError: the reply is one to another task.
         """
-        rows: Any = getattr(self, _ROWS_OF[task])
-        if rows is None:
+        found: list[Any] = [getattr(self, name) for name in _ROWS_OF[task]]
+        if any(one is None for one in found):
             raise BackendError(f"The worker answered {task!r} with rows of the wrong kind.")
-        return rows.rows() if task in ("token_classify", "sequence") else rows  # type: ignore[no-any-return]  # an array is a sequence of rows
+        rows = [one.rows() if isinstance(one, _TABLES) else one for one in found]
+        return [AllVectors(*row) for row in zip(*rows, strict=True)] if len(rows) > 1 else rows[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from penstock.producer.wire.generation import SOURCE_LANGUAGE, read_generation
 from penstock.producer.wire.labels import TEMPLATE_RULE, is_template, read_labels
 from penstock.producer.wire.messages import (
     DTYPES,
+    EMBEDDING_TASKS,
     NO_OPTIONS,
     POOLINGS,
     TASKS,
@@ -32,7 +33,7 @@ _CHECKS: dict[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
     "pooling": ((str, _NONE), lambda v: v is None or v in POOLINGS, f"one of {', '.join(POOLINGS)}"),
     "normalize": ((bool, _NONE), lambda v: True, "true or false"),
     "truncate": ((bool,), lambda v: True, "true or false"),
-    "top_k": ((int,), lambda v: is_int(v) and 0 <= v <= 1_000_000, "a count, 0 for all"),
+    "top_k": ((int, _NONE), lambda v: v is None or (is_int(v) and 0 <= v <= 1_000_000), "a count, 0 for all"),
     "dtype": ((str,), lambda v: v in VECTOR_DTYPES, f"one of {', '.join(VECTOR_DTYPES)}"),
     "multi_label": ((bool,), lambda v: True, "true or false"),
     "template": ((str, _NONE), lambda v: v is None or is_template(v), TEMPLATE_RULE),
@@ -88,11 +89,13 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
         raise InvalidRequest(f"`{name}` is an option of `generate`, not of `{task}`.")
     if not is_text and any(name == SOURCE_LANGUAGE for name, _ in options.generation):
         raise InvalidRequest(f"`generation.{SOURCE_LANGUAGE}` needs texts: the language is one of the token ids.")
+    of_embed = ("pooling", "normalize", "dimensions") if task in EMBEDDING_TASKS else ("dimensions",)
+    given = [name for name in of_embed if getattr(options, name) is not None]
+    if given and task != "embed":
+        raise InvalidRequest(f"`{given[0]}` is an option of `embed`, not of `{task}`.")
     prompts = [name for name in ("prompt_name", "prompt") if getattr(options, name) is not None]
-    if not prompts and options.dimensions is None:
-        return
-    if task != "embed":
-        raise InvalidRequest(f"`{(*prompts, 'dimensions')[0]}` is an option of `embed`, not of `{task}`.")
+    if prompts and task not in EMBEDDING_TASKS:
+        raise InvalidRequest(f"`{prompts[0]}` is an option of embeddings, not of `{task}`.")
     if prompts and not is_text:
         raise InvalidRequest(f"`{prompts[0]}` needs texts: token ids are tokenized already, prompt included.")
     if len(prompts) > 1:

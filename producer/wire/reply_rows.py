@@ -20,6 +20,7 @@ from penstock.producer.wire.messages import (
     Vector,
 )
 from penstock.producer.wire.sequence_codec import decode_emissions, decode_lens, emission_items
+from penstock.producer.wire.vector_tables import SparseTable, TokenVectors
 
 LITTLE_ENDIAN = sys.byteorder == "little"
 ELEMENTS = (*DTYPES, *BIT_DTYPES.values())  # of vectors in a reply
@@ -29,7 +30,11 @@ _DTYPE_NAMES = {np.dtype(name): name for name in ELEMENTS}  # dtype.name costs m
 
 
 def row_items(reply: Reply) -> dict[str, Any]:
-    """The fields of a reply's map for `n` and its rows, unless these are vectors."""
+    """The fields of a reply's map for `n` and its rows."""
+    if reply.sparse is not None or reply.token_vectors is not None:
+        return _table_items(reply)
+    if reply.vectors is not None:
+        return {"n": len(reply.vectors), **_matrix_items(reply.vectors)}
     if reply.classes is not None:
         labels, scores = [row.labels for row in reply.classes], [row.scores for row in reply.classes]
         return {"n": len(reply.classes), "labels": labels, "scores": scores}
@@ -41,7 +46,7 @@ def row_items(reply: Reply) -> dict[str, Any]:
         return {"n": len(reply.generations), **_generation_items(reply.generations)}
     if reply.emissions is not None:
         return emission_items(reply.emissions)
-    raise TypeError("A reply needs vectors, classes, scores, tokens, generations or emissions. This is a bug.")
+    raise TypeError("A reply needs rows. This is a bug.")
 
 
 def dtype_name(matrix: Vector) -> str:
@@ -64,10 +69,12 @@ def matrix_bytes(matrix: Vector) -> bytes:
 
 
 def decode_rows(body: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """The field of `Reply` that holds its `n` rows, decided by the record's keys.
+    """The fields of `Reply` that hold its `n` rows, decided by the record's keys.
 
     Raises InvalidRequest. Nothing is allocated before the sizes agree.
     """
+    if "sparse" in body or "token_vectors" in body:
+        return _decode_tables(body, n)
     if "emitted" in body:
         return {"emissions": decode_emissions(body, n)}
     if "ids" in body:
@@ -86,6 +93,70 @@ def is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _table_items(reply: Reply) -> dict[str, Any]:
+    items: dict[str, Any] = {} if reply.vectors is None else _matrix_items(reply.vectors)
+    n = 0
+    if (sparse := reply.sparse) is not None:
+        n, items["sparse"] = len(sparse.lens), _sparse_items(sparse)
+    if (tokens := reply.token_vectors) is not None:
+        n, items["token_vectors"] = len(tokens.lens), {"lens": _lens(tokens.lens), **_matrix_items(tokens.matrix)}
+    return {"n": n, **items}
+
+
+def _sparse_items(table: SparseTable) -> dict[str, Any]:
+    return {
+        "lens": _lens(table.lens),
+        "ids": table.ids.astype(_UINT32, copy=False).tobytes(),
+        "dtype": dtype_name(table.weights),
+        "weights": matrix_bytes(table.weights),
+    }
+
+
+def _decode_tables(body: Mapping[str, Any], n: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if "data" in body:
+        found["vectors"] = _decode_matrix(body, n, DTYPES)
+    if "sparse" in body:
+        found["sparse"] = _decode_sparse(body["sparse"], n)
+    if "token_vectors" in body:
+        found["token_vectors"] = _decode_token_vectors(body["token_vectors"], n)
+    return found
+
+
+def _decode_sparse(table: object, n: int) -> SparseTable:
+    if not isinstance(table, dict):
+        raise InvalidRequest("`sparse` must be a map.")
+    ids, dtype, weights = table.get("ids"), table.get("dtype"), table.get("weights")
+    lengths = decode_lens(table.get("lens"), n, "sparse.lens")
+    count = sum(lengths)
+    if not isinstance(ids, bytes) or len(ids) != 4 * count:
+        raise InvalidRequest("`sparse.ids` must be bytes of as many little-endian uint32 as `lens` add up to.")
+    if not isinstance(dtype, str) or dtype not in DTYPES or not isinstance(weights, bytes):
+        raise InvalidRequest(f"`sparse.weights` must be bytes and `dtype` one of {', '.join(DTYPES)}.")
+    element = _ELEMENTS[dtype]
+    if len(weights) != element.itemsize * count:
+        raise InvalidRequest("`sparse.weights` must be as many as `lens` add up to.")
+    return SparseTable(tuple(lengths), np.frombuffer(ids, _UINT32), np.frombuffer(weights, element))
+
+
+def _decode_token_vectors(table: object, n: int) -> TokenVectors:
+    if not isinstance(table, dict):
+        raise InvalidRequest("`token_vectors` must be a map.")
+    lengths = _decode_token_lens(table.get("lens"), n, "token_vectors.lens")
+    return TokenVectors(tuple(lengths), _decode_matrix(table, sum(lengths), DTYPES, "token_vectors."))
+
+
+def _decode_token_lens(lens: object, n: int, name: str = "lens") -> list[int]:
+    lengths = decode_lens(lens, n, name)
+    if 0 in lengths:
+        raise InvalidRequest(f"Row {lengths.index(0)} has no tokens.")
+    return lengths
+
+
+def _lens(lens: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(lens)}I", *lens)
+
+
 def _matrix_items(matrix: Vector) -> dict[str, Any]:
     return {"shape": matrix.shape, "dtype": dtype_name(matrix), "data": matrix_bytes(matrix)}
 
@@ -93,7 +164,7 @@ def _matrix_items(matrix: Vector) -> dict[str, Any]:
 def _token_items(tokens: TokenTable) -> dict[str, Any]:
     items = {
         "names": tokens.names,
-        "lens": struct.pack(f"<{len(tokens.lens)}I", *tokens.lens),
+        "lens": _lens(tokens.lens),
         "classes": tokens.classes.astype(_UINT16, copy=False).tobytes(),
         **_matrix_items(tokens.scores),
     }
@@ -105,7 +176,7 @@ def _token_items(tokens: TokenTable) -> dict[str, Any]:
 def _generation_items(rows: Sequence[Generation]) -> dict[str, Any]:
     tokens = [token for row in rows for token in row.tokens]
     items: dict[str, Any] = {
-        "lens": struct.pack(f"<{len(rows)}I", *[len(row.tokens) for row in rows]),
+        "lens": _lens([len(row.tokens) for row in rows]),
         "ids": struct.pack(f"<{len(tokens)}I", *tokens),
         "finish": [row.finish for row in rows],
     }
@@ -132,14 +203,14 @@ def _is_finish(value: object) -> bool:
     return isinstance(value, str) and value in FINISHES
 
 
-def _decode_matrix(body: Mapping[str, Any], num_rows: int, dtypes: Sequence[str]) -> Vector:
+def _decode_matrix(body: Mapping[str, Any], num_rows: int, dtypes: Sequence[str], prefix: str = "") -> Any:
     data, shape, dtype = body.get("data"), body.get("shape"), body.get("dtype")
     if not isinstance(dtype, str) or dtype not in dtypes or not isinstance(data, bytes):
-        raise InvalidRequest(f"`data` must be bytes and `dtype` one of {', '.join(dtypes)}.")
+        raise InvalidRequest(f"`{prefix}data` must be bytes and `dtype` one of {', '.join(dtypes)}.")
     element = _ELEMENTS[dtype]
     dim = shape[1] if isinstance(shape, list) and len(shape) == 2 and shape[0] == num_rows else None
     if not is_int(dim) or dim < 1 or num_rows * dim * element.itemsize != len(data):
-        raise InvalidRequest(f"`shape` must be [{num_rows}, at least 1] and agree with `data`.")
+        raise InvalidRequest(f"`{prefix}shape` must be [{num_rows}, at least 1] and agree with `data`.")
     return np.frombuffer(data, dtype=element).reshape(num_rows, dim)
 
 
@@ -147,9 +218,7 @@ def _decode_token_table(body: Mapping[str, Any], n: int) -> TokenTable:
     names, classes, spans = body.get("names"), body.get("classes"), body.get("spans")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InvalidRequest("`names` must be a list of strings.")
-    lengths = decode_lens(body.get("lens"), n)
-    if 0 in lengths:
-        raise InvalidRequest(f"Row {lengths.index(0)} has no tokens.")
+    lengths = _decode_token_lens(body.get("lens"), n)
     scores = _decode_matrix(body, sum(lengths), DTYPES)
     if not isinstance(classes, bytes) or len(classes) != 2 * scores.size:
         raise InvalidRequest("`classes` must be bytes of a little-endian uint16 for each score.")

@@ -31,6 +31,7 @@ from penstock.producer.wire import codec
 from penstock.producer.wire.headers import num_replays, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Classification, Generation, Options, Reply, Request, join_tokens
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
+from penstock.producer.wire.vector_tables import SparseTable, TokenVectors
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.progress import commit_metadata, committed_progress
 from penstock.worker.kafka.progress.offsets import PartitionProgress
@@ -176,6 +177,7 @@ def _requests() -> list[bytes]:
     return [
         codec.encode_request(Request("m", "embed", ids)),
         codec.encode_request(Request("m", "embed", None, texts, Options(pooling="mean", normalize=True, dimensions=8))),
+        codec.encode_request(Request("m", "embed_sparse", None, texts, Options(top_k=3, prompt="a: "))),
         codec.encode_request(Request("m", "classify", None, texts, Options(top_k=3, truncate=True))),
         codec.encode_request(Request("m", "classify", None, ("one",), Options(labels=("a", "b"), template="{}!"))),
         codec.encode_request(Request("m", "rerank", None, (("query", "document"),))),
@@ -191,6 +193,9 @@ def _replies() -> list[bytes]:
     replies = [Reply("m", "r", vectors=vectors), Reply("m", "r", vectors=vectors.astype(np.float16))]
     replies.append(Reply("m", "r", vectors=np.arange(96, dtype=np.float32).reshape(1, 96)))  # its head is read once
     replies += [Reply("m", "r", classes=classes), Reply("m", "r", scores=(0.5, 2.0))]
+    sparse = SparseTable((1, 0), np.array([7], np.uint32), np.array([0.5], np.float32))
+    token_vectors = TokenVectors((1, 2), np.ones((3, 4), np.float16))
+    replies.append(Reply("m", "r", vectors=vectors, sparse=sparse, token_vectors=token_vectors))
     generations = (Generation((5, 1), "stop", "text"), Generation((), "length", ""))
     replies.append(Reply("m", "r", generations=generations))
     columns = {"scores": EmissionColumn(vectors, (1, 1)), "token": EmissionColumn(np.ones((3, 1), np.int32), (3, 0))}

@@ -40,7 +40,18 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 
 def accepts(schema: dict[str, Any], value: Any) -> bool:
     """Whether a JSON schema accepts a value, for the keywords that the document uses; others are an error."""
-    known = {"type", "const", "enum", "required", "properties", "items", "oneOf", "not", "additionalProperties"}
+    known = {
+        "type",
+        "const",
+        "enum",
+        "required",
+        "properties",
+        "items",
+        "oneOf",
+        "anyOf",
+        "not",
+        "additionalProperties",
+    }
     bounds = {"minItems", "maxItems", "minLength", "minimum", "maximum"}
     assert schema.keys() <= known | bounds | {"description", "default", "examples", "format"}
     kind = schema.get("type")
@@ -61,6 +72,7 @@ def accepts(schema: dict[str, Any], value: Any) -> bool:
         and all(name in value for name in schema.get("required", ()))
         and all(accepts(part or schema.get("additionalProperties", {}), item) for part, item in parts)
         and ("oneOf" not in schema or sum(accepts(option, value) for option in schema["oneOf"]) == 1)
+        and ("anyOf" not in schema or any(accepts(option, value) for option in schema["anyOf"]))
         and ("not" not in schema or not accepts(schema["not"], value))
     )
 
@@ -74,6 +86,9 @@ EXPECTED = {
     "reply-float32": "embedReply",
     "reply-float16": "embedReply",
     "reply-ubinary": "embedReply",
+    "reply-sparse": "embedSparseReply",
+    "reply-token-vectors": "embedTokensReply",
+    "reply-all": "embedAllReply",
     "reply-classes": "classifyReply",
     "reply-scores": "rerankReply",
     "reply-tokens": "tokenClassifyReply",

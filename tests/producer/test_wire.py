@@ -45,6 +45,7 @@ from penstock.producer.wire.messages import (
     join_tokens,
 )
 from penstock.producer.wire.sequence_codec import MAX_DEPTH, EmissionColumn, EmissionTable
+from penstock.producer.wire.vector_tables import SparseTable, TokenVectors
 
 VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())}
 PAGE = (Path(wire.__file__).parent / "WIRE.md").read_text()
@@ -62,6 +63,9 @@ REQUESTS = {
         options=Options(labels=("billing", "fraud é"), multi_label=True, template="It is about {}."),
     ),
     "request-options": Request("m", "embed", text=("hello",), options=Options("mean", False, True, 3, "float16")),
+    "request-sparse": Request(
+        "m", "embed_sparse", text=("hello",), options=Options(top_k=2, dtype="float16", prompt_name="query")
+    ),
     "request-prompt-name": Request("m", "embed", text=("hello",), options=Options(prompt_name="query")),
     "request-prompt": Request("m", "embed", text=("hello",), options=Options(prompt="query: ")),
     "request-dimensions": Request("m", "embed", tokens=join_tokens([[101, 102]]), options=Options(dimensions=256)),
@@ -98,6 +102,21 @@ REPLIES = {
     ),
     "reply-float16": Reply("m", "main", vectors=np.array([[0.5], [-1.0]], dtype=np.float16)),
     "reply-ubinary": Reply("m", "main", vectors=np.array([[255, 1]], dtype=np.uint8)),
+    "reply-sparse": Reply(
+        "m",
+        "main",
+        sparse=SparseTable((2, 0, 1), np.array([7, 300, 1], np.uint32), np.array([0.5, 1.25, 2.0], np.float16)),
+    ),
+    "reply-token-vectors": Reply(
+        "m", "main", token_vectors=TokenVectors((2, 1), np.array([[0.5, -1.0], [1.0, 0.0], [0.25, 2.0]], np.float32))
+    ),
+    "reply-all": Reply(
+        "m",
+        "main",
+        vectors=np.array([[0.5, -1.0]], np.float32),
+        sparse=SparseTable((1,), np.array([7], np.uint32), np.array([0.5], np.float32)),
+        token_vectors=TokenVectors((2,), np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], np.float32)),
+    ),
     "reply-scores": Reply("m", "main", scores=(0.75, -1.5)),
     "reply-tokens": Reply(
         "m",
@@ -154,6 +173,13 @@ def assert_same_reply(left: Reply, right: Reply) -> None:
     ]
     assert meta[0] == meta[1]
     assert_same_array(left.vectors, right.vectors)
+    for table, arrays in (("sparse", ("ids", "weights")), ("token_vectors", ("matrix",))):
+        one, other = getattr(left, table), getattr(right, table)
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.lens == other.lens
+            for array in arrays:
+                assert_same_array(getattr(one, array), getattr(other, array))
     assert (left.emissions is None) == (right.emissions is None)
     if left.emissions is not None and right.emissions is not None:
         assert left.emissions.columns.keys() == right.emissions.columns.keys()
@@ -306,7 +332,11 @@ class TestRefusals:
             ({"opts": {"prompt": "x" * 1025}}, "`opts.prompt` must be a string of at most 1024 characters"),
             ({"opts": {"prompt_name": ["query"]}}, "`opts.prompt_name` must be a string"),
             ({"opts": {"prompt": "a", "prompt_name": "b"}}, "at most one of `prompt_name` and `prompt`"),
-            ({"task": "classify", "opts": {"prompt": ""}}, "`prompt` is an option of `embed`, not of `classify`"),
+            ({"task": "classify", "opts": {"prompt": ""}}, "`prompt` is an option of embeddings, not of `classify`"),
+            ({"task": "embed_sparse", "opts": {"pooling": "cls"}}, "`pooling` is an option of `embed`, not of"),
+            ({"task": "embed_tokens", "opts": {"normalize": False}}, "`normalize` is an option of `embed`, not of"),
+            ({"task": "embed_all", "opts": {"dimensions": 8}}, "`dimensions` is an option of `embed`, not of"),
+            ({"task": "embed_all", "opts": {"dtype": "ubinary"}}, "is for the vectors of `embed`, not for `embed_all`"),
             ({"task": "classify", "opts": {"dimensions": 8}}, "`dimensions` is an option of `embed`"),
             ({"opts": {"dimensions": 0}}, "`opts.dimensions` must be a count, at least 1. Given: 0"),
             ({"opts": {"dimensions": True}}, "`opts.dimensions`"),
@@ -345,7 +375,7 @@ class TestRefusals:
 
     def test_unknown_task(self) -> None:
         says = refused({**GOOD, "task": "summarize"}, UnsupportedTask)
-        assert "one of embed, classify, rerank, token_classify, generate, sequence. Given: 'summarize'" in says
+        assert f"one of {', '.join(TASKS)}. Given: 'summarize'" in says
 
     def test_rerank_takes_pairs_only(self) -> None:
         with pytest.raises(InvalidRequest, match="For `rerank`, `text` item 1 must be a pair of strings") as caught:
@@ -482,6 +512,7 @@ class TestHostile:
             (f"reply-{name}", path) for name in ("float32", "classes", "scores", "tokens") for path in REPLY_FIELDS
         ]
         paths += [("reply-emissions", path) for path in ("emitted", "emitted.token", "n")]
+        paths += [("reply-all", f"{name}{column}") for name, columns in TABLES.items() for column in ("", *columns)]
         for name, path in (*paths, *(("error-rows", path) for path in ERROR_FIELDS)):
             reply_or_refusal(with_raw(msgpack.unpackb(golden(name)), path, HOSTILE[kind]))
 
@@ -510,15 +541,24 @@ def reply_or_refusal(value: bytes) -> None:
     if isinstance(reply, ErrorReply):
         assert isinstance(reply.exception(), PenstockError)
     else:
-        [task] = [task for task, field in FIELDS.items() if getattr(reply, field) is not None]
-        assert len(reply.rows(task)) >= 1
-        for other in FIELDS.keys() - {task}:
+        found = {name for name in FIELDS.values() if getattr(reply, name) is not None}
+        assert len(found) == 1 or found <= {"vectors", "sparse", "token_vectors"}
+        for task, name in FIELDS.items():
+            if name in found:
+                assert len(reply.rows(task)) >= 1
+                continue
             with pytest.raises(BackendError, match="rows of the wrong kind"):
-                reply.rows(other)
+                reply.rows(task)
 
 
+TABLES = {
+    "sparse": (".lens", ".ids", ".dtype", ".weights"),
+    "token_vectors": (".lens", ".shape", ".dtype", ".data"),
+}
 FIELDS = {
     "embed": "vectors",
+    "embed_sparse": "sparse",
+    "embed_tokens": "token_vectors",
     "classify": "classes",
     "rerank": "scores",
     "token_classify": "tokens",
@@ -609,6 +649,31 @@ class TestMemory:
         with pytest.raises(InvalidRequest, match=says):
             decode_reply(msgpack.packb(body))
 
+    @pytest.mark.parametrize(
+        ("table", "change", "says"),
+        [
+            ("sparse", {"lens": b""}, "`sparse.lens` must be bytes of n"),
+            ("sparse", {"lens": b"\xff" * 4}, "`sparse.ids` must be bytes of as many"),
+            ("sparse", {"ids": b"\0" * 3}, "`sparse.ids` must be bytes of as many"),
+            ("sparse", {"dtype": "int8"}, "`sparse.weights` must be bytes and `dtype` one of float32, float16"),
+            ("sparse", {"weights": [0.5]}, "`sparse.weights` must be bytes"),
+            ("sparse", {"dtype": "float16"}, "`sparse.weights` must be as many"),
+            ("token_vectors", {"lens": b"\0" * 4}, "Row 0 has no tokens"),
+            ("token_vectors", {"lens": b"\xff" * 4}, r"`token_vectors.shape` must be \[4294967295, at least 1\]"),
+            ("token_vectors", {"shape": [2, 2**62]}, "agree with `data`"),
+            ("token_vectors", {"dtype": "ubinary"}, "`token_vectors.data` must be bytes and `dtype` one of"),
+        ],
+    )
+    def test_sparse_and_token_vectors_whose_sizes_disagree_are_refused(
+        self, table: str, change: dict[str, Any], says: str
+    ) -> None:
+        body = msgpack.unpackb(golden("reply-all"))
+        body[table] |= change
+        with pytest.raises(InvalidRequest, match=says):
+            decode_reply(msgpack.packb(body))
+        with pytest.raises(InvalidRequest, match=f"`{table}` must be a map"):
+            decode_reply(msgpack.packb({**body, "token_vectors": [], table: []}))
+
     def test_replies_without_rows_or_columns_are_refused(self) -> None:
         for shape in ([0, 2**63], [1, 0], [0, 0]):
             body = {"v": 1, "ok": True, "model": "m", "revision": "r", "n": shape[0], "shape": shape}
@@ -652,10 +717,19 @@ FIELD = st.recursive(
     max_leaves=8,
 ).filter(lambda value: _depth(value) <= MAX_DEPTH)
 FIELDS_OF_SEQUENCES = st.lists(st.dictionaries(TEXT, FIELD, min_size=1, max_size=3), min_size=1, max_size=3).map(tuple)
+VECTOR_TASKS = sorted(messages.EMBEDDING_TASKS - {"embed"})
+VECTOR_OPTIONS = st.builds(
+    lambda top_k, dtype, prompt: Options(top_k=top_k, dtype=dtype, prompt=prompt),
+    st.none() | st.integers(0, 9),
+    st.sampled_from(DTYPES),
+    st.none() | TEXT,
+)
+TASKS_OF_TOKENS = sorted({*TASKS} - {"rerank", "sequence", *VECTOR_TASKS})
 VALID_REQUESTS = (
-    st.builds(Request, TEXT, st.sampled_from([*{*TASKS} - {"rerank", "sequence"}]), tokens=TOKENS, options=OPTIONS)
+    st.builds(Request, TEXT, st.sampled_from(TASKS_OF_TOKENS), tokens=TOKENS, options=OPTIONS)
     | st.builds(Request, TEXT, st.sampled_from(["embed", "classify"]), text=TEXTS, options=OPTIONS)
     | st.builds(Request, TEXT, st.just("embed"), text=TEXTS, options=PROMPTED)
+    | st.builds(Request, TEXT, st.sampled_from(VECTOR_TASKS), text=TEXTS, options=VECTOR_OPTIONS)
     | st.builds(Request, TEXT, st.just("rerank"), text=PAIRS, options=OPTIONS)
     | st.builds(Request, TEXT, st.just("token_classify"), text=SINGLES, options=OPTIONS)
     | st.builds(Request, TEXT, st.just("classify"), text=SINGLES, options=LABELLED)
@@ -706,6 +780,20 @@ EMISSIONS = st.builds(
     st.integers(1, 3),
     st.sampled_from(["float32", "int32"]),
 )
+
+
+def vector_reply(lens: list[tuple[int, int]]) -> Reply:
+    sparse, tokens = ([one[side] for one in lens] for side in (0, 1))
+    weights = np.linspace(0.5, 1.0, sum(sparse), dtype=np.float16)
+    return Reply(
+        "m",
+        "r",
+        vectors=np.ones((len(lens), 2), np.float32),
+        sparse=SparseTable(tuple(sparse), np.arange(sum(sparse), dtype=np.uint32), weights),
+        token_vectors=TokenVectors(tuple(tokens), np.ones((sum(tokens), 3), np.float32)),
+    )
+
+
 SCORES = st.lists(st.floats(allow_nan=False), min_size=1, max_size=4).map(tuple)
 VALID_REPLIES = (
     st.builds(Reply, TEXT, TEXT, vectors=VECTORS_ARRAY, **META)
@@ -713,6 +801,7 @@ VALID_REPLIES = (
     | st.builds(Reply, TEXT, TEXT, scores=SCORES, **META)
     | st.builds(Reply, TEXT, TEXT, tokens=TOKEN_TABLES, **META)
     | st.builds(Reply, TEXT, TEXT, emissions=EMISSIONS, **META)
+    | st.builds(vector_reply, st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=3))
 )
 
 

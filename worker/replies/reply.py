@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from penstock.producer.wire.codec import encode_reply, encode_shared_notes, enco
 from penstock.producer.wire.messages import Classification, Generation, Options, Reply, TokenTable
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.batching.batch import BatchStats
+from penstock.worker.replies.embeddings import all_embeddings, sparse_table, token_vectors
 from penstock.worker.requests.request import PendingRequest, StageTimes
 from penstock.worker.requests.sequence_block import SequenceBlock
 from penstock.worker.stepping.generation_work import read_generation_row
@@ -73,25 +75,37 @@ def _shared_notes(request: PendingRequest, stats: BatchStats | None, now: float)
 
 def _encode(request: PendingRequest, info: ModelInfo, notes: bytes, tokenizer: Tokenizer | None) -> bytes:
     results: list[Float32Array] = request.results  # type: ignore[assignment]  # none is missing
+    if request.message.task == "embed":
+        return encode_vectors(info.name, info.revision, results, request.message.options.dtype, notes)
+    return encode_reply(Reply(info.name, info.revision, **_rows(request, results, info, tokenizer)), notes)
+
+
+def _rows(
+    request: PendingRequest, results: list[Float32Array], info: ModelInfo, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """The fields of the reply that hold its rows."""
     options = request.message.options
     match request.message.task:
-        case "embed":
-            return encode_vectors(info.name, info.revision, results, options.dtype, notes)
+        case "embed_sparse":
+            return {"sparse": sparse_table(results, options)}
+        case "embed_tokens":
+            return {"token_vectors": token_vectors(results, info, options)}
+        case "embed_all":
+            return all_embeddings(results, info, options)
         case "classify" if options.labels is not None:
-            reply = Reply(info.name, info.revision, classes=_by_labels(np.stack(results), info, options))
+            return {"classes": _by_labels(np.stack(results), info, options)}
         case "classify":
-            reply = Reply(info.name, info.revision, classes=_classify(np.stack(results), info.labels, options.top_k))
+            return {"classes": _classify(np.stack(results), info.labels, options.most_labels)}
         case "rerank":
-            reply = Reply(info.name, info.revision, scores=tuple([float(result[0]) for result in results]))
+            return {"scores": tuple([float(result[0]) for result in results])}
         case "token_classify":
-            reply = Reply(info.name, info.revision, tokens=_token_table(request, results, info.labels))
+            return {"tokens": _token_table(request, results, info.labels)}
         case "generate":
-            reply = Reply(info.name, info.revision, generations=_generations(request, results, tokenizer))
+            return {"generations": _generations(request, results, tokenizer)}
         case "sequence":
-            reply = Reply(info.name, info.revision, emissions=_emissions(results, info.emissions))
+            return {"emissions": _emissions(results, info.emissions)}
         case task:
             raise RuntimeError(f"No reply is known for the task {task!r}. This is a bug.")
-    return encode_reply(reply, notes)
 
 
 def _generations(
@@ -141,7 +155,7 @@ def _by_labels(logits: Float32Array, info: ModelInfo, options: Options) -> tuple
         scores = _softmax(np.stack((against, entailed), axis=-1))[..., 1]
     else:
         scores = _softmax(entailed)
-    return _classify(scores, labels, options.top_k)
+    return _classify(scores, labels, options.most_labels)
 
 
 def _softmax(logits: Float32Array) -> Float32Array:
@@ -155,7 +169,7 @@ def _token_table(request: PendingRequest, results: list[Float32Array], labels: t
     """Results come from the engine as [L, C] and from the cache flat."""
     options = request.message.options
     scores = np.concatenate([result.reshape(-1, len(labels)) for result in results])
-    best_first, best_scores = _best(scores, options.top_k)
+    best_first, best_scores = _best(scores, options.most_labels)
     return TokenTable(
         names=labels,
         lens=tuple([result.size // len(labels) for result in results]),

@@ -100,7 +100,7 @@ class RequestPreparer:
             try:
                 fitting = self._fit(request.message, columns, is_bounded)
                 blocks += self._keyed(request, fitting)
-                request.note_tokens(len(fitting.ids))
+                request.note_tokens(len(fitting.ids), self._bounds.token_bytes(request.message))
             except PenstockError as error:
                 rejections.append(request.reject(error))
         return blocks, rejections
@@ -182,7 +182,7 @@ class RequestPreparer:
 
         Raises:
             BadTokenId, EmptyInput, TooLong, InvalidRequest: with the sequences at fault.
-            PenstockError: more tokens than can be classified in one record, or what `_tokenize` found.
+            PenstockError: more tokens than one reply has room for, or what `_tokenize` found.
         """
         if isinstance(found, PenstockError):
             raise found
@@ -194,8 +194,7 @@ class RequestPreparer:
         longest = max(lengths)
         if longest > info.max_tokens and not message.options.truncate:
             raise _above(info.max_tokens, lengths, TooLong, f"`inputs` must have at most {info.max_tokens} tokens.")
-        if message.task == "token_classify":
-            self._bounds.check_tokens(message, sum([min(length, info.max_tokens) for length in lengths]))
+        self._bounds.check_tokens(message, lengths)
         most = self._cut_tokens if message.options.truncate else info.max_tokens
         if longest <= most:
             return found

@@ -11,6 +11,7 @@ from penstock.producer.wire.messages import Request, Uint32Array
 from penstock.worker.requests.record import PendingRecord
 
 _PAIR_TOKENS = 128  # of one of the sequences that back-pressure counts, which takes them for half a kilobyte
+_RESULT_BYTES = 1024  # likewise: all results that are held may then take as much as the replies that are held
 
 
 class Rejection(NamedTuple):
@@ -57,6 +58,7 @@ class PendingRequest:
     times: StageTimes
     num_cached: int = field(default=0, init=False)  # results that came from the cache
     num_tokens: int = field(default=0, init=False)  # of its sequences, once they are prepared
+    token_bytes: int = field(default=0, init=False)  # of its results, for each token; 0 where these are small
     is_failed: bool = field(default=False, init=False)
     spans: Sequence[Uint32Array] = field(default=(), init=False)  # token_classify of texts: [n, 2] a sequence
     flights: list[int] = field(default_factory=list, init=False)  # the numbers of all that it was in, see `Flights`
@@ -69,21 +71,21 @@ class PendingRequest:
 
     @property
     def num_counted(self) -> int:
-        """Sequences, as back-pressure counts them: pairs with labels by their tokens, where they are long.
+        """Sequences, as back-pressure counts them: pairs with labels by their tokens, vectors of tokens by their bytes.
 
         The tokens of other requests are bounded by the bytes of their records. A text has its own once for each label.
         """
-        if self.message.options.labels is None:
-            return len(self.results)
-        return max(len(self.results), self.num_tokens // _PAIR_TOKENS)
+        num_held = self.num_tokens * self.token_bytes // _RESULT_BYTES
+        num_paired = 0 if self.message.options.labels is None else self.num_tokens // _PAIR_TOKENS
+        return max(len(self.results), num_held, num_paired)
 
     def note_spans(self, spans: Sequence[Uint32Array]) -> None:
         """Its texts were tokenized: the places of their tokens."""
         self.spans = spans
 
-    def note_tokens(self, num_tokens: int) -> None:
-        """Its sequences are prepared, and have so many tokens."""
-        self.num_tokens = num_tokens
+    def note_tokens(self, num_tokens: int, token_bytes: int = 0) -> None:
+        """Its sequences are prepared, and have so many tokens. `token_bytes`: see there."""
+        self.num_tokens, self.token_bytes = num_tokens, token_bytes
 
     def note_cached(self, count: int) -> None:
         """The cache has the results of so many of its sequences."""

@@ -85,8 +85,14 @@ def reply_schemas() -> dict[str, Schema]:
         "data": _BINARY,
     }
     scores = _list(_NUMBER, MAX_LABELS)
+    elements = {"dtype": matrix["dtype"], "lens": _BINARY}
+    sparse = _required(elements | {"ids": _BINARY, "weights": _BINARY})
+    token_vectors = _required(elements | matrix)
     fields: dict[str, Schema] = {
         "embed": matrix | {"dtype": _STRING | {"enum": list(ELEMENTS)}},
+        "embed_sparse": {"sparse": sparse},
+        "embed_tokens": {"token_vectors": token_vectors},
+        "embed_all": {**matrix, "sparse": sparse, "token_vectors": token_vectors},
         "classify": {"labels": _list(_list(_STRING, MAX_LABELS)), "scores": _list(scores)},
         "rerank": {"scores": _list(_NUMBER)},
         "token_classify": {"names": _list(_STRING, MAX_LABELS), "lens": _BINARY, "classes": _BINARY, **matrix},
@@ -98,7 +104,7 @@ def reply_schemas() -> dict[str, Schema]:
         "dtype": _STRING | {"enum": list(EMITTED_DTYPES)},
         "data": _BINARY,
     }
-    fields["sequence"] = {"emitted": _MAP | {"additionalProperties": _object(column, {}, list(column))}}
+    fields["sequence"] = {"emitted": _MAP | {"additionalProperties": _required(column)}}
     optional: dict[str, Schema] = {"token_classify": {"spans": _BINARY}, "generate": {"text": _list(_STRING)}}
     head = {
         "v": _INTEGER | {"const": VERSION},
@@ -112,7 +118,9 @@ def reply_schemas() -> dict[str, Schema]:
     for task, own in fields.items():
         properties = {**head, **own, **optional.get(task, {}), **notes}
         schemas[task] = _object(properties, _described(_of_task(rows, task)), [*head, *own])
-    schemas["embed"]["not"] = {"required": ["lens"]}  # that is a reply to token_classify
+    schemas["embed"]["not"] = _any_of("lens", "sparse")  # those are replies to token_classify and embed_all
+    schemas["embed_sparse"]["not"] = _any_of("token_vectors")
+    schemas["embed_tokens"]["not"] = _any_of("sparse")
     return schemas
 
 
@@ -179,6 +187,14 @@ def _described(rows: list[_WireRow]) -> dict[str, str]:
 
 def _list(items: Schema, most: int = MAX_SEQUENCES) -> Schema:
     return {"type": "array", "items": items, "minItems": 1, "maxItems": most}
+
+
+def _any_of(*names: str) -> Schema:
+    return {"anyOf": [{"required": [name]} for name in names]}
+
+
+def _required(properties: dict[str, Schema]) -> Schema:
+    return _object(properties, {}, list(properties))
 
 
 def _object(properties: dict[str, Schema], described: dict[str, str], required: list[str]) -> Schema:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.types import ModelInfo
+from penstock.engine.types import ModelInfo, TaskOptions
 from penstock.producer.errors import (
     BackendError,
     BadTokenId,
@@ -22,7 +22,7 @@ from penstock.producer.errors import (
 from penstock.producer.tokenization import Encoded
 from penstock.producer.tokenizer_files import SpecialFrame
 from penstock.producer.wire.headers import ReplyAddress
-from penstock.producer.wire.messages import Options, Request, Text, join_tokens
+from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Request, Text, join_tokens
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
@@ -237,6 +237,35 @@ def test_tokens_that_are_cut_off_do_not_count() -> None:
     preparer = make_preparer(replace(tagger(1), max_tokens=8))
     message = tokens_of([1] * 1000, task="token_classify", truncate=True)
     assert ids_of(prepare(preparer, message)) == [[1] * 8]
+
+
+@pytest.mark.parametrize("task", ["embed_tokens", "embed_all"])
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("float16", 2)])
+def test_vectors_of_tokens_are_counted_before_they_are_computed(task: str, dtype: str, itemsize: int) -> None:
+    info = replace(TINY, max_tokens=1000, tasks=frozenset({task}), token_dim=3)
+    preparer = make_preparer(info, max_reply_bytes=1200)
+    at_most = (1200 - 2 * (4 * itemsize + 8 if task == "embed_all" else 4)) // (3 * itemsize)
+    options = Options(dtype=dtype)
+    fitting = Request("tiny", task, tokens=join_tokens([[1] * (at_most - 1), [2]]), options=options)
+    first, _ = prepare(preparer, fitting)
+    assert first.request.num_counted == max(2, at_most * 3 * 4 // 1024)  # of float32, which wait for each other
+    too_many = replace(fitting, tokens=join_tokens([[1] * at_most, [2]]))
+    with pytest.raises(InvalidRequest, match=rf"vectors of {at_most + 1} tokens would exceed 1,200 .* most {at_most} "):
+        prepare(preparer, too_many)
+
+
+def test_results_of_one_task_are_not_those_of_another() -> None:
+    """Equal ids in the tasks of one model have keys of their own, for the cache and for single flight."""
+    for has_cache in (True, False):
+        preparer = make_preparer(replace(TINY, token_dim=2), has_cache=has_cache)
+        found = [prepare(preparer, tokens_of([1, 2], task=task))[0] for task in sorted(EMBEDDING_TASKS)]
+        assert len({one.keys[0] for one in found}) == len(EMBEDDING_TASKS)
+        assert [one.options for one in found] == [TaskOptions(task) for task in sorted(EMBEDDING_TASKS)]
+        smaller = Request(
+            "tiny", "embed_sparse", tokens=join_tokens([[1, 2]]), options=Options(top_k=3, dtype="float16")
+        )
+        [again] = prepare(preparer, smaller)
+        assert again.keys in [one.keys for one in found]  # `top_k` and `dtype` concern the reply alone
 
 
 def test_labels_that_16_bits_cannot_name_are_rejected() -> None:

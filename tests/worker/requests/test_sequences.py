@@ -126,7 +126,7 @@ async def test_results_of_the_runner_become_the_columns_of_a_reply(info: ModelIn
     (value,) = encode_replies([sequences[0].request], stages.info, None, 1.0)
     reply = decode_reply(value)
     assert isinstance(reply, Reply)
-    found = reply.rows("sequence")
-    assert [row["sum"].ravel().tolist() for row in found] == [[1, 3, 7], [4, 10], [5]]  # type: ignore[index,call-overload]
-    assert [row["half"].ravel().tolist() for row in found] == [[3.5], [5], [2.5]]  # type: ignore[index,call-overload]
-    assert [row["is_ten"].dtype for row in found] == [np.int32] * 3  # type: ignore[index,call-overload]
+    found: Any = reply.rows("sequence")
+    assert [row["sum"].ravel().tolist() for row in found] == [[1, 3, 7], [4, 10], [5]]
+    assert [row["half"].ravel().tolist() for row in found] == [[3.5], [5], [2.5]]
+    assert [row["is_ten"].dtype for row in found] == [np.int32] * 3
