@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from penstock.producer.client import Client
     from penstock.producer.sync_client import SyncClient
     from penstock.producer.wire.messages import Classification, Generation, Options, Ranked, TokenClass
+    from penstock.producer.wire.vector_tables import AllVectors, SparseVector
 
 # Looked up on first use: the command line reads settings and errors without loading Kafka or numpy.
-_LAZY = {"Client": "client", "SyncClient": "sync_client"} | dict.fromkeys(
-    ("Classification", "Generation", "Options", "Ranked", "TokenClass"), "wire.messages"
-)
+_LAZY = {
+    **{"Client": "client", "SyncClient": "sync_client"},
+    **dict.fromkeys(("Classification", "Generation", "Options", "Ranked", "TokenClass"), "wire.messages"),
+    **dict.fromkeys(("AllVectors", "SparseVector"), "wire.vector_tables"),
+}
 
 __all__ = [
+    "AllVectors",
     "BackendError",
     "BadTokenId",
     "Cancelled",
@@ -48,6 +52,7 @@ __all__ = [
     "PenstockError",
     "Ranked",
     "ShuttingDown",
+    "SparseVector",
     "SyncClient",
     "TokenClass",
     "TooLong",

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Unpack
 
-import numpy as np
 import numpy.typing as npt
 
-from penstock.producer.caller import Caller, raise_first
+from penstock.producer.caller import raise_first
+from penstock.producer.embedding_caller import EmbeddingCaller
 from penstock.producer.errors import WrongArgument
 from penstock.producer.keywords import GenerationKeywords
 from penstock.producer.transport.attempts import Attempts
@@ -26,7 +26,6 @@ from penstock.producer.wire.messages import (
     Row,
     Text,
     TokenClass,
-    Vector,
 )
 from penstock.producer.wire.options import recheck_options
 from penstock.producer.wire.sequence_codec import Emitted
@@ -35,53 +34,13 @@ from penstock.producer.wire.sequences import check, check_list
 __all__ = ["Client", "Row"]
 
 
-class Client(Caller):
+class Client(EmbeddingCaller):
     """Client of one model. Use as an async context manager, from one event loop; calls may run concurrently.
 
     Methods raise errors of `penstock.producer.errors`: `MixedRevisions` where two revisions of the model answer one
     call. Each call ends by its deadline (`timeout_s`, which is sent with it). After `close`, pending and later calls
     fail with `ShuttingDown`.
     """
-
-    async def embed(  # noqa: PLR0913 — options by keyword
-        self,
-        texts: str | Sequence[Text] | None = None,
-        *,
-        ids: Sequence[npt.ArrayLike] | None = None,
-        pooling: str | None = None,
-        normalize: bool | None = None,
-        truncate: bool = False,
-        dtype: str = "float32",
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        dimensions: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Vector:
-        """Vectors of texts, or of sequences of token ids (special tokens included).
-
-        Many texts are split over several records; concurrent calls share records (setting `batch_calls`).
-
-        Args:
-            prompt_name: name of the checkpoint's prompt that is prepended to each text; without it and `prompt`, the
-                checkpoint's default. Token ids take no prompt.
-            prompt: the prompt itself, in place of a name; "" for none.
-            dimensions: length that vectors are cut to before they are normalised, for models trained so (Matryoshka).
-            dtype: "float32" or "float16"; "ubinary" or "binary": the signs of the values, eight in a uint8 or int8, as
-                sentence-transformers' `quantize_embeddings` has them.
-
-        Returns:
-            [n, dim]; for a single text (not in a list) [dim]. The array may be read-only: it shares the reply's memory.
-
-        Raises:
-            PenstockError: the first sequence's error; use `map` to get the other results as well.
-        """
-        options = Options(
-            pooling, normalize, truncate, dtype=dtype, prompt_name=prompt_name, prompt=prompt, dimensions=dimensions
-        )
-        rows = await self._rows("embed", texts, ids, options, timeout_s)
-        if isinstance(texts, str):
-            return rows[0]  # type: ignore[no-any-return]  # embed's rows are vectors
-        return np.concatenate(rows).reshape(len(rows), rows[0].size) if len(rows) > 1 else rows[0][np.newaxis]
 
     async def classify(
         self,

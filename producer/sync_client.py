@@ -65,6 +65,9 @@ class SyncClient:
         self._finish = weakref.finalize(self, _finish, self._client, self._thread)
 
     embed = _blocking(Client.embed)
+    embed_sparse = _blocking(Client.embed_sparse)
+    embed_tokens = _blocking(Client.embed_tokens)
+    embed_all = _blocking(Client.embed_all)
     classify = _blocking(Client.classify)
     rerank = _blocking(Client.rerank)
     token_classify = _blocking(Client.token_classify)

@@ -29,6 +29,9 @@ def test_every_public_name_and_method() -> None:
     of_client = page.partition("## Client\n")[2].partition("\n## ")[0]
     for method in (
         "embed",
+        "embed_sparse",
+        "embed_tokens",
+        "embed_all",
         "classify",
         "rerank",
         "generate",

@@ -17,7 +17,8 @@ import numpy as np
 from aiokafka.errors import KafkaError
 
 from penstock.engine import NullEngine
-from penstock.engine.types import BatchOutput, PackedBatch
+from penstock.engine.types import BatchOutput, Float32Array, Int32Array, PackedBatch
+from penstock.engine.vector_rows import join_sparse, join_vectors
 from penstock.producer.transport import outbox
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.scheduler import LearnedCost
@@ -28,6 +29,7 @@ from penstock.worker.resolved_settings import ResolvedSettings
 
 POISON = 30_000  # the token on which the engine fails
 KILLER = 30_001  # the token on which the process dies
+UNKNOWN = 30_002  # the token without a weight in sparse vectors
 BATCH_S = float(os.environ.get("ECHO_BATCH_S", "0"))  # how long each batch takes
 GATE = os.environ.get("ECHO_GATE")  # a file: batches of more than one token end when it is there
 HANGS = bool(os.environ.get("ECHO_HANGS"))  # whether batches of more than one token never end
@@ -39,7 +41,10 @@ RELEASE = Path(os.environ.get("ECHO_RELEASE", ""))
 
 
 class EchoEngine(NullEngine):
-    """The vector of a sequence: its length, its first and last id, its sum of ids."""
+    """The vector of a sequence: its length, its first and last id, its sum of ids.
+
+    The vector of a token: its id and its place. The weight of an id in a sparse vector: how often it is there.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(4, name=name)
@@ -59,8 +64,18 @@ class EchoEngine(NullEngine):
         if POISON in batch.token_ids:
             raise ValueError("cannot compute this")
         sequences = np.split(batch.token_ids, batch.cu_seqlens[1:-1])
-        rows = [np.array([len(ids), ids[0], ids[-1], ids.sum()], np.float32) for ids in sequences]
+        rows = [_row(one.task, ids) for one, ids in zip(batch.options, sequences, strict=True)]
         return BatchOutput([row + len(REVISION or "") for row in rows], BATCH_S)
+
+
+def _row(task: str, ids: Int32Array) -> Float32Array:
+    vector = np.array([len(ids), ids[0], ids[-1], ids.sum()], np.float32)
+    if task == "embed":
+        return vector
+    known, counts = np.unique(ids[ids != UNKNOWN], return_counts=True)
+    sparse = join_sparse(known, counts.astype(np.float32))
+    tokens = np.stack((ids, np.arange(len(ids))), axis=1).astype(np.float32)
+    return {"embed_sparse": sparse, "embed_tokens": tokens, "embed_all": join_vectors(vector, tokens, sparse)}[task]
 
 
 class LateOutbox(Outbox):

@@ -33,6 +33,7 @@ from penstock.producer.transport import exchange as module
 from penstock.producer.wire.codec import encode_reply
 from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, PARTIAL, REPLY_PARTITION, REPLY_TOPIC
 from penstock.producer.wire.messages import Generation, Reply, Request, TokenClass, TokenTable, join_tokens
+from penstock.producer.wire.vector_tables import SparseTable, TokenVectors
 from tests.producer.helpers import Loop, Pauses, Received, connected, first_ids, refusing_x, within
 from tests.producer.tokenizer_makers import MAKERS
 
@@ -618,6 +619,46 @@ async def test_documents_come_back_best_first_and_ties_in_their_order(monkeypatc
     assert ranked == [(1, 7.5), (2, 0.5), (3, 0.5), (0, -2.0)]
     assert [(one.index, one.score) for one in ranked] == ranked
     assert [(request.task, request.options.truncate) for request in loop.requests] == [("rerank", True)]
+
+
+def embeddings_of(request: Request) -> Reply:
+    """Of each text a sparse vector of the ids of its characters, and a vector for each of them."""
+    ids = [np.array(sorted({*text}), "U1").view(np.uint32) for text in request.text or () if text]
+    lens = tuple([len(one) for one in ids])
+    whole = np.concatenate(ids).astype(np.uint32)
+    values = whole.astype(request.options.dtype)
+    return Reply(
+        "m",
+        "r",
+        vectors=values[[0] * len(ids), None],
+        sparse=SparseTable(lens, whole, values),
+        token_vectors=TokenVectors(lens, np.stack((values, values), axis=1)),
+    )
+
+
+async def test_calls_for_sparse_and_token_vectors_share_a_record_and_have_a_row_for_each_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected(monkeypatch, embeddings_of) as (client, loop):
+        (sparse,), (other,) = await asyncio.gather(
+            client.embed_sparse("ba", top_k=5, dtype="float16", prompt="q"),
+            client.embed_sparse(["c"], top_k=5, dtype="float16", prompt="q"),
+        )
+        assert (sparse.ids.tolist(), sparse.weights.tolist()) == ([97, 98], [97.0, 98.0])
+        assert (other.ids.tolist(), str(other.weights.dtype)) == ([99], "float16")
+        [first, second] = await client.embed_tokens(["ab", "c"], truncate=True)
+        assert (first.tolist(), second.tolist()) == ([[97.0, 97.0], [98.0, 98.0]], [[99.0, 99.0]])
+        [every] = await client.embed_all("a", prompt_name="query")
+        assert (every.vector.tolist(), every.tokens.tolist(), every.sparse.ids.tolist()) == ([97], [[97, 97]], [97])
+        for refused in (client.embed_tokens("a", dtype="binary"), client.embed_sparse("a", top_k=-1)):
+            with pytest.raises(InvalidRequest):
+                await refused
+    asked = [(request.task, request.text, request.options) for request in loop.requests]
+    assert asked == [
+        ("embed_sparse", ("ba", "c"), Options(top_k=5, dtype="float16", prompt="q")),
+        ("embed_tokens", ("ab", "c"), Options(truncate=True)),
+        ("embed_all", ("a",), Options(prompt_name="query")),
+    ]
 
 
 def tokens_of(request: Request, *, has_spans: bool, longer: int = 0) -> Reply:

@@ -10,6 +10,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, s
 from penstock.producer.errors import PenstockError
 from penstock.producer.tracing.tracing import Tracing, remote_parent, within
 from penstock.producer.wire.headers import CORRELATION_ID, TRACEPARENT, is_unsampled
+from penstock.producer.wire.messages import EMBEDDING_TASKS
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.record_fields import unquoted_reason
@@ -18,7 +19,7 @@ from penstock.worker.requests.request import PendingRequest, Rejection
 from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from penstock.worker.telemetry.request_samples import correlation_text
 
-_GEN_AI_OPERATIONS = {"embed": "embeddings"}  # the conventions have no names for the other tasks
+_GEN_AI_OPERATIONS = dict.fromkeys(EMBEDDING_TASKS, "embeddings")  # the conventions have no names for the other tasks
 
 _Attributes = dict[str, str | int | float]
 

@@ -96,7 +96,8 @@ def model(settings: CheckSettings, memory: MemberMemory) -> Finding:
         return Finding("Model", "problem", str(error), "Give another --model, or repair this one.")
     info = engine.info
     memory.measure(info.device)
-    dimensions = f"{info.dim} dimensions, " if info.tasks.isdisjoint(STEPPED_TASKS) else ""
+    dimensions = f"{info.dim} dimensions, " if info.dim and info.tasks.isdisjoint(STEPPED_TASKS) else ""
+    dimensions += f"{info.token_dim} dimensions a token, " if info.token_dim else ""
     unit = "steps" if "sequence" in info.tasks else "tokens"
     labels = f"{len(info.labels)} labels{' or those of a request' * (ENTAIL in info.tasks)}, " if info.labels else ""
     return Finding(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.producer import (
+        AllVectors,
         BackendError,
         BadTokenId,
         Cancelled,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         PenstockError,
         Ranked,
         ShuttingDown,
+        SparseVector,
         SyncClient,
         TokenClass,
         TooLong,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AllVectors",
     "BackendError",
     "BadTokenId",
     "Cancelled",
@@ -51,6 +54,7 @@ __all__ = [
     "PenstockError",
     "Ranked",
     "ShuttingDown",
+    "SparseVector",
     "SyncClient",
     "TokenClass",
     "TooLong",

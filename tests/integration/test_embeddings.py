@@ -1,0 +1,87 @@
+"""Sparse vectors and vectors of tokens through a real broker, a worker of echo_worker.py, and its cache."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import AllVectors, Client, InvalidRequest, SparseVector
+from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Request, join_tokens
+from tests.integration.conftest import StartWorker, Unique
+from tests.integration.echo_worker import UNKNOWN
+
+IDS = [[7, 5, 5], [UNKNOWN], [9, 8]]
+
+
+def expected(task: str, ids: list[int]) -> Any:
+    vector = np.array([len(ids), ids[0], ids[-1], sum(ids)], np.float32)
+    known = sorted({*ids} - {UNKNOWN})
+    sparse = SparseVector(np.array(known, np.uint32), np.array([ids.count(one) for one in known], np.float32))
+    tokens = np.array([[one, place] for place, one in enumerate(ids)], np.float32)
+    rows = {"embed": vector, "embed_sparse": sparse, "embed_tokens": tokens}
+    return rows.get(task, AllVectors(vector, tokens, sparse))
+
+
+def assert_same(row: Any, wanted: Any) -> None:
+    """Arrays, or tuples of them."""
+    assert type(row) is type(wanted)
+    if isinstance(row, tuple):
+        for part, other in zip(row, wanted, strict=True):
+            assert_same(part, other)
+    else:
+        assert (row.shape, row.dtype) == (wanted.shape, wanted.dtype)
+        np.testing.assert_array_equal(row, wanted)
+
+
+async def test_each_task_has_its_own_results_from_the_engine_and_from_the_cache(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    model = unique("embeddings")
+    worker = start_worker(kafka, served_name=model, cache_path=tmp_path / "cache.sqlite", max_reply_bytes=2000)
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+        await worker.ready()
+        calls: list[Any] = [client.embed, client.embed_sparse, client.embed_tokens, client.embed_all]
+        tasks = ["embed", "embed_sparse", "embed_tokens", "embed_all"]
+        for task, rows in zip(tasks, await asyncio.gather(*[call(ids=IDS) for call in calls]), strict=True):
+            for row, ids in zip(rows, IDS, strict=True):
+                assert_same(row, expected(task, ids))
+
+        for task in sorted(EMBEDDING_TASKS):
+            request = Request(model, task, join_tokens(IDS))
+            async with asyncio.timeout(300):
+                while (reply := await client.request(request)).cached < len(IDS):
+                    pass  # replies do not wait for the cache
+            for row, ids in zip(reply.rows(task), IDS, strict=True):
+                assert_same(row, expected(task, ids))
+
+        [[largest, _, _], [half, _, _]] = (
+            await client.embed_sparse(ids=IDS, top_k=1),  # of what is cached whole
+            await client.embed_tokens(ids=IDS, dtype="float16"),
+        )
+        assert_same(largest, SparseVector(np.array([5], np.uint32), np.array([2], np.float32)))
+        assert_same(half, expected("embed_tokens", IDS[0]).astype(np.float16))
+
+
+async def test_what_no_reply_can_carry_is_the_error_of_its_sequence_alone(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
+) -> None:
+    """A sparse vector is so large once it is computed; vectors of tokens are not computed at all."""
+    model = unique("large")
+    worker = start_worker(kafka, served_name=model, max_reply_bytes=2000)
+    large = list(range(1, 401))  # 3,200 bytes in each task
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+        await worker.ready()
+        for task, said in (
+            ("embed_sparse", "The reply would exceed 2,000 bytes: it has 3,"),
+            ("embed_tokens", "The vectors of 400 tokens would exceed 2,000 bytes; send at most"),
+            ("embed_all", "The vectors of 400 tokens would exceed 2,000 bytes; send at most"),
+        ):
+            first, refused, last = await client.map(task, ids=[[5], large, [6, 7]])
+            assert_same(first, expected(task, [5]))
+            assert_same(last, expected(task, [6, 7]))
+            assert type(refused) is InvalidRequest
+            assert said in refused.message
+        [cut] = await client.map("embed_sparse", ids=[large], options=Options(top_k=2, dtype="float16"))
+        assert_same(cut, SparseVector(np.array([1, 2], np.uint32), np.array([1, 1], np.float16)))
