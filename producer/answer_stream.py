@@ -8,14 +8,15 @@ from typing import Any, Generic, Protocol, TypeVar
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.codec import MAX_RECORD_BYTES
-from penstock.producer.wire.messages import Options, Row, Text, utf8_fault
+from penstock.producer.wire.messages import TOKEN_VECTOR_TASKS, Options, Row, Text, utf8_fault
 
 # Texts in flight, so that the workers do not wait for the source: the answers of the last half second, within these
 # bounds. A long text counts as one for each 4 KiB, and a long row as one for each 16 KiB, so that the window holds
-# 64 MiB of texts and 256 MiB of rows at most.
+# 64 MiB of texts and 256 MiB of rows at most. With a vector for each token a text counts as one for each 64 characters,
+# of which a model with vectors of 128 numbers makes some 8 KiB.
 WINDOW_ROWS, MOST_WINDOW_ROWS = 4096, 16_384
 _WINDOW_S = 0.5
-_ROW_CHARS = 4 * 1024
+_ROW_CHARS, _TOKEN_VECTOR_CHARS = 4 * 1024, 64
 _ROW_BYTES = 16 * 1024
 
 Result = Row | PenstockError
@@ -67,7 +68,8 @@ async def answer_stream(
     At most `MOST_WINDOW_ROWS` texts, and one batch, are read ahead of the consumer. An answered batch does not wait for
     the source. Close the generator (`contextlib.aclosing`) to cancel what is in flight.
     """
-    in_flight = _InFlight[B](lambda texts: _answer(client, task, texts, options, timeout_s, revision))
+    row_chars = _TOKEN_VECTOR_CHARS if task in TOKEN_VECTOR_TASKS else _ROW_CHARS
+    in_flight = _InFlight[B](lambda texts: _answer(client, task, texts, options, timeout_s, revision), row_chars)
     reading: asyncio.Task[B | None] | None = None
     is_at_end = False
     try:
@@ -93,8 +95,11 @@ async def answer_stream(
 class _InFlight(Generic[B]):
     """Batches that were sent and not handed on yet, in order, and whether another may be read."""
 
-    def __init__(self, answer: Callable[[Sequence[Text | PenstockError]], Coroutine[Any, Any, list[Result]]]) -> None:
+    def __init__(
+        self, answer: Callable[[Sequence[Text | PenstockError]], Coroutine[Any, Any, list[Result]]], row_chars: int
+    ) -> None:
         self._answer = answer
+        self._row_chars = row_chars
         self._batches: deque[tuple[B, asyncio.Task[list[Result]]]] = deque()
         self._weight = 0
         self._window = _Window()
@@ -117,14 +122,15 @@ class _InFlight(Generic[B]):
         if batch is None:
             return False
         self._batches.append((batch, asyncio.create_task(self._answer(batch.texts))))
-        self._weight += _weight(batch)
+        self._weight += _weight(batch, self._row_chars)
         return True
 
     def take(self) -> tuple[B, list[Result]]:
         """Remove the first batch, which is answered."""
         batch, answer = self._batches.popleft()
-        self._weight -= _weight(batch)
-        self._window.add(_weight(batch))
+        weight = _weight(batch, self._row_chars)
+        self._weight -= weight
+        self._window.add(weight)
         return batch, answer.result()
 
 
@@ -182,8 +188,8 @@ def num_chars(text: Text) -> int:
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
 
-def _weight(batch: TextBatch) -> int:
-    texts = [1 if isinstance(text, PenstockError) else 1 + num_chars(text) // _ROW_CHARS for text in batch.texts]
+def _weight(batch: TextBatch, row_chars: int) -> int:
+    texts = [1 if isinstance(text, PenstockError) else 1 + num_chars(text) // row_chars for text in batch.texts]
     return sum(texts) + batch.num_bytes // _ROW_BYTES
 
 

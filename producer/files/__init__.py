@@ -6,9 +6,12 @@
 
 The output has the input's columns, unchanged, and then the results':
 
-    embed      embedding (list of float32, of fixed size if all have one length; JSON text in CSV), error
-    classify   label, score, and with top_k other than 1 also labels, scores (lists); error
-    rerank     score, error
+    embed          embedding (list of float32, of fixed size if all have one length; JSON text in CSV), error
+    embed_sparse   indices, values (lists of uint32 and float32), error
+    embed_tokens   token_embeddings (list of lists of float32), error
+    embed_all      the columns of the three
+    classify       label, score, and with top_k other than 1 also labels, scores (lists); error
+    rerank         score, error
 
 A broken row has an error in place of a text and does not end the job. Such a row has bytes that are not UTF-8, broken
 quotes, a wrong number of fields, no JSON object, or no text. If the input has a column of a result's name, the result's

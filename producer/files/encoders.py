@@ -4,48 +4,15 @@ import csv
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
 from penstock.producer.answer_stream import Result
-from penstock.producer.errors import PenstockError
 from penstock.producer.files.arrow_rows import objects_of
+from penstock.producer.files.result_columns import NUMBERS, ResultColumns
 from penstock.producer.files.row_blocks import Block, JsonLine, Object
-from penstock.producer.wire.messages import BIT_DTYPES, Classification, Generation, Options
-
-if TYPE_CHECKING:
-    import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
-
-_Columns = dict[str, list[Any]]  # result name -> one value a row, or None
-
-
-class ResultColumns:
-    """The columns of one task."""
-
-    def __init__(self, task: str, options: Options) -> None:
-        """`options.top_k` of labels other than 1 adds lists of labels and scores. `options.dtype`: of vectors."""
-        if task not in _VALUES:
-            raise ValueError(f"No result columns are known for the task {task!r}. This is a bug.")
-        self._values = _VALUES[task]
-        self.of_vectors = np.dtype(BIT_DTYPES.get(options.dtype, "float32"))
-        self._has_lists = options.most_labels != 1 and task == "classify"
-        self.names = tuple(self.of(()))
-
-    def of(self, results: Sequence[Result]) -> _Columns:
-        """The results' columns."""
-        columns = self._values(results)
-        if self._has_lists:
-            rows = [row if isinstance(row, Classification) else None for row in results]
-            columns["labels"] = [row and list(row.labels) for row in rows]
-            columns["scores"] = [row and list(row.scores) for row in rows]
-        columns["error"] = [f"{row.code}: {row.message}" if isinstance(row, PenstockError) else None for row in results]
-        return columns
-
-    def rows(self, results: Sequence[Result]) -> Iterator[tuple[Any, ...]]:
-        """The same by rows."""
-        return zip(*self.of(results).values(), strict=True)
 
 
 class TableEncoder(ABC):
@@ -92,21 +59,15 @@ class ArrowEncoder(TableEncoder):
     def __init__(self, columns: Sequence[str] | None, schema: Any, results: ResultColumns) -> None:
         import pyarrow as pa
 
-        self._of_vectors = results.of_vectors
-        types = {
-            "embedding": pa.list_(pa.from_numpy_dtype(results.of_vectors)),
-            "score": pa.float64(),
-            "scores": pa.list_(pa.float64()),
-        }
-        types["labels"] = pa.list_(pa.string())
         super().__init__(columns, schema, results)
-        names = results.names
-        self._result_types = [types.get(name, pa.string()) for name in names]
+        types = results.arrow_types()
         self._input = schema or pa.schema([(name, pa.string()) for name in self._columns])
-        self.vectors = len(self._input) + names.index("embedding") if "embedding" in names else None  # their column
+        named = {name: _free_name(name, self._input.names) for name in types}
+        self.vectors = named.get("embedding")  # the column of vectors of one length
+        self.numbers = [named[name] for name in types if name in NUMBERS]
         self.schema = self._input
-        for name, kind in zip(names, self._result_types, strict=True):
-            self.schema = self.schema.append(pa.field(_free_name(name, self._input.names), kind))
+        for name, kind in types.items():
+            self.schema = self.schema.append(pa.field(named[name], kind))
 
     def encode(self, block: Block, results: Sequence[Result]) -> bytes:
         import pyarrow as pa
@@ -114,10 +75,7 @@ class ArrowEncoder(TableEncoder):
         source = block.source
         if isinstance(source, Sequence):
             source = pa.RecordBatch.from_pylist(list(source), schema=self._input)
-        values = [
-            _vectors(column, self._of_vectors) if name == "embedding" else pa.array(column, kind)
-            for (name, column), kind in zip(self._results.of(results).items(), self._result_types, strict=True)
-        ]
+        values = self._results.arrow(results)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.schema) as stream:
             stream.write_batch(pa.RecordBatch.from_arrays([*source.columns, *values], schema=self.schema))
@@ -128,15 +86,6 @@ class ArrowEncoder(TableEncoder):
 def _extended(line: JsonLine, named: Object) -> bytes:
     """The line with the results at the end of its object."""
     return line.text[:-1] + (b", " if line else b"") + _json(named)[1:]
-
-
-def _vectors(rows: Sequence[Any], dtype: "np.dtype[Any]") -> "pa.ListArray":
-    """Lists of numbers, without a Python object for each."""
-    import pyarrow as pa
-
-    offsets = np.cumsum([0, *[0 if row is None else len(row) for row in rows]], dtype=np.int32)
-    values = np.concatenate([np.empty(0, dtype), *[row for row in rows if row is not None]])
-    return pa.ListArray.from_arrays(offsets, values, mask=pa.array([row is None for row in rows]))
 
 
 def _objects(block: Block) -> Sequence[Object]:
@@ -188,34 +137,3 @@ def _free_name(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name = f"penstock_{name}"
     return name
-
-
-def _classified(results: Sequence[Result]) -> _Columns:
-    rows = [row if isinstance(row, Classification) else None for row in results]
-    return {"label": [row and row.label for row in rows], "score": [row and row.score for row in rows]}
-
-
-def _embedded(results: Sequence[Result]) -> _Columns:
-    return {"embedding": [_numbers(row) if isinstance(row, np.ndarray) else None for row in results]}
-
-
-def _numbers(vector: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Signs are integers, and stay so in text."""
-    return vector.astype(np.float32, copy=False) if vector.dtype.kind == "f" else vector
-
-
-def _generated(results: Sequence[Result]) -> _Columns:
-    rows = [row if isinstance(row, Generation) else None for row in results]
-    return {"generated": [row and row.text for row in rows], "finish": [row and row.finish for row in rows]}
-
-
-def _reranked(results: Sequence[Result]) -> _Columns:
-    return {"score": [None if isinstance(row, PenstockError) else row for row in results]}
-
-
-_VALUES: dict[str, Callable[[Sequence[Result]], _Columns]] = {
-    "classify": _classified,
-    "embed": _embedded,
-    "generate": _generated,
-    "rerank": _reranked,
-}

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import IO
 
 from penstock.producer.answer_stream import Result
-from penstock.producer.files.encoders import ResultColumns, TableEncoder
+from penstock.producer.files.encoders import TableEncoder
 from penstock.producer.files.job_manifest import FileJob
 from penstock.producer.files.job_report import JobReport, ReplyTally
 from penstock.producer.files.part_directory import PartDirectory, kept_manifest, parts_path
 from penstock.producer.files.part_writer import PartWriter, refuse_existing
+from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import FORMATS, Reader, format_of
@@ -24,7 +25,7 @@ class JobOutput:
     """The output of a job, which is written, or checked, for the rows of a reader."""
 
     path: Path
-    task: str  # "embed", "classify", "generate" or "rerank", which decides the result columns
+    task: str  # of those of `result_columns`, which decides the columns
     model: str = ""  # a job of another model, task, input or options is not continued
     options: Options = NO_OPTIONS
     overwrite: bool = False  # of an existing file

@@ -12,6 +12,7 @@ from penstock.producer.answer_stream import Result, num_chars
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.row_blocks import Block
 from penstock.producer.wire.messages import REQUEST_TOKENS, Classification, Reply
+from penstock.producer.wire.vector_tables import AllVectors
 
 # In JSON, in falling order of the counts, or in the order of the keys.
 _Falling = Annotated[Counter[str], PlainSerializer(lambda counts: dict(counts.most_common()))]
@@ -42,8 +43,9 @@ class JobReport:
                 self.errors[result.code] += 1
             elif isinstance(result, Classification):
                 self.labels[result.label] += 1
-            elif isinstance(result, np.ndarray):
-                self.vector_lengths.add(len(result))
+            vector = result.vector if isinstance(result, AllVectors) else result
+            if isinstance(vector, np.ndarray) and vector.ndim == 1:
+                self.vector_lengths.add(len(vector))
 
     def add_lengths(self, block: Block) -> None:
         """Count the lengths of a block's texts alone."""

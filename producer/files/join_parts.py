@@ -104,10 +104,11 @@ class _ParquetSink(_Sink):
         self._fixed: pa.Field | None = None
         schema = self._schema
         if self._vectors is not None and len(vector_lengths) == 1:
-            field = schema.field(self._vectors)
+            index = schema.get_field_index(self._vectors)
+            field = schema.field(index)
             self._fixed = field.with_type(pa.list_(field.type.value_type, *vector_lengths))
-            schema = schema.set(self._vectors, self._fixed)
-        self._writer = _parquet_writer(file, schema, self._vectors)
+            schema = schema.set(index, self._fixed)
+        self._writer = _parquet_writer(file, schema, encoder.numbers)
         self._collected: list[pa.RecordBatch] = []  # of the next row group
         self._rows = self._size = 0
 
@@ -135,7 +136,8 @@ class _ParquetSink(_Sink):
         self._collected, self._rows, self._size = [], 0, 0
         if self._fixed is not None:
             chunks = [_fixed(chunk, self._fixed.type) for chunk in table.column(self._vectors).chunks]
-            table = table.set_column(self._vectors, self._fixed, pa.chunked_array(chunks, self._fixed.type))
+            index = self._schema.get_field_index(self._vectors)
+            table = table.set_column(index, self._fixed, pa.chunked_array(chunks, self._fixed.type))
         self._writer.write_table(table)
         # Begin to write to the disk what the last `sync` would otherwise write at once.
         os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -148,17 +150,17 @@ def _fixed(vectors: "pa.ListArray", kind: "pa.DataType") -> "pa.Array":
     return pa.nulls(len(vectors), kind) if vectors.null_count == len(vectors) else vectors.cast(kind)
 
 
-def _parquet_writer(file: IO[bytes], schema: "pa.Schema", vectors: int | None) -> "ParquetWriter":
-    """A writer that neither compresses vectors nor looks for repeated numbers in them: they have next to none."""
+def _parquet_writer(file: IO[bytes], schema: "pa.Schema", numbers: Sequence[str]) -> "ParquetWriter":
+    """A writer that neither compresses these columns nor looks for repeated numbers in them: they have next to none."""
     from pyarrow.parquet import ParquetFile, ParquetWriter
 
-    if vectors is None:
+    if not numbers:
         return ParquetWriter(file, schema)
     empty = io.BytesIO()
     ParquetWriter(empty, schema).close()
     leaves = ParquetFile(empty).schema
     paths = [leaves.column(number).path for number in range(len(leaves))]
-    others = [path for path in paths if path.split(".")[0] != schema.field(vectors).name]
+    others = [path for path in paths if path.split(".")[0] not in numbers]
     codecs = {path: "snappy" if path in others else "none" for path in paths}
     return ParquetWriter(file, schema, use_dictionary=others, compression=codecs)
 

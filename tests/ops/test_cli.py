@@ -106,12 +106,12 @@ class TestHelp:
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FileJobSettings, Options]]:
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FileJobSettings, str, Options]]:
     """What `run_job` is called with, in place of running it."""
-    called: list[tuple[FileJobSettings, Options]] = []
+    called: list[tuple[FileJobSettings, str, Options]] = []
 
     def run_job(task: str, settings: FileJobSettings, options: Options, *rest: object) -> int:
-        called.append((settings, options))
+        called.append((settings, task, options))
         return 0
 
     monkeypatch.setattr(task_commands, "run_job", run_job)
@@ -125,6 +125,9 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FileJobSettings, Options
         (("embed", "--prompt-name", "q", "--dimensions", "256"), Options(prompt_name="q", dimensions=256)),
         (("embed", "--prompt", "q: "), Options(prompt="q: ")),
         (("embed", "--prompt", ""), Options(prompt="")),
+        (("embed", "--embedding", "sparse", "--prompt-name", "q", "--top-k", "9"), Options(top_k=9, prompt_name="q")),
+        (("embed", "--embedding", "tokens"), Options()),
+        (("embed", "--embedding", "all", "--truncate"), Options(truncate=True)),
         (("generate",), Options(generation=())),
         (
             ("generate", "--seed", "0", "--do-sample"),  # 0 and off are sent
@@ -139,18 +142,19 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FileJobSettings, Options
     ],
 )
 def test_options_of_the_request_are_those_of_the_command_line(
-    jobs: list[tuple[FileJobSettings, Options]], args: tuple[str, ...], options: Options
+    jobs: list[tuple[FileJobSettings, str, Options]], args: tuple[str, ...], options: Options
 ) -> None:
     assert penstock(*args, "--model", "m", "--text", "x")[0] == 0
-    assert [asked for _, asked in jobs] == [options]
+    task = f"embed_{args[2]}" if "--embedding" in args else args[0]
+    assert [(asked, given) for _, asked, given in jobs] == [(task, options)]
 
 
 @pytest.mark.parametrize("model", ["/models/org/nobody/", "org/nobody", "nobody"])
 def test_the_variable_that_names_a_workers_checkpoint_names_its_model(
-    jobs: list[tuple[FileJobSettings, Options]], model: str
+    jobs: list[tuple[FileJobSettings, str, Options]], model: str
 ) -> None:
     assert penstock("embed", "--text", "x", env={"PENSTOCK_MODEL": model})[0] == 0
-    assert [settings.served_name for settings, _ in jobs] == ["nobody"]
+    assert [settings.served_name for settings, _, _ in jobs] == ["nobody"]
 
 
 class TestBadUsage:
@@ -193,6 +197,17 @@ class TestBadUsage:
             (["embed", "--model", "m", "in.csv", "out.csv", "--text", "x"], {}, "Give a file to read and a file"),
             (["embed", "--model", "m", "--pooling", "median", "--text", "x"], {}, "--pooling (or PENSTOCK_POOLING)"),
             (["embed", "--model", "m", "--dimensions", "0", "--text", "x"], {}, "--dimensions (or PENSTOCK_DIM"),
+            (["embed", "--model", "m", "--top-k", "9", "--text", "x"], {}, "--top-k needs --embedding sparse or"),
+            (
+                ["embed", "--model", "m", "--embedding", "tokens", "--pooling", "cls", "--text", "x"],
+                {},
+                "`pooling` is an option of `embed`, not of `embed_tokens`",
+            ),
+            (
+                ["embed", "--model", "m", "--embedding", "sparse", "--vectors", "binary", "--text", "x"],
+                {},
+                "`dtype` 'binary' is for the vectors of `embed`",
+            ),
             (
                 ["embed", "--model", "m", "--prompt", "q: ", "--prompt-name", "query", "--text", "x"],
                 {},

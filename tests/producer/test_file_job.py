@@ -142,10 +142,11 @@ async def test_window_is_bounded_and_full(monkeypatch: pytest.MonkeyPatch) -> No
     assert 30 <= table.most_ahead <= 30 + 2 * table.rows_per_block
 
 
-async def test_long_texts_count_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("task", "length"), [("embed", 10 * 16 * 1024), ("embed_tokens", 640), ("embed_all", 640)])
+async def test_long_texts_count_for_more(monkeypatch: pytest.MonkeyPatch, task: str, length: int) -> None:
     monkeypatch.setattr(answer_stream, "MOST_WINDOW_ROWS", 30)
-    table = Table(["x" * 10 * 16 * 1024] * 30, rows_per_block=1)
-    await run_bulk(Lengths(), "embed", table, table)
+    table = Table(["x" * length] * 30, rows_per_block=1)
+    await run_bulk(Lengths(), task, table, table)
     assert table.most_ahead <= 4
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +15,9 @@ from penstock.producer.errors import PenstockError
 from penstock.producer.settings import ClientSettings
 from penstock.producer.wire.messages import Classification, Generation, Options, Vector
 from penstock.producer.wire.sequences import check
+from penstock.producer.wire.vector_tables import AllVectors, SparseVector
+
+_Shown = Vector | SparseVector | AllVectors | Classification | Generation
 
 _MAX_ONE_TEXT_S = 30.0  # longest wait for the answer to one text
 _SHOWN_NUMBERS = 6
@@ -38,7 +42,7 @@ async def answer_one(task: str, settings: FileJobSettings, options: Options, tex
     client_of = client_settings(settings) | {"connect_timeout_s": connect_timeout_s}
     async with local_worker(settings) as while_alive, Client(**client_of) as client:
         (row,) = await while_alive(client.map(task, [text], options=options, timeout_s=timeout_s))
-    if isinstance(row, float | list):
+    if isinstance(row, float | list | dict):
         raise RuntimeError(f"{task} was answered with a row of another task. This is a bug.")
     if isinstance(row, PenstockError):
         fail(f"{row.code}: {row.message}" + _advice(row, settings))
@@ -56,7 +60,11 @@ def _advice(error: PenstockError, settings: FileJobSettings) -> str:
     return f" Is a worker for {settings.served_name!r} running? Start one: penstock worker --model …"
 
 
-def _as_json(row: Vector | Classification | Generation) -> Any:
+def _as_json(row: _Shown) -> Any:
+    if isinstance(row, AllVectors):
+        return {"embedding": row.vector.tolist(), "token_embeddings": row.tokens.tolist(), **_as_json(row.sparse)}
+    if isinstance(row, SparseVector):
+        return {"indices": row.ids.tolist(), "values": row.weights.tolist()}
     if isinstance(row, Generation):
         return {"text": row.text, "finish": row.finish, "tokens": row.tokens}
     if isinstance(row, Classification):
@@ -64,16 +72,26 @@ def _as_json(row: Vector | Classification | Generation) -> Any:
     return row.tolist()
 
 
-def as_text(row: Vector | Classification | Generation) -> Table | str:
-    """What a terminal shows of an answer, in rich's markup."""
+def as_text(row: _Shown) -> Table | str:
+    """What a terminal shows of an answer, in rich's markup. Of embed_all the vector: all else is in the JSON."""
+    if isinstance(row, AllVectors):
+        return as_text(row.vector)
+    if isinstance(row, SparseVector):
+        return _table("token id", "weight", sorted(zip(*row, strict=True), key=lambda entry: -entry[1]))
     if isinstance(row, Generation):
         return escape(row.text or "")
     if isinstance(row, Classification):
-        table = Table("label", "score", box=None, header_style="bold")
-        for label, score in zip(row.labels, row.scores, strict=True):
-            table.add_row(label, f"{score:.4f}")
-        return table
+        return _table("label", "score", list(zip(row.labels, row.scores, strict=True)))
+    if row.ndim == 2:
+        return f"{len(row)} vectors of {row.shape[1]} dimensions"
     of_signs = row.dtype.kind != "f"
     head = ", ".join(f"{number}" if of_signs else f"{number:.4f}" for number in row[:_SHOWN_NUMBERS])
     unit = "bytes of signs" if of_signs else "dimensions"
     return f"[{head}{', …' if len(row) > _SHOWN_NUMBERS else ''}]  {len(row)} {unit}".replace("[", "\\[")
+
+
+def _table(name: str, number: str, rows: Sequence[tuple[Any, float]]) -> Table:
+    table = Table(name, number, box=None, header_style="bold")
+    for one, value in rows:
+        table.add_row(str(one), f"{value:.4f}")
+    return table

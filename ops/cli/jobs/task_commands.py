@@ -1,6 +1,6 @@
 """`penstock embed`, `classify`, `generate` and `rerank`: files of texts, or one text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -15,6 +15,14 @@ from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.labels import DEFAULT_TEMPLATE
 from penstock.producer.wire.messages import Options
 from penstock.producer.wire.options import check_applicable, check_options
+
+
+def _fail_as_setting(make: Callable[[], object]) -> None:
+    """Raise ValueError, which pydantic shows, where a setting's value makes options that no worker takes."""
+    try:
+        make()
+    except PenstockError as error:
+        raise ValueError(error.message.removesuffix(".")) from error  # whoever shows it ends the sentence
 
 
 class EmbedSettings(JobSettings):
@@ -33,11 +41,40 @@ class EmbedSettings(JobSettings):
     vectors: Literal["float32", "binary", "ubinary"] = Field(
         "float32", description="binary, ubinary: the signs of the values, eight in an int8 or uint8."
     )
+    embedding: Literal["dense", "sparse", "tokens", "all"] = Field(
+        "dense",
+        description="dense: one vector a text. sparse: weights of token ids (SPLADE). tokens: a vector for each token "
+        "(ColBERT). all: these three of one pass of the model (bge-m3).",
+    )
+    top_k: int | None = Field(None, ge=0, description="Of sparse: largest weights to keep. Default: all.")
+
+    @property
+    def task(self) -> str:
+        """The task of the requests."""
+        return "embed" if self.embedding == "dense" else f"embed_{self.embedding}"
+
+    @property
+    def options(self) -> Options:
+        """The options of the requests. Raises PenstockError for those that do not fit `embedding`."""
+        options = Options(
+            pooling=self.pooling,
+            truncate=self.truncate,
+            top_k=self.top_k,
+            prompt_name=self.prompt_name,
+            prompt=self.prompt,
+            dimensions=self.dimensions,
+            dtype=self.vectors,
+        )
+        check_applicable(options, self.task, is_text=True)
+        return options
 
     @model_validator(mode="after")
-    def _check_prompts(self) -> Self:
+    def _check_options(self) -> Self:
         if self.prompt_name is not None and self.prompt is not None:
             raise ValueError("give at most one of --prompt-name and --prompt")
+        if self.top_k is not None and self.embedding not in ("sparse", "all"):
+            raise ValueError("--top-k needs --embedding sparse or --embedding all")
+        _fail_as_setting(lambda: self.options)
         return self
 
 
@@ -55,7 +92,10 @@ def embed(settings: EmbedSettings, paths: Paths = None, text: OneText = None) ->
 
     $ penstock embed --local --model DIRECTORY in.parquet out.parquet --column message
 
-    The output has the input's columns and two more: embedding, error.
+    $ penstock embed --model splade in.parquet out.parquet --embedding sparse
+
+    The output has the input's columns and two more: embedding, error. With --embedding sparse they are indices, values,
+    error; with --embedding tokens token_embeddings, error; with --embedding all all of these.
 
     A file is a bulk job: workers answer it in the time that online requests leave. A --text is an online request.
 
@@ -64,15 +104,7 @@ def embed(settings: EmbedSettings, paths: Paths = None, text: OneText = None) ->
     Exit code 0: every row is answered. 1: some rows hold an error, or
     the output cannot be written. 2: invalid input.
     """
-    options = Options(
-        pooling=settings.pooling,
-        truncate=settings.truncate,
-        prompt_name=settings.prompt_name,
-        prompt=settings.prompt,
-        dimensions=settings.dimensions,
-        dtype=settings.vectors,
-    )
-    return run_job("embed", settings, options, (settings.column,), paths, text)
+    return run_job(settings.task, settings, settings.options, (settings.column,), paths, text)
 
 
 class ClassifySettings(JobSettings):
@@ -100,10 +132,7 @@ class ClassifySettings(JobSettings):
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
-        try:
-            _ = self.options
-        except PenstockError as error:
-            raise ValueError(error.message.removesuffix(".")) from error  # whoever shows it ends the sentence
+        _fail_as_setting(lambda: self.options)
         return self
 
 
