@@ -15,6 +15,7 @@ from penstock.engine.model.results import Head
 from penstock.engine.model.weights import Dense, Norm
 from penstock.engine.types import ENTAIL, entailment_of, is_entailment
 
+_NUM_LABELS = {"bart": 3}  # of a config.json that does not state it; transformers' default of the others is 2
 _SHOWN_NAMES = 3  # of the tensors of a file that is no head
 
 _ACTIVATION = "activation_fn"
@@ -185,7 +186,7 @@ def _labels(config: Config, num_labels: int) -> tuple[str, ...]:
     """id2label in order of id; without it transformers' LABEL_i. Raises CheckpointError unless it is of this head."""
     id2label = setting(config, "id2label", {})
     if not id2label:
-        if config.get("num_labels", 2) != num_labels:  # transformers' default
+        if config.get("num_labels", _NUM_LABELS.get(config["model_type"], 2)) != num_labels:
             raise CheckpointError(f"config.json has no id2label, and the classifier has {num_labels} rows.")
         return tuple(f"LABEL_{i}" for i in range(num_labels))
     if set(id2label) != {str(i) for i in range(num_labels)}:

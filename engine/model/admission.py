@@ -178,8 +178,8 @@ def _why_not(name: str, model_type: str, known: Architectures) -> str:
         )
     if known.has_decoder and name.endswith(("ForSequenceClassification", "ForTokenClassification")):
         return (
-            f"a classifier on an encoder-decoder ({name}) is not implemented. Serve a classifier on an encoder, such "
-            "as BERT's, RoBERTa's or DeBERTa's."
+            f"a classifier on an encoder-decoder ({name}) is not implemented, but for BART's and mBART's. Serve such "
+            "a one, or a classifier on an encoder."
         )
     if known.has_decoder and not known.generators:
         alone = sorted(encoder for encoder in known.encoders if encoder.endswith("EncoderModel"))

@@ -47,14 +47,19 @@ def _of_decoder(prefix: str) -> Architectures:
     )
 
 
-def _of_generator(generator: str, *encoders: str) -> Architectures:
-    return Architectures(generators=frozenset({generator}), encoders=frozenset(encoders), has_decoder=True)
+def _of_generator(generator: str, *encoders: str, classifier: str | None = None) -> Architectures:
+    return Architectures(
+        encoders=frozenset(encoders),
+        classifiers=frozenset({classifier} if classifier else ()),
+        generators=frozenset({generator}),
+        has_decoder=True,
+    )
 
 
 # The families of the packed runtime: importing transformers takes seconds, which their workers do not spend.
 _KNOWN = {
     "albert": _of_encoder("Albert", "ForPreTraining"),
-    "bart": _of_generator("BartForConditionalGeneration"),
+    "bart": _of_generator("BartForConditionalGeneration", classifier="BartForSequenceClassification"),
     "bert": _of_encoder("Bert", "ForPreTraining"),
     "camembert": _of_encoder("Camembert"),
     "deberta-v2": _of_encoder("DebertaV2"),
@@ -71,7 +76,7 @@ _KNOWN = {
     "llama": _of_decoder("Llama"),
     "m2m_100": _of_generator("M2M100ForConditionalGeneration"),
     "marian": _of_generator("MarianMTModel"),
-    "mbart": _of_generator("MBartForConditionalGeneration"),
+    "mbart": _of_generator("MBartForConditionalGeneration", classifier="MBartForSequenceClassification"),
     "mistral": _of_decoder("Mistral"),
     "modernbert": _of_encoder("ModernBert"),
     "mpnet": _of_encoder("MPNet"),

@@ -107,8 +107,24 @@ class PaddedEngine:
             self._check_types(batch.token_type_ids)
             inputs["token_type_ids"] = self._padded(batch.token_type_ids, places, valid, 0)
         if of_logits:
-            return _Padded(self._model(**inputs).logits, valid.to(self._device))
+            return _Padded(self._logits(inputs), valid.to(self._device))
         return _Padded(self._model.base_model(**inputs).last_hidden_state, valid.to(self._device))
+
+    def _logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The model's logits. A classifier on an encoder-decoder reads the decoder's state of each text's last end.
+
+        transformers does so too, but refuses texts without one, and of different numbers in one batch.
+        """
+        if not self._model.config.is_encoder_decoder:
+            logits: Tensor = self._model(**inputs).logits
+            return logits
+        ids, valid = inputs["input_ids"], inputs["attention_mask"].bool()
+        is_end = (ids == self._model.config.eos_token_id) & valid
+        is_read = torch.where(is_end.any(dim=1, keepdim=True), is_end, valid)
+        last = (is_read * torch.arange(ids.shape[1], device=ids.device)).argmax(dim=1)
+        states = self._model.base_model(**inputs).last_hidden_state
+        logits = self._model.classification_head(states[torch.arange(len(ids), device=ids.device), last])
+        return logits
 
     def _padded(self, values: Int32Array, places: Sequence[slice], valid: Tensor, fill: int) -> Tensor:
         """[n, L] on the device."""

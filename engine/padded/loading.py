@@ -76,6 +76,7 @@ def load_padded(
     task = EMBED if head is not None else checkpoint.task
     _require_fixed(checkpoint)
     model = _load(checkpoint, task, getattr(torch, precision))
+    _require_one_end(model, checkpoint, task)
     _require_finite(model, checkpoint, precision)
     model = model.to("cuda" if on_gpu else "cpu")
     if on_gpu:
@@ -126,6 +127,18 @@ def _require_fixed(checkpoint: Checkpoint) -> None:
         reason = "block_sparse attention ends with the first short text; set attention_type to original_full"
     if reason:
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: {reason}, so a text would have several answers.")
+
+
+def _require_one_end(model: Any, checkpoint: Checkpoint, task: str) -> None:
+    """Raise UnsupportedCheckpoint for a classifier on an encoder-decoder whose end of text is not one token."""
+    if task != CLASSIFY or not model.config.is_encoder_decoder:
+        return
+    end = model.config.eos_token_id
+    if type(end) is not int:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: a {type(model).__name__} reads the state of the text's end, and eos_token_id is "
+            f"{end!r}, which is not one token."
+        )
 
 
 def _vocab_size(model: Any, checkpoint: Checkpoint) -> int:

@@ -310,14 +310,14 @@ class TestClasses:
                 "'umt5' does not generate here.*UMT5EncoderModel",
             ),
             (
-                lambda: transformers.BartForSequenceClassification(
-                    transformers.BartConfig.from_dict({
+                lambda: transformers.PLBartForSequenceClassification(
+                    transformers.PLBartConfig.from_dict({
                         "vocab_size": 40, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
                         "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2,
                         "decoder_attention_heads": 2, "num_labels": 3,
                     })
                 ),
-                r"classifier on an encoder-decoder \(BartForSequenceClassification\)",
+                r"classifier on an encoder-decoder \(PLBartForSequenceClassification\)",
             ),
         ],
     )  # fmt: skip
