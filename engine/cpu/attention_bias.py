@@ -43,6 +43,11 @@ def attend_groups(qkv: Tensor, groups: Sequence[Group], heads: Heads, attention:
     return context
 
 
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Plain attention of each token to itself and those before it."""
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
 def by_distance(kind: DistanceAttention) -> GroupAttention:
     """softmax(q k' / sqrt(d) + bias) v, with the bias of each pair's distance."""
     reach = kind.bias.shape[1] // 2

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.engine.cpu.linear import Linear
 from penstock.engine.cpu.ops import encode_on_cpu
 from penstock.engine.model.layout import Layout, sort_by_length
-from penstock.engine.model.results import EmbeddingTail, Head, apply_layers, pool, pool_last
+from penstock.engine.model.results import EmbeddingTail, Head, apply_layers, pool, pool_end, pool_last
 from penstock.engine.model.vectors import VectorHead
 from penstock.engine.model.weights import Encoder
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
@@ -79,6 +79,10 @@ class CpuEngine:
             case Head(reads="last"):
                 return lambda hidden, layout: head(
                     pool_last(hidden, layout.groups, torch.from_numpy(batch.token_ids[layout.tokens]), head.pad_token)
+                ).unbind()
+            case Head(reads="end"):
+                return lambda hidden, layout: head(
+                    pool_end(hidden, layout.groups, torch.from_numpy(batch.token_ids[layout.tokens]), head.end_token)
                 ).unbind()
             case Head(reads="late"):
                 return lambda hidden, layout: head.of_logits(

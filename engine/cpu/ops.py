@@ -7,15 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.attention import attend
-from penstock.engine.cpu.attention_bias import attend_groups, by_distance, disentangled, rotary
+from penstock.engine.cpu.attention_bias import attend_groups, by_distance, causal, disentangled, rotary
 from penstock.engine.cpu.linear import Linear, make_linear
 from penstock.engine.cpu.norm import normalise
 from penstock.engine.device import is_bfloat16_fast, multiplies_bfloat16
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.model.dense import activate
-from penstock.engine.model.forward import forward, forward_convolved
+from penstock.engine.model.embeddings import look_up
+from penstock.engine.model.forward import forward, forward_convolved, forward_decoded
 from penstock.engine.model.layout import Layout
 from penstock.engine.model.positions import pad_positions
+from penstock.engine.model.seq2seq import EncoderDecoder, TokenEmbeddings
 from penstock.engine.model.weights import (
     Attention,
     DisentangledAttention,
@@ -57,9 +59,10 @@ def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, 
     types, table = batch.token_type_ids, encoder.embeddings.token_types
     require_valid(batch, None if table is None else len(table))
     positions = pad_positions(batch, encoder.embeddings)
+    ids = torch.from_numpy(batch.token_ids[layout.tokens])
     ops = CpuOps(
         layout,
-        torch.from_numpy(batch.token_ids[layout.tokens]),
+        ids,
         None if types is None else torch.from_numpy(types[layout.tokens]),
         encoder.heads,
         dtype,
@@ -67,6 +70,8 @@ def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, 
     )
     if encoder.convolution is not None:
         return forward_convolved(encoder, encoder.convolution, ops)
+    if isinstance(encoder, EncoderDecoder):
+        return forward_decoded(encoder, ops, lambda source: _DecoderOps(layout, ids, encoder, source))
     return forward(encoder, ops)
 
 
@@ -150,6 +155,33 @@ class CpuOps(RowOps):
             windows = padded.unfold(1, count, 1).transpose(2, 3)  # [n, L, count, H]
             result[rows] = windows.reshape(group.stop - group.start, -1)
         return result
+
+
+class _DecoderOps(CpuOps):
+    """Implements `DecoderOps` of `penstock.engine.model.seq2seq_forward` for all tokens of a batch at once.
+
+    The decoder reads the batch's tokens, each a place later than the encoder.
+    """
+
+    def __init__(self, layout: Layout, token_ids: Tensor, model: EncoderDecoder[Linear], source: Tensor) -> None:
+        """token_ids [R], and the encoder's states `source` [R, H], are in the order of `layout`."""
+        shifted = token_ids.roll(1).masked_fill(torch.from_numpy(layout.positions) == 0, model.start_token)
+        super().__init__(layout, shifted, None, model.decoder.heads, source.dtype)
+        self._layers = model.decoder.layers
+        self._source = source
+
+    def look_up(self, embeddings: TokenEmbeddings) -> Tensor:
+        return look_up(embeddings, self._token_ids, self._positions).to(self._dtype)
+
+    def attend_cached(self, qkv: Tensor, layer: int, attention: Attention) -> Tensor:
+        if not isinstance(attention, PlainAttention):
+            raise RuntimeError(f"no causal attention for {type(attention).__name__}. This is a bug.")
+        return attend_groups(qkv, self._groups, self._heads, causal)
+
+    def attend_cross(self, query: Tensor, layer: int) -> Tensor:
+        """A source has as many tokens as what is read of it, so that its keys lie beside the queries."""
+        key_value = self.project(self._source, self._layers[layer].cross.key_value)
+        return attend(torch.cat((query, key_value), dim=1), self._groups, self._heads)
 
 
 def _type_0_folded(embeddings: Embeddings) -> Embeddings:

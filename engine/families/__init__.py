@@ -7,6 +7,7 @@ from functools import partial
 from penstock.engine.errors import NotPacked
 from penstock.engine.families import (
     albert,
+    bart,
     bert,
     deberta,
     decoder,
@@ -63,6 +64,7 @@ _T5 = Family(t5.encoder, overflows_float16=True)
 
 FAMILIES: dict[str, Family] = {
     "albert": Family(albert.encoder, albert.classifier),
+    "bart": Family(bart.encoder, bart.classifier, classifier_pooling=bart.classifier_pooling),
     "bert": _BERT,
     "camembert": _ROBERTA,
     "deberta-v2": Family(deberta.encoder, deberta.classifier),  # and v3, which shares the name

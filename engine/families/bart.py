@@ -1,6 +1,6 @@
 """BART (Lewis et al. 2020): post-norm, learned positions from 2, a norm after the embeddings.
 
-The readers below `seq2seq` are those of all families with BART's tensor names.
+The readers below `read_seq2seq` are those of all families with BART's tensor names.
 """
 
 import math
@@ -11,41 +11,93 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.engine.families.readers import read_dense, read_norm, require_same
+from penstock.engine.families.readers import read_classifier, read_dense, read_norm, require_same
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.files import require_int, setting
 from penstock.engine.model.seq2seq import (
     CrossAttention,
     DecoderLayer,
     DecoderStack,
+    EncoderDecoder,
     EncoderStack,
     Seq2Seq,
     Seq2SeqWeights,
     TokenEmbeddings,
 )
-from penstock.engine.model.weights import Dense, Heads, Layer, Norm, PlainAttention
+from penstock.engine.model.weights import Dense, Embeddings, EncoderWeights, Heads, Layer, Norm, PlainAttention
 
 _PREFIXES = ("model.", "")
 _PROBE = "encoder.layers.0.fc1.weight"
 _EPS = 1e-5  # fixed in the reference implementation
 _FIRST_POSITION = 2
+_END = 2  # where config.json has no eos_token_id, or no decoder_start_token_id
 _ENCODER_NORMS = ("self_attn_layer_norm", "final_layer_norm")  # of a layer's blocks, in their order
 _DECODER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
 
 
 def seq2seq(checkpoint: Checkpoint, *, pre_norm: bool = False) -> Seq2SeqWeights:
     """The encoder, decoder and head of a BART checkpoint, or of one that differs from it in `pre_norm` alone."""
+    source, target = _embeddings(checkpoint, "encoder"), _embeddings(checkpoint, "decoder")
+    return read_seq2seq(checkpoint, source, target, pre_norm=pre_norm)
+
+
+def encoder(checkpoint: Checkpoint) -> EncoderWeights:
+    """The encoder of a BART checkpoint, and its decoder, which reads the same tokens."""
+    config = checkpoint.config
+    if setting(config, "is_decoder", False) or not setting(config, "is_encoder_decoder", True):
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: a half of an encoder-decoder (is_decoder, is_encoder_decoder) is not implemented."
+        )
+    source, target = _embeddings(checkpoint, "encoder"), _embeddings(checkpoint, "decoder")
+    encoding, decoding = _read_stacks(checkpoint, source, target, pre_norm=False)
+    return EncoderDecoder(
+        embeddings=Embeddings(source.words, source.positions, None, source.norm),
+        projection=None,
+        layers=encoding.layers,
+        heads=encoding.heads,
+        max_tokens=min(len(stack.positions) for stack in (source, target) if stack.positions is not None),
+        decoder=decoding,
+        start_token=_start_token(checkpoint, len(target.words)),
+    )
+
+
+def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
+    """The layers of BartForSequenceClassification, from a state of the decoder to the logits."""
+    return read_classifier(checkpoint.weights, "classification_head.dense", "tanh", "classification_head.out_proj")
+
+
+def classifier_pooling(checkpoint: Checkpoint) -> str:
+    """The classifier reads the last end of the text."""
+    return "end"
+
+
+def end_token(checkpoint: Checkpoint) -> int:
+    """The token that ends texts, in BART and mBART. Raises UnsupportedCheckpoint where it is not one."""
+    end = checkpoint.config.get("eos_token_id", _END)
+    if type(end) is not int:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: its classifier reads the token that ends a text, and eos_token_id is {end!r}."
+        )
+    return end
+
+
+def _start_token(checkpoint: Checkpoint, vocab_size: int) -> int:
+    start = require_int(checkpoint.config, "decoder_start_token_id", _END)
+    if not 0 <= start < vocab_size:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: decoder_start_token_id is {start}, which is not one of {vocab_size} tokens."
+        )
+    return start
+
+
+def _embeddings(checkpoint: Checkpoint, stack: str) -> TokenEmbeddings:
     weights, hidden = checkpoint.weights, require_int(checkpoint.config, "d_model")
     prefix = prefix_of(checkpoint)
-
-    def embeddings(stack: str) -> TokenEmbeddings:
-        return TokenEmbeddings(
-            words=read_words(checkpoint, prefix, stack),
-            positions=weights.take(f"{prefix}{stack}.embed_positions.weight", -1, hidden)[_FIRST_POSITION:],
-            norm=read_norm(weights, f"{prefix}{stack}.layernorm_embedding", hidden, _EPS),
-        )
-
-    return read_seq2seq(checkpoint, embeddings("encoder"), embeddings("decoder"), pre_norm=pre_norm)
+    return TokenEmbeddings(
+        words=read_words(checkpoint, prefix, stack),
+        positions=weights.take(f"{prefix}{stack}.embed_positions.weight", -1, hidden)[_FIRST_POSITION:],
+        norm=read_norm(weights, f"{prefix}{stack}.layernorm_embedding", hidden, _EPS),
+    )
 
 
 def prefix_of(checkpoint: Checkpoint) -> str:
@@ -66,24 +118,29 @@ def read_seq2seq(
     tied = (f"{prefix}decoder.embed_tokens.weight", f"{prefix}shared.weight")
     names = ("lm_head.weight", *(tied if setting(config, "tie_word_embeddings", True) else ()))
     head = first_of(weights, names, -1, hidden)
-    require_same(config, "encoder_layers", "num_hidden_layers")
     bias = weights.take("final_logits_bias", 1, len(head))[0] if "final_logits_bias" in weights else None
+    encoding, decoding = _read_stacks(checkpoint, source, target, pre_norm=pre_norm)
+    return Seq2Seq(encoding, decoding, head=Dense(head, bias, "identity"), pre_norm=pre_norm)
+
+
+def _read_stacks(
+    checkpoint: Checkpoint, source: TokenEmbeddings, target: TokenEmbeddings, *, pre_norm: bool
+) -> tuple[EncoderStack[Dense], DecoderStack[Dense]]:
+    config, hidden = checkpoint.config, require_int(checkpoint.config, "d_model")
+    require_same(config, "encoder_layers", "num_hidden_layers")
     first_source, encoder_norms = _norms(checkpoint, "encoder", _ENCODER_NORMS, pre_norm=pre_norm)
     first_target, decoder_norms = _norms(checkpoint, "decoder", _DECODER_NORMS, pre_norm=pre_norm)
-    return Seq2Seq(
-        encoder=EncoderStack(
-            embeddings=replace(source, first_norm=first_source),
-            layers=tuple(_read_layer(checkpoint, "encoder", i, norms) for i, norms in enumerate(encoder_norms)),
-            heads=Heads.of(hidden, require_int(config, "encoder_attention_heads")),
-        ),
-        decoder=DecoderStack(
-            embeddings=replace(target, first_norm=first_target),
-            layers=tuple(_read_decoder_layer(checkpoint, i, norms) for i, norms in enumerate(decoder_norms)),
-            heads=Heads.of(hidden, require_int(config, "decoder_attention_heads")),
-            head=Dense(head, bias, "identity"),
-        ),
-        pre_norm=pre_norm,
+    encoding = EncoderStack(
+        embeddings=replace(source, first_norm=first_source),
+        layers=tuple(_read_layer(checkpoint, "encoder", i, norms) for i, norms in enumerate(encoder_norms)),
+        heads=Heads.of(hidden, require_int(config, "encoder_attention_heads")),
     )
+    decoding = DecoderStack(
+        embeddings=replace(target, first_norm=first_target),
+        layers=tuple(_read_decoder_layer(checkpoint, i, norms) for i, norms in enumerate(decoder_norms)),
+        heads=Heads.of(hidden, require_int(config, "decoder_attention_heads")),
+    )
+    return encoding, decoding
 
 
 def read_words(checkpoint: Checkpoint, prefix: str, stack: str) -> Tensor:

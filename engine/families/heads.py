@@ -9,6 +9,7 @@ import torch
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
+from penstock.engine.families.bart import end_token
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.files import Config, read_safetensors, setting
 from penstock.engine.model.results import Head
@@ -60,6 +61,8 @@ def _sequence_heads(checkpoint: Checkpoint, width: int) -> dict[str, Head]:
     head = _head(checkpoint, layers, _num_labels(layers), reads)
     if reads == "last" and checkpoint.config.get("pad_token_id", family.pad_token) is not None:
         head = replace(head, pad_token=setting(checkpoint.config, "pad_token_id", family.pad_token or 0))
+    if reads == "end":
+        head = replace(head, end_token=end_token(checkpoint))
     return _of_sequences(checkpoint, head)
 
 

@@ -91,8 +91,8 @@ def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
                 for i in range(num_layers)
             ),
             heads=_heads(config),
-            head=Dense(head * hidden**-0.5 if _is_scaled(config) else head, None, "identity"),
         ),
+        head=Dense(head * hidden**-0.5 if _is_scaled(config) else head, None, "identity"),
         pre_norm=True,
     )
 

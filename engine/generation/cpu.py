@@ -9,12 +9,12 @@ from torch import Tensor
 from penstock.engine.cpu.linear import Linear, make_linear
 from penstock.engine.cpu.ops import CpuOps, RowOps
 from penstock.engine.generation.device import DecoderRows, DeviceSearch
-from penstock.engine.generation.embeddings import look_up, source_positions
-from penstock.engine.generation.forward import decode, encode
 from penstock.engine.generation.paged_attention import KeyGroup, attend_pages, group_keys
 from penstock.engine.generation.pages import Int64Array
+from penstock.engine.model.embeddings import look_up, source_positions
 from penstock.engine.model.layout import Layout, rounded, sort_by_length
 from penstock.engine.model.seq2seq import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
+from penstock.engine.model.seq2seq_forward import decode, encode
 from penstock.engine.model.weights import Attention, Heads, cached_bias
 from penstock.engine.types import Int32Array
 

@@ -6,7 +6,7 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
 from penstock.engine.model.dense import function_of
-from penstock.engine.model.seq2seq import Seq2SeqWeights
+from penstock.engine.model.seq2seq import EncoderDecoder, Seq2SeqWeights
 from penstock.engine.model.weights import Dense, EncoderWeights, RotaryAttention
 
 
@@ -15,6 +15,8 @@ def require_supported(weights: EncoderWeights) -> None:
 
     `choose_kernel` checks attention and its head size.
     """
+    if isinstance(weights, EncoderDecoder):
+        raise UnsupportedDevice("a decoder that reads the encoder's tokens has no kernel; use device='cpu'.")
     _require_kernels(weights)
     _require_width("hidden size", weights.hidden_size, MAX_HIDDEN)
     _require_width("embedding size", weights.embeddings.words.shape[1], MAX_HIDDEN)

@@ -59,7 +59,7 @@ def _of_generator(generator: str, *encoders: str, classifier: str | None = None)
 # The families of the packed runtime: importing transformers takes seconds, which their workers do not spend.
 _KNOWN = {
     "albert": _of_encoder("Albert", "ForPreTraining"),
-    "bart": _of_generator("BartForConditionalGeneration", classifier="BartForSequenceClassification"),
+    "bart": _of_generator("BartForConditionalGeneration", "BartModel", classifier="BartForSequenceClassification"),
     "bert": _of_encoder("Bert", "ForPreTraining"),
     "camembert": _of_encoder("Camembert"),
     "deberta-v2": _of_encoder("DebertaV2"),

@@ -4,10 +4,13 @@ A CPU runs it for every batch (`CpuOps`). For a GPU a recorder runs it once (`en
 order of the operations and the lifetimes of their results; batches run the record.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
 from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.model.seq2seq import EncoderDecoder
+from penstock.engine.model.seq2seq_forward import DecoderOps, decoded
 from penstock.engine.model.weights import Attention, Convolution, Embeddings, Encoder, Layer, Norm
 
 X = TypeVar("X")
@@ -65,11 +68,24 @@ class ConvolutionOps(Ops[X, D_contra], Protocol):
 
 
 def forward(encoder: Encoder[D], ops: Ops[X, D]) -> X:
-    """Hidden states [R, H] of the batch that `ops` holds. Raises UnsupportedCheckpoint for a convolution."""
+    """Hidden states [R, H] of the batch that `ops` holds. Raises UnsupportedCheckpoint for further parts."""
+    if isinstance(encoder, EncoderDecoder):
+        raise UnsupportedCheckpoint(
+            "a decoder that reads the encoder's tokens (bart) is implemented on the CPU only; use device='cpu'."
+        )
     if encoder.convolution is not None:
         raise UnsupportedCheckpoint(
             "a convolution in the first layer (deberta-v2-xlarge) is implemented on the CPU only; use device='cpu'."
         )
+    return _encoded(encoder, ops)
+
+
+def forward_decoded(model: EncoderDecoder[D], ops: Ops[X, D], decoder_ops: Callable[[X], DecoderOps[X, D]]) -> X:
+    """`forward` for an encoder-decoder. `decoder_ops`: those of the decoder, whose source is the encoder's states."""
+    return decoded(model.decoder, decoder_ops(_encoded(model, ops)), pre_norm=model.pre_norm)
+
+
+def _encoded(encoder: Encoder[D], ops: Ops[X, D]) -> X:
     hidden = total = _embedded(encoder, ops)
     if encoder.first_norm is not None:
         hidden = ops.norm(total, encoder.first_norm)

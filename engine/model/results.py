@@ -71,6 +71,19 @@ def pool(hidden: Tensor, groups: Sequence[Group], pooling: str) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
+def pool_end(hidden: Tensor, groups: Sequence[Group], token_ids: Tensor, end_token: int | None) -> Tensor:
+    """As `pool` with "last", but the last of `token_ids` [T] that is `end_token`, where one is.
+
+    Tokenizers end every text. transformers refuses ids without an end.
+    """
+    rows = []
+    for group in groups:
+        ids = token_ids[group.start : group.stop].view(group.count, group.length)
+        last = ((ids == end_token) * group.length + torch.arange(group.length)).argmax(dim=1)
+        rows.append(hidden[group.start + torch.arange(group.count) * group.length + last].float())
+    return torch.cat(rows)
+
+
 def pool_last(hidden: Tensor, groups: Sequence[Group], token_ids: Tensor, pad_token: int | None) -> Tensor:
     """As `pool` with "last", but the last of `token_ids` [T] that is not `pad_token`; the first where all are."""
     if pad_token is None:
@@ -116,10 +129,11 @@ class Head:
     scores: str  # "softmax", "sigmoid" (multi-label), or "raw" (regression: the logit itself)
     labels: tuple[str, ...]  # label of each score
     reads: str
-    """ "cls", "mean": pooled hidden states; "last": the last token that is no padding; "late": each token, whose logits
-    are averaged; "embedding": the checkpoint's embedding; "tokens": hidden states of each token; "logits": the layers'
-    output, computed elsewhere."""
+    """ "cls", "mean": pooled hidden states; "last": the last token that is no padding; "end": the last end of the text,
+    or its last token; "late": each token, whose logits are averaged; "embedding": the checkpoint's embedding; "tokens":
+    hidden states of each token; "logits": the layers' output, computed elsewhere."""
     pad_token: int | None = None  # passed over by "last", within a text too, as transformers does
+    end_token: int | None = None  # of "end"
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[N, D] float32 to scores [N, len(labels)]."""

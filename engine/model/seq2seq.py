@@ -4,12 +4,12 @@ A family's reader returns a `Seq2Seq[Dense]`, float32 on the CPU. A device makes
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from penstock.engine.model.weights import Dense, Heads, Layer, Norm, convert_weights
+from penstock.engine.model.weights import Dense, Encoder, Heads, Layer, Norm, convert_weights
 
 D = TypeVar("D")
 E = TypeVar("E")
@@ -60,7 +60,6 @@ class DecoderStack(Generic[D]):
     embeddings: TokenEmbeddings
     layers: tuple[DecoderLayer[D], ...]
     heads: Heads
-    head: D  # [V, H], with its bias: from the last hidden state to logits
 
     @property
     def width(self) -> int:
@@ -74,6 +73,7 @@ class Seq2Seq(Generic[D]):
 
     encoder: EncoderStack[D]
     decoder: DecoderStack[D]
+    head: D  # [V, H], with its bias: from the decoder's last hidden state to logits
     pre_norm: bool  # whether layers pass on the sum (true) or the norm of the sum
 
     @property
@@ -100,6 +100,17 @@ class Seq2Seq(Generic[D]):
         """The model with `dense` applied to every matrix and `table` to every other tensor, once each."""
         result: Seq2Seq[E] = convert_weights(self, dense, table)
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderDecoder(Encoder[D]):
+    """An encoder whose tokens a decoder reads again, shifted right by one. The decoder's states are the hidden states.
+
+    So BART classifies (Lewis et al. 2020, section 3.1). Both stacks take sequences of `max_tokens`.
+    """
+
+    decoder: DecoderStack[D] = field(kw_only=True)
+    start_token: int = field(kw_only=True)  # that the decoder reads first, in place of the sequence's last
 
 
 def _rows(table: Tensor | None) -> int | None:

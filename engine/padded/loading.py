@@ -15,6 +15,7 @@ from penstock.engine.cpu.ops import cpu_precision
 from penstock.engine.device import choose_device, device_name, gpu_precision
 from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint, UnsupportedDevice, wider_than
 from penstock.engine.families import FAMILIES
+from penstock.engine.families.bart import end_token
 from penstock.engine.families.heads import linear_head, logit_heads
 from penstock.engine.model.admission import CLASSIFY, EMBED, TOKEN_CLASSIFY
 from penstock.engine.model.checkpoint import Checkpoint, require_no_layers
@@ -131,14 +132,8 @@ def _require_fixed(checkpoint: Checkpoint) -> None:
 
 def _require_one_end(model: Any, checkpoint: Checkpoint, task: str) -> None:
     """Raise UnsupportedCheckpoint for a classifier on an encoder-decoder whose end of text is not one token."""
-    if task != CLASSIFY or not model.config.is_encoder_decoder:
-        return
-    end = model.config.eos_token_id
-    if type(end) is not int:
-        raise UnsupportedCheckpoint(
-            f"{checkpoint.directory}: a {type(model).__name__} reads the state of the text's end, and eos_token_id is "
-            f"{end!r}, which is not one token."
-        )
+    if task == CLASSIFY and model.config.is_encoder_decoder:
+        end_token(checkpoint)
 
 
 def _vocab_size(model: Any, checkpoint: Checkpoint) -> int:

@@ -65,6 +65,18 @@ _T5: dict[str, Any] = {
     "layer_norm_epsilon": 0.5,  # else norms of small random states enlarge the rounding of float32
     "max_position_embeddings": MAX_TOKENS,
 }
+_BART: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": MAX_TOKENS,
+    "decoder_start_token_id": 4,  # published: the end of a text
+}
 _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bert": (transformers.BertConfig, SIZE),
     "roberta": (transformers.RobertaConfig, _ROBERTA),
@@ -85,6 +97,7 @@ _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "jina_embeddings_v3": (transformers.JinaEmbeddingsV3Config, SIZE),
     "nomic_bert": (transformers.NomicBertConfig, SIZE),
     "albert": (transformers.AlbertConfig, SIZE | {"embedding_size": 24}),
+    "bart": (transformers.BartConfig, _BART),
     "electra": (transformers.ElectraConfig, SIZE | {"embedding_size": 24}),
     "mpnet": (transformers.MPNetConfig, SIZE | {"max_position_embeddings": MAX_TOKENS + PAD + 1}),
     "deberta-v2": (transformers.DebertaV2Config, _DEBERTA_V3),
@@ -109,8 +122,11 @@ _OTHER_SIZES = {  # of families that do not call it hidden_size, or state the si
     "qwen3": {"hidden_size": 128, "head_dim": 32},
     "t5": {"d_model": 128, "d_kv": 32},
 }
+GPU_FAMILIES = tuple(family for family in FAMILIES if family != "bart")
 _CLASSES = {family: architectures_of(family) or Architectures() for family in FAMILIES}
-CLASSIFIERS = tuple(family for family in FAMILIES if _CLASSES[family].classifiers)
+CLASSIFIERS = tuple(
+    family for family in FAMILIES if _CLASSES[family].classifiers and not _CLASSES[family].has_decoder
+)  # that answer any ids: BART's refuses those without an end of text
 TAGGERS = tuple(family for family in FAMILIES if _CLASSES[family].token_classifiers)
 
 _AUTO_MODEL: Any = transformers.AutoModel  # transformers leaves from_config untyped

@@ -137,6 +137,7 @@ FAMILIES = ("bert", "mpnet", "deberta-v2", "modernbert", "eurobert", "gemma3_tex
 MODELS: list[tuple[str, Any, dict[str, Any]]] = [(family, save_encoder, {}) for family in FAMILIES]
 MODELS += [("bert", save_classifier, {"num_labels": 77}), ("bert", save_tagger, {})]
 MODELS += [("qwen3", save_classifier, {"num_labels": 3, "pad_token_id": 7}), ("eurobert", save_classifier, {})]
+MODELS += [("bart", save_classifier, {"num_labels": 3})]
 MODELS += [("bert", save_classifier, {"problem_type": "multi_label_classification"})]
 LENGTHS = (1, 2, 3, 3, 3, 16, 33, 64, 64, 65, 66, 66, 66, 130, *[7] * 9, 1, 2)
 

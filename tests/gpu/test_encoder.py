@@ -20,7 +20,7 @@ from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import Float32Array, Int32Array
 from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder
 from tests.engine.helpers import (
-    FAMILIES,
+    GPU_FAMILIES,
     MAX_TOKENS,
     PAD,
     gpu_sizes,
@@ -72,7 +72,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return chosen
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", GPU_FAMILIES)
 @pytest.mark.parametrize("lengths", [LENGTHS, FEW], ids=["many", "few"])
 def test_every_family_equals_transformers(
     tmp_path: Path, family: str, lengths: tuple[int, ...], dtype: torch.dtype
@@ -193,7 +193,7 @@ def test_a_thousand_random_packs_agree_with_the_launches_of_exact_shape(
             assert cosine(got, want) >= (0.99999 if eager.dtype == torch.float16 else 0.9998)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", GPU_FAMILIES)
 def test_poison_in_every_buffer_reaches_no_result(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     save_encoder(tmp_path, family, **gpu_sizes(family))
     sequences = random_sequences((5, 40, 1, 100))

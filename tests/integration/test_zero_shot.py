@@ -64,6 +64,7 @@ def assert_same(rows: Rows, expected: Sequence[dict[str, Any]]) -> None:
         ("bert", ("NEUTRAL", "CONTRADICTION", "ENTAILMENT")),
         ("deberta-v2", ("contradiction", "Entailment", "neutral")),
         ("roberta", ("entailment", "not_entailment")),
+        ("bart", ("contradiction", "neutral", "entailment")),
     ],
 )
 async def test_scores_are_those_of_transformers(

@@ -173,6 +173,7 @@ MAKERS: dict[str, Make] = {
     "roberta": _byte_pairs("roberta"),
     "roberta with a prefixed space": _byte_pairs("roberta", add_prefix_space=True),
     "roberta with a tokenizer of bert": _bert("roberta", model_input_names=["input_ids", "attention_mask"]),
+    "bart": _byte_pairs("bart"),
     "bart, cut on the left": _byte_pairs("bart", truncation_side="left"),
     "xlm-roberta": _unigram("XLMRobertaTokenizer", "xlm-roberta", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]),
     "camembert": _unigram("CamembertTokenizer", "camembert", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]),

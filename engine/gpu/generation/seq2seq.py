@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from penstock.engine.generation.device import DecoderRows
-from penstock.engine.generation.forward import decode
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.pages import Int64Array
 from penstock.engine.generation_options import GenerationOptions
@@ -21,6 +20,7 @@ from penstock.engine.gpu.generation.source_encoder import SourceEncoder
 from penstock.engine.gpu.support import require_seq2seq_supported
 from penstock.engine.gpu.uploads import upload
 from penstock.engine.model.seq2seq import Seq2SeqWeights
+from penstock.engine.model.seq2seq_forward import decode
 from penstock.engine.types import Int32Array
 
 
@@ -54,7 +54,7 @@ class GpuSeq2Seq:
         layers, width = len(decoder.layers), 2 * decoder.width
         self._key_values = torch.zeros(layers, num_slots, width, dtype=dtype, device=self.device)
         self.sources = SourceEncoder(self._model, limits.max_source_tokens, self._key_values, scratch)
-        columns = len(decoder.head.weight)
+        columns = len(self._model.head.weight)
         self._logits = torch.empty(most_rows(limits.max_rows), columns, dtype=dtype, device=self.device)
         self._vocabulary = weights.target_vocab_size
         self.search = GpuSearch(self._predict, limits, self._vocabulary, self._logits, self.faults)

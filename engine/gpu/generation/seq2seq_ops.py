@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.norm import normalise
-from penstock.engine.generation.embeddings import look_up
 from penstock.engine.gpu.generation.cached_attention import CacheLines, attend_lines
 from penstock.engine.gpu.ops import GpuDense
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.dense import activate, function_of
+from penstock.engine.model.embeddings import look_up
 from penstock.engine.model.seq2seq import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
 from penstock.engine.model.weights import Attention, Dense, Norm, PlainAttention, cached_bias
 
@@ -33,11 +33,11 @@ def prepare_seq2seq(weights: Seq2SeqWeights, dtype: torch.dtype, device: torch.d
         bias = None if d.bias is None else table(d.bias)
         return GpuDense(weight, weight.t(), bias, function_of(d.activation))
 
-    head = weights.decoder.head
+    head = weights.head
     spare = -len(head.weight) % _HEAD_STEP
     bias = None if head.bias is None else F.pad(head.bias, (0, spare))
     padded = replace(head, weight=F.pad(head.weight, (0, 0, 0, spare)), bias=bias)
-    return replace(weights, decoder=replace(weights.decoder, head=padded)).prepared(dense, table)
+    return replace(weights, head=padded).prepared(dense, table)
 
 
 class _StackOps:

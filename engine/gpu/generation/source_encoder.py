@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.generation.embeddings import source_positions
-from penstock.engine.generation.forward import encode
 from penstock.engine.generation.pages import Int64Array
 from penstock.engine.gpu.generation.seq2seq_ops import DeviceSourceOps, SourceRows, uses_flash
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.ops import GpuDense
 from penstock.engine.gpu.uploads import sections_of
+from penstock.engine.model.embeddings import source_positions
 from penstock.engine.model.seq2seq import Seq2Seq
+from penstock.engine.model.seq2seq_forward import encode
 from penstock.engine.types import Int32Array
 
 # Tokens of a batch are rounded up to the next of these. Larger batches are launched kernel by kernel, in exact shapes.

@@ -24,7 +24,7 @@ from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.program import record
 from penstock.engine.model.weights import Embeddings, EncoderWeights, Norm
 from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder
-from tests.engine.helpers import FAMILIES, pack, random_sequences, save_encoder
+from tests.engine.helpers import GPU_FAMILIES, pack, random_sequences, save_encoder
 
 FLOAT = torch.float32
 KINDS = ("cublas", "short", "wide")  # of products
@@ -103,7 +103,7 @@ LAUNCHES = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", GPU_FAMILIES)
 @pytest.mark.parametrize("types", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_steps_compute_the_forward(

@@ -14,7 +14,7 @@ from penstock.engine.gpu import GpuEncoder
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.weights import EncoderWeights, Heads, PlainAttention
 from tests.engine.gpu.random_encoders import COMBINATIONS, Parts, random_encoder
-from tests.engine.helpers import FAMILIES, gpu_sizes, save_encoder
+from tests.engine.helpers import GPU_FAMILIES, gpu_sizes, save_encoder
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +113,6 @@ def test_every_combination_loads(name: str) -> None:
     assert load(random_encoder(COMBINATIONS[name])).device.type == "cpu"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", GPU_FAMILIES)
 def test_every_family_with_heads_of_32_loads(tmp_path: Path, family: str) -> None:
     assert load(weights_of(tmp_path, family, **gpu_sizes(family))).device.type == "cpu"

@@ -287,8 +287,8 @@ class TestClasses:
                 assert known.token_classifiers == theirs.token_classifiers
                 assert all(hasattr(transformers, name) for name in known.pretrained)
             else:
-                assert known.encoders == theirs.encoders
-                assert all(hasattr(transformers, name) for name in known.generators)
+                assert known.encoders >= theirs.encoders  # BART's is read with its decoder
+                assert all(hasattr(transformers, name) for name in known.served)
 
     @pytest.mark.parametrize(
         ("make", "reason"),

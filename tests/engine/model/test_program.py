@@ -17,7 +17,7 @@ from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.program import Program, record
 from penstock.engine.model.weights import Dense, Encoder, Norm
-from tests.engine.helpers import FAMILIES, MAX_TOKENS, pack, random_sequences, save_encoder
+from tests.engine.helpers import GPU_FAMILIES, MAX_TOKENS, pack, random_sequences, save_encoder
 from tests.engine.memory.plans import check_no_overlap
 
 FLOAT = torch.float32
@@ -28,7 +28,7 @@ class Recorded(NamedTuple):
     program: Program
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=GPU_FAMILIES)
 def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Recorded:
     return recorded_family(tmp_path, request.param)
 

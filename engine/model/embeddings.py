@@ -4,7 +4,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.generation.pages import Int64Array
+from penstock.engine.model.layout import Int64Array
 from penstock.engine.model.seq2seq import TokenEmbeddings
 from penstock.engine.types import Int32Array
 

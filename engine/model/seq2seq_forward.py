@@ -1,8 +1,10 @@
 """The forward passes of an encoder-decoder transformer, written once in a few operations, as `engine.model.forward`.
 
-A batch of the encoder is sources end to end. A batch of the decoder is one row for each hypothesis, at any position.
+A batch of the encoder is sources end to end. A batch of the decoder is one row for each hypothesis, at any position,
+or, where the tokens are known (teacher forcing), all tokens of sequences end to end.
 """
 
+from functools import partial
 from typing import Protocol, TypeVar
 
 from penstock.engine.model.seq2seq import DecoderStack, EncoderStack, Seq2Seq, TokenEmbeddings
@@ -51,16 +53,20 @@ class SourceOps(StackOps[X, D_contra], Protocol):
         ...
 
 
-class TargetOps(StackOps[X, D_contra], Protocol):
-    """Further operations of the decoder."""
+class DecoderOps(StackOps[X, D_contra], Protocol):
+    """Further operations of the decoder's layers."""
 
     def attend_cached(self, qkv: X, layer: int, attention: Attention) -> X:
-        """Keep the keys and values of qkv [R, 3W]; attend from each row to all that are kept of its hypothesis."""
+        """Attend from each row of qkv [R, 3W] to itself and those before it, of this batch or kept of earlier ones."""
         ...
 
     def attend_cross(self, query: X, layer: int) -> X:
-        """Attend from each row of query [R, W] to the keys and values that `remember` has kept of its source."""
+        """Attend from each row of query [R, W] to the `cross.key_value` of its whole source."""
         ...
+
+
+class TargetOps(DecoderOps[X, D_contra], Protocol):
+    """Further operations of a model that predicts tokens."""
 
     def predict(self, x: X, head: D_contra) -> X:
         """Logits [R, V]."""
@@ -70,25 +76,32 @@ class TargetOps(StackOps[X, D_contra], Protocol):
 def encode(model: Seq2Seq[D], ops: SourceOps[X, D]) -> None:
     """Run the encoder, and keep what the decoder's layers read of it."""
     hidden, residual = _embedded(model.encoder, ops)
+    add = partial(_add, ops, is_pre_norm=model.pre_norm)
     for layer in model.encoder.layers:
         context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
-        hidden, residual = _add(model, ops, context, layer.attention_output, residual, layer.attention_norm)
-        hidden, residual = _mlp(model, ops, layer, hidden, residual)
+        hidden, residual = add(context, layer.attention_output, residual, layer.attention_norm)
+        hidden, residual = add(_inner(ops, layer, hidden), layer.down, residual, layer.output_norm)
     for index, decoder_layer in enumerate(model.decoder.layers):
         ops.remember(index, ops.project(hidden, decoder_layer.cross.key_value))
 
 
 def decode(model: Seq2Seq[D], ops: TargetOps[X, D]) -> X:
     """Logits [R, V] of the token after each row's."""
-    hidden, residual = _embedded(model.decoder, ops)
-    for index, decoder_layer in enumerate(model.decoder.layers):
+    return ops.predict(decoded(model.decoder, ops, pre_norm=model.pre_norm), model.head)
+
+
+def decoded(decoder: DecoderStack[D], ops: DecoderOps[X, D], *, pre_norm: bool) -> X:
+    """Hidden states [R, H] after the decoder's last layer."""
+    hidden, residual = _embedded(decoder, ops)
+    add = partial(_add, ops, is_pre_norm=pre_norm)
+    for index, decoder_layer in enumerate(decoder.layers):
         layer, cross = decoder_layer.layer, decoder_layer.cross
         context = ops.attend_cached(ops.project(hidden, layer.qkv), index, layer.attention)
-        hidden, residual = _add(model, ops, context, layer.attention_output, residual, layer.attention_norm)
+        hidden, residual = add(context, layer.attention_output, residual, layer.attention_norm)
         context = ops.attend_cross(ops.project(hidden, cross.query), index)
-        hidden, residual = _add(model, ops, context, cross.output, residual, cross.norm)
-        hidden, residual = _mlp(model, ops, layer, hidden, residual)
-    return ops.predict(hidden, model.decoder.head)
+        hidden, residual = add(context, cross.output, residual, cross.norm)
+        hidden, residual = add(_inner(ops, layer, hidden), layer.down, residual, layer.output_norm)
+    return hidden
 
 
 def _embedded(stack: EncoderStack[D] | DecoderStack[D], ops: StackOps[X, D]) -> tuple[X, X]:
@@ -100,16 +113,15 @@ def _embedded(stack: EncoderStack[D] | DecoderStack[D], ops: StackOps[X, D]) -> 
     return embedded if embeddings.first_norm is None else ops.norm(embedded, embeddings.first_norm), embedded
 
 
-def _mlp(model: Seq2Seq[D], ops: StackOps[X, D], layer: Layer[D], hidden: X, residual: X) -> tuple[X, X]:
+def _inner(ops: StackOps[X, D], layer: Layer[D], hidden: X) -> X:
+    """What the MLP's second product takes."""
     inner = ops.project(hidden, layer.up)
-    if layer.gate is not None:
-        inner = ops.gate(inner, layer.gate)
-    return _add(model, ops, inner, layer.down, residual, layer.output_norm)
+    return inner if layer.gate is None else ops.gate(inner, layer.gate)
 
 
-def _add(model: Seq2Seq[D], ops: StackOps[X, D], x: X, dense: D, residual: X, norm: Norm) -> tuple[X, X]:
+def _add(ops: StackOps[X, D], x: X, dense: D, residual: X, norm: Norm, *, is_pre_norm: bool) -> tuple[X, X]:
     """The next block's input, and the residual that it adds to."""
-    if model.pre_norm:
+    if is_pre_norm:
         return ops.project_add_norm_sum(x, dense, residual, norm)
     hidden = ops.project_add_norm(x, dense, residual, norm)
     return hidden, hidden
