@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.model.adapter import has_adapter, require_mergeable
 from penstock.engine.model.architectures import Architectures, architectures_of
 from penstock.engine.model.files import Config, read_config, read_optional, require_regular_files, setting
 from penstock.engine.model.module_list import CROSS_ENCODER, SPARSE_ENCODER, Module, read_modules, require_served
@@ -73,6 +74,7 @@ def admit(directory: Path) -> Admission:
         raise UnsupportedCheckpoint(f"{root}: a cross-encoder is a ...ForSequenceClassification, not a {architecture}.")
     if saved.get("model_type") == SPARSE_ENCODER and task != EMBED_SPARSE:
         raise UnsupportedCheckpoint(f"{root}: a sparse encoder is run as a ...{MASKED}, not as a {architecture}.")
+    _require_plain_adapter(root, task)
     if not modules:
         _require_no_template(root, config, task)
     return Admission(directory, config, modules, task, saved if modules else Config())
@@ -112,6 +114,15 @@ def _require_plain_weights(root: Path, config: Config) -> None:
         raise UnsupportedCheckpoint(f"{root}: adapters (config.json) are not loaded. Merge them into the model.")
     if config.get("transformers_weights"):
         raise UnsupportedCheckpoint(f"{root}: a name of the weights' file (transformers_weights) is not implemented.")
+
+
+def _require_plain_adapter(root: Path, task: str) -> None:
+    """Raise UnsupportedCheckpoint for an adapter that cannot be merged into the weights."""
+    if not has_adapter(root):
+        return
+    if task == GENERATE:  # whose head may be the table of words, which is another module to an adapter
+        raise UnsupportedCheckpoint(f"{root}: an adapter beside a model that generates is not implemented. Merge it.")
+    require_mergeable(root)
 
 
 def _known(root: Path, config: Config) -> Architectures:

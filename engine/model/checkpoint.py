@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice, wider_than
+from penstock.engine.model.adapter import has_adapter, merge_adapter
 from penstock.engine.model.admission import EMBED, Admission, admit
 from penstock.engine.model.files import Config, read_safetensors, weight_files
 from penstock.engine.model.model_place import local_directory
@@ -162,7 +163,10 @@ def resolve_model(model: str) -> Path:
 def read_checkpoint(directory: Path) -> Checkpoint:
     """Read configuration, modules and weights. Raises CheckpointError, which names the file and the remedy."""
     found = admit(directory)
-    weights = read_tensors(found.root)
+    tensors = _read_present(found.root)
+    if has_adapter(found.root):
+        merge_adapter(found.root, tensors)
+    weights = Tensors(found.root, tensors)
     return Checkpoint(directory, found.config, found.modules, found.task, found.sentence_transformers, weights)
 
 
@@ -174,6 +178,11 @@ def memory_checkpoint(name: str, config: Mapping[str, Any], tensors: dict[str, t
 
 def read_tensors(directory: Path) -> Tensors:
     """The tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
+    return Tensors(directory, _read_present(directory))
+
+
+def _read_present(directory: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a directory under their present names."""
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(directory):
         tensors.update(read_safetensors(file)[0])
@@ -187,7 +196,7 @@ def read_tensors(directory: Path) -> Tensors:
     if len(present) < len(tensors):
         twice = sorted(name for name in tensors if _present_name(name) != name and _present_name(name) in tensors)
         raise CheckpointError(f"{directory}: {', '.join(twice[:3])} and their present names are both there.")
-    return Tensors(directory, present)
+    return present
 
 
 def _present_name(name: str) -> str:

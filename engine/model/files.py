@@ -75,11 +75,11 @@ def read_optional(path: Path) -> Config:
 
 
 def read_config(directory: Path) -> Config:
-    """config.json of a transformer. Raises CheckpointError, and UnsupportedCheckpoint for an adapter."""
-    if (directory / ADAPTER).exists():
+    """config.json of a transformer. Raises CheckpointError, and UnsupportedCheckpoint for an adapter alone."""
+    if (directory / ADAPTER).exists() and not (directory / "config.json").exists():
         raise UnsupportedCheckpoint(
-            f"{directory} is an adapter ({ADAPTER}), which is not loaded. Merge it into its model and save that: "
-            "model.merge_and_unload().save_pretrained(OUT)."
+            f"{directory} is an adapter ({ADAPTER}) without its model. Put its two files beside those of the model, or "
+            "merge it and save that: model.merge_and_unload().save_pretrained(OUT)."
         )
     return read_json(directory / "config.json")
 

@@ -17,6 +17,7 @@ from penstock.engine.errors import CheckpointError, EngineError, UnsupportedChec
 from penstock.engine.families import FAMILIES
 from penstock.engine.families.bart import end_token
 from penstock.engine.families.heads import linear_head, logit_heads
+from penstock.engine.model.adapter import has_adapter
 from penstock.engine.model.admission import CLASSIFY, EMBED, TOKEN_CLASSIFY
 from penstock.engine.model.checkpoint import Checkpoint, require_no_layers
 from penstock.engine.model.files import setting
@@ -72,6 +73,8 @@ def load_padded(
 
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
     """
+    if has_adapter(checkpoint.root):  # transformers ignores it where PEFT is not installed
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: a padded model's adapter is not loaded. Merge it.")
     on_gpu = choose_device(device, padded=True) == "cuda"
     precision = _precision(dtype, str(checkpoint.config["model_type"]), on_gpu=on_gpu)
     task = EMBED if head is not None else checkpoint.task
