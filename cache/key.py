@@ -27,16 +27,15 @@ class KeySpace:
     pooling: str | None  # None: the checkpoint's own
     normalize: bool | None  # None: the checkpoint's own
     dimensions: int | None  # None: the checkpoint's own
+    prompt_tokens: int = 0  # leading tokens that pooling leaves out
     generation: str | None = None  # every option of generation, the model's own included, and the seed of sampling
     _prefix: Any = field(init=False, repr=False, compare=False)  # blake2b over the fields above
 
     def __post_init__(self) -> None:
-        is_generated = self.generation is not None
-        prefix = blake2b(digest_size=KEY_BYTES, person=b"penstock cache 2" if is_generated else b"penstock cache 1")
-        for part in (self.revision, self.dtype, self.task, self.pooling, self.normalize, self.dimensions):
+        prefix = blake2b(digest_size=KEY_BYTES, person=b"penstock cache 3")
+        of_embedding = self.pooling, self.normalize, self.dimensions, self.prompt_tokens
+        for part in (self.revision, self.dtype, self.task, *of_embedding, self.generation):
             prefix.update(_part(None if part is None else str(part)))
-        if self.generation is not None:
-            prefix.update(_part(self.generation))
         object.__setattr__(self, "_prefix", prefix)
 
     def key(self, ids: Buffer, token_type_ids: Buffer | None = None) -> bytes:

@@ -25,6 +25,7 @@ class TaskOptions:
     pooling: str | None = None  # embed only: "cls", "mean", "max", "last"; None: the checkpoint's own
     normalize: bool | None = None  # embed only: L2-normalise; None: the checkpoint's own
     dimensions: int | None = None  # embed only: leading values to keep, before normalising; None: the checkpoint's own
+    prompt_tokens: int = 0  # embed only: leading tokens that pooling leaves out; the last token of a sequence stays
     generation: GenerationOptions | None = None  # generate only
     seed: int = 0  # generate only: of sampling
 

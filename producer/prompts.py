@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.producer.errors import UnsupportedTask
-from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Request, Text, utf8_fault
+from penstock.producer.wire.messages import EMBEDDING_TASKS, Request, Text, utf8_fault
 
-_CONFIG = "config_sentence_transformers.json"
+_CONFIG, _MODULES = "config_sentence_transformers.json", "modules.json"
 _EMBEDDERS = ("SentenceTransformer", "SparseEncoder")
 _ALWAYS_KNOWN = {"query": "", "document": ""}  # sentence-transformers knows these names in every model
 
@@ -23,6 +23,7 @@ class Prompts:
 
     by_name: Mapping[str, str] = field(default_factory=_ALWAYS_KNOWN.copy)
     default: str = ""
+    are_pooled: bool = True  # whether pooling reads the tokens of a prompt (`include_prompt`)
 
     def apply(self, request: Request) -> Request:
         """Prepend the prompt to the texts of a request for embeddings, and to the first text of each pair.
@@ -32,12 +33,19 @@ class Prompts:
         Raises:
             UnsupportedTask: the checkpoint has no prompt of the name that the request gives.
         """
-        if request.task not in EMBEDDING_TASKS or request.text is None:
+        prompt = self._chosen(request)
+        if not prompt or request.text is None:
             return request
-        prompt = self._chosen(request.options)
-        return replace(request, text=tuple([_prepended(prompt, text) for text in request.text])) if prompt else request
+        return replace(request, text=tuple([_prepended(prompt, text) for text in request.text]))
 
-    def _chosen(self, options: Options) -> str:
+    def left_out(self, request: Request) -> str:
+        """The prompt whose tokens pooling leaves out of the request's vectors; "" for none. Raises as `apply`."""
+        return "" if self.are_pooled or request.task != "embed" else self._chosen(request)
+
+    def _chosen(self, request: Request) -> str:
+        if request.task not in EMBEDDING_TASKS or request.text is None:
+            return ""
+        options = request.options
         if options.prompt is not None:
             return options.prompt
         if options.prompt_name is None:
@@ -56,14 +64,9 @@ def read_prompts(directory: Path) -> Prompts:
         ValueError: the file is damaged, or its default prompt is not among its prompts.
     """
     path = directory / _CONFIG
-    if not path.is_file() or not (directory / "modules.json").is_file():
+    if not (directory / _MODULES).is_file():
         return Prompts()
-    try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(f"{path} is nested too deeply") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} must hold a JSON object")
+    config = _read(path, dict)
     if config.get("model_type", "SentenceTransformer") not in _EMBEDDERS:
         return Prompts()
     stated, default = config.get("prompts") or {}, config.get("default_prompt_name")
@@ -74,7 +77,32 @@ def read_prompts(directory: Path) -> Prompts:
     by_name = _ALWAYS_KNOWN | {name: text or "" for name, text in stated.items()}
     if default is not None and (not isinstance(default, str) or default not in by_name):
         raise ValueError(f"{path}: `default_prompt_name` {default!r} is not among its prompts, {', '.join(by_name)}")
-    return Prompts(by_name, "" if default is None else by_name[default])
+    return Prompts(by_name, "" if default is None else by_name[default], _are_pooled(directory))
+
+
+def _are_pooled(directory: Path) -> bool:
+    """`include_prompt` of the Pooling module. Whether the modules can be run is not decided here."""
+    for module in _read(directory / _MODULES, list):
+        if isinstance(module, dict) and str(module.get("type")).endswith(".Pooling"):
+            path = directory / str(module.get("path")) / "config.json"
+            stated = _read(path, dict).get("include_prompt", True)
+            if not isinstance(stated, bool):
+                raise ValueError(f"{path}: `include_prompt` must be true or false")
+            return stated
+    return True
+
+
+def _read(path: Path, kind: type) -> Any:
+    """A file's JSON, of one kind; empty where there is no file. Raises ValueError."""
+    if not path.is_file():
+        return kind()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply") from error
+    if not isinstance(found, kind):
+        raise ValueError(f"{path} must hold {'a JSON object' if kind is dict else 'a list'}")
+    return found
 
 
 def _prepended(prompt: str, text: Text) -> Text:

@@ -116,6 +116,15 @@ class Tokenizer:
             found = encoder.find(texts, spans)
             return self._marked(_filled(found, encoder.encode_new(_missing(texts, found), spans)), language)
 
+    def count_prompt(self, prompt: str, *, truncate: bool, max_tokens: int | None = None) -> int:
+        """The leading tokens of a text that begins with a prompt, as sentence-transformers counts those of the prompt.
+
+        It is tokenized alone, and loses its last token if that is special. The prompt's end may be other tokens in a
+        text. Arguments and errors are those of `encode`.
+        """
+        [encoded] = self.encode([prompt], truncate=truncate, max_tokens=max_tokens)
+        return len(encoded.ids) - (len(encoded.ids) > 0 and int(encoded.ids[-1]) in self._special_ids)
+
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence of token ids, without special tokens. Ids outside the vocabulary have none."""
         decoded: list[str] = self._whole.plain.decode_batch(sequences, skip_special_tokens=True)

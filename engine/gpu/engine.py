@@ -190,14 +190,16 @@ class GpuEngine:
     def _embeddings(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
         tail = self._tail
         pooling, is_last = wanted.pooling or tail.pooling, tail.only_pools(wanted)
-        rows = self._pooled(encoded, batch, pooling, normalize=is_last and tail.normalizes(wanted))
+        normalize = is_last and tail.normalizes(wanted)
+        rows = self._pooled(encoded, batch, pooling, normalize=normalize, left_out=wanted.prompt_tokens)
         return rows if is_last else tail.after_pooling(rows, wanted)
 
     @staticmethod
-    def _pooled(encoded: _Encoded, batch: PackedBatch, pooling: str, *, normalize: bool) -> Tensor:
+    def _pooled(encoded: _Encoded, batch: PackedBatch, pooling: str, *, normalize: bool, left_out: int = 0) -> Tensor:
         hidden, num_sequences = encoded.hidden, len(batch.options)
         rows = torch.empty(num_sequences, hidden.shape[1], dtype=torch.float32, device=hidden.device)
-        pool(rows, hidden, encoded.inputs.cu_seqlens[: num_sequences + 1], pooling, normalize=normalize)
+        bounds = encoded.inputs.cu_seqlens[: num_sequences + 1]
+        pool(rows, hidden, bounds, pooling, normalize=normalize, left_out=left_out)
         return rows
 
 

@@ -1,7 +1,8 @@
 // One float vector a sequence from its hidden states: first, last, mean or maximum; then divided by its L2 norm.
 //
 // Layout: out float [N, hidden]; hidden states [rows, hidden]; cu_seqlens int32 [N + 1]. Contiguous, hidden a multiple
-//   of 8. An empty sequence gives zeros. NaN stays within its sequence; the maximum propagates it.
+//   of 8. The first `left_out` tokens of a sequence are left out, but never its last one. An empty sequence gives
+//   zeros. NaN stays within its sequence; the maximum propagates it.
 // Threads: a block a sequence; (x, y): x is a column vector of eight, y a share of the tokens: every blockDim.y-th,
 //   four loads in flight. The shares are added in shared memory in the order of y. The geometry depends on hidden only,
 //   so a row's result does not depend on the other sequences.
@@ -96,9 +97,11 @@ __device__ __forceinline__ void pool(float* out, const scalar* hidden, int begin
 
 #define ENTRY(NAME, JOIN, BEGIN, END)                                                                      \
     extern "C" __global__ void __launch_bounds__(512) pool_##NAME(                                         \
-        float* out, const scalar* hidden, const int* cu_seqlens, int width, int normalize, float l2_eps) { \
+        float* out, const scalar* hidden, const int* cu_seqlens, int width, int left_out, int normalize,   \
+        float l2_eps) {                                                                                    \
         wait_for_previous();                                                                               \
-        const int begin = cu_seqlens[blockIdx.x], end = cu_seqlens[blockIdx.x + 1];                        \
+        const int start = cu_seqlens[blockIdx.x], end = cu_seqlens[blockIdx.x + 1];                        \
+        const int begin = min(start + left_out, max(start, end - 1));                                      \
         pool<JOIN>(out, hidden, BEGIN, END, width, normalize, l2_eps);                                     \
     }
 ENTRY(cls, Sum, begin, min(begin + 1, end))

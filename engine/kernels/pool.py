@@ -11,8 +11,10 @@ L2_EPS = 1e-12  # torch.nn.functional.normalize's
 _WARP, _THREADS, _MAX_ACROSS = 32, 512, 128
 
 
-def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: bool) -> None:
+def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: bool, *, left_out: int = 0) -> None:
     """out[i] = pooled rows cu_seqlens[i] to cu_seqlens[i + 1] of `hidden`, then L2-normalised if asked.
+
+    left_out: first rows of each sequence that are left out; its last one stays.
 
     out float32 [N, H]; hidden [R, H], float16 or bfloat16, H a multiple of 8 up to 8,192; cu_seqlens int32 [N + 1], on
     the device, last at most R. kind: one of KINDS. An empty sequence gives zeros. Sums are float32, in an order that
@@ -30,6 +32,7 @@ def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: 
         pointer("hidden", hidden, hidden.dtype, (len(hidden), width)),
         pointer("cu_seqlens", cu_seqlens, torch.int32, (count + 1,)),
         np.int32(width),
+        np.int32(left_out),
         np.int32(normalize),
         np.float32(L2_EPS),
     )

@@ -23,6 +23,7 @@ _POOLING_FLAGS = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
+# include_prompt is for those who prepend the prompt: `TaskOptions.prompt_tokens`.
 _POOLING_KEYS = {"embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt", *_POOLING_FLAGS}
 _POOLING_NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 _CARD_DIMENSIONS = re.compile(r'"matryoshka_dims":\s*\[([\d,\s]+)\]')
@@ -103,11 +104,6 @@ def _is_length(value: object) -> bool:
 
 def _pooling(module: Module) -> str:
     config = read_json(module.directory / "config.json")
-    if not setting(config, "include_prompt", True):
-        raise UnsupportedCheckpoint(
-            f"{module.directory}: pooling that leaves out the tokens of the prompt (include_prompt false) is not "
-            "implemented."
-        )
     if unknown := sorted(config.keys() - _POOLING_KEYS):
         raise UnsupportedCheckpoint(f"{module.directory}: pooling with {', '.join(unknown)} is not implemented.")
     stated = config.get("pooling_mode")

@@ -44,7 +44,7 @@ class EmbeddingTail:
 
     def __call__(self, hidden: Tensor, groups: Sequence[Group], wanted: TaskOptions = OWN) -> Tensor:
         """Embeddings [N, D] in the order of `groups`; `wanted` may differ from the checkpoint's own options."""
-        return self.after_pooling(pool(hidden, groups, wanted.pooling or self.pooling), wanted)
+        return self.after_pooling(pool(hidden, groups, wanted.pooling or self.pooling, wanted.prompt_tokens), wanted)
 
     def after_pooling(self, rows: Tensor, wanted: TaskOptions) -> Tensor:
         """Pooled rows [N, H] to embeddings [N, D], on the device of the rows and of this tail's weights."""
@@ -63,11 +63,14 @@ class EmbeddingTail:
         return not self.dense and (wanted.dimensions or self.dimensions) is None
 
 
-def pool(hidden: Tensor, groups: Sequence[Group], pooling: str) -> Tensor:
-    """hidden [T, H] of any floating type, in the order of `groups`, to float32 rows [N, H]."""
+def pool(hidden: Tensor, groups: Sequence[Group], pooling: str, left_out: int = 0) -> Tensor:
+    """hidden [T, H] of any floating type, in the order of `groups`, to float32 rows [N, H].
+
+    left_out: leading tokens of each sequence that are left out; its last token stays.
+    """
     if pooling not in POOLINGS:
         raise ValueError(f"pooling {pooling!r} is not one of {sorted(POOLINGS)}.")
-    rows = [_pool_group(hidden, group, pooling) for group in groups]
+    rows = [_pool_group(hidden, group, pooling, left_out) for group in groups]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
@@ -96,8 +99,9 @@ def pool_last(hidden: Tensor, groups: Sequence[Group], token_ids: Tensor, pad_to
     return torch.cat(rows)
 
 
-def _pool_group(hidden: Tensor, group: Group, pooling: str) -> Tensor:
+def _pool_group(hidden: Tensor, group: Group, pooling: str, left_out: int) -> Tensor:
     view = hidden[group.start : group.stop].view(group.count, group.length, hidden.shape[1])
+    view = view[:, min(left_out, group.length - 1) :]
     match pooling:
         case "cls":
             return view[:, 0].float()

@@ -155,7 +155,8 @@ class PaddedEngine:
                 raise ValueError(f"task {wanted.task!r} is not one of {sorted(self.info.tasks)}.")
 
     def _embeddings(self, padded: _Padded, wanted: TaskOptions) -> Tensor:
-        return self._tail.after_pooling(_pool(padded, wanted.pooling or self._tail.pooling), wanted)
+        pooled = _pool(padded, wanted.pooling or self._tail.pooling, wanted.prompt_tokens)
+        return self._tail.after_pooling(pooled, wanted)
 
 
 def passes(lengths: Int32Array, indices: Sequence[int], most_tokens: int) -> list[list[int]]:
@@ -173,18 +174,20 @@ def passes(lengths: Int32Array, indices: Sequence[int], most_tokens: int) -> lis
     return filled
 
 
-def _pool(padded: _Padded, pooling: str) -> Tensor:
+def _pool(padded: _Padded, pooling: str, left_out: int) -> Tensor:
     """float32 rows [n, H]; `penstock.engine.model.results.pool` is the same for packed hidden states."""
-    hidden, valid = padded.output, padded.valid
-    lengths = valid.sum(dim=1)
+    hidden, lengths = padded.output, padded.valid.sum(dim=1)
+    rows, first = torch.arange(len(hidden), device=hidden.device), (lengths - 1).clamp(max=left_out)
+    pooled = padded.valid & (torch.arange(hidden.shape[1], device=hidden.device) >= first[:, None])
     match pooling:
         case "cls":
-            return hidden[:, 0].float()
+            return hidden[rows, first].float()
         case "last":
-            return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1].float()
+            return hidden[rows, lengths - 1].float()
         case "mean":
-            return torch.where(valid[..., None], hidden, 0).sum(dim=1, dtype=torch.float32) / lengths[:, None]
+            total = torch.where(pooled[..., None], hidden, 0).sum(dim=1, dtype=torch.float32)
+            return total / (lengths - first)[:, None]
         case "max":
-            return hidden.masked_fill(~valid[..., None], -torch.inf).amax(dim=1).float()
+            return hidden.masked_fill(~pooled[..., None], -torch.inf).amax(dim=1).float()
         case _:
             raise ValueError(f"pooling {pooling!r} is not one of {sorted(POOLINGS)}.")

@@ -20,6 +20,7 @@ spaces = st.builds(
     pooling=st.none() | strings,
     normalize=st.none() | st.booleans(),
     dimensions=st.none() | st.integers(1, 4),
+    prompt_tokens=st.integers(0, 4),
     generation=st.none() | strings,
 )
 buffers = st.binary(max_size=12)
@@ -51,6 +52,7 @@ def test_moving_the_border_between_ids_and_types_moves_the_key(data: bytes, cut:
         replace(SPACE, normalize=True),
         replace(SPACE, normalize=False),
         replace(SPACE, dimensions=8),
+        replace(SPACE, prompt_tokens=8),
         replace(SPACE, generation=""),
         replace(SPACE, revision="r1float32", dtype=""),
     ],
@@ -70,4 +72,4 @@ def test_a_key_is_the_same_in_every_process_and_for_every_kind_of_buffer() -> No
     assert len(key) == KEY_BYTES
     assert key == SPACE.key(ids.data) == SPACE.key(ids.astype(np.uint32).data) == SPACE.key(bytearray(ids.tobytes()))
     assert key == replace(SPACE).key(ids.data)
-    assert key.hex() == "9b39e8941bdb5206cc831b96fa0529efe4ef703acb07fe76830b5b27503d7fb4"
+    assert key.hex() == "09cb56ac50098bf2919239a8792eb4f1d9a0092e34bd920b1563ebe699c497b0"

@@ -43,10 +43,20 @@ def reference(hidden: Tensor, lengths: Sequence[int], kind: str, normalize: bool
     return F.normalize(rows, dim=1, eps=torch.finfo(rows.dtype).tiny) if normalize else rows
 
 
-def pooled(hidden: Tensor, lengths: Sequence[int], kind: str, normalize: bool) -> Tensor:
+def pooled(hidden: Tensor, lengths: Sequence[int], kind: str, normalize: bool, left_out: int = 0) -> Tensor:
     out = torch.full((len(lengths), hidden.shape[1]), math.nan, device="cuda")
-    pool(out, hidden, cu_seqlens_of(lengths), kind, normalize)
+    pool(out, hidden, cu_seqlens_of(lengths), kind, normalize, left_out=left_out)
     return out
+
+
+@pytest.mark.parametrize("left_out", [1, 16, 128, 5000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_tokens_of_each_sequence_are_left_out_and_its_last_one_stays(kind: str, left_out: int) -> None:
+    hidden = randn(sum(LENGTHS), 768, dtype=torch.float16, seed=4)
+    bounds = [0, *torch.tensor(LENGTHS).cumsum(0).tolist()]
+    rests = [hidden[min(start + left_out, max(start, end - 1)) : end] for start, end in pairwise(bounds)]
+    expected = pooled(torch.cat(rests), [len(rest) for rest in rests], kind, True)
+    assert torch.equal(pooled(hidden, LENGTHS, kind, True, left_out), expected)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -510,6 +510,26 @@ async def test_a_client_that_tokenizes_prepends_the_prompt(monkeypatch: pytest.M
     assert [request.options for request in loop.requests] == [Options(), Options(dimensions=2), Options()]
 
 
+async def test_texts_are_sent_whole_where_pooling_leaves_out_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ids do not tell which of them are of the prompt."""
+    for path in CHECKPOINT.glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "1_Pooling").mkdir(exist_ok=True)
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"include_prompt": False}))
+
+    def zeros(request: Request) -> Reply:
+        return Reply("m", "m@r", vectors=np.zeros((request.num_rows, 3), np.float32))
+
+    async with connected(monkeypatch, zeros, tokenizer=tmp_path) as (client, loop):
+        await client.embed("a river", prompt="passage: ")
+        await client.embed("a river")
+    sent, plain = loop.requests
+    assert (sent.text, sent.options) == (("a river",), Options(prompt="passage: "))
+    assert plain.tokens is not None
+
+
 @pytest.mark.parametrize("task", ["sing", "", None, 5, ["embed"]])
 async def test_what_is_no_task_is_refused(monkeypatch: pytest.MonkeyPatch, task: Any) -> None:
     async with connected(monkeypatch, first_ids) as (client, loop):

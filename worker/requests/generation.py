@@ -58,7 +58,9 @@ class GenerationRequests:
         sequences = []
         for index, ids in enumerate(token_ids):
             seed = 0 if not options.do_sample else _seed(request, index) if given is None else int(given)
-            space = KeySpace(self._info.revision, self._info.dtype, "generate", None, None, None, f"{text} {seed}")
+            space = KeySpace(
+                self._info.revision, self._info.dtype, "generate", None, None, None, generation=f"{text} {seed}"
+            )
             task = TaskOptions("generate", generation=options, seed=seed)
             keys = (space.key(ids.tobytes()),)
             sequences.append(SequenceBlock(request, (index,), ids, (len(ids),), None, task, keys, is_stored))

@@ -79,7 +79,9 @@ class RequestPreparer:
         self._has_cache = has_cache
         self._generation = generation
         self._cells = cells
-        self._by_options: dict[tuple[str, str | None, bool | None, int | None], _Shared] = {}  # validation bounds them
+        self._by_options: dict[
+            tuple[str, str | None, bool | None, int | None, int], _Shared
+        ] = {}  # validation bounds them
 
     async def prepare(self, requests: Iterable[PendingRequest]) -> tuple[list[SequenceBlock], list[Rejection]]:
         """The sequences of each request, or its rejection. One tokenizer call for all texts with equal options."""
@@ -223,6 +225,8 @@ class RequestPreparer:
         if self._generation is not None:
             return self._generation.sequences(request, columns.split(ids))
         options, make_key = self._shared(request.message)
+        if options.prompt_tokens:
+            _require_text(lengths, options.prompt_tokens)
         if types is None and len(lengths) == 1:
             keys = [make_key(ids.tobytes(), None)]
         elif types is None:
@@ -237,7 +241,7 @@ class RequestPreparer:
         """The objects that requests with equal task and options share."""
         wanted = message.options
         task = message.task if wanted.labels is None else ENTAIL
-        named = task, wanted.pooling, wanted.normalize, wanted.dimensions
+        named = task, wanted.pooling, wanted.normalize, wanted.dimensions, self._prompt_tokens(message)
         shared = self._by_options.get(named)
         if shared is None:
             make_key = _flight_key(len(self._by_options))
@@ -245,6 +249,22 @@ class RequestPreparer:
                 make_key = KeySpace(self._info.revision, self._info.dtype, *named).key
             shared = self._by_options[named] = TaskOptions(*named), make_key
         return shared
+
+    def _prompt_tokens(self, message: Request) -> int:
+        """The leading tokens of each text that pooling leaves out."""
+        tokenizer = self._tokenizer
+        prompt = "" if tokenizer is None else tokenizer.prompts.left_out(message)
+        if tokenizer is None or not prompt:
+            return 0
+        return tokenizer.count_prompt(prompt, truncate=message.options.truncate, max_tokens=self._cut_tokens)
+
+
+def _require_text(lengths: Sequence[int], prompt_tokens: int) -> None:
+    """Raise EmptyInput for the sequences of which pooling would leave out all."""
+    rule = f"Pooling leaves out the {prompt_tokens} tokens of the prompt, and the text has no others."
+    at_fault = {i: EmptyInput(f"{rule} Given: {n}") for i, n in enumerate(lengths) if n <= prompt_tokens}
+    if at_fault:
+        raise first_error(at_fault)
 
 
 def _flight_key(number: int) -> _MakeKey:

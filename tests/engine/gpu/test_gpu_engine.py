@@ -397,7 +397,9 @@ def test_vectors_are_cut_before_normalisation_where_a_request_asks_and_after_it_
         def forward(self, inputs: Any) -> Tensor:
             return hidden
 
-    def pool_first(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, pooling: str, normalize: bool) -> None:
+    def pool_first(
+        out: Tensor, hidden: Tensor, cu_seqlens: Tensor, pooling: str, normalize: bool, left_out: int
+    ) -> None:
         rows = hidden[cu_seqlens[:-1].long()]
         out.copy_(torch.nn.functional.normalize(rows, dim=1) if normalize else rows)
 

@@ -111,6 +111,32 @@ def test_every_family_embeds_texts_as_sentence_transformers_alone_and_together(t
     assert np.abs(together[2:] - together[0]).max(axis=1).min() > 1e-3  # texts have vectors of their own
 
 
+@pytest.mark.parametrize("family", ["t5", "qwen3", "llama", "roberta"])
+def test_the_prompt_is_left_out_of_the_pooling_by_its_tokens_in_any_tokenizer(tmp_path: Path, family: str) -> None:
+    """As INSTRUCTOR has it. A prompt that is longer than the limit is counted as it is cut."""
+    root = write_modules(tmp_path, more=("Dense", "Normalize"))
+    edit(tmp_path / "1_Pooling" / "config.json", include_prompt=False)
+    save_tokenizer(root, tokenizer_of(family))
+    edit(root / "tokenizer_config.json", model_max_length=16)
+    save_encoder(root, family, vocab_size=VOCAB)
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    engine, tokenizer = load_engine(str(tmp_path), dtype="float32", device="cpu"), Tokenizer.from_directory(tmp_path)
+    assert not tokenizer.prompts.are_pooled
+    texts = [text for text in TEXTS if text]
+    longest = "the card" if family == "llama" else "where is my card " * 3  # which ends no text with a special token
+    for prompt in ("the card is: ", "where is", longest):
+        left_out = tokenizer.count_prompt(prompt, truncate=True, max_tokens=16)
+        encoded = tokenizer.encode([prompt + text for text in texts], truncate=True, max_tokens=16)
+        kept = [one.ids for one in encoded if len(one.ids) > left_out]  # the reference gives the others zeros
+        rows = np.stack(engine.run(pack(kept, TaskOptions("embed", prompt_tokens=left_out))).rows)
+        expected = [reference.encode(text, prompt=prompt) for text in texts]
+        has_rest = [len(one.ids) > left_out for one in encoded]
+        np.testing.assert_allclose(rows, np.stack(expected)[has_rest], rtol=0, atol=1e-5)
+        alone = [engine.run(pack([ids], TaskOptions("embed", prompt_tokens=left_out))).rows[0] for ids in kept]
+        np.testing.assert_array_equal(alone, rows)
+    tokenizer.close()
+
+
 NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 

@@ -38,7 +38,10 @@ def embed(
 ) -> Float32Array:
     """The vectors of texts, prepared as a worker prepares them."""
     tokenizer = Tokenizer.from_directory(directory)
-    request = tokenizer.prompts.apply(Request("m", "embed", text=tuple(texts), options=options or Options()))
+    asked = Request("m", "embed", text=tuple(texts), options=options or Options())
+    request, left_out = tokenizer.prompts.apply(asked), tokenizer.prompts.left_out(asked)
+    if left_out:
+        wanted["prompt_tokens"] = tokenizer.count_prompt(left_out, truncate=False)
     encoded = tokenizer.encode(request.text or (), truncate=False)
     types = [np.zeros_like(one.ids) if one.token_type_ids is None else one.token_type_ids for one in encoded]
     loaded = load_engine(str(directory), dtype="float32", device="cpu", engine=engine)
@@ -131,6 +134,12 @@ def test_prompts_that_cannot_be_read_are_an_error(spoiled: Path, broken: dict[st
         Tokenizer.from_directory(spoiled)
 
 
+def test_whether_prompts_are_pooled_must_be_true_or_false(spoiled: Path) -> None:
+    edit_json(spoiled / "1_Pooling" / "config.json", include_prompt="no")
+    with pytest.raises(TokenizerError, match="include_prompt"):
+        Tokenizer.from_directory(spoiled)
+
+
 def test_prompts_of_another_kind_of_model_are_ignored(spoiled: Path) -> None:
     """As in sentence-transformers, which loads a cross-encoder for embeddings without its prompts."""
     edit_json(spoiled / STATED, model_type="CrossEncoder")
@@ -148,10 +157,21 @@ def test_a_cross_encoder_with_a_default_prompt_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("engine", ["packed", "padded"])
-def test_pooling_without_the_prompt_is_refused(tmp_path: Path, engine: str) -> None:
-    save_model(tmp_path, prompts=PROMPTS, include_prompt=False)
-    with pytest.raises(UnsupportedCheckpoint, match="include_prompt"):
-        load_engine(str(tmp_path / "model"), dtype="float32", device="cpu", engine=engine)
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls", "lasttoken"])
+def test_pooling_leaves_out_the_prompt_where_the_checkpoint_says_so(tmp_path: Path, engine: str, pooling: str) -> None:
+    reference = save_model(tmp_path, prompts=PROMPTS, default_prompt_name="query", include_prompt=False)
+    edit_json(tmp_path / "model" / "1_Pooling" / "config.json", pooling_mode=pooling)
+    reference[1].pooling_mode = pooling
+    ways: list[dict[str, str]] = [{}, {"prompt_name": "topic"}, {"prompt": "instruct : first "}, {"prompt": ""}]
+    texts = [*TEXTS, ""]
+    for asked in ways:
+        got = embed(tmp_path / "model", texts, Options(**asked), engine=engine)  # type: ignore[arg-type]  # strings
+        np.testing.assert_allclose(got, reference.encode(texts, **asked), atol=1e-5)
+    pairs = [("snow", "a river"), ("where is the snow", "spring")]
+    np.testing.assert_allclose(embed(tmp_path / "model", pairs, engine=engine), reference.encode(pairs), atol=1e-5)
+    edit_json(tmp_path / "model" / "1_Pooling" / "config.json", include_prompt=True)
+    if pooling != "lasttoken":  # the same whatever is left out before it
+        assert np.abs(embed(tmp_path / "model", texts, engine=engine) - reference.encode(texts)).max() > 1e-3
 
 
 @pytest.mark.parametrize("engine", ["packed", "padded"])

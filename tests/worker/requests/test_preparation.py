@@ -19,6 +19,7 @@ from penstock.producer.errors import (
     TooLong,
     UnsupportedTask,
 )
+from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Encoded
 from penstock.producer.tokenizer_files import SpecialFrame
 from penstock.producer.wire.headers import ReplyAddress
@@ -37,9 +38,14 @@ TINY = ModelInfo("tiny", "r", "float32", "cpu", 100, 8, frozenset({"embed"}), 4,
 class FakeTokenizer:
     """One token for each character; the second member of a pair has type 1. Fails on texts with a `!`."""
 
+    prompts = Prompts({"query": "q: "}, are_pooled=False)
+
     def __init__(self, frame: SpecialFrame = SpecialFrame()) -> None:  # noqa: B008 -- frozen
         self.frame = frame
         self.calls: list[tuple[list[Text], bool, bool]] = []  # texts, truncate, spans
+
+    def count_prompt(self, prompt: str, *, truncate: bool, max_tokens: int) -> int:
+        return min(len(prompt), max_tokens - 1) if truncate else len(prompt)
 
     async def encode_async(
         self,
@@ -361,3 +367,19 @@ def test_a_token_of_a_text_that_the_model_lacks_is_refused_with_its_text() -> No
     with pytest.raises(BadTokenId, match=r"must be below 98\. Given: 98") as refused:
         prepare(preparer, Request("m", "embed", text=("a", "ab", "a")))
     assert list(refused.value.rows) == [1]
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_pooling_is_told_the_tokens_of_a_prompt_that_it_leaves_out(has_cache: bool) -> None:
+    """The same texts have other keys with another prompt, or with none."""
+    preparer = make_preparer(tokenizer=FakeTokenizer(), has_cache=has_cache)
+    options = [Options(prompt_name="query"), Options(prompt="q"), Options()]
+    blocks = [prepare(preparer, Request("tiny", "embed", text=("q: ab",), options=asked)) for asked in options]
+    assert [block.options.prompt_tokens for [block] in blocks] == [3, 1, 0]
+    assert len({key for [block] in blocks for key in block.keys}) == 3
+
+
+def test_a_text_without_a_token_beside_its_prompt_is_rejected() -> None:
+    request = Request("tiny", "embed", text=("q: a", "q: "), options=Options(prompt_name="query"))
+    with pytest.raises(EmptyInput, match=r"Sequence 1: Pooling leaves out the 3 tokens of the prompt"):
+        prepare(make_preparer(tokenizer=FakeTokenizer()), request)
