@@ -72,12 +72,20 @@ class Client(EmbeddingCaller):
         return await self._rows("classify", texts, ids, options, timeout_s)
 
     async def rerank(
-        self, query: str, documents: Sequence[str], *, truncate: bool = False, timeout_s: float | None = None
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        truncate: bool = False,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[Ranked]:
         """Each document's index in `documents` and its score for the query, best first: `for index, score in …`.
 
         Scores are those of sentence-transformers' CrossEncoder. For scores in the documents' order, or of pairs with
-        different queries, use `map("rerank", [(query, document), …])`.
+        different queries, use `map("rerank", [(query, document), …])`. `prompt` is what the model is told to do, where
+        it was trained with instructions; `prompt_name` names one of the checkpoint's. Others have it before the query.
 
         Raises:
             PenstockError: the first pair's error; use `map` to get the other results as well.
@@ -88,7 +96,8 @@ class Client(EmbeddingCaller):
         for index, (_, document) in enumerate(pairs):
             if not isinstance(document, str):
                 raise WrongArgument(f"`documents` item {index} must be a string. Given: {type(document).__name__}")
-        scores = await self._rows("rerank", pairs, None, Options(truncate=truncate), timeout_s)
+        options = Options(truncate=truncate, prompt_name=prompt_name, prompt=prompt)
+        scores = await self._rows("rerank", pairs, None, options, timeout_s)
         ranked = [Ranked(index, score) for index, score in enumerate(scores)]
         return sorted(ranked, key=lambda one: one.score, reverse=True)
 

@@ -18,6 +18,7 @@ import tokenizers
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.known_words import KnownWords
 from penstock.producer.pair_frame import PairFrame
+from penstock.producer.pair_template import PairTemplate
 from penstock.producer.prompts import Prompts, read_prompts
 from penstock.producer.tokenizer_files import LoadedTokenizer, TokenizerError, frame_of
 from penstock.producer.tokenizer_loading import load_backend
@@ -50,13 +51,16 @@ class Tokenizer:
 
     def __init__(self, loaded: LoadedTokenizer, prompts: Prompts) -> None:
         """This object modifies the tokenizer that is loaded. Called by `from_directory`."""
-        self.prompts = prompts  # of the checkpoint; callers apply them before `encode`
+        template = loaded.template
+        # Of the checkpoint; callers apply them before `encode`, and a chat template with them.
+        self.prompts = replace(prompts, template=template)
         self.languages = loaded.languages
         plain = loaded.backend
         plain.no_truncation()
         plain.no_padding()
         self.frame = frame_of(plain, cuts_left=loaded.cuts_left)
-        self._whole = _Encoder(plain, None, KnownWords.of(plain, cuts_left=loaded.cuts_left), loaded.gives_types)
+        words = None if template else KnownWords.of(plain, cuts_left=loaded.cuts_left)
+        self._whole = _Encoder(plain, None, words, loaded.gives_types, template, loaded.cuts_left)
         self._cutting: dict[int, _Encoder] = {}  # max_tokens -> one with a copy that truncates there
         self._copying = threading.Lock()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
@@ -198,6 +202,8 @@ class Tokenizer:
             return self._whole
         if max_tokens is None:
             raise ValueError("`truncate` needs `max_tokens`: the length to cut at.")
+        if self._whole.template is not None:
+            return replace(self._whole, max_tokens=max_tokens)
         with self._copying:
             if max_tokens not in self._cutting:
                 self.require_room(max_tokens)
@@ -218,6 +224,8 @@ class _Encoder:
     max_tokens: int | None
     words: KnownWords | None
     gives_types: bool
+    template: PairTemplate | None  # of which texts are: it has the special tokens, and cuts
+    cuts_left: bool
 
     def find(self, texts: Sequence[Text], spans: bool) -> list[Encoded | None]:
         """The texts whose words are all known."""
@@ -237,15 +245,20 @@ class _Encoder:
             return []
         if len(texts) == 1 and _num_characters(texts) <= _FEW_CHARACTERS:
             # A batch would wait for the library's threads. But only a batch lets other threads run Python meanwhile.
-            return [self._encoded(self.plain.encode(*_parts(texts[0])), spans)]
+            encoding = self.plain.encode(*_parts(texts[0]), add_special_tokens=self.template is None)
+            return [self._encoded(encoding, spans)]
         encode = self.plain.encode_batch if spans else self.plain.encode_batch_fast  # without spans
-        return [self._encoded(encoding, spans) for encoding in encode(texts)]
+        encodings = encode(texts, add_special_tokens=self.template is None)
+        return [self._encoded(encoding, spans) for encoding in encodings]
 
     def _encoded(self, encoding: Any, with_spans: bool) -> Encoded:
         types = np.array(encoding.type_ids, dtype=np.int32) if self.gives_types else None
         spans = np.array(encoding.offsets, dtype=np.uint32).reshape(-1, 2) if with_spans else None
         has_types = types is not None and types.any()
-        return Encoded(np.array(encoding.ids, dtype=np.int32), types if has_types else None, spans)
+        ids = np.array(encoding.ids, dtype=np.int32)
+        if self.template is not None and self.max_tokens is not None:
+            ids = self.template.cut(ids, self.max_tokens, cuts_left=self.cuts_left)
+        return Encoded(ids, types if has_types else None, spans)
 
 
 def _chunks(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tokenizers
 
 from penstock.producer.languages import Languages
+from penstock.producer.pair_template import PairTemplate
 
 _Values = TypeVar("_Values", bound=npt.NDArray[Any])
 
@@ -31,6 +32,7 @@ class LoadedTokenizer:
     gives_types: bool  # whether the model is given token types; it takes all for 0 otherwise
     cuts_left: bool  # whether truncation removes the first tokens of a text, not the last ones
     languages: Languages = field(default_factory=Languages)
+    template: PairTemplate | None = None  # through which the model is given pairs of texts, and nothing else
 
 
 @dataclass(frozen=True, slots=True)

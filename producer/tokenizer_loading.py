@@ -9,6 +9,7 @@ from tokenizers import normalizers
 
 from penstock.producer.languages import Languages
 from penstock.producer.m2m100_tokenizer import m2m100_tokenizer
+from penstock.producer.pair_template import PairTemplate, pair_template
 from penstock.producer.plain_tokenizer import plain_tokenizer
 from penstock.producer.tokenizer_files import (
     LoadedTokenizer,
@@ -24,7 +25,7 @@ _SENTENCE_CONFIGS = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 # Of a sentence config: they change the tokens of a text in ways that are not implemented.
-_NOT_IMPLEMENTED = ("processing_kwargs", "query_length", "document_length", "query_expansion", "tokenizer_name_or_path")
+_NOT_IMPLEMENTED = ("query_length", "document_length", "query_expansion", "tokenizer_name_or_path")
 _ARGUMENTS = ("processor_kwargs", "tokenizer_args")
 _HARMLESS_ARGUMENTS = {"model_max_length", "trust_remote_code"}  # the first is read with the model
 _NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
@@ -46,7 +47,8 @@ def load_backend(directory: Path) -> LoadedTokenizer:
     stated = {} if root is None else _sentence_config(root)
     _refuse(stated, directory)
     source = directory if root is None else root
-    loaded = plain_tokenizer(source) or _from_transformers(source)
+    loaded = None if _has_template(stated) else plain_tokenizer(source)
+    loaded = loaded or _from_transformers(source, stated)
     if stated.get("do_lower_case"):
         _lower(loaded.backend)
     return loaded
@@ -73,6 +75,9 @@ def _sentence_config(root: Path) -> dict[str, Any]:
 
 def _refuse(stated: dict[str, Any], directory: Path) -> None:
     asked = [key for key in _NOT_IMPLEMENTED if stated.get(key)]
+    of_processing = stated.get("processing_kwargs") or {}
+    if of_processing and not (_has_template(stated) and _is_of_template(of_processing)):
+        asked.append("processing_kwargs")
     for key in _ARGUMENTS:
         arguments = stated.get(key) or {}
         if not isinstance(arguments, dict):
@@ -80,6 +85,19 @@ def _refuse(stated: dict[str, Any], directory: Path) -> None:
         asked += [f"{key}.{name}" for name in arguments if name not in _HARMLESS_ARGUMENTS]
     if asked:
         raise TokenizerError(f"{directory}: the transformer's configuration has {', '.join(asked)}: not implemented.")
+
+
+def _has_template(stated: dict[str, Any]) -> bool:
+    """Whether texts go through the tokenizer's chat template."""
+    modalities = stated.get("modality_config")
+    return isinstance(modalities, dict) and isinstance(modalities.get("message"), dict)
+
+
+def _is_of_template(of_processing: object) -> bool:
+    """Whether it says nothing but what a chat template is given."""
+    if not isinstance(of_processing, dict) or list(of_processing) != ["chat_template"]:
+        return False
+    return isinstance(of_processing["chat_template"], dict)
 
 
 def _lower(backend: Any) -> None:
@@ -91,8 +109,8 @@ def _lower(backend: Any) -> None:
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *parts])
 
 
-def _from_transformers(root: Path) -> LoadedTokenizer:
-    """The tokenizer of AutoTokenizer, from any of the files that it reads."""
+def _from_transformers(root: Path, stated: dict[str, Any]) -> LoadedTokenizer:
+    """The tokenizer of AutoTokenizer, from any of the files that it reads. stated: the transformer's configuration."""
     if not root.is_dir():
         raise MissingTokenizer(f"{root} is not a directory: there is no tokenizer to load.")
     missing = MissingTokenizer(f"{root} has no tokenizer.json, nor files to build one from. {_ADVICE}")
@@ -120,7 +138,16 @@ def _from_transformers(root: Path) -> LoadedTokenizer:
             return loaded
         raise MissingTokenizer(f"The tokenizer in {root} has no fast form. {_ADVICE}")
     gives_types, cuts_left = "token_type_ids" in wrapped.model_input_names, wrapped.truncation_side == "left"
-    return LoadedTokenizer(backend, gives_types, cuts_left, _languages(wrapped, backend))
+    template = _template(root, wrapped, stated) if _has_template(stated) else None
+    return LoadedTokenizer(backend, gives_types, cuts_left, _languages(wrapped, backend), template)
+
+
+def _template(root: Path, wrapped: Any, stated: dict[str, Any]) -> PairTemplate:
+    options = (stated.get("processing_kwargs") or {}).get("chat_template") or {}
+    try:
+        return pair_template(wrapped, str(stated["modality_config"]["message"].get("format")), options)
+    except ValueError as error:
+        raise TokenizerError(f"{root}: {error}") from error
 
 
 def _languages(wrapped: Any, backend: Any) -> Languages:

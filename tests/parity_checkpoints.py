@@ -1,6 +1,7 @@
 """Small random checkpoints as people serve them, each of which some reader has taken for another model or tokenizer."""
 
 import json
+import shutil
 import string
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.engine.helpers import randomise, save_encoder, save_tagger, write_json
+from tests.engine.rerankers import save_reranker
 
 Make = Callable[[Path], object]
 
@@ -103,6 +105,12 @@ def old_cross_encoder(directory: Path, **stated: Any) -> None:
     edit(directory / "config.json", **stated)
 
 
+def _decoder_reranker(directory: Path) -> None:
+    """As Qwen3-Reranker: two tokens' logits, of pairs in a chat template."""
+    save_reranker(directory / "made")
+    shutil.copytree(directory / "made" / "saved", directory, dirs_exist_ok=True)
+
+
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 
 SOUND: Mapping[str, Make] = {
@@ -110,6 +118,7 @@ SOUND: Mapping[str, Make] = {
     "sentence encoder": sentence_encoder,
     "classifier": classifier,
     "reranker": lambda directory: classifier(directory, num_labels=1),
+    "reranker of a decoder": _decoder_reranker,
     "cross-encoder of several labels": partial(cross_encoder, activation="Identity"),
     "cross-encoder of several scores": partial(cross_encoder, activation="Sigmoid"),
     "cross-encoder of several scores, of version 4": partial(

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from penstock.engine.errors import NotPacked
 from penstock.engine.families import (
     albert,
@@ -46,6 +48,7 @@ class Family:
     token_classifier: Classifier = readers.token_classifier  # ...ForTokenClassification: from each token's
     classifier_pooling: Callable[[Checkpoint], str] = readers.first_token  # what `classifier` reads: `Head.reads`
     masked_lm: Classifier | None = None  # ...ForMaskedLM: from each token's to a logit for each of the vocabulary
+    logits: Callable[[Checkpoint], torch.Tensor] | None = None  # ...ForCausalLM: the matrix of its logits
     reads_causal: bool = False  # whether `encoder` reads config.json's is_causal
     pad_token: int | None = None  # where config.json has none
     overflows_float16: bool = False  # whether hidden states may: of families that are trained in bfloat16
@@ -58,6 +61,7 @@ _decoder = partial(
     classifier=decoder.classifier,
     token_classifier=decoder.token_classifier,
     classifier_pooling=decoder.classifier_pooling,
+    logits=decoder.logits_of,
     reads_causal=True,
 )
 _T5 = Family(t5.encoder, overflows_float16=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from penstock.engine.errors import NotPacked
+from penstock.engine.errors import NotPacked, UnsupportedCheckpoint
 from penstock.engine.families.readers import read_dense
 from penstock.engine.families.rotary import rotary_angles
 from penstock.engine.model.checkpoint import Checkpoint
@@ -86,6 +86,22 @@ def token_classifier(checkpoint: Checkpoint) -> tuple[Dense]:
     """...ForTokenClassification."""
     bias = setting(checkpoint.config, "token_classification_bias", True)
     return (read_dense(checkpoint.weights, "score", -1, -1, bias=bias),)
+
+
+def logits_of(checkpoint: Checkpoint) -> torch.Tensor:
+    """The matrix [V, H] of ...ForCausalLM's logits: its own, or that of the embeddings. Raises CheckpointError."""
+    config, weights, name = checkpoint.config, checkpoint.weights, "lm_head.weight"
+    if setting(config, "final_logit_softcapping", 0.0):
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: final_logit_softcapping is not implemented.")
+    prefix, shape = weights.prefix(_PREFIXES, _PROBE), (stated_rows(config, "vocab_size"), -1)
+    is_tied = setting(config, "tie_word_embeddings", config.get("model_type") == "gemma3_text")
+    words = weights.take(prefix + _PROBE, *shape)
+    own = weights.take(name, *shape) if name in weights or not is_tied else words
+    if is_tied and not torch.equal(own, words):
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: {name} is not the embeddings, as tie_word_embeddings says."
+        )
+    return own
 
 
 def heads_of(config: Config, *, keys: int | None = None, dim: int | None = None) -> Heads:

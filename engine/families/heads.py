@@ -11,7 +11,8 @@ from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
 from penstock.engine.families.bart import end_token
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
-from penstock.engine.model.files import Config, read_safetensors, setting
+from penstock.engine.model.files import Config, read_json, read_safetensors, setting
+from penstock.engine.model.module_list import LOGIT_SCORE
 from penstock.engine.model.results import Head
 from penstock.engine.model.weights import Dense, Norm
 from penstock.engine.types import ENTAIL, entailment_of, is_entailment
@@ -20,6 +21,7 @@ _NUM_LABELS = {"bart": 3}  # of a config.json that does not state it; transforme
 _SHOWN_NAMES = 3  # of the tensors of a file that is no head
 
 _ACTIVATION = "activation_fn"
+_LOGIT_SCORE_KEYS = {"true_token_id", "false_token_id", "module_input_name"}
 
 # Activations that a CrossEncoder's configuration may name. Looked up, never imported.
 _CROSS_ENCODER_SCORES = {
@@ -41,8 +43,40 @@ def checkpoint_heads(checkpoint: Checkpoint, width: int) -> dict[str, Head]:
             layers = family_of(checkpoint).token_classifier(checkpoint)
             _require_fit(layers, width)
             return {"token_classify": _of_tokens(_head(checkpoint, layers, _num_labels(layers), "tokens"))}
+        case "rerank":
+            return {"rerank": logit_score(checkpoint, width)}
         case _:
             return {}
+
+
+def logit_score(checkpoint: Checkpoint, width: int) -> Head:
+    """The head of sentence-transformers' LogitScore: of two tokens' logits, which are one row of weights.
+
+    Raises CheckpointError, UnsupportedCheckpoint.
+    """
+    directory, logits = checkpoint.modules[1].directory, family_of(checkpoint).logits
+    if logits is None:
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: {LOGIT_SCORE} is implemented for decoders only.")
+    stated, matrix = read_json(directory / "config.json"), logits(checkpoint)
+    if unknown := sorted(stated.keys() - _LOGIT_SCORE_KEYS):
+        raise UnsupportedCheckpoint(f"{directory}: {LOGIT_SCORE} with {', '.join(unknown)} is not implemented.")
+    if stated.get("module_input_name", "causal_logits") != "causal_logits":
+        raise UnsupportedCheckpoint(f"{directory}: {LOGIT_SCORE} reads causal_logits here, and nothing else.")
+    row = _row_of(directory, matrix, setting(stated, "true_token_id", -1))
+    if stated.get("false_token_id") is not None:
+        row = row - _row_of(directory, matrix, setting(stated, "false_token_id", -1))
+    layers = (Dense(row[None], None, "identity"),)
+    _require_fit(layers, width)
+    scores = _cross_encoder_scores(checkpoint) or "sigmoid"
+    if scores == "softmax":
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: the softmax of one score is always 1.")
+    return Head(layers, scores, (), "last")
+
+
+def _row_of(directory: Path, matrix: torch.Tensor, token: int) -> torch.Tensor:
+    if not 0 <= token < len(matrix):
+        raise CheckpointError(f"{directory}: the token {token} is not one of the model's {len(matrix)}.")
+    return matrix[token]
 
 
 def logit_heads(checkpoint: Checkpoint, num_labels: int, *, of_tokens: bool) -> dict[str, Head]:
@@ -80,7 +114,14 @@ def _of_sequences(checkpoint: Checkpoint, classify: Head) -> dict[str, Head]:
     if len(classify.labels) == 1:
         if stated == "softmax":
             raise UnsupportedCheckpoint(f"{checkpoint.directory}: the softmax of one label is always 1.")
-        return {"classify": classify, "rerank": replace(classify, scores=stated or "sigmoid")}
+        rerank = {"rerank": replace(classify, scores=stated or "sigmoid")}
+        return rerank if checkpoint.has_template else {"classify": classify, **rerank}
+    saved = checkpoint.sentence_transformers
+    if checkpoint.has_template or setting(saved, "prompts", {}).get(setting(saved, "default_prompt_name", "")):
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: a cross-encoder of several labels with a chat template or a default prompt is "
+            "not implemented."
+        )
     heads = {"classify": classify if stated in (None, "raw") else replace(classify, scores=stated)}
     if _is_of_inference(checkpoint.config, classify.labels):
         heads[ENTAIL] = replace(classify, scores="raw")
@@ -121,8 +162,6 @@ def _num_labels(layers: tuple[Dense | Norm, ...]) -> int:
 def _cross_encoder_scores(checkpoint: Checkpoint) -> str | None:
     """The activation that one of sentence-transformers' versions states, if any."""
     config, saved = checkpoint.config, checkpoint.sentence_transformers
-    if setting(saved, "prompts", {}).get(setting(saved, "default_prompt_name", "")):
-        raise UnsupportedCheckpoint(f"{checkpoint.directory}: a cross-encoder's default prompt is not implemented.")
     own, old = setting(config, "sentence_transformers", {}), "sbert_ce_default_activation_function"
     names = [setting(of, key, "") for of, key in ((saved, _ACTIVATION), (own, _ACTIVATION), (config, old))]
     stated = next(filter(None, names), None)

@@ -176,7 +176,7 @@ class GpuEngine:
         match head:
             case Head(reads="embedding"):
                 return (head(self._embeddings(encoded, batch, OWN)),)
-            case Head(reads="cls" | "mean" as pooling):
+            case Head(reads="cls" | "mean" | "last" as pooling, pad_token=None):
                 return (head(self._pooled(encoded, batch, pooling, normalize=False)),)
             case Head(reads="tokens"):
                 return (head(encoded.hidden[: len(batch.token_ids)].float()),)

@@ -60,6 +60,8 @@ def load_engine(
             f"{directory}: this checkpoint generates, and is no encoder. Serve it without a head and not padded; its "
             "encoder alone is served if it is saved as an ...EncoderModel."
         )
+    if head is not None and not checkpoint.embeds:
+        raise UnsupportedCheckpoint(f"{directory}: a head reads a text's vector, and this model makes none.")
     own_name = name or default_name(model)
     revision = revision_of(directory, (Path(head),) if head is not None else ())
     load = _LOADERS.get(engine)
@@ -181,8 +183,12 @@ def _on_gpu(
     tail: EmbeddingTail,
     heads: Mapping[str, Head | VectorHead],
 ) -> "GpuEngine":
-    if any(isinstance(head, Head) and head.reads in ("last", "late") for head in heads.values()):
-        raise NoKernel(f"{directory}: a classifier of the last token, or of all, has no kernel; use device='cpu'.")
+    plain = [head for head in heads.values() if isinstance(head, Head)]
+    if any(head.reads == "late" or head.pad_token is not None for head in plain):
+        raise NoKernel(
+            f"{directory}: a classifier of the last token that is no padding, or of all, has no kernel; use "
+            "device='cpu'."
+        )
     from penstock.engine.gpu.encoder import GpuEncoder
     from penstock.engine.gpu.engine import GpuEngine
 

@@ -11,13 +11,22 @@ from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.adapter import has_adapter, require_mergeable
 from penstock.engine.model.architectures import Architectures, architectures_of
 from penstock.engine.model.files import Config, read_config, read_optional, require_regular_files, setting
-from penstock.engine.model.module_list import CROSS_ENCODER, SPARSE_ENCODER, Module, read_modules, require_served
+from penstock.engine.model.module_list import (
+    CROSS_ENCODER,
+    LOGIT_SCORE,
+    SPARSE_ENCODER,
+    Module,
+    has_template,
+    read_modules,
+    require_served,
+)
 from penstock.engine.model.original_settings import in_own_names, original_settings
 
 CAUSAL = "ForCausalLM"  # ends the names of classes that predict the next token, as sentence-transformers knows them
 MASKED = "ForMaskedLM"  # of those that predict a token in its place
 EMBED, CLASSIFY, TOKEN_CLASSIFY, GENERATE = "embed", "classify", "token_classify", "generate"
 EMBED_SPARSE, EMBED_TOKENS, EMBED_ALL = "embed_sparse", "embed_tokens", "embed_all"
+RERANK = "rerank"  # by the next token that is predicted
 _SAVED = "config_sentence_transformers.json"
 _WAYS_OUT = {  # of model types that transformers has under another name
     "new": " It has the model as 'gte': serve that form, such as alibaba-nlp-community/gte-multilingual-base.",
@@ -42,9 +51,14 @@ class Admission:
     sentence_transformers: Config
 
     @property
+    def has_template(self) -> bool:
+        """Whether pairs of texts go through a chat template, so that the model is given nothing but such pairs."""
+        return bool(self.modules) and has_template(self.root)
+
+    @property
     def embeds(self) -> bool:
-        """Whether a text has one vector, beside what else the model makes of it."""
-        return self.task not in (EMBED_SPARSE, GENERATE)
+        """Whether a text has a vector, beside what else the model makes of it."""
+        return self.task not in (EMBED_SPARSE, GENERATE, RERANK) and not self.has_template
 
     @property
     def root(self) -> Path:
@@ -66,11 +80,13 @@ def admit(directory: Path) -> Admission:
     known = _known(root, config)
     architecture = _architecture(root, config, has_modules=bool(modules))
     _require_native(root, config, architecture, known)
-    if modules and saved.get("model_type") not in (CROSS_ENCODER, SPARSE_ENCODER):
+    if any(module.kind == LOGIT_SCORE for module in modules):
+        task = _task_of_logit_score(root, architecture, known)
+    elif modules and saved.get("model_type") not in (CROSS_ENCODER, SPARSE_ENCODER):
         task = _task_of_modules(root, architecture, known)
     else:
         task = _task(root, architecture, str(config["model_type"]), known)
-    if saved.get("model_type") == CROSS_ENCODER and task != CLASSIFY:
+    if saved.get("model_type") == CROSS_ENCODER and task not in (CLASSIFY, RERANK):
         raise UnsupportedCheckpoint(f"{root}: a cross-encoder is a ...ForSequenceClassification, not a {architecture}.")
     if saved.get("model_type") == SPARSE_ENCODER and task != EMBED_SPARSE:
         raise UnsupportedCheckpoint(f"{root}: a sparse encoder is run as a ...{MASKED}, not as a {architecture}.")
@@ -98,7 +114,8 @@ def _require_no_template(root: Path, config: Config, task: str) -> None:
     if stated or any((root / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         raise UnsupportedCheckpoint(
             f"{root}: it has a chat template and no modules.json. sentence-transformers then puts each text through "
-            "the template, which is not implemented. Remove the template if the model was trained on plain texts."
+            "the template, which is not implemented. Remove the template if the model was trained on plain texts. "
+            "If it reranks by its template, save it as such: CrossEncoder(DIR).save_pretrained(OUT)."
         )
 
 
@@ -177,6 +194,12 @@ def _task_of_modules(root: Path, name: str | None, known: Architectures) -> str:
     if name is not None and name not in known.all:
         raise UnsupportedCheckpoint(f"{root}: {_unknown(name, known.all)}")
     return EMBED
+
+
+def _task_of_logit_score(root: Path, name: str | None, known: Architectures) -> str:
+    if name not in known.pretrained or not str(name).endswith(CAUSAL):
+        raise UnsupportedCheckpoint(f"{root}: {LOGIT_SCORE} needs a ...{CAUSAL}, and this is a {name}.")
+    return RERANK
 
 
 def _why_not(name: str, model_type: str, known: Architectures) -> str:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.model.files import Config, read_any_json, read_optional, require_regular_files
+from penstock.engine.model.files import Config, read_any_json, read_optional, require_regular_files, setting
 
 CROSS_ENCODER, SPARSE_ENCODER = "CrossEncoder", "SparseEncoder"  # model_type of config_sentence_transformers.json
+LOGIT_SCORE = "LogitScore"  # the logit of one token, less that of another: of a model that predicts the next token
 _PLACES = {  # class -> package of old and of new versions of sentence-transformers, and file
     "Transformer": ("", "base", "transformer"),
     "Pooling": ("", "sentence_transformer", "pooling"),
@@ -28,12 +29,15 @@ KINDS = {
         f"{package}.modules.{kind}",
         f"{package}.modules.{file}.{kind}",
     )
-} | {f"{_LIBRARY}.sentence_transformer.modules.normalize.Normalize": "Normalize"}
+} | {
+    f"{_LIBRARY}.sentence_transformer.modules.normalize.Normalize": "Normalize",
+    f"{_LIBRARY}.cross_encoder.modules.LogitScore": LOGIT_SCORE,
+    f"{_LIBRARY}.cross_encoder.modules.logit_score.LogitScore": LOGIT_SCORE,
+}
 _REASONS = {  # part of a class's path -> why it is refused
     "sparse_encoder": "of sparse models only those that pool the logits of a masked language model (SPLADE) are run",
     "pylate.": "ColBERT makes a vector for each token, and here a text has one vector",
     "multi_vector": "it makes a vector for each token, and here a text has one vector",
-    "LogitScore": "rerankers that predict the next token are not run",
 }
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
@@ -45,6 +49,7 @@ _TASKS = {  # transformer_task -> what a text's output is, and its name
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
     "fill-mask": ("logits", "token_embeddings"),
+    "text-generation": ("logits", "causal_logits"),
 }
 
 
@@ -52,7 +57,7 @@ _TASKS = {  # transformer_task -> what a text's output is, and its name
 class Module:
     """One entry of modules.json."""
 
-    kind: str  # a key of _PLACES
+    kind: str  # a key of _PLACES, or LOGIT_SCORE
     directory: Path
 
 
@@ -97,9 +102,9 @@ def require_served(directory: Path, modules: tuple[Module, ...], saved: Config) 
         _require_splade(modules, path, saved)
         return
     if saved.get("model_type") == CROSS_ENCODER:
-        if len(kinds) > 1:
+        if kinds[1:] not in ([], [LOGIT_SCORE]):
             raise UnsupportedCheckpoint(f"{path}: a cross-encoder with a {kinds[1]} module is not implemented.")
-        _require_transformer(modules[0].directory, "sequence-classification")
+        _require_transformer(modules[0].directory, "text-generation" if kinds[1:] else "sequence-classification")
         return
     _require_transformer(modules[0].directory, "feature-extraction")
     if "Pooling" not in kinds:
@@ -134,6 +139,11 @@ def _require_splade(modules: tuple[Module, ...], path: Path, saved: Config) -> N
         )
 
 
+def has_template(directory: Path) -> bool:
+    """Whether a Transformer module puts each text, or pair, through the tokenizer's chat template."""
+    return "message" in setting(transformer_config(directory), "modality_config", {})
+
+
 def transformer_config(directory: Path) -> Config:
     """The options of a Transformer module: of the first of its files that says anything; empty without one."""
     return next(filter(None, (read_optional(directory / name) for name in _TRANSFORMER_CONFIGS)), Config())
@@ -165,6 +175,8 @@ def _kind(path: Path, name: str) -> str:
 def _require_transformer(directory: Path, task: str) -> None:
     """Raise UnsupportedCheckpoint for a Transformer module with options that change its results."""
     config, (output, output_name) = transformer_config(directory), _TASKS[task]
+    if task == "text-generation" and config.get("transformer_task") != task:
+        raise UnsupportedCheckpoint(f"{directory}: {LOGIT_SCORE} needs a Transformer with transformer_task {task!r}.")
     for key, value in config.items():
         match key:
             case "transformer_task":
@@ -172,12 +184,24 @@ def _require_transformer(directory: Path, task: str) -> None:
             case "module_output_name":
                 is_known = value in (None, output_name)
             case "modality_config":
-                usual = {"method": "forward", "method_output_name": output}
-                is_known = value is None or (isinstance(value, dict) and value.get("text") == usual)
+                is_known = value is None or _is_of_texts(value, output, has_template=task != "feature-extraction")
+            case "processing_kwargs":
+                is_known = not value or (task != "feature-extraction" and list(value) == ["chat_template"])
             case _:
                 is_known = key in _NOT_OF_THE_MODEL or not value
         if not is_known:
             raise UnsupportedCheckpoint(f"{config.path}: {key} {value!r} is not implemented.")
+
+
+def _is_of_texts(modalities: object, output: str, *, has_template: bool) -> bool:
+    """Whether texts go through the model's `forward`; through a chat template before it only with `has_template`."""
+    usual = {"method": "forward", "method_output_name": output}
+    if not isinstance(modalities, dict) or modalities.get("text") != usual:
+        return False
+    message = modalities.get("message")
+    if message is None:
+        return True
+    return has_template and message in ({**usual, "format": "flat"}, {**usual, "format": "structured"})
 
 
 def _require_sentence_embedding(module: Module) -> None:

@@ -60,8 +60,8 @@ def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
                 dense.append(_dense(module))
             case "Normalize":
                 normalize = True
-            case "Dropout":
-                pass  # no effect outside training
+            case "Dropout" | "LogitScore":
+                pass  # no effect outside training; a head, which `checkpoint_heads` reads
             case other:
                 raise RuntimeError(f"module {other!r} was admitted after the transformer. This is a bug.")
     return EmbeddingTail(pooling, tuple(dense), normalize, _truncate_dim(checkpoint))

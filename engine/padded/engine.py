@@ -146,6 +146,8 @@ class PaddedEngine:
         match head:
             case Head(reads="embedding"):
                 return list(head(self._embeddings(padded, OWN)).cpu().numpy())
+            case Head(reads="last"):
+                return list(head(_pool(padded, "last", 0)).cpu().numpy())
             case Head(reads="logits") if padded.output.ndim == 2:
                 return list(head(padded.output.float()).cpu().numpy())
             case Head(reads="logits"):

@@ -16,9 +16,9 @@ from penstock.engine.device import choose_device, device_name, gpu_precision
 from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint, UnsupportedDevice, wider_than
 from penstock.engine.families import FAMILIES
 from penstock.engine.families.bart import end_token
-from penstock.engine.families.heads import linear_head, logit_heads
+from penstock.engine.families.heads import linear_head, logit_heads, logit_score
 from penstock.engine.model.adapter import has_adapter
-from penstock.engine.model.admission import CLASSIFY, EMBED, TOKEN_CLASSIFY
+from penstock.engine.model.admission import CLASSIFY, EMBED, RERANK, TOKEN_CLASSIFY
 from penstock.engine.model.checkpoint import Checkpoint, require_no_layers
 from penstock.engine.model.files import setting
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_tokens_of
@@ -96,7 +96,7 @@ def load_padded(
         device=device_name() if on_gpu else "cpu",
         vocab_size=_vocab_size(model, checkpoint),
         max_tokens=max_tokens_of(checkpoint, _max_positions(model)),
-        tasks=frozenset({"embed", *heads}),
+        tasks=frozenset({*heads, *({EMBED} if checkpoint.embeds else ())}),
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
         dimensions=matryoshka_dimensions(checkpoint, width),
@@ -113,6 +113,8 @@ def load_padded(
 def _own_heads(checkpoint: Checkpoint, task: str, model: Any) -> dict[str, Head]:
     if task == EMBED:
         return {}
+    if task == RERANK:
+        return {"rerank": logit_score(checkpoint, model.config.hidden_size)}
     return logit_heads(checkpoint, model.config.num_labels, of_tokens=task == TOKEN_CLASSIFY)
 
 

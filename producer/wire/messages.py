@@ -35,7 +35,8 @@ _ROWS_OF = {
     "sequence": ("emissions",),
 }
 TASKS = tuple(_ROWS_OF)
-EMBEDDING_TASKS = frozenset({"embed", "embed_sparse", "embed_tokens", "embed_all"})  # texts may have a prompt
+EMBEDDING_TASKS = frozenset({"embed", "embed_sparse", "embed_tokens", "embed_all"})
+PROMPTED_TASKS = EMBEDDING_TASKS | {"rerank"}  # whose texts may have a prompt
 TOKEN_VECTOR_TASKS = frozenset({"embed_tokens", "embed_all"})  # a row is as large as its text is long
 STEPPED_TASKS = frozenset({"generate", "sequence"})  # of many steps: a request may take seconds, and can be cancelled
 POOLINGS = ("cls", "mean", "max", "last")
@@ -63,8 +64,8 @@ class Options(NamedTuple):
     labels: tuple[str, ...] | None = None  # classify of text: by `read_labels`; None: the model's own labels
     multi_label: bool = False  # classify with labels: each label is scored by itself; otherwise one of them holds
     template: str | None = None  # classify with labels: what is said of a text; None: DEFAULT_TEMPLATE
-    prompt_name: str | None = None  # EMBEDDING_TASKS, of text: a prompt of the checkpoint; None: its default
-    prompt: str | None = None  # EMBEDDING_TASKS, of text: the prompt itself, in place of a name
+    prompt_name: str | None = None  # PROMPTED_TASKS, of text: a prompt of the checkpoint; None: its default
+    prompt: str | None = None  # PROMPTED_TASKS, of text: the prompt itself, in place of a name
     dimensions: int | None = None  # embed: leading values of each vector to keep; None: as the checkpoint says
     generation: GivenOptions = ()  # generate: by `read_generation`; others are the model's own
     stream: bool = False  # generate: partial replies before the reply

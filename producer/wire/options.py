@@ -17,6 +17,7 @@ from penstock.producer.wire.messages import (
     EMBEDDING_TASKS,
     NO_OPTIONS,
     POOLINGS,
+    PROMPTED_TASKS,
     TASKS,
     VECTOR_DTYPES,
     Options,
@@ -94,8 +95,8 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
     if given and task != "embed":
         raise InvalidRequest(f"`{given[0]}` is an option of `embed`, not of `{task}`.")
     prompts = [name for name in ("prompt_name", "prompt") if getattr(options, name) is not None]
-    if prompts and task not in EMBEDDING_TASKS:
-        raise InvalidRequest(f"`{prompts[0]}` is an option of embeddings, not of `{task}`.")
+    if prompts and task not in PROMPTED_TASKS:
+        raise InvalidRequest(f"`{prompts[0]}` is an option of `rerank` and of embeddings, not of `{task}`.")
     if prompts and not is_text:
         raise InvalidRequest(f"`{prompts[0]}` needs texts: token ids are tokenized already, prompt included.")
     if len(prompts) > 1:

@@ -332,7 +332,7 @@ class TestRefusals:
             ({"opts": {"prompt": "x" * 1025}}, "`opts.prompt` must be a string of at most 1024 characters"),
             ({"opts": {"prompt_name": ["query"]}}, "`opts.prompt_name` must be a string"),
             ({"opts": {"prompt": "a", "prompt_name": "b"}}, "at most one of `prompt_name` and `prompt`"),
-            ({"task": "classify", "opts": {"prompt": ""}}, "`prompt` is an option of embeddings, not of `classify`"),
+            ({"task": "classify", "opts": {"prompt": ""}}, "`prompt` is an option of `rerank` and of embeddings"),
             ({"task": "embed_sparse", "opts": {"pooling": "cls"}}, "`pooling` is an option of `embed`, not of"),
             ({"task": "embed_tokens", "opts": {"normalize": False}}, "`normalize` is an option of `embed`, not of"),
             ({"task": "embed_all", "opts": {"dimensions": 8}}, "`dimensions` is an option of `embed`, not of"),

@@ -103,6 +103,9 @@ def save(directory: Path, model: Any) -> Path:
     return directory
 
 
+_STATES = {"method": "forward", "method_output_name": "last_hidden_state"}  # of a sentence-transformers Transformer
+
+
 class TestModules:
     def test_every_name_of_a_class_is_one_that_sentence_transformers_finds(self) -> None:
 
@@ -194,6 +197,7 @@ class TestModules:
             {"transformer_task": "sequence-classification"},
             {"module_output_name": "sentence_embedding"},
             {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
+            {"modality_config": {"text": _STATES, "message": {**_STATES, "format": "flat"}}},
             {"query_expansion": {"strategy": "fixed"}},
             {"processing_kwargs": {"text": {"padding": "max_length"}}},
             {"model_args": {"num_hidden_layers": 1}},
@@ -271,7 +275,7 @@ class TestModules:
         entries = entries_of(tmp_path / "model")
         kind = "sentence_transformers.cross_encoder.modules.LogitScore"
         write_modules(tmp_path / "model", [*entries, {"idx": 1, "name": "1", "path": "1", "type": kind}])
-        refuse(tmp_path / "model", "predict the next token")
+        refuse(tmp_path / "model", "LogitScore needs a Transformer with transformer_task 'text-generation'")
 
 
 class TestClasses:

@@ -16,6 +16,7 @@ def model(tmp_path: Path) -> Path:
     directory = tmp_path / "model"
     write(directory / "tokenizer.json", "{}")
     write(directory / "vocab.txt", "[PAD]")
+    write(directory / "chat_template.jinja", "{{ messages }}")
     write(directory / "sentencepiece.bpe.model", "pieces")
     paths = ["modules/first/encoder", "modules/1_Pooling", "modules/deep/er/still/2_Dense"]
     for path in paths:
@@ -37,6 +38,7 @@ def write(path: Path, text: str) -> None:
 READ = [
     "tokenizer.json",
     "vocab.txt",
+    "chat_template.jinja",
     "sentencepiece.bpe.model",
     "modules/first/encoder/config.json",
     "modules/first/encoder/shards/1.safetensors",

@@ -143,12 +143,17 @@ def test_whether_prompts_are_pooled_must_be_true_or_false(spoiled: Path) -> None
 def test_prompts_of_another_kind_of_model_are_ignored(spoiled: Path) -> None:
     """As in sentence-transformers, which loads a cross-encoder for embeddings without its prompts."""
     edit_json(spoiled / STATED, model_type="CrossEncoder")
-    assert Tokenizer.from_directory(spoiled).prompts == Prompts()
+    prompts = Tokenizer.from_directory(spoiled).prompts
+    asked = Request("m", "embed", text=("snow",), options=Options(prompt_name="query"))
+    for request in (asked, Request("m", "embed", text=("snow",))):
+        assert prompts.apply(request) == request
+    with pytest.raises(InvalidRequest, match=r"Its prompts: document, query\. Given: 'topic'"):
+        prompts.apply(Request("m", "embed", text=("snow",), options=Options(prompt_name="topic")))
 
 
-def test_a_cross_encoder_with_a_default_prompt_is_refused(tmp_path: Path) -> None:
+def test_a_cross_encoder_of_several_labels_with_a_default_prompt_is_refused(tmp_path: Path) -> None:
     plain, saved = tmp_path / "plain", tmp_path / "saved"
-    save_classifier(plain, "bert", num_labels=1, pad_token_id=0)
+    save_classifier(plain, "bert", num_labels=3, pad_token_id=0)
     save_tokenizer(plain, ["where"])
     CrossEncoder(str(plain), device="cpu").save_pretrained(str(saved))
     edit_json(saved / STATED, prompts={"r": "rank: "}, default_prompt_name="r")
