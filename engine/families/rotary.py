@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.engine.errors import NotPacked, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import Config, require_int, setting
-from penstock.engine.model.modules import max_tokens_of
+from penstock.engine.model.modules import max_rotary_tokens
 
 _TRAINED = "original_max_position_embeddings"
 _TYPES = ("rope_type", "type")  # the newer name, and the older
@@ -20,8 +20,7 @@ _OF_TYPE = {
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", _TRAINED}),
 }
 _POSITIONS = "max_position_embeddings"
-_MOST_ROWS = 1 << 20  # of angles: 512 MiB for heads of 128
-_MOST_STATED_ROWS = 1 << 17  # whatever limit of texts is stated: 32 MiB for heads of 64
+_MOST_ROWS = 1 << 20  # of angles: 512 MiB for heads of 128, where a text may have so many tokens
 _NEUTRAL = {"partial_rotary_factor": 1.0}  # a setting of any type, where it says nothing
 
 
@@ -47,24 +46,24 @@ def rotary_angles(
     _require_known(checkpoint, settings)
     theta = setting(settings, "rope_theta", theta if kind is not None else setting(config, "rope_theta", theta))
     frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
-    tokens = _positions(checkpoint, max_tokens)
-    rows = torch.arange(_longest(checkpoint, tokens)).float()
-    angles = rows[:, None] * _scaled(checkpoint, frequencies, settings, tokens)
+    positions = _positions(config, max_tokens)
+    rows = torch.arange(_longest(checkpoint, positions)).float()
+    angles = rows[:, None] * _scaled(checkpoint, frequencies, settings, positions)
     return angles.cos(), angles.sin()
 
 
-def _positions(checkpoint: Checkpoint, default: int) -> int:
-    """`max_position_embeddings`. Raises NotPacked where a table of the angles of so many would be too large."""
-    stated = checkpoint.config.get(_POSITIONS)
-    if type(stated) is int and stated > _MOST_ROWS:
-        raise NotPacked(f"{checkpoint.directory}: {stated:,} rotary positions are not implemented.")
-    return require_int(checkpoint.config, _POSITIONS, default)
+def _positions(config: Config, default: int) -> int:
+    """`max_position_embeddings`, of which there may be more than of other sizes."""
+    stated = config.get(_POSITIONS)
+    return stated if type(stated) is int and stated > _MOST_ROWS else require_int(config, _POSITIONS, default)
 
 
 def _longest(checkpoint: Checkpoint, positions: int) -> int:
-    """Rotary positions go on beyond `max_position_embeddings`, as far as sentence-transformers lets a text be."""
-    stated = max_tokens_of(checkpoint, None) if checkpoint.modules else 0
-    return max(positions, min(stated, _MOST_STATED_ROWS))
+    """Tokens of the longest text that is admitted. Raises NotPacked where a table of so many would be too large."""
+    longest = max_rotary_tokens(checkpoint, positions)
+    if longest > _MOST_ROWS:
+        raise NotPacked(f"{checkpoint.directory}: {longest:,} rotary positions are not implemented.")
+    return longest
 
 
 def _settings(config: Config) -> Mapping[str, Any]:

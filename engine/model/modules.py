@@ -36,6 +36,7 @@ _ACTIVATIONS = {
 }
 _ARGUMENTS = ("processor_kwargs", "tokenizer_args")
 _UNSTATED_MAX_TOKENS = 512
+_MOST_BEYOND = 1 << 17  # tokens, of a stated limit that is beyond max_position_embeddings
 _UNLIMITED = 10**20  # transformers takes larger limits for none
 
 
@@ -149,6 +150,15 @@ def max_tokens_of(checkpoint: Checkpoint, positions: int | None) -> int:
     """
     limits = [limit for limit in (_stated_max_tokens(checkpoint), positions) if limit is not None]
     return min(limits) if limits else require_int(checkpoint.config, "n_positions", _UNSTATED_MAX_TOKENS)
+
+
+def max_rotary_tokens(checkpoint: Checkpoint, positions: int) -> int:
+    """`max_tokens_of`, where positions are angles, which a sequence may have more of than config.json states.
+
+    A sentence-transformers configuration counts beyond them, to 131,072 tokens.
+    """
+    is_stated = bool(checkpoint.modules) and _of_sentence_config(checkpoint.root) is not None
+    return max_tokens_of(checkpoint, max(positions, _MOST_BEYOND) if is_stated else positions)
 
 
 def _stated_max_tokens(checkpoint: Checkpoint) -> int | None:

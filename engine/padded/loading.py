@@ -21,7 +21,7 @@ from penstock.engine.model.adapter import has_adapter
 from penstock.engine.model.admission import CLASSIFY, EMBED, RERANK, TOKEN_CLASSIFY
 from penstock.engine.model.checkpoint import Checkpoint, require_no_layers
 from penstock.engine.model.files import setting
-from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_tokens_of
+from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_rotary_tokens, max_tokens_of
 from penstock.engine.model.results import Head, on_device
 from penstock.engine.padded.engine import PaddedEngine
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
@@ -95,7 +95,7 @@ def load_padded(
         dtype=precision,
         device=device_name() if on_gpu else "cpu",
         vocab_size=_vocab_size(model, checkpoint),
-        max_tokens=max_tokens_of(checkpoint, _max_positions(model)),
+        max_tokens=_max_tokens(checkpoint, model),
         tasks=frozenset({*heads, *({EMBED} if checkpoint.embeds else ())}),
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
@@ -244,15 +244,22 @@ def _require_finite(model: Any, checkpoint: Checkpoint, precision: str) -> None:
             )
 
 
-def _max_positions(model: Any) -> int | None:
-    """Longest sequence by config.json, less the rows that RoBERTa and others keep before position 0; None: any."""
+def _max_tokens(checkpoint: Checkpoint, model: Any) -> int:
+    """Longest sequence: by the tables, less the rows that RoBERTa and others keep before position 0, or by config.json.
+
+    Positions that are angles go on beyond it.
+    """
     stated = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
-    limits = [stated] if isinstance(stated, int) and stated > 0 else []
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            before = 0 if module.padding_idx is None else module.padding_idx + 1
-            limits.append(module.num_embeddings - before)
-    return min(limits, default=None)
+    positions = stated if isinstance(stated, int) and stated > 0 else None
+    tables = [
+        module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+        for name, module in model.named_modules()
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding)
+    ]
+    is_rotary = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
+    if is_rotary and positions is not None and not tables:
+        return max_rotary_tokens(checkpoint, positions)
+    return max_tokens_of(checkpoint, min([*tables, *filter(None, [positions])], default=None))
 
 
 def _try(engine: PaddedEngine) -> None:

@@ -11,6 +11,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
 from penstock.engine import load_engine
+from penstock.engine.families import family_of
+from penstock.engine.model.checkpoint import read_checkpoint
+from penstock.engine.model.weights import RotaryAttention
 from penstock.producer.tokenization import Tokenizer
 from tests.engine.helpers import config_of, cpu_engine, pack, randomise, save_encoder, write_json
 from tests.producer.tokenizer_makers import MAKERS, edit
@@ -104,8 +107,9 @@ def test_texts_have_the_vectors_of_sentence_transformers(tmp_path: Path, family:
     tokenizer.close()
 
 
+@pytest.mark.parametrize("name", ["packed", "padded"])
 @pytest.mark.parametrize("family", [*TOKENIZERS, "eurobert", "modernbert"])
-def test_a_text_may_have_more_tokens_than_max_position_embeddings(tmp_path: Path, family: str) -> None:
+def test_a_text_may_have_more_tokens_than_max_position_embeddings(tmp_path: Path, family: str, name: str) -> None:
     """As in sentence-transformers, where its files say so."""
     plain, saved = tmp_path / "plain", tmp_path / "saved"
     save_tokenizer(plain, family if family in TOKENIZERS else "llama")
@@ -114,9 +118,26 @@ def test_a_text_may_have_more_tokens_than_max_position_embeddings(tmp_path: Path
     SentenceTransformer(modules=modules, device="cpu").save(str(saved))
     write_json(saved / "sentence_bert_config.json", {"max_seq_length": 260, "do_lower_case": False})
     reference = SentenceTransformer(str(saved), device="cpu", local_files_only=True)
-    engine, tokenizer = cpu_engine(saved), Tokenizer.from_directory(saved)
+    engine = load_engine(str(saved), dtype="float32", device="cpu", engine=name)
+    tokenizer = Tokenizer.from_directory(saved)
     assert engine.info.max_tokens == 260
     (encoded,) = tokenizer.encode(["the card " * 300], truncate=True, max_tokens=260)
     tokenizer.close()
     (row,) = engine.run(pack([encoded.ids])).rows
     np.testing.assert_allclose(row, reference.encode("the card " * 300), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("positions", "limit", "most"), [(1_000_000, 64, 64), (4_194_304, 64, 64), (200_000, 1e30, 200_000)]
+)
+def test_angles_are_of_no_more_tokens_than_a_text_may_have(
+    tmp_path: Path, positions: int, limit: float, most: int
+) -> None:
+    """Whatever config.json states, which for some models is a million."""
+    save_tokenizer(tmp_path, "llama")
+    edit(tmp_path, model_max_length=limit)
+    save_encoder(tmp_path, "llama", vocab_size=VOCABULARY, max_position_embeddings=positions)
+    checkpoint = read_checkpoint(tmp_path)
+    attention = family_of(checkpoint).encoder(checkpoint).layers[0].attention
+    assert isinstance(attention, RotaryAttention)
+    assert len(attention.cosines) == len(attention.sines) == cpu_engine(tmp_path).info.max_tokens == most
