@@ -111,12 +111,25 @@ def _decoder_reranker(directory: Path) -> None:
     shutil.copytree(directory / "made" / "saved", directory, dirs_exist_ok=True)
 
 
+def _inference(directory: Path, make: Callable[..., object] = classifier, **options: Any) -> None:
+    """The same, of natural language inference: also asked with labels."""
+    names = ("entailment", "neutral", "contradiction")
+    make(directory, **options)
+    edit(
+        directory / "config.json",
+        id2label={str(index): name for index, name in enumerate(names)},
+        label2id={name: index for index, name in enumerate(names)},
+    )
+
+
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 
 SOUND: Mapping[str, Make] = {
     "encoder": plain_encoder,
     "sentence encoder": sentence_encoder,
     "classifier": classifier,
+    "classifier of inference": _inference,
+    "cross-encoder of inference": partial(_inference, make=cross_encoder, activation="Identity"),
     "reranker": lambda directory: classifier(directory, num_labels=1),
     "reranker of a decoder": _decoder_reranker,
     "cross-encoder of several labels": partial(cross_encoder, activation="Identity"),

@@ -21,12 +21,16 @@ class Call:
     task: str
     prompt_name: str | None = None  # None: the checkpoint's default
     of_pairs: bool = False
+    labels: tuple[str, ...] | None = None  # of the request; None: the checkpoint's own
+    multi_label: bool = False
 
     @property
     def what(self) -> str:
         """Name of the call in the report."""
+        pairs = " of pairs" if self.of_pairs and self.task != "rerank" else ""
+        labels = "" if self.labels is None else " with labels"
         prompt = "" if self.prompt_name is None else f", prompt {self.prompt_name}"
-        return f"{self.task}{' of pairs' if self.of_pairs and self.task != 'rerank' else ''}{prompt}"
+        return f"{self.task}{pairs}{labels}{', multi-label' if self.multi_label else ''}{prompt}"
 
 
 def answer_of(row: Row) -> Answer:

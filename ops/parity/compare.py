@@ -108,7 +108,14 @@ class Comparison:
     ) -> list[Answer] | PenstockError:
         top_k = 0 if call.task in ("classify", "token_classify") else 1
         truncate = truncate and self._reference.limit is not None
-        options = Options(truncate=truncate, top_k=top_k, prompt_name=call.prompt_name, prompt=prompt)
+        options = Options(
+            truncate=truncate,
+            top_k=top_k,
+            labels=call.labels,
+            multi_label=call.multi_label,
+            prompt_name=call.prompt_name,
+            prompt=prompt,
+        )
         try:
             return [answer_of(row) for row in await self._ask(call.task, texts, options)]
         except PenstockError as error:

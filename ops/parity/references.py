@@ -19,6 +19,7 @@ from penstock.ops.parity.calls import Answer, Call
 from penstock.producer.wire.messages import Text
 
 _MANY = 1_000_000  # tokens: transformers' word for a tokenizer without a limit is larger
+_LABELS = ("a card that is late", "the weather", "caf\u00e9s")
 _GENERATES = ("ForConditionalGeneration", "MTModel")
 
 
@@ -52,7 +53,7 @@ def _references(directory: Path, dtype: torch.dtype, device: str) -> list[Refere
     if (directory / "modules.json").is_file():
         kind = _json(directory / "config_sentence_transformers.json").get("model_type", "SentenceTransformer")
         if kind == "CrossEncoder":
-            return [_cross_encoder(directory, options, device)]
+            return [_cross_encoder(directory, options, device), *_zero_shot(directory, options, device)]
         if kind != "SentenceTransformer":
             raise NoReferenceError(f"{directory} is a {kind}, whose answers no task here has.")
         return [_sentence_transformer(directory, options, device)]
@@ -61,7 +62,8 @@ def _references(directory: Path, dtype: torch.dtype, device: str) -> list[Refere
         found = transformers.AutoConfig.from_pretrained(directory, **_LOCAL)
         if found.num_labels == 1:
             return [_classifier(directory, options, device), _cross_encoder(directory, options, device)]
-        return [(_cross_encoder if _states_activation(directory) else _classifier)(directory, options, device)]
+        own = _cross_encoder if _states_activation(directory) else _classifier
+        return [own(directory, options, device), *_zero_shot(directory, options, device)]
     if architecture.endswith("ForTokenClassification"):
         return [_tagger(directory, options, device)]
     if architecture.endswith(_GENERATES):
@@ -127,6 +129,25 @@ def _classifier(directory: Path, options: Mapping[str, Any], device: str) -> Ref
     return Reference("pipeline text-classification", pipeline.tokenizer, calls, limit, answer)
 
 
+def _zero_shot(directory: Path, options: Mapping[str, Any], device: str) -> list[Reference]:
+    """The pipeline `zero-shot-classification`, for a model of which it is certain what class is entailment."""
+    auto: Any = transformers.AutoConfig
+    config = auto.from_pretrained(directory, **_LOCAL)
+    by_id = [index for index, name in config.id2label.items() if str(name).lower().startswith("entail")]
+    by_name = [index for name, index in config.label2id.items() if str(name).lower().startswith("entail")]
+    if len(by_id) != 1 or by_id != by_name or config.num_labels < 2:
+        return []
+    pipeline = _pipeline("zero-shot-classification", directory, options, device)
+
+    def answer(call: Call, text: Text) -> Answer:
+        found = pipeline(text, list(call.labels or ()), multi_label=call.multi_label)
+        return dict(zip(found["labels"], found["scores"], strict=True))
+
+    calls = [Call("classify", labels=_LABELS, multi_label=multi_label) for multi_label in (False, True)]
+    limit = _limit(pipeline.tokenizer.model_max_length)
+    return [Reference("pipeline zero-shot-classification", pipeline.tokenizer, calls, limit, answer)]
+
+
 def _tagger(directory: Path, options: Mapping[str, Any], device: str) -> Reference:
     """The pipeline `token-classification`, with the scores of all labels."""
     own = {"pipeline_class": _all_scores(), "ignore_labels": []}
@@ -172,6 +193,7 @@ _LOCAL: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": Tru
 def _pipeline(task: str, directory: Path, options: Mapping[str, Any], device: str, **more: Any) -> Any:
     auto: Any = {  # transformers leaves them untyped
         "text-classification": transformers.AutoModelForSequenceClassification,
+        "zero-shot-classification": transformers.AutoModelForSequenceClassification,
         "token-classification": transformers.AutoModelForTokenClassification,
     }[task]
     model = auto.from_pretrained(directory, **options, **_LOCAL).eval()

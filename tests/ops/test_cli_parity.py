@@ -143,6 +143,20 @@ def test_a_wrong_answer_here_is_found(
 
 
 @pytest.mark.slow
+def test_labels_of_a_request_are_compared(tmp_path: Path, few: tuple[str, str]) -> None:
+    """What is run here takes another class for entailment."""
+    SOUND["classifier of inference"](whole := tmp_path / "whole")
+    spoilt = copy_of(whole, tmp_path / "spoilt")
+    edit(spoilt / "config.json", id2label={"0": "neutral", "1": "entailment", "2": "contradiction"}, label2id=None)
+    found = report(spoilt, "--reference", str(whole), *few)
+    missed = {check["what"] for check in found["checks"] if not check["passed"]}
+    assert {"classify with labels", "classify with labels, multi-label"} < missed
+    edit(spoilt / "config.json", id2label={"0": "yes", "1": "no", "2": "maybe"})
+    faults = {check["what"]: check["fault"] for check in report(spoilt, "--reference", str(whole), *few)["checks"]}
+    assert faults["classify with labels"] == ("pipeline zero-shot-classification answers it, and penstock does not")
+
+
+@pytest.mark.slow
 def test_the_worst_text_is_named_by_its_index(sentences: Path, tmp_path: Path) -> None:
     wrong_tokenizer(spoilt := copy_of(sentences, tmp_path / "spoilt"))
     (tmp_path / "texts.txt").write_text("where is my card\nWHERE IS MY CARD\nmy card\n")

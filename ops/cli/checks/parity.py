@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text as StyledText
 
 from penstock.engine.model.model_place import local_directory
+from penstock.engine.types import ENTAIL
 from penstock.ops.cli.dead_letters.dead_letter import LocalRecord
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say, stderr
@@ -71,7 +72,8 @@ def parity(
     Texts go through all that a worker does to a request: prompts, tokenizer,
     limits, model and head. The reference answers the same texts on the same
     directory, in float32: SentenceTransformer.encode, CrossEncoder.predict, a
-    pipeline of transformers, or generate, by what the checkpoint is. It needs
+    pipeline of transformers, or generate, by what the checkpoint is; of natural
+    language inference also with labels in the request. It needs
     sentence-transformers: pip install 'penstock[parity]'.
 
     Each line compares each text alone, or all together in one request. The
@@ -154,12 +156,13 @@ async def _checks(
     calls = reference.calls
     with _progress(len(calls) * len(texts)) as done:
         for call in calls:
-            if call.task not in answerer.info.tasks:
+            if (call.task if call.labels is None else ENTAIL) not in answerer.info.tasks:
                 yield Check(call.what, 0, fault=f"{reference.name} answers it, and penstock does not")
                 continue
             async for check in comparison.run(call, done):
                 yield check
-        if reference.limit is not None and not calls[0].of_pairs and calls[0].task in answerer.info.tasks:
+        of_texts = not calls[0].of_pairs and calls[0].labels is None
+        if reference.limit is not None and of_texts and calls[0].task in answerer.info.tasks:
             yield await comparison.limits(calls[0])
 
 
