@@ -16,6 +16,7 @@ from penstock.ops.bench.gpu import gpu_tables
 from penstock.ops.bench.pipeline import pipeline_tables
 from penstock.ops.bench.serving import policies
 from penstock.ops.chaos import chaos_tables
+from penstock.ops.figures.model_families import model_families
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -29,6 +30,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **gpu_tables.TABLES,
     **policies.TABLES,
     **chaos_tables.TABLES,
+    "models": model_families,
 }
 _MARKED = re.compile(r"(<!-- figures:([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 

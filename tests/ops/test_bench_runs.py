@@ -14,8 +14,10 @@ from penstock.ops.bench.common.runs import RESULTS, Run, begin, current_runs, ke
 from penstock.ops.bench.common.suite import named
 from penstock.ops.bench.common.tables import NONE_KEPT, Grid, Table, caption, each
 from penstock.ops.bench.common.verdicts import Spread, Target, spread, targets
+from penstock.ops.bench.gpu.gpu_tables import SHAPES
 from penstock.ops.bench.suites import SUITES
 from penstock.ops.figures import tables as figures
+from penstock.ops.figures.model_families import FAMILY_ROWS, model_families
 
 MACHINE: dict[str, Any] = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {"torch": "2.15"}, "commit": "a" * 40}
 
@@ -192,6 +194,23 @@ def test_every_table_can_be_made_and_none_is_empty() -> None:
     empty = {name for name, text in tables.items() if "|" not in text}
     not_kept = {name for name in empty if tables[name] == NONE_KEPT}
     assert not empty - {name for name in not_kept if name.startswith("pipeline-")}
+
+
+def test_the_table_of_models_has_every_shape_once_with_the_figures_of_its_newest_runs(tmp_path: Path) -> None:
+    assert sorted(shape for row in FAMILY_ROWS for shape in row.shapes) == sorted(SHAPES)
+    for day, seconds in ((1, 1.0), (2, 0.5)):
+        load = {"low": 2, "high": 100, "requests": 100, "s": {"floor": 0.25, "ours": seconds}}
+        parts = {
+            "shape-bge-m3": {"result": {"one_request_ms": 1.0, "loads": [load]}},
+            "shape-GTE-base": {"result": None},
+        }
+        header = {**begin("gpu", MACHINE, commit=f"abcdef{day}"), "started": f"2026-01-0{day}T00:00:00+00:00"}
+        keep({**header, "parts": parts}, tmp_path)
+    page = model_families(tmp_path)
+    [row] = [line for line in page.splitlines() if "bge-m3:" in line and line.startswith("|")]
+    assert "| bge-m3: 200.0 | bge-m3: 0.500 |" in row
+    assert page.endswith("\n\nbge-m3: *AMD EPYC, 2 cores, commit abcdef2, 2026-01-02, 1 run.*")
+    assert "GTE-base:" not in page
 
 
 def test_a_table_replaces_what_stands_between_its_markers() -> None:
