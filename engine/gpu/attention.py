@@ -1,6 +1,7 @@
 """Attention on a GPU, qkv [R, (queries + 2 keys) * dim] to context [R, queries * dim].
 
-The launch for each kind of attention and chosen kernel.
+The launch for each kind of attention and chosen kernel. Where positions are rotary, queries and keys were turned by
+`GpuOps.project`.
 """
 
 import math
@@ -14,7 +15,6 @@ from penstock.engine.gpu.choice import AttentionKernel
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
 from penstock.engine.kernels.packed_attention import distance_table, packed_attention, windowed_attention
-from penstock.engine.kernels.rotate import rotate
 from penstock.engine.kernels.short_attention import short_attention
 from penstock.engine.model.positions import relative_rows
 from penstock.engine.model.weights import (
@@ -50,14 +50,9 @@ class AttentionTables:
 
 
 def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables) -> Tensor:
-    """The context, in `out` or in a tensor of torch's. Rotary positions turn queries and keys in `qkv` itself.
-
-    `inputs.shape.kernel` was chosen for `attention`.
-    """
+    """The context, in `out` or in a tensor of torch's. `inputs.shape.kernel` was chosen for `attention`."""
     kernel, plan, heads = inputs.shape.kernel, inputs.attention_plan, tables.heads
     num_heads, scale = heads.queries, 1.0 / math.sqrt(heads.dim)
-    if isinstance(attention, RotaryAttention):
-        rotate(qkv, inputs.positions, heads, attention)
     queries = 64 if kernel is AttentionKernel.PACKED_64 else 128
     match kernel, attention:
         case AttentionKernel.SHORT, PlainAttention() | DistanceAttention() | RotaryAttention():

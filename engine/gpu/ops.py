@@ -6,7 +6,7 @@ own, with those operations in their epilogue (products.py).
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,10 +17,20 @@ from penstock.engine.gpu.products import Products, short_split, short_tile
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.residual_norm import inner_norm, residual_norm, split_norm
+from penstock.engine.kernels.rotate import rotate
 from penstock.engine.kernels.short_product import short_product, split_product
 from penstock.engine.kernels.wide_product import wide_product
 from penstock.engine.model.dense import function_of
-from penstock.engine.model.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm, RotaryAttention
+from penstock.engine.model.weights import (
+    Attention,
+    Dense,
+    Embeddings,
+    Encoder,
+    EncoderWeights,
+    Layer,
+    Norm,
+    RotaryAttention,
+)
 
 _OPERATIONS = (
     "embed",
@@ -42,6 +52,7 @@ class GpuDense:
     weight_t: Tensor  # [in, out], a view of it, for `torch.mm`
     bias: Tensor | None
     activation: str  # a name that the kernels know
+    rotary: RotaryAttention | None = None  # where it gives queries, keys and values: what then turns them
 
     @property
     def width(self) -> int:
@@ -66,7 +77,14 @@ def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.d
         weight = table(d.weight)
         return GpuDense(weight, weight.t(), bias, function_of(d.activation))
 
-    return weights.prepared(dense, table)
+    encoder = weights.prepared(dense, table)
+    return replace(encoder, layers=tuple(map(_with_rotary, encoder.layers)))
+
+
+def _with_rotary(layer: Layer[GpuDense]) -> Layer[GpuDense]:
+    """The layer, whose product to queries and keys turns them where its positions are rotary."""
+    rotary = layer.attention if isinstance(layer.attention, RotaryAttention) else None
+    return replace(layer, qkv=replace(layer.qkv, rotary=rotary))
 
 
 class GpuOps:
@@ -91,6 +109,12 @@ class GpuOps:
         return out
 
     def project(self, out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
+        self._product(out, x, dense)
+        if dense.rotary is not None:
+            rotate(out, self._inputs.positions, self._tables.heads, dense.rotary)
+        return out
+
+    def _product(self, out: Tensor, x: Tensor, dense: GpuDense) -> None:
         rows, depth = x.shape
         is_plain = dense.activation == "identity"
         tile = None if is_plain else short_tile(rows, dense.width, depth)
@@ -103,7 +127,6 @@ class GpuOps:
         else:
             torch.mm(x, dense.weight_t, out=out)
             bias_activation(out, dense.bias, dense.activation)
-        return out
 
     def project_gated(self, out: Tensor, inner: Tensor, x: Tensor, dense: GpuDense, activation: str) -> Tensor:
         rows, depth = x.shape

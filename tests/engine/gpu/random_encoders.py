@@ -1,12 +1,13 @@
 """Small encoders of random weights in the combinations of parts that families have, for tests without a checkpoint."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from penstock.engine.model.weights import (
+    Attention,
     Dense,
     DistanceAttention,
     Embeddings,
@@ -92,6 +93,14 @@ def random_encoder(parts: Parts, seed: int = 0) -> EncoderWeights:
         pre_norm=parts.pre_norm,
         first_norm=norm() if parts.pre_norm else None,
     )
+
+
+def without_turn(attention: Attention) -> Attention:
+    """The attention to queries and keys that are normalised and turned already."""
+    if not isinstance(attention, RotaryAttention):
+        return attention
+    cosines, sines = torch.ones_like(attention.cosines), torch.zeros_like(attention.sines)
+    return replace(attention, cosines=cosines, sines=sines, query_norm=None, key_norm=None)
 
 
 def _rotary(parts: Parts, window: int | None, norm: Callable[[], Norm]) -> RotaryAttention:

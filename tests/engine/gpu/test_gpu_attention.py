@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.engine.cpu.norm import normalise
 from penstock.engine.cpu.ops import CpuOps
 from penstock.engine.families import family_of
 from penstock.engine.gpu import attention as module
@@ -19,8 +18,8 @@ from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.layout import sort_by_length
-from penstock.engine.model.weights import Encoder, EncoderWeights, Heads, RotaryAttention
-from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder
+from penstock.engine.model.weights import Encoder, EncoderWeights, Heads
+from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder, without_turn
 from tests.engine.helpers import pack, random_sequences, save_encoder
 
 CPU = torch.device("cpu")
@@ -40,13 +39,6 @@ def inputs_for(kernel: AttentionKernel) -> Inputs:
     return views(values, shape)
 
 
-def turned_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Arguments of each `rotate` but qkv, from now on."""
-    turned: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(module, "rotate", lambda qkv, *more: turned.append(more))
-    return turned
-
-
 def calls_of(name: str, encoder: Encoder[GpuDense], inputs: Inputs, patch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Arguments of `name` in each layer, without the output, the input and the plan."""
     calls: list[tuple[Any, ...]] = []
@@ -63,16 +55,15 @@ def test_each_layer_attends_with_its_own_float32_angles_and_window(
 ) -> None:
     weights = weights_of(tmp_path, "modernbert")
     encoder = prepare_for_gpu(weights, torch.float16, CPU)
-    inputs, turned = inputs_for(kernel), turned_by(monkeypatch)
+    inputs = inputs_for(kernel)
     plain: list[tuple[Any, ...]] = []
     monkeypatch.setattr(module, "packed_attention", lambda out, qkv, plan, *more: plain.append(more))
     windowed = calls_of("windowed_attention", encoder, inputs, monkeypatch)
     own: list[Any] = [layer.attention for layer in weights.layers]
-    for (positions, heads, rotary), attention in zip(turned, own, strict=True):
-        assert positions is inputs.positions
-        assert heads == weights.heads
-        assert torch.equal(rotary.cosines, attention.cosines)
-        assert torch.equal(rotary.sines, attention.sines)
+    for layer, attention in zip(encoder.layers, own, strict=True):
+        assert layer.qkv.rotary is not None
+        assert torch.equal(layer.qkv.rotary.cosines, attention.cosines)
+        assert torch.equal(layer.qkv.rotary.sines, attention.sines)
     scale, windows = pytest.approx(32**-0.5), [attention.window for attention in own if attention.window is not None]
     assert [call[:4] for call in windowed] == [(weights.heads, scale, queries, window) for window in windows]
     assert plain == [(4, scale, queries)] * (len(own) - len(windows))
@@ -102,7 +93,7 @@ def test_layers_share_one_table_of_biases_over_the_scale(
 def test_every_layer_of_any_combination_attends_as_on_the_cpu(
     name: str, longest: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the chosen kernels in torch: what they are told to turn, see and share is what the CPU does."""
+    """With the chosen kernels in torch: what they are told to see and share is what the CPU does."""
     weights, batch = random_encoder(COMBINATIONS[name]), pack(random_sequences((9, 100, 1, 64)))
     encoder, heads = prepare_for_gpu(weights, torch.float32, CPU), weights.heads
     limits = {"shared_bytes": 227 << 10, "seen_whole": longest_seen_whole(encoder)}
@@ -115,10 +106,9 @@ def test_every_layer_of_any_combination_attends_as_on_the_cpu(
         len(batch.token_ids), heads.width + 2 * heads.key_width, generator=torch.Generator().manual_seed(0)
     )
     for layer in weights.layers:
-        expected = cpu.attend(qkv[tokens], layer.attention)
-        found = attend(
-            torch.zeros(len(qkv), heads.width), qkv.clone(), layer.attention, inputs, AttentionTables.of(encoder, CPU)
-        )
+        expected = cpu.attend(qkv[tokens], without_turn(layer.attention))
+        tables = AttentionTables.of(encoder, CPU)
+        found = attend(torch.zeros(len(qkv), heads.width), qkv, layer.attention, inputs, tables)
         torch.testing.assert_close(found[tokens][: len(qkv)], expected[: len(qkv)], atol=1e-5, rtol=0)
 
 
@@ -129,17 +119,9 @@ class LaunchesInTorch:
     inputs: Inputs
 
     def replace(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("rotate", "short_attention", "packed_attention", "windowed_attention"):
+        for name in ("short_attention", "packed_attention", "windowed_attention"):
             patch.setattr(module, name, getattr(self, name))
         patch.setattr(torch.ops.aten, "_flash_attention_forward", self.flash)
-
-    def rotate(self, qkv: Tensor, positions: Tensor, heads: Heads, rotary: RotaryAttention) -> None:
-        view = qkv.view(len(qkv), -1, heads.dim)
-        cosines, sines = (table[positions.long()][:, None] for table in (rotary.cosines, rotary.sines))
-        for start, count, norm in ((0, heads.queries, rotary.query_norm), (heads.queries, heads.keys, rotary.key_norm)):
-            part = view[:, start : start + count]
-            first, second = (part if norm is None else normalise(part, norm)).chunk(2, dim=-1)
-            part.copy_(torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1))
 
     def short_attention(
         self, out: Tensor, qkv: Tensor, plan: Tensor, heads: int, scale: float, bias: Tensor | None
@@ -205,11 +187,10 @@ class LaunchesInTorch:
             out[start:end] = context.transpose(0, 1).flatten(1)
 
 
-def test_a_kernel_that_does_not_fit_the_attention_is_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_does_not_fit_the_attention_is_a_bug(tmp_path: Path) -> None:
     encoder = prepare_for_gpu(weights_of(tmp_path, "modernbert"), torch.float16, CPU)
     wrong = inputs_for(AttentionKernel.PACKED_64)
     wrong = replace(wrong, shape=replace(wrong.shape, kernel=AttentionKernel.DISENTANGLED))
     out, qkv = torch.zeros(wrong.shape.rows, 128), torch.zeros(wrong.shape.rows, 384)
-    turned_by(monkeypatch)
     with pytest.raises(RuntimeError, match="This is a bug"):
         attend(out, qkv, encoder.layers[0].attention, wrong, AttentionTables.of(encoder, CPU))

@@ -22,8 +22,8 @@ from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.dense import activate
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.program import record
-from penstock.engine.model.weights import Embeddings, EncoderWeights, Norm
-from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder
+from penstock.engine.model.weights import Embeddings, EncoderWeights, Heads, Norm, RotaryAttention
+from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder, without_turn
 from tests.engine.helpers import GPU_FAMILIES, pack, random_sequences, save_encoder
 
 FLOAT = torch.float32
@@ -89,6 +89,15 @@ def wide_product(
     out.copy_(activate(F.linear(x, weight, bias), {"gelu_tanh": "gelu_new"}.get(kind, kind)))
 
 
+def rotate(qkv: Tensor, positions: Tensor, heads: Heads, rotary: RotaryAttention) -> None:
+    view = qkv.view(len(qkv), -1, heads.dim)
+    cosines, sines = (table[positions.long()][:, None] for table in (rotary.cosines, rotary.sines))
+    for start, count, norm in ((0, heads.queries, rotary.query_norm), (heads.queries, heads.keys, rotary.key_norm)):
+        part = view[:, start : start + count]
+        first, second = (part if norm is None else normalise(part, norm)).chunk(2, dim=-1)
+        part.copy_(torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1))
+
+
 LAUNCHES = (
     embed_norm,
     bias_activation,
@@ -99,6 +108,7 @@ LAUNCHES = (
     split_product,
     split_norm,
     wide_product,
+    rotate,
 )
 
 
@@ -140,7 +150,7 @@ def assert_steps_compute_the_forward(
     ids = torch.from_numpy(batch.token_ids[layout.tokens])
     of_type = None if batch.token_type_ids is None else torch.from_numpy(batch.token_type_ids[layout.tokens])
     cpu = CpuOps(layout, ids, of_type, weights.heads, FLOAT)
-    monkeypatch.setattr(ops, "attend", lambda out, qkv, attention, *_: out.copy_(cpu.attend(qkv, attention)))
+    monkeypatch.setattr(ops, "attend", lambda out, qkv, kind, *_: out.copy_(cpu.attend(qkv, without_turn(kind))))
 
     encoder = ops.prepare_for_gpu(weights, FLOAT, torch.device("cpu"))
     program = record(encoder, lambda dense: dense.width, FLOAT.itemsize)
@@ -148,6 +158,7 @@ def assert_steps_compute_the_forward(
     buffers = [torch.full((len(layout.tokens), width), float("nan")) for width in program.widths]
     scratch = torch.full((256 * 200 if kind == "short" else 0,), float("nan"))
     given = products.Products(scratch, wide_groups=1 if kind == "wide" else 0)
-    found = program.run(ops.GpuOps(cast(Any, inputs), cast(Any, None), given).by_name(), buffers)
+    tables = SimpleNamespace(heads=weights.heads)
+    found = program.run(ops.GpuOps(cast(Any, inputs), cast(Any, tables), given).by_name(), buffers)
     expected = encode_on_cpu(prepare_for_cpu(weights, FLOAT), batch, layout, FLOAT)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
