@@ -12,13 +12,12 @@ from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SEQUENCES, graph_shape
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel, longest_seen_whole
 from penstock.engine.gpu.graphs import Graphs, Work
 from penstock.engine.gpu.inputs import Inputs, OneSequence, Shape, describe, exact_shape, views
-from penstock.engine.gpu.ops import GpuOps, prepare_for_gpu
+from penstock.engine.gpu.ops import GpuOps, epilogues_of, prepare_for_gpu
 from penstock.engine.gpu.pinned import UploadRing
 from penstock.engine.gpu.products import Products
 from penstock.engine.gpu.support import require_supported
 from penstock.engine.gpu.workspace import Workspace
 from penstock.engine.kernels.library import block_shared_bytes
-from penstock.engine.model.dense import function_of
 from penstock.engine.model.positions import pad_positions
 from penstock.engine.model.program import record
 from penstock.engine.model.weights import EncoderWeights
@@ -61,9 +60,7 @@ class GpuEncoder:
             encoder.max_tokens or 1, 1
         )  # raises here, instead of in the first batch, if there is no kernel
         self._tables = AttentionTables.of(encoder, self.device)
-        activations = {dense.activation for layer in encoder.layers for dense in (layer.qkv, layer.up)}
-        gates = {function_of(layer.gate) for layer in encoder.layers if layer.gate is not None}
-        self._products = Products.on(self.device, dtype, weights.hidden_size, activations, gates)
+        self._products = Products.on(self.device, dtype, weights.hidden_size, epilogues_of(encoder))
         self._embeddings = encoder.embeddings
         types = encoder.embeddings.token_types
         self._num_types = None if types is None else len(types)

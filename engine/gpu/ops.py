@@ -19,7 +19,7 @@ from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.residual_norm import inner_norm, residual_norm, split_norm
 from penstock.engine.kernels.rotate import rotate
 from penstock.engine.kernels.short_product import short_product, split_product
-from penstock.engine.kernels.wide_product import wide_product
+from penstock.engine.kernels.wide_product import activated, turned, turned_product, wide_product
 from penstock.engine.model.dense import function_of
 from penstock.engine.model.weights import (
     Attention,
@@ -87,6 +87,18 @@ def _with_rotary(layer: Layer[GpuDense]) -> Layer[GpuDense]:
     return replace(layer, qkv=replace(layer.qkv, rotary=rotary))
 
 
+def epilogues_of(encoder: Encoder[GpuDense]) -> set[str]:
+    """The epilogues of wide products that `GpuOps` may launch for the encoder."""
+    epilogues = set() if encoder.projection is None else {activated(encoder.projection.activation)}
+    for layer in encoder.layers:
+        up, gate = layer.up.activation, layer.gate
+        epilogues.add(turned(encoder.heads.dim, layer.qkv.rotary) or activated(layer.qkv.activation))
+        epilogues.add(activated(up) if gate is None else activated(function_of(gate), is_gated=True))
+        if layer.inner_norms is not None:  # otherwise the products before norms are cuBLAS's, or split
+            epilogues |= {activated(dense.activation) for dense in (layer.attention_output, layer.down)}
+    return epilogues
+
+
 class GpuOps:
     """The operations for one batch. Each writes to `out` on torch's current stream, asynchronously."""
 
@@ -109,31 +121,23 @@ class GpuOps:
         return out
 
     def project(self, out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
-        self._product(out, x, dense)
-        if dense.rotary is not None:
-            rotate(out, self._inputs.positions, self._tables.heads, dense.rotary)
-        return out
-
-    def _product(self, out: Tensor, x: Tensor, dense: GpuDense) -> None:
-        rows, depth = x.shape
-        is_plain = dense.activation == "identity"
-        tile = None if is_plain else short_tile(rows, dense.width, depth)
-        if tile is not None:
-            short_product(out, x, dense.weight, dense.bias, dense.activation, tile)
-        elif self._products.is_wide(rows, dense.width, depth, is_plain=is_plain):
-            wide_product(out, x, dense.weight, dense.bias, dense.activation)
-        elif is_plain and dense.bias is not None:
-            torch.addmm(dense.bias, x, dense.weight_t, out=out)
+        rows, depth, rotary = *x.shape, dense.rotary
+        if rotary is None:
+            return self._product(out, x, dense)
+        heads, positions = self._tables.heads, self._inputs.positions
+        is_wide = self._products.is_wide(rows, dense.width, depth, is_plain=False)
+        if is_wide and turned(heads.dim, rotary) is not None:
+            turned_product(out, x, dense.weight, dense.bias, positions, heads, rotary)
         else:
-            torch.mm(x, dense.weight_t, out=out)
-            bias_activation(out, dense.bias, dense.activation)
+            rotate(self._product(out, x, dense), positions, heads, rotary)
+        return out
 
     def project_gated(self, out: Tensor, inner: Tensor, x: Tensor, dense: GpuDense, activation: str) -> Tensor:
         rows, depth = x.shape
         if self._products.is_wide(rows, dense.width, depth, is_plain=False):
             wide_product(out, x, dense.weight, dense.bias, function_of(activation), is_gated=True)
         else:
-            gated(out, self.project(inner, x, dense), function_of(activation))
+            gated(out, self._product(inner, x, dense), function_of(activation))
         return out
 
     def project_add_norm(self, out: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm) -> Tensor:
@@ -152,6 +156,21 @@ class GpuOps:
 
     def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
         return attend(out, qkv, attention, self._inputs, self._tables)
+
+    def _product(self, out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
+        rows, depth = x.shape
+        is_plain = dense.activation == "identity"
+        tile = None if is_plain else short_tile(rows, dense.width, depth)
+        if tile is not None:
+            short_product(out, x, dense.weight, dense.bias, dense.activation, tile)
+        elif self._products.is_wide(rows, dense.width, depth, is_plain=is_plain):
+            wide_product(out, x, dense.weight, dense.bias, dense.activation)
+        elif is_plain and dense.bias is not None:
+            torch.addmm(dense.bias, x, dense.weight_t, out=out)
+        else:
+            torch.mm(x, dense.weight_t, out=out)
+            bias_activation(out, dense.bias, dense.activation)
+        return out
 
     def _project_add_norm(
         self, out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm

@@ -17,13 +17,13 @@ Many rows, to 3,072 with bias and GELU:
                                     14.9  14.3   19.3  no     23.6  20.1   46.0  36.7   184   151
 
 and to 2,304 with bias alone, which saves 1 to 5 % of a forward of 2,048 rows and more. Gates in the epilogue save 3 to
-4 % of a ModernBERT-base (5-500 tokens: 6,576 requests/s before, 6,828 after; two runs).
+4 % of a ModernBERT-base (5-500 tokens: 6,576 requests/s before, 6,828 after; two runs). Rotary positions there save a
+pass as an activation does, and count as one.
 
 cuBLAS may add the parts of a float16 product in float16, torch's default. Sums in float32 (reduced precision off) left
 the error of every length unchanged to five digits, and made one request of 5-500 tokens 3 % slower.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,32 +63,26 @@ class Products:
     wide_groups: int  # tiles of `wide_product` that the device computes at a time; 0: not supported
 
     @classmethod
-    def on(
-        cls,
-        device: torch.device,
-        dtype: torch.dtype,
-        hidden_size: int,
-        activations: set[str],
-        gates: Iterable[str] = (),
-    ) -> "Products":
-        """Allocate the scratch, and compile `wide_product` for these activations, and those of gates."""
+    def on(cls, device: torch.device, dtype: torch.dtype, hidden_size: int, epilogues: set[str]) -> "Products":
+        """Allocate the scratch, and compile `wide_product` for these epilogues."""
         scratch = torch.empty(most_parts(hidden_size), dtype=torch.float32, device=device)
         if device.type != "cuda":
             return cls(scratch, wide_groups=0)
         index = torch.cuda.current_device() if device.index is None else device.index
         groups = wide_product.num_groups(index)
         try:
-            for kind in activations if groups else ():
-                wide_product.prepare(kind, dtype, index)
-            for kind in gates if groups else ():
-                wide_product.prepare(kind, dtype, index, is_gated=True)
+            for epilogue in epilogues if groups else ():
+                wide_product.prepare(epilogue, dtype, index)
         except UnsupportedDevice as error:
             log.warning("wide_product_off", error=str(error).partition("\n")[0])
             groups = 0
         return cls(scratch, groups)
 
     def is_wide(self, rows: int, width: int, depth: int, *, is_plain: bool) -> bool:
-        """Whether `wide_product` computes act(x w' + bias), w [width, depth]. is_plain: there is no activation."""
+        """Whether `wide_product` computes act(x w' + bias), w [width, depth].
+
+        is_plain: nothing is in the epilogue that would be a pass of its own.
+        """
         is_small = rows < (_WIDE_PLAIN_ROWS if is_plain else _WIDE_ROWS) or depth < _WIDE_DEPTH
         if is_small or not self.wide_groups:
             return False

@@ -7,6 +7,7 @@
 //   of [128, 64], [64, 64], [16, 64].
 //   ACTIVATION: a type of activations.cuh; or Gated<A> of one: out = A(x w' + bias) * (x g' + more), where g and `more`
 //   follow w and bias in memory, as many rows again. A tile then has 64 columns of out: 64 of w and as many of g.
+//   Or Turned<DIM>: heads of DIM columns, of which those of queries and keys are turned by their rows' angles.
 //
 // Threads: warpgroups 0 and 1 multiply (wgmma) tiles of 128 x 128 of their own, in turn: while one finishes its tile
 //   (bias, activation, store) the other has the tensor cores. A thread of warpgroup 2 starts the copies of operands.
@@ -23,6 +24,7 @@
 //   five stages, 150, without a cluster 144; 3. 64 x 256, 147; 4. both groups on one tile of 128 x 256, 171. cuBLAS and
 //   the pass: 185; cuBLAS alone 129, this without the GELU 117. (On a warmer device cuBLAS alone takes 135 and this 153.)
 //   To try: fewer instructions in the GELU, which is not entirely hidden. 5. gates, in place of activation.cu's pass.
+//   6. rotary positions, in place of rotate.cu's.
 
 #ifndef ACTIVATION
 #define ACTIVATION Gelu
@@ -31,7 +33,22 @@
 template <typename A> struct Gated : A {};
 template <typename A> constexpr bool HAS_GATE = false;
 template <typename A> constexpr bool HAS_GATE<Gated<A>> = true;
+
+template <int DIM> struct Turned : Identity {};
+template <typename A> constexpr int DIM_OF = 0;
+template <int DIM> constexpr int DIM_OF<Turned<DIM>> = DIM;
+
 constexpr bool IS_GATED = HAS_GATE<ACTIVATION>;
+constexpr int TURNED_DIM = DIM_OF<ACTIVATION>;  // 0: nothing is turned
+
+// Rotary positions, as in rotate.cu; nulls where nothing is turned. The first `width` columns of out are those of queries
+// and keys.
+struct Rotary {
+    const int* positions;
+    const float* cosines;
+    const float* sines;
+    int width;
+};
 
 struct alignas(64) TensorMap { unsigned char bytes[128]; };
 
@@ -224,6 +241,55 @@ __device__ __forceinline__ void skip(unsigned& stage, unsigned& phase, unsigned 
     phase ^= position / STAGES & 1;
 }
 
+// sums += bias, then queries and keys are turned, in float. Dimension i of a head and its partner, i + DIM / 2, are in the
+// same thread: it has columns 8 j + 2 (lane % 4) and the next of a tile. row: the warp's first row of out.
+template <int DIM>
+__device__ __forceinline__ void turn(Sums& sums, const scalar* bias, const Rotary& rotary, int row, int column,
+                                     int rows, int width) {
+    static_assert(BLOCK_COLUMNS % DIM == 0 && DIM % 16 == 0, "heads are not divided");
+    constexpr int STEPS = BLOCK_COLUMNS / 8, PAIRS = DIM / 16;  // of eight columns: of a tile, and of half a head
+    const int lane = threadIdx.x % WARP, own = 2 * (lane % 4);
+    if (bias != nullptr) {
+        scalar2 shift[STEPS];  // loaded all at once
+#pragma unroll
+        for (int j = 0; j < STEPS; ++j) {
+            shift[j] = from_float2<scalar2>(make_float2(0.f, 0.f));
+            if (column + 8 * j < width) shift[j] = *reinterpret_cast<const scalar2*>(bias + column + 8 * j + own);
+        }
+#pragma unroll
+        for (int j = 0; j < STEPS; ++j) {
+            const float2 add = to_float2(shift[j]);
+#pragma unroll
+            for (int i = 0; i < 4 * HALVES; ++i) sums.part[i / 4][4 * j + i % 4] += i % 2 ? add.y : add.x;
+        }
+    }
+    if (column >= rotary.width) return;
+#pragma unroll
+    for (int i = 0; i < 2 * HALVES; ++i) {
+        const int m = i / 2, pair = i % 2 * 2, at = row + 64 * m + 8 * (i % 2) + lane / 4;
+        const long long angles = (long long)(at < rows ? rotary.positions[at] : 0) * (DIM / 2) + own;
+        float2 cosine[PAIRS], sine[PAIRS];
+#pragma unroll
+        for (int j = 0; j < PAIRS; ++j) {
+            cosine[j] = *reinterpret_cast<const float2*>(rotary.cosines + angles + 8 * j);
+            sine[j] = *reinterpret_cast<const float2*>(rotary.sines + angles + 8 * j);
+        }
+#pragma unroll
+        for (int first = 0; first < STEPS; first += 2 * PAIRS) {
+            if (column + 8 * first >= rotary.width) break;
+#pragma unroll
+            for (int j = 0; j < 2 * PAIRS; ++j) {
+                const float c = j % 2 ? cosine[j / 2].y : cosine[j / 2].x, s = j % 2 ? sine[j / 2].y : sine[j / 2].x;
+                float& low = sums.part[m][4 * (first + j / 2) + pair + j % 2];
+                float& high = sums.part[m][4 * (first + PAIRS + j / 2) + pair + j % 2];
+                const float turned = low * c - high * s;
+                high = high * c + low * s;
+                low = turned;
+            }
+        }
+    }
+}
+
 // out_shared: the warp's. row: the warp's first row of out.
 __device__ __forceinline__ void finish(const TensorMap& out, const scalar* bias, Sums& sums, unsigned out_shared,
                                        int row, int column, int rows, int width, unsigned& buffer) {
@@ -280,8 +346,8 @@ __device__ __forceinline__ void finish(const TensorMap& out, const scalar* bias,
     }
 }
 
-__device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias, unsigned base, Tiles tiles,
-                                        unsigned group, int rows, int width) {
+__device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias, const Rotary& rotary, unsigned base,
+                                        Tiles tiles, unsigned group, int rows, int width) {
     const int lane = threadIdx.x % WARP;
     const unsigned warp = threadIdx.x / WARP;
     const unsigned out_shared = base + OUT_OFFSET + warp * (OUT_BUFFERS * OUT_BYTES);
@@ -321,14 +387,21 @@ __device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias
         pin(sums);
         if (lane < CLUSTER) barrier_arrive(empty + 8 * before);
         const int row = (tile / tiles.across * CLUSTER + cluster_rank()) * BLOCK_ROWS + warp % GROUP_WARPS * 16;
-        finish(out, bias, sums, out_shared, row, tile % tiles.across * OUT_COLUMNS, rows, width, buffer);
+        const int column = tile % tiles.across * OUT_COLUMNS;
+        if constexpr (TURNED_DIM > 0) {
+            turn<TURNED_DIM>(sums, bias, rotary, row, column, rows, width);
+            finish(out, nullptr, sums, out_shared, row, column, rows, width, buffer);
+        } else {
+            finish(out, bias, sums, out_shared, row, column, rows, width, buffer);
+        }
     }
     if (lane == 0) store_wait_read<0>();
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
     wide_product(const __grid_constant__ TensorMap out, const __grid_constant__ TensorMap x,
-                 const __grid_constant__ TensorMap w, const scalar* bias, int rows, int width, int depth) {
+                 const __grid_constant__ TensorMap w, const scalar* bias, const Rotary rotary, int rows, int width,
+                 int depth) {
     extern __shared__ unsigned char dynamic[];
     const unsigned base = (shared_address(dynamic) + 1023) & ~1023u;
     const unsigned group = __shfl_sync(FULL_MASK, threadIdx.x / (WARP * GROUP_WARPS), 0);
@@ -353,7 +426,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         if (threadIdx.x == 2 * WARP * GROUP_WARPS) produce(x, w, base, tiles, width);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        consume(out, bias, base, tiles, group, rows, width);
+        consume(out, bias, rotary, base, tiles, group, rows, width);
     }
     __syncwarp();
     cluster_sync();  // the other block may still signal this one's barriers

@@ -1,4 +1,6 @@
-"""Launch of products of many rows with the activation in the epilogue, on Hopper."""
+"""Launch of products of many rows with the activation, or rotary positions, in the epilogue, on Hopper."""
+
+import struct
 
 import numpy as np
 import torch
@@ -6,7 +8,8 @@ from torch import Tensor
 
 from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.hopper import CAPABILITY, hopper_kernel, tensor_map
-from penstock.engine.kernels.library import VECTOR, Kernel, index_of, multiprocessors, pointer, pointer_or_null
+from penstock.engine.kernels.library import VECTOR, index_of, multiprocessors, pointer, pointer_or_null
+from penstock.engine.model.weights import Heads, RotaryAttention
 
 # As in wide_product.cu.
 _CLUSTER, _THREADS, _STAGES, _STAGE_DEPTH = 2, 384, 6, 64
@@ -20,11 +23,29 @@ _SHARED_BYTES = (
     + _WARPS * _OUT_BUFFERS * _OUT_ROWS * _ROW_BYTES
     + _STAGES * 2 * 8  # barriers
 )
+_ROTARY = struct.Struct("PPPi4x")
+_NOT_TURNED = _ROTARY.pack(0, 0, 0, 0)
+TURNED_DIMS = (32, 64, 128)  # of heads, which a tile must not divide
 
 
-def prepare(kind: str, dtype: torch.dtype, device: int, *, is_gated: bool = False) -> None:
+def activated(kind: str, *, is_gated: bool = False) -> str:
+    """The epilogue of `wide_product` for these arguments. Raises ValueError for a kind that is not of KINDS."""
+    if kind not in KINDS:
+        raise ValueError(f"activation {kind!r} is not one of {', '.join(KINDS)}")
+    type_name = kind.replace("_", " ").title().replace(" ", "")  # in activations.cuh
+    return f"Gated<{type_name}>" if is_gated else type_name
+
+
+def turned(head_dim: int, rotary: RotaryAttention | None) -> str | None:
+    """The epilogue of `turned_product`; None for heads that it does not turn: of other sizes, or with norms."""
+    if rotary is None or rotary.query_norm is not None or rotary.key_norm is not None:
+        return None
+    return f"Turned<{head_dim}>" if head_dim in TURNED_DIMS else None
+
+
+def prepare(epilogue: str, dtype: torch.dtype, device: int) -> None:
     """Compile and load for CUDA device `device`. Raises UnsupportedDevice where `wide_product` does not run."""
-    _kernel(kind, dtype, device, is_gated=is_gated)
+    hopper_kernel("wide_product", "wide_product", dtype, epilogue, device)
 
 
 def num_groups(device: int) -> int:
@@ -48,16 +69,47 @@ def wide_product(
     kind: one of activation.KINDS. N and K are multiples of 8; no aliasing. One launch, on compute capability 9.0.
     Raises ValueError for anything else, UnsupportedDevice elsewhere.
     """
+    columns = 2 * out.shape[1] if is_gated else out.shape[1]
+    _launch(out, x, weight, bias, columns, activated(kind, is_gated=is_gated), _NOT_TURNED)
+
+
+def turned_product(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    positions: Tensor,
+    heads: Heads,
+    rotary: RotaryAttention,
+) -> None:
+    """As `wide_product` without an activation, and then `rotate`; rounded once, after both.
+
+    out [R, (queries + 2 keys) * dim]. positions int32 [R], each with a row in `rotary`'s angles, which are float32.
+    Raises ValueError for heads without an epilogue too.
+    """
+    rows, columns, width = len(out), heads.width + 2 * heads.key_width, heads.width + heads.key_width
+    epilogue = turned(heads.dim, rotary)
+    if epilogue is None or out.shape[1] != columns:
+        raise ValueError(f"{out.shape[1]} columns of {heads}: no heads that are turned in a product")
+    at = pointer("positions", positions, torch.int32, (rows,))
+    tables = rotary.cosines, rotary.sines
+    angles = [pointer("angles", one, torch.float32, (len(one), heads.dim // 2)) for one in tables]
+    _launch(out, x, weight, bias, columns, epilogue, _ROTARY.pack(at, *angles, width))
+
+
+def _launch(
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, columns: int, epilogue: str, rotary: bytes
+) -> None:
+    """columns: of the product, and rows of weight. rotary: the kernel's struct."""
     (rows, width), depth = out.shape, x.shape[1]
     if width % VECTOR or depth % VECTOR or not width or not depth:
         raise ValueError(f"{rows} rows of {depth} to {width}: widths must be positive multiples of {VECTOR}")
     pointer("out", out, out.dtype, (rows, width))
     pointer("x", x, out.dtype, (rows, depth))
-    columns = 2 * width if is_gated else width
     pointer("weight", weight, out.dtype, (columns, depth))
     shift = pointer_or_null("bias", bias, out.dtype, (columns,))
     device = index_of(out)
-    run = _kernel(kind, out.dtype, device, is_gated=is_gated)
+    run = hopper_kernel("wide_product", "wide_product", out.dtype, epilogue, device)
     if not rows:
         return
     args = (
@@ -65,18 +117,10 @@ def wide_product(
         tensor_map(x, _BLOCK_ROWS, _STAGE_DEPTH),
         tensor_map(weight, _BLOCK_COLUMNS // _CLUSTER, _STAGE_DEPTH),
         shift,
+        rotary,
         np.int32(rows),
         np.int32(width),
         np.int32(depth),
     )
     clusters = min(multiprocessors(device) // _CLUSTER, num_tiles(rows, columns))
     run((clusters * _CLUSTER,), (_THREADS,), args, _SHARED_BYTES)
-
-
-def _kernel(kind: str, dtype: torch.dtype, device: int, *, is_gated: bool) -> Kernel:
-    if kind not in KINDS:
-        raise ValueError(f"activation {kind!r} is not one of {', '.join(KINDS)}")
-    type_name = kind.replace("_", " ").title().replace(" ", "")  # in activations.cuh
-    return hopper_kernel(
-        "wide_product", "wide_product", dtype, f"Gated<{type_name}>" if is_gated else type_name, device
-    )

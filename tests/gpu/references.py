@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.engine.model.weights import Heads, Norm, RotaryAttention
+
 HALVES = (torch.float16, torch.bfloat16)
 HIDDEN_SIZES = (8, 72, 384, 768, 1000, 1024, 1032, 4096)
 ROWS = (1, 7, 129, 4097)
@@ -147,3 +149,29 @@ def replayed(launch: Callable[[], None], restore: Callable[[], object]) -> None:
     restore()
     graph.replay()
     torch.cuda.synchronize()
+
+
+def positions_of(rows: int) -> Tensor:
+    """int32 [rows], within the angles of `rotary_of`."""
+    return (torch.arange(rows, device="cuda", dtype=torch.int32) * 7) % 600
+
+
+def rotary_of(heads: Heads, dtype: torch.dtype, *, has_norms: bool) -> RotaryAttention:
+    """For 600 positions."""
+    steps = 1e4 ** (-torch.arange(0, heads.dim, 2, device="cuda") / heads.dim)
+    angles = torch.arange(600, device="cuda")[:, None] * steps
+    weights = [1 + randn(heads.dim, dtype=dtype, seed=seed, scale=0.3) for seed in (1, 2)]
+    norms = [Norm(weight, None, 1e-6, subtracts_mean=False) if has_norms else None for weight in weights]
+    return RotaryAttention(angles.cos(), angles.sin(), None, False, *norms)
+
+
+def turned_by_torch(qkv: Tensor, positions: Tensor, heads: Heads, kind: RotaryAttention) -> Tensor:
+    """As `rotate`, in qkv's type, with each step rounded to it."""
+    cosines, sines = (table[positions.long()][:, None].to(qkv.dtype) for table in (kind.cosines, kind.sines))
+    parts = torch.split(qkv.view(len(qkv), -1, heads.dim), [heads.queries, heads.keys, heads.keys], dim=1)
+    turned = []
+    for part, norm in zip(parts, (kind.query_norm, kind.key_norm), strict=False):
+        x = part if norm is None else F.rms_norm(part, (heads.dim,), norm.weight.to(qkv.dtype), norm.eps)
+        first, second = x.chunk(2, dim=-1)
+        turned.append(torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1))
+    return torch.cat((*turned, parts[2]), dim=1).view_as(qkv)

@@ -4,46 +4,23 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from penstock.engine.kernels.rotate import rotate
-from penstock.engine.model.weights import Heads, Norm, RotaryAttention
-from tests.gpu.references import HALVES, assert_as_exact_as_torch, randn, replayed
+from penstock.engine.model.weights import Heads, RotaryAttention
+from tests.gpu.references import (
+    HALVES,
+    assert_as_exact_as_torch,
+    positions_of,
+    randn,
+    replayed,
+    rotary_of,
+    turned_by_torch,
+)
 
 pytestmark = pytest.mark.gpu
 
 HEADS = (Heads(12, 12, 64), Heads(16, 8, 128), Heads(3, 1, 256), Heads(5, 5, 32), Heads(7, 1, 96), Heads(40, 40, 16))
 ROWS = (1, 5, 2050)
-EPS = 1e-6
-
-
-def angles(dim: int) -> tuple[Tensor, Tensor]:
-    steps = 1e4 ** (-torch.arange(0, dim, 2, device="cuda") / dim)
-    table = torch.arange(600, device="cuda")[:, None] * steps
-    return table.cos(), table.sin()
-
-
-def positions_of(rows: int) -> Tensor:
-    return (torch.arange(rows, device="cuda", dtype=torch.int32) * 7) % 600
-
-
-def rotary(heads: Heads, dtype: torch.dtype, *, has_norms: bool) -> RotaryAttention:
-    weights = [1 + randn(heads.dim, dtype=dtype, seed=seed, scale=0.3) for seed in (1, 2)]
-    norms = [Norm(weight, None, EPS, subtracts_mean=False) if has_norms else None for weight in weights]
-    return RotaryAttention(*angles(heads.dim), None, False, *norms)
-
-
-def expected(qkv: Tensor, positions: Tensor, heads: Heads, kind: RotaryAttention) -> Tensor:
-    """In qkv's type, with each step rounded to it."""
-    cosines, sines = (table[positions.long()][:, None].to(qkv.dtype) for table in (kind.cosines, kind.sines))
-    parts = torch.split(qkv.view(len(qkv), -1, heads.dim), [heads.queries, heads.keys, heads.keys], dim=1)
-    turned = []
-    for part, norm in zip(parts, (kind.query_norm, kind.key_norm), strict=False):
-        x = part if norm is None else F.rms_norm(part, (heads.dim,), norm.weight.to(qkv.dtype), norm.eps)
-        first, second = x.chunk(2, dim=-1)
-        turned.append(torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1))
-    return torch.cat((*turned, parts[2]), dim=1).view_as(qkv)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -52,8 +29,8 @@ def expected(qkv: Tensor, positions: Tensor, heads: Heads, kind: RotaryAttention
 @pytest.mark.parametrize("has_norms", [False, True])
 def test_against_float64(rows: int, heads: Heads, dtype: torch.dtype, has_norms: bool) -> None:
     qkv, positions = randn(rows, heads.width + 2 * heads.key_width, dtype=dtype, seed=rows), positions_of(rows)
-    kind = rotary(heads, dtype, has_norms=has_norms)
-    plain, exact = (expected(x, positions, heads, kind) for x in (qkv, qkv.double()))
+    kind = rotary_of(heads, dtype, has_norms=has_norms)
+    plain, exact = (turned_by_torch(x, positions, heads, kind) for x in (qkv, qkv.double()))
     values = qkv[:, heads.width + heads.key_width :].clone()
     rotate(qkv, positions, heads, kind)
     assert_as_exact_as_torch(qkv, plain, exact)
@@ -65,7 +42,7 @@ def test_nothing_is_written_beyond_the_rows_and_nan_stays_in_its_head() -> None:
     memory = randn(11, 1024, dtype=torch.float16, seed=3)
     memory[3, 130], memory[4, 600] = math.nan, math.nan  # the second query of a row, the first key of another
     before = memory.clone()
-    rotate(memory[:10], positions_of(10), heads, rotary(heads, torch.float16, has_norms=True))
+    rotate(memory[:10], positions_of(10), heads, rotary_of(heads, torch.float16, has_norms=True))
     assert torch.equal(memory[10], before[10])
     poisoned = memory.view(11, 8, 128).isnan()
     assert poisoned[3, 1].all()
@@ -75,7 +52,7 @@ def test_nothing_is_written_beyond_the_rows_and_nan_stays_in_its_head() -> None:
 
 def test_in_a_graph_with_other_positions() -> None:
     heads, original = Heads(12, 12, 64), randn(77, 2304, dtype=torch.bfloat16, seed=4)
-    kind, positions = rotary(heads, torch.bfloat16, has_norms=False), positions_of(77)
+    kind, positions = rotary_of(heads, torch.bfloat16, has_norms=False), positions_of(77)
     others, wanted, qkv = (positions + 11) % 600, original.clone(), original.clone()
     rotate(wanted, others, heads, kind)
 
@@ -89,7 +66,7 @@ def test_in_a_graph_with_other_positions() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     heads, qkv = Heads(4, 2, 64), randn(4, 512, dtype=torch.float16)
-    kind = rotary(heads, torch.float16, has_norms=True)
+    kind = rotary_of(heads, torch.float16, has_norms=True)
     half = RotaryAttention(kind.cosines.half(), kind.sines.half())
     for wrong, message in (
         ((qkv[:, :256].contiguous(), positions_of(4), heads, kind), "qkv must be"),

@@ -8,9 +8,19 @@ import torch.nn.functional as F
 
 from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.residual_norm import residual_norm
-from penstock.engine.kernels.wide_product import wide_product
-from penstock.engine.model.weights import Norm
-from tests.gpu.references import HALVES, activate, assert_as_exact_as_torch, norm_parameters, randn, replayed
+from penstock.engine.kernels.wide_product import turned_product, wide_product
+from penstock.engine.model.weights import Heads, Norm
+from tests.gpu.references import (
+    HALVES,
+    activate,
+    assert_as_exact_as_torch,
+    norm_parameters,
+    positions_of,
+    randn,
+    replayed,
+    rotary_of,
+    turned_by_torch,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,6 +74,65 @@ def test_gates(kind: str, has_bias: bool, rows: int, width: int, depth: int, dty
     assert_as_exact_as_torch(out, activate(first, kind) * last, activate(exact, kind) * gate)
     assert (guarded[:300] == 7.0).all()
     assert (guarded[300 + rows :] == 7.0).all()
+
+
+# Heads, depth: tiles of keys and values together, and that end in the middle of a tile
+TURNED = ((Heads(12, 12, 64), 768), (Heads(3, 3, 64), 136), (Heads(5, 1, 32), 40), (Heads(4, 2, 128), 1024))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("heads", "depth"), TURNED, ids=str)
+@pytest.mark.parametrize("rows", [1, 129, 1000, 4096])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_turned_queries_and_keys(has_bias: bool, rows: int, heads: Heads, depth: int, dtype: torch.dtype) -> None:
+    width = heads.width + 2 * heads.key_width
+    x, weight = randn(rows, depth, dtype=dtype, seed=1), randn(width, depth, dtype=dtype, seed=2, scale=depth**-0.5)
+    bias = randn(width, dtype=dtype, seed=3) if has_bias else None
+    kind, positions = rotary_of(heads, dtype, has_norms=False), positions_of(rows)
+    guarded = torch.full((rows + 600, width), 7.0, dtype=dtype, device="cuda")
+    out, unturned = guarded[300 : 300 + rows], torch.empty(rows, width, dtype=dtype, device="cuda")
+    turned_product(out, x, weight, bias, positions, heads, kind)
+    wide_product(unturned, x, weight, bias, "identity")
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    plain = turned_by_torch(F.linear(x, weight, bias), positions, heads, kind)
+    of_values = slice(heads.width + heads.key_width, None)
+    assert_as_exact_as_torch(out, plain, turned_by_torch(exact, positions, heads, kind))
+    assert torch.equal(out[:, of_values], unturned[:, of_values])
+    assert (guarded[:300] == 7.0).all()
+    assert (guarded[300 + rows :] == 7.0).all()
+    turned_product(out, x, weight, bias, torch.zeros_like(positions), heads, kind)
+    assert torch.equal(out, unturned)  # by no angle: in every bit
+
+
+def test_turned_rows_do_not_depend_on_each_other_and_nan_stays_in_its_row() -> None:
+    heads, positions = Heads(12, 12, 64), positions_of(3000)
+    x, weight = randn(3000, 768, dtype=torch.float16, seed=7), randn(2304, 768, dtype=torch.float16, seed=8, scale=0.04)
+    kind = rotary_of(heads, torch.float16, has_norms=False)
+    clean, poisoned = (torch.empty(3000, 2304, dtype=torch.float16, device="cuda") for _ in range(2))
+    alone = torch.empty(1, 2304, dtype=torch.float16, device="cuda")
+    turned_product(clean, x, weight, None, positions, heads, kind)
+    turned_product(alone, x[2777:2778].clone(), weight, None, positions[2777:2778].clone(), heads, kind)
+    assert torch.equal(alone[0], clean[2777])
+    x[1003, 5] = torch.nan
+    turned_product(poisoned, x, weight, None, positions, heads, kind)
+    assert poisoned[1003].isnan().all()
+    rest = [row for row in range(3000) if row != 1003]
+    assert torch.equal(poisoned[rest], clean[rest])
+
+
+def test_turned_in_a_graph_with_other_positions() -> None:
+    heads, positions = Heads(12, 12, 64), positions_of(5000)
+    x, weight = randn(5000, 768, dtype=torch.bfloat16, seed=9), randn(2304, 768, dtype=torch.bfloat16, seed=10)
+    kind, others = rotary_of(heads, torch.bfloat16, has_norms=False), (positions + 11) % 600
+    wanted, out = (torch.empty(5000, 2304, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    turned_product(wanted, x, weight, None, others, heads, kind)
+
+    def restore() -> None:
+        out.zero_()
+        positions.copy_(others)
+
+    replayed(lambda: turned_product(out, x, weight, None, positions, heads, kind), restore)
+    assert torch.equal(out, wanted)
 
 
 def test_nan_stays_in_its_row_and_rows_do_not_depend_on_each_other() -> None:
@@ -130,3 +199,11 @@ def test_refusals() -> None:
         wide_product(out, x, weight[:8], None, "gelu")
     with pytest.raises(ValueError, match="float32"):
         wide_product(out.float(), x.float(), weight.float(), None, "gelu")
+    heads, at = Heads(2, 1, 32), positions_of(4)
+    out, weight = (torch.zeros(size, dtype=torch.float16, device="cuda") for size in ((4, 128), (128, 16)))
+    with pytest.raises(ValueError, match="turned in a product"):
+        turned_product(out, x, weight, None, at, heads, rotary_of(heads, torch.float16, has_norms=True))
+    with pytest.raises(ValueError, match="turned in a product"):
+        turned_product(out[:, :64], x, weight, None, at, heads, rotary_of(heads, torch.float16, has_norms=False))
+    with pytest.raises(ValueError, match="positions must be"):
+        turned_product(out, x, weight, None, at[:3], heads, rotary_of(heads, torch.float16, has_norms=False))

@@ -54,7 +54,7 @@ def test_bert_base_on_an_h200(rows: int, is_plain: bool, expected: str) -> None:
 
 
 def test_a_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(kind: str, dtype: torch.dtype, device: int, *, is_gated: bool = False) -> None:
+    def refuse(epilogue: str, dtype: torch.dtype, device: int) -> None:
         raise UnsupportedDevice("wide_product was not compiled: no compiler\nand more")
 
     empty = torch.empty
@@ -64,6 +64,6 @@ def test_a_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.Monke
     monkeypatch.setattr(wide_product, "prepare", refuse)
     logged: list[str] = []
     monkeypatch.setattr(products.log, "warning", lambda event, error: logged.append(f"{event}: {error}"))
-    made = Products.on(torch.device("cuda"), torch.float16, 768, {"gelu"})
+    made = Products.on(torch.device("cuda"), torch.float16, 768, {"Gelu"})
     assert made.wide_groups == 0
     assert logged == ["wide_product_off: wide_product was not compiled: no compiler"]

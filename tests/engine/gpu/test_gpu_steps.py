@@ -18,6 +18,7 @@ from penstock.engine.cpu.ops import CpuOps, encode_on_cpu, prepare_for_cpu
 from penstock.engine.families import family_of
 from penstock.engine.gpu import ops, products
 from penstock.engine.kernels.short_product import TILES, Tile
+from penstock.engine.kernels.wide_product import turned
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.dense import activate
 from penstock.engine.model.layout import sort_by_length
@@ -89,6 +90,20 @@ def wide_product(
     out.copy_(activate(F.linear(x, weight, bias), {"gelu_tanh": "gelu_new"}.get(kind, kind)))
 
 
+def turned_product(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    positions: Tensor,
+    heads: Heads,
+    rotary: RotaryAttention,
+) -> None:
+    assert turned(heads.dim, rotary) is not None
+    out.copy_(F.linear(x, weight, bias))
+    rotate(out, positions, heads, rotary)
+
+
 def rotate(qkv: Tensor, positions: Tensor, heads: Heads, rotary: RotaryAttention) -> None:
     view = qkv.view(len(qkv), -1, heads.dim)
     cosines, sines = (table[positions.long()][:, None] for table in (rotary.cosines, rotary.sines))
@@ -108,6 +123,7 @@ LAUNCHES = (
     split_product,
     split_norm,
     wide_product,
+    turned_product,
     rotate,
 )
 
@@ -122,6 +138,20 @@ def test_the_steps_compute_the_forward(
     save_encoder(tmp_path, family)
     checkpoint = read_checkpoint(tmp_path)
     assert_steps_compute_the_forward(monkeypatch, family_of(checkpoint).encoder(checkpoint), kind, types=types)
+
+
+@pytest.mark.parametrize(
+    ("name", "epilogues"),
+    [
+        ("post-norm, rotary, gated (NomicBERT, GTE)", {"Turned<32>", "Gated<Silu>"}),
+        ("causal, grouped keys, their norms (Qwen3)", {"Identity", "Gated<Silu>"}),
+        ("sandwich, wide heads, windows (Gemma 3)", {"Identity", "Gated<GeluTanh>"}),
+        ("biases and RMSNorm (T5)", {"Identity", "Relu"}),
+    ],
+)
+def test_epilogues_that_are_compiled_ahead(name: str, epilogues: set[str]) -> None:
+    encoder = ops.prepare_for_gpu(random_encoder(COMBINATIONS[name]), FLOAT, torch.device("cpu"))
+    assert ops.epilogues_of(encoder) == epilogues
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from penstock.engine.kernels import (
     paged_attention,
     pool,
     short_product,
+    wide_product,
 )
 from penstock.engine.kernels.library import OPTIONS, kernel, row_geometry, source_text
 from tests.engine.kernels.nvrtc import Entry, assemble, compile_ptx
@@ -82,8 +83,12 @@ def test_sources_distinguish_hopper_from_older_devices_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_products_with_gates_compile_without_spills(dtype: torch.dtype) -> None:
-    text = f"#define ACTIVATION Gated<Gelu>\n{source_text('wide_product', dtype)}"
+@pytest.mark.parametrize(
+    "epilogue",
+    [wide_product.activated("gelu", is_gated=True), *(f"Turned<{dim}>" for dim in wide_product.TURNED_DIMS)],
+)
+def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, dtype: torch.dtype) -> None:
+    text = f"#define ACTIVATION {epilogue}\n{source_text('wide_product', dtype)}"
     (entry,) = assemble(compile_ptx(text, "90a", OPTIONS), "90a")
     assert (entry.name, entry.spill_bytes) == ("wide_product", 0)
 
