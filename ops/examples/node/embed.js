@@ -1,4 +1,5 @@
-// Embeds texts and prints the cosine similarity of each to the first: node embed.js SERVERS MODEL TEXT...
+// Embeds texts and prints the similarity of each to the first: node embed.js SERVERS MODEL TEXT...
+// The variable TASK may be embed_sparse or embed_tokens, for models that have such embeddings.
 import { randomBytes } from "node:crypto";
 import { decode, encode } from "@msgpack/msgpack";
 import { Kafka, logLevel } from "kafkajs";
@@ -6,6 +7,7 @@ import { Kafka, logLevel } from "kafkajs";
 const REPLY_TOPIC = "penstock.replies";
 const PARTITION = 0;
 const TIMEOUT_MS = 30_000;
+const REQUEST = process.env.TASK ? { task: process.env.TASK } : { task: "embed", opts: { normalize: true } };
 
 async function embed(servers, model, texts) {
   const kafka = new Kafka({ brokers: servers.split(","), logLevel: logLevel.ERROR });
@@ -21,7 +23,7 @@ async function embed(servers, model, texts) {
     await producer.send({
       topic: `penstock.requests.${model}`,
       messages: [{
-        value: Buffer.from(encode({ v: 1, model, task: "embed", text: texts, opts: { normalize: true } })),
+        value: Buffer.from(encode({ v: 1, model, text: texts, ...REQUEST })),
         headers: {
           kafka_correlationId: call,
           kafka_replyTopic: REPLY_TOPIC,
@@ -30,7 +32,7 @@ async function embed(servers, model, texts) {
         },
       }],
     });
-    return vectors(decode(await reply.value));
+    return similarities(decode(await reply.value));
   } finally {
     await Promise.all([consumer.disconnect(), producer.disconnect()]);
   }
@@ -68,20 +70,53 @@ async function endOffset(kafka) {
   }
 }
 
-function vectors(reply) {
+// Of each text to the first: the dot product, or the sum of the best one of each token.
+function similarities(reply) {
   if (!reply.ok) throw new Error(`${reply.error.code}: ${reply.error.message}`);
-  const [rows, dim] = reply.shape;
-  const view = new DataView(reply.data.buffer, reply.data.byteOffset);
-  const row = (i) => Array.from({ length: dim }, (_, j) => view.getFloat32(4 * (i * dim + j), true));
-  return Array.from({ length: rows }, (_, i) => row(i));
+  if (reply.sparse) {
+    const rows = weights(reply.sparse);
+    return rows.map((row) => sum([...rows[0]].map(([id, weight]) => weight * (row.get(id) ?? 0))));
+  }
+  const rows = vectors(reply.token_vectors ?? reply);
+  return rows.map((row) => sum(rows[0].map((left) => Math.max(...row.map((right) => dot(left, right))))));
 }
 
-const dot = (left, right) => left.reduce((sum, x, i) => sum + x * right[i], 0);
+// Of each text a map from token ids to weights.
+function weights({ lens, ids, weights }) {
+  const [tokens, numbers] = [uint32s(ids), floats(weights)];
+  return parts(uint32s(lens), (i) => [tokens[i], numbers[i]]).map((row) => new Map(row));
+}
+
+// Of each text its vectors: one, or one for each token.
+function vectors({ lens, shape: [rows, dim], data }) {
+  const numbers = floats(data);
+  const vector = (i) => numbers.slice(i * dim, (i + 1) * dim);
+  return parts(lens ? uint32s(lens) : Array(rows).fill(1), vector);
+}
+
+function parts(lens, item) {
+  let start = 0;
+  return lens.map((length) => Array.from({ length }, () => item(start++)));
+}
+
+// Numbers on the wire are little-endian.
+function uint32s(data) {
+  const view = new DataView(data.buffer, data.byteOffset, data.byteLength);
+  return Array.from({ length: data.byteLength / 4 }, (_, i) => view.getUint32(4 * i, true));
+}
+
+function floats(data) {
+  const view = new DataView(data.buffer, data.byteOffset, data.byteLength);
+  return Array.from({ length: data.byteLength / 4 }, (_, i) => view.getFloat32(4 * i, true));
+}
+
+const sum = (numbers) => numbers.reduce((total, x) => total + x, 0);
+const dot = (left, right) => sum(left.map((x, i) => x * right[i]));
 
 const [servers, model, ...texts] = process.argv.slice(2);
 try {
-  const rows = await embed(servers, model, texts);
-  rows.forEach((row, i) => console.log(`${dot(rows[0], row).toFixed(3)}  ${texts[i]}`));
+  const found = await embed(servers, model, texts);
+  found.forEach((similarity, i) => console.log(`${similarity.toFixed(3)}  ${texts[i]}`));
 } catch (error) {
   console.error(error.message);
   process.exitCode = 1;

@@ -1,9 +1,11 @@
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
-import java.nio.FloatBuffer;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import org.apache.kafka.clients.consumer.ConsumerConfig;
@@ -25,7 +27,9 @@ import org.springframework.kafka.support.TopicPartitionOffset;
 import org.springframework.kafka.support.TopicPartitionOffset.SeekPosition;
 
 /**
- * Embeds texts and prints the cosine similarity of each to the first: java -jar embed.jar SERVERS MODEL TEXT...
+ * Embeds texts and prints the similarity of each to the first: java -jar embed.jar SERVERS MODEL TEXT...
+ *
+ * <p>The variable TASK may be embed_sparse or embed_tokens, for models that have such embeddings.
  *
  * <p>In a Spring Boot application the two factories and the template are beans; `embed` stays the same.
  */
@@ -40,9 +44,9 @@ public final class Embed {
         try {
             template.start();
             template.waitForAssignment(TIMEOUT); // a reply sent before this could be missed
-            float[][] vectors = embed(template, arguments[1], texts);
-            for (int i = 0; i < vectors.length; i++) {
-                System.out.printf("%.3f  %s%n", dot(vectors[0], vectors[i]), texts.get(i));
+            double[] similarities = similarities(embed(template, arguments[1], texts));
+            for (int i = 0; i < similarities.length; i++) {
+                System.out.printf("%.3f  %s%n", similarities[i], texts.get(i));
             }
         } catch (IllegalArgumentException error) {
             System.err.println(error.getMessage());
@@ -54,54 +58,115 @@ public final class Embed {
         System.exit(status);
     }
 
-    static float[][] embed(ReplyingKafkaTemplate<byte[], byte[], byte[]> template, String model, List<String> texts)
+    static MapValue embed(ReplyingKafkaTemplate<byte[], byte[], byte[]> template, String model, List<String> texts)
             throws Exception {
         ProducerRecord<byte[], byte[]> record = new ProducerRecord<>("penstock.requests." + model, request(model, texts));
         long deadlineMs = System.currentTimeMillis() + TIMEOUT.toMillis();
         record.headers().add("penstock-deadline-ms", Long.toString(deadlineMs).getBytes(StandardCharsets.US_ASCII));
-        return vectors(template.sendAndReceive(record, TIMEOUT).get().value());
+        return decode(template.sendAndReceive(record, TIMEOUT).get().value());
     }
 
     private static byte[] request(String model, List<String> texts) throws IOException {
         try (MessageBufferPacker packer = MessagePack.newDefaultBufferPacker()) {
-            packer.packMapHeader(5);
+            String task = System.getenv("TASK");
+            packer.packMapHeader(task == null ? 5 : 4);
             packer.packString("v").packInt(1);
             packer.packString("model").packString(model);
-            packer.packString("task").packString("embed");
+            packer.packString("task").packString(task == null ? "embed" : task);
             packer.packString("text").packArrayHeader(texts.size());
             for (String text : texts) {
                 packer.packString(text);
             }
-            packer.packString("opts").packMapHeader(1).packString("normalize").packBoolean(true);
+            if (task == null) {
+                packer.packString("opts").packMapHeader(1).packString("normalize").packBoolean(true);
+            }
             return packer.toByteArray();
         }
     }
 
-    /** Decodes a reply's float32 matrix; an error reply becomes an exception with its code and message. */
-    private static float[][] vectors(byte[] value) throws IOException {
+    /** Reads a reply; an error reply becomes an exception with its code and message. */
+    private static MapValue decode(byte[] value) throws IOException {
         MapValue reply = MessagePack.newDefaultUnpacker(value).unpackValue().asMapValue();
         if (!get(reply, "ok").asBooleanValue().getBoolean()) {
             MapValue error = get(reply, "error").asMapValue();
             throw new IllegalArgumentException(get(error, "code") + ": " + get(error, "message"));
         }
-        int dim = get(reply, "shape").asArrayValue().get(1).asIntegerValue().asInt();
-        ByteBuffer data = get(reply, "data").asBinaryValue().asByteBuffer().order(ByteOrder.LITTLE_ENDIAN);
-        FloatBuffer numbers = data.asFloatBuffer();
-        float[][] vectors = new float[numbers.remaining() / dim][dim];
-        for (float[] vector : vectors) {
-            numbers.get(vector);
+        return reply;
+    }
+
+    /** Of each text to the first: the dot product, or the sum of the best one of each token. */
+    private static double[] similarities(MapValue reply) {
+        Value sparse = get(reply, "sparse");
+        if (sparse != null) {
+            List<Map<Integer, Float>> rows = weights(sparse.asMapValue());
+            return rows.stream().mapToDouble(row -> dot(rows.get(0), row)).toArray();
         }
-        return vectors;
+        Value tokens = get(reply, "token_vectors");
+        List<float[][]> rows = vectors(tokens == null ? reply : tokens.asMapValue());
+        return rows.stream().mapToDouble(row -> best(rows.get(0), row)).toArray();
+    }
+
+    /** Weights of each text by token id. */
+    private static List<Map<Integer, Float>> weights(MapValue table) {
+        ByteBuffer ids = data(table, "ids");
+        ByteBuffer weights = data(table, "weights");
+        List<Map<Integer, Float>> rows = new ArrayList<>();
+        for (ByteBuffer lens = data(table, "lens"); lens.hasRemaining(); ) {
+            Map<Integer, Float> row = new HashMap<>();
+            for (int left = lens.getInt(); left > 0; left--) {
+                row.put(ids.getInt(), weights.getFloat());
+            }
+            rows.add(row);
+        }
+        return rows;
+    }
+
+    /** Vectors of each text: one, or one for each token. */
+    private static List<float[][]> vectors(MapValue table) {
+        int dim = get(table, "shape").asArrayValue().get(1).asIntegerValue().asInt();
+        ByteBuffer numbers = data(table, "data");
+        ByteBuffer lens = get(table, "lens") == null ? null : data(table, "lens");
+        List<float[][]> rows = new ArrayList<>();
+        while (numbers.hasRemaining()) {
+            float[][] row = new float[lens == null ? 1 : lens.getInt()][dim];
+            for (float[] vector : row) {
+                for (int i = 0; i < dim; i++) {
+                    vector[i] = numbers.getFloat();
+                }
+            }
+            rows.add(row);
+        }
+        return rows;
+    }
+
+    private static ByteBuffer data(MapValue map, String key) {
+        return get(map, key).asBinaryValue().asByteBuffer().order(ByteOrder.LITTLE_ENDIAN);
     }
 
     private static Value get(MapValue map, String key) {
         return map.map().get(ValueFactory.newString(key));
     }
 
+    private static double best(float[][] left, float[][] right) {
+        double sum = 0;
+        for (float[] one : left) {
+            sum += Arrays.stream(right).mapToDouble(other -> dot(one, other)).max().getAsDouble();
+        }
+        return sum;
+    }
+
+    private static double dot(Map<Integer, Float> left, Map<Integer, Float> right) {
+        double sum = 0;
+        for (var entry : left.entrySet()) {
+            sum += (double) entry.getValue() * right.getOrDefault(entry.getKey(), 0f);
+        }
+        return sum;
+    }
+
     private static double dot(float[] left, float[] right) {
         double sum = 0;
         for (int i = 0; i < left.length; i++) {
-            sum += left[i] * right[i];
+            sum += (double) left[i] * right[i];
         }
         return sum;
     }
