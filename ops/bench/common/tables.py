@@ -76,14 +76,29 @@ class Table:
     parts: Sequence[str]  # those that have its figures
     sections: Sequence[Grid | Targets]
     newest: bool = False  # of the machine measured last alone
+    apart: bool = False  # each part is of the commit that measured it last, whatever that measured of others
 
     def __call__(self, root: Path = RESULTS) -> str:
         """Markdown: of every machine's current runs, each with its caption; the machine measured last comes first."""
         suite = self.suite.name
-        current = [current_runs(suite, machine, root, self.parts) for machine in machines(suite, root)]
+        current = [runs for machine in machines(suite, root) for runs in self._current(suite, machine, root)]
         current.sort(key=lambda runs: str(runs[-1].record["started"]), reverse=True)
         found = [f"{text}\n\n{caption(runs, self.parts)}" for runs in current if (text := self.of_runs(runs))]
         return "\n\n".join(found[:1] if self.newest else found) or NONE_KEPT
+
+    def _current(self, suite: str, machine: str, root: Path) -> list[list[Run]]:
+        """Runs of one machine that are shown together."""
+        if not self.apart:
+            return [current_runs(suite, machine, root, self.parts)]
+        measured: dict[tuple[Path, ...], list[str]] = {}  # runs -> parts that they measured last
+        for part in self.parts:
+            runs = [run for run in current_runs(suite, machine, root, [part]) if part in run.record["parts"]]
+            measured.setdefault(tuple(run.path for run in runs), []).append(part)
+        return [
+            [_only(run, parts) for run in kept_runs(suite, machine, root) if run.path in paths]
+            for paths, parts in measured.items()
+            if paths
+        ]
 
     def of_runs(self, runs: Sequence[Run]) -> str:
         """The same of some runs of one machine, without caption; empty if they have none of the figures."""
@@ -93,6 +108,10 @@ class Table:
         figures = {name: one for name, one in every.items() if one is not None}
         has_gpu = "gpu" in runs[-1].record["machine"]
         return "\n\n".join(filter(None, (section.shown(figures, has_gpu) for section in self.sections)))
+
+
+def _only(run: Run, parts: Sequence[str]) -> Run:
+    return Run(run.path, {**run.record, "parts": {part: run.record["parts"][part] for part in parts}})
 
 
 def each(keys: Iterable[str], *cells: str) -> list[list[str]]:

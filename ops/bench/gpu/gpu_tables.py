@@ -107,7 +107,7 @@ _ONE_OF_SHAPES = Grid(["one request of 50 tokens", "ms"], [["*", "{shape, *, one
 TABLES = {
     "gpu-headline": Table(GPU, ["single"], [_HEADLINE]),
     "gpu-kernels": Table(GPU, ["kernels"], [_KERNELS, _KERNELS_OF_ATTENTION]),
-    "gpu-shapes": Table(GPU, [f"shape-{name}" for name in SHAPES], [_SHAPES, _ONE_OF_SHAPES]),
+    "gpu-shapes": Table(GPU, [f"shape-{name}" for name in SHAPES], [_SHAPES, _ONE_OF_SHAPES], apart=True),
     "gpu-targets": Table(GPU, ["single", "kernels"], [Targets("gpu")]),
 }
 
