@@ -195,4 +195,4 @@ TABLES = {
     "pipeline-gpus": Table(SUITE, ["scale"], [GPUS]),
     "pipeline-targets": Table(SUITE, [*PARTS], [Targets("pipeline", on_cpu="pipeline-cpu")]),
 }
-OF_MODELS = {"models": Table(Suite("models", (_models,)), MODELS, [_MODELS_THROUGHPUT], apart=True)}
+OF_MODELS = {"pipeline-models": Table(Suite("models", (_models,)), MODELS, [_MODELS_THROUGHPUT], apart=True)}
