@@ -96,6 +96,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": _decoder(qwen.qwen3_encoder),
     "roberta": _ROBERTA,
     "t5": _T5,
+    "umt5": _T5,
     "xlm-roberta": _ROBERTA,
 }
 

@@ -1,4 +1,4 @@
-"""T5, its version 1.1 and mT5 (Raffel et al. 2020): pre-norm RMSNorm, biases by distance, no other positions."""
+"""T5, its version 1.1, mT5 and umT5 (Raffel et al. 2020): pre-norm RMSNorm, biases by distance, no other positions."""
 
 import math
 from dataclasses import replace
@@ -78,7 +78,7 @@ def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
     num_layers = require_int(config, "num_decoder_layers", require_int(config, "num_layers"))
     target = _read_words(checkpoint, "decoder")
     head = first_of(weights, ("lm_head.weight", "decoder.embed_tokens.weight", _SHARED), -1, hidden)
-    past = _distance_attention(checkpoint, "decoder", is_causal=True)
+    past = _distance_attention(checkpoint, "decoder", 0, is_causal=True)
     return Seq2Seq(
         encoder=_read_encoder(checkpoint),
         decoder=DecoderStack(
@@ -115,11 +115,14 @@ def _read_encoder(checkpoint: Checkpoint) -> EncoderStack[Dense]:
     config = checkpoint.config
     for key, other in _ONE_SETTING:
         require_same(config, key, other)
-    num_layers, around = require_int(config, "num_layers"), _distance_attention(checkpoint, "encoder", is_causal=False)
-    first_norm = _norm(checkpoint, f"encoder.{_FIRST_NORM}")
+    num_layers, first_norm = require_int(config, "num_layers"), _norm(checkpoint, f"encoder.{_FIRST_NORM}")
+    with_bias = num_layers if config.get("model_type") == "umt5" else 1  # layers; the others share the first one's
+    around = [_distance_attention(checkpoint, "encoder", i, is_causal=False) for i in range(with_bias)]
     return EncoderStack(
         embeddings=TokenEmbeddings(_read_words(checkpoint, "encoder"), None, first_norm=first_norm),
-        layers=tuple(_read_layer(checkpoint, "encoder", i, num_layers, around) for i in range(num_layers)),
+        layers=tuple(
+            _read_layer(checkpoint, "encoder", i, num_layers, around[i % with_bias]) for i in range(num_layers)
+        ),
         heads=_heads(config),
     )
 
@@ -136,7 +139,7 @@ def _read_words(checkpoint: Checkpoint, stack: str) -> Tensor:
     return first_of(checkpoint.weights, names, stated_rows(config, "vocab_size"), require_int(config, "d_model"))
 
 
-def _distance_attention(checkpoint: Checkpoint, stack: str, *, is_causal: bool) -> DistanceAttention:
+def _distance_attention(checkpoint: Checkpoint, stack: str, index: int, *, is_causal: bool) -> DistanceAttention:
     config, heads = checkpoint.config, require_int(checkpoint.config, "num_heads")
     num_buckets = require_int(config, "relative_attention_num_buckets", 32)
     reach = require_int(config, "relative_attention_max_distance", 128)
@@ -146,7 +149,7 @@ def _distance_attention(checkpoint: Checkpoint, stack: str, *, is_causal: bool) 
             f"{checkpoint.directory}: {num_buckets} buckets do not reach a distance of {reach} (config.json: "
             "relative_attention_num_buckets, relative_attention_max_distance)."
         )
-    table = checkpoint.weights.take(f"{stack}.block.0.{_BIAS}", num_buckets, heads)
+    table = checkpoint.weights.take(f"{stack}.block.{index}.{_BIAS}", num_buckets, heads)
     distances = torch.arange(-reach, reach + 1)
     return DistanceAttention(table[distance_buckets(distances, num_buckets, reach, is_causal=is_causal)].T.contiguous())
 
@@ -207,7 +210,7 @@ def _is_scaled(config: Config) -> bool:
 
 def _activation(checkpoint: Checkpoint) -> tuple[str, bool]:
     """The activation's name, and whether the MLP is gated: `feed_forward_proj` is a name, or gated- and a name."""
-    config, default = checkpoint.config, "gated-gelu" if checkpoint.config.get("model_type") == "mt5" else "relu"
+    config, default = checkpoint.config, "relu" if checkpoint.config.get("model_type") == "t5" else "gated-gelu"
     projection = setting(config, "feed_forward_proj", default)
     name = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
     name = setting(config, "dense_act_fn", name)  # transformers' own name of it, which counts where both are there

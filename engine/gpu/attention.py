@@ -5,6 +5,7 @@ The launch for each kind of attention and chosen kernel. Where positions are rot
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,23 +31,26 @@ from penstock.engine.model.weights import (
 
 @dataclass(frozen=True, slots=True)
 class AttentionTables:
-    """Tables of a model that all its layers share."""
+    """Tables of a model's layers, which may share them."""
 
     heads: Heads
-    distance_bias: Tensor | None  # of `distance_table`
+    distance_biases: Mapping[int, Tensor]  # `distance_table` of each `DistanceAttention`, by its id()
     relative_rows: Tensor | None  # int32 [2 * max_tokens - 1]: row of DeBERTa's tables for each distance
 
     @classmethod
     def of(cls, encoder: Encoder[Any], device: torch.device) -> "AttentionTables":
         """Of an encoder that was prepared for the device."""
-        bias, rows = None, None
-        match encoder.layers[0].attention:
-            case DistanceAttention(bias=of_distances):
-                bias = distance_table(of_distances, 1.0 / math.sqrt(encoder.heads.dim))
-            case DisentangledAttention() as kind if encoder.max_tokens is not None:
-                table = relative_rows(encoder.max_tokens, kind.num_buckets, kind.max_distance)
-                rows = torch.from_numpy(table).to(device)
-        return cls(encoder.heads, bias, rows)
+        rows, kind, scale = None, encoder.layers[0].attention, 1.0 / math.sqrt(encoder.heads.dim)
+        attentions = {id(layer.attention): layer.attention for layer in encoder.layers}
+        biases = {
+            key: distance_table(one.bias, scale)
+            for key, one in attentions.items()
+            if isinstance(one, DistanceAttention)
+        }
+        if isinstance(kind, DisentangledAttention) and encoder.max_tokens is not None:
+            table = relative_rows(encoder.max_tokens, kind.num_buckets, kind.max_distance)
+            rows = torch.from_numpy(table).to(device)
+        return cls(encoder.heads, biases, rows)
 
 
 def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables) -> Tensor:
@@ -54,11 +58,12 @@ def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, table
     kernel, plan, heads = inputs.shape.kernel, inputs.attention_plan, tables.heads
     num_heads, scale = heads.queries, 1.0 / math.sqrt(heads.dim)
     queries = 64 if kernel is AttentionKernel.PACKED_64 else 128
+    bias = tables.distance_biases[id(attention)] if isinstance(attention, DistanceAttention) else None
     match kernel, attention:
         case AttentionKernel.SHORT, PlainAttention() | DistanceAttention() | RotaryAttention():
-            short_attention(out, qkv, plan, num_heads, scale, tables.distance_bias)
+            short_attention(out, qkv, plan, num_heads, scale, bias)
         case AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128, PlainAttention() | DistanceAttention():
-            packed_attention(out, qkv, plan, num_heads, scale, queries, tables.distance_bias)
+            packed_attention(out, qkv, plan, num_heads, scale, queries, bias)
         case AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128, RotaryAttention():
             if attention.window is None and not attention.is_causal and heads.keys == heads.queries:
                 packed_attention(out, qkv, plan, num_heads, scale, queries)

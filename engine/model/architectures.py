@@ -87,6 +87,7 @@ _KNOWN = {
     "qwen3": _of_decoder("Qwen3"),
     "roberta": _of_encoder("Roberta"),
     "t5": _of_generator("T5ForConditionalGeneration", "T5Model", "T5EncoderModel"),
+    "umt5": Architectures(encoders=frozenset({"UMT5Model", "UMT5EncoderModel"}), has_decoder=True),
     "xlm-roberta": _of_encoder("XLMRoberta"),
 }
 

@@ -33,7 +33,7 @@ _AUTO_CLASSES: dict[str, Any] = {  # by the checkpoint's task; transformers leav
 _ENCODER: Any = transformers.AutoModel
 _ENCODER_OF_TWO: Any = transformers.AutoModelForTextEncoding  # without the decoder, where a model type has one
 # Beside those of FAMILIES. transformers clamps what overflows, and so computes something else.
-_OVERFLOW_FLOAT16 = frozenset({"longt5", "umt5"})
+_OVERFLOW_FLOAT16 = frozenset({"longt5"})
 _TRIAL_TOKENS = 1024  # of the longer sequence, unless the model takes fewer
 _MAX_REASON_CHARS = 300  # transformers' messages may list all of its models
 _TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}  # largest difference over largest value

@@ -86,8 +86,8 @@ FAMILY_ROWS = (
     FamilyRow("Llama, Mistral", ["llama", "mistral"], padded_on_gpu=_CAUSAL),
     FamilyRow("Gemma 3's text model", ["gemma3_text"], "EmbeddingGemma (2-3 M)", ["EmbeddingGemma-300M"], _CAUSAL),
     FamilyRow(
-        "encoders of T5 and mT5",
-        ["t5", "mt5"],
+        "encoders of T5, mT5 and umT5",
+        ["t5", "mt5", "umt5"],
         "sentence-t5, gtr",
         notes="`…EncoderModel`, or any class of theirs below `modules.json`",
     ),

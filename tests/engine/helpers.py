@@ -113,6 +113,7 @@ _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen2": (transformers.Qwen2Config, SIZE | {"num_key_value_heads": 1}),
     "qwen3": (transformers.Qwen3Config, SIZE | {"num_key_value_heads": 1, "head_dim": 20}),
     "t5": (transformers.T5Config, _T5),
+    "umt5": (transformers.UMT5Config, _T5),
 }
 FAMILIES = tuple(_CONFIGS)
 _OTHER_SIZES = {  # of families that do not call it hidden_size, or state the size of a head
@@ -121,6 +122,7 @@ _OTHER_SIZES = {  # of families that do not call it hidden_size, or state the si
     "mt5": {"d_model": 128, "d_kv": 32},
     "qwen3": {"hidden_size": 128, "head_dim": 32},
     "t5": {"d_model": 128, "d_kv": 32},
+    "umt5": {"d_model": 128, "d_kv": 32},
 }
 GPU_FAMILIES = tuple(family for family in FAMILIES if family != "bart")
 _CLASSES = {family: architectures_of(family) or Architectures() for family in FAMILIES}

@@ -78,7 +78,9 @@ def test_three_brokers_share_the_work() -> None:
 def test_a_shape_of_model_is_measured_through_kafka_and_alone(tmp_path: Path) -> None:
     part = MODELS.parts["MiniLM-L6"]
     record = run_parts({"MiniLM-L6": (part.function, ["BERT-tiny"])}, MODELS)  # smaller
-    shown = OF_MODELS["pipeline-models"].of_runs([Run(tmp_path, {**begin("models", MACHINE, commit="abcdef0"), **record})])
+    shown = OF_MODELS["pipeline-models"].of_runs(
+        [Run(tmp_path, {**begin("models", MACHINE, commit="abcdef0"), **record})]
+    )
     assert shown.count("MiniLM-L6, texts 2-100") == 1
     assert record["parts"]["MiniLM-L6"]["result"]["alone"]["sentence_transformers"]
 

@@ -183,7 +183,7 @@ def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
     qkv, out = _normal(sets, tokens, 3 * HIDDEN), _normal(sets, tokens, HIDDEN)
     requests = [np.zeros(length, np.int32) for length in lengths]
     inputs = _uploaded(pack(requests), torch.device("cuda"))
-    tables = AttentionTables(Heads(HEADS, HEADS, HIDDEN // HEADS), None, None)
+    tables = AttentionTables(Heads(HEADS, HEADS, HIDDEN // HEADS), {}, None)
     return Launch(
         num_bytes,
         lambda i: attend(out[i], qkv[i], PlainAttention(), inputs, tables),

@@ -68,7 +68,7 @@ def _models(record: Record) -> Measures:
         if not part:  # it was not measured, or not to its end
             continue
         ours, alone = part["closed"]["loads"], part["alone"]["engine"]
-        for load in ours.keys() & alone.keys():
+        for load in ours:
             rate, of_engine = ours[load]["requests_per_s"], alone[load]["requests_per_s"]
             found |= {f"{name}, {load}, req/s": rate, f"{name}, {load}, engine alone, req/s": of_engine}
             found[f"{name}, {load}, share of the engine alone"] = rate / of_engine

@@ -1,4 +1,4 @@
-"""Encoders of T5 and mT5: their settings, whole models below modules, and where they run."""
+"""Encoders of T5, mT5 and umT5: their settings, whole models below modules, and where they run."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ LENGTHS = (1, 2, 40, 41, MAX_TOKENS)  # 40: the distance from which on a bias is
 WORDS = ["where", "is", "my", "card"]
 
 
-@pytest.mark.parametrize("family", ["t5", "mt5"])
+@pytest.mark.parametrize("family", ["t5", "mt5", "umt5"])
 @pytest.mark.parametrize(
     "config",
     [
@@ -160,7 +160,12 @@ def test_the_longest_text_where_a_model_without_positions_states_it_nowhere_else
 
 @pytest.mark.parametrize(
     ("model_type", "dtype", "expected"),
-    [("t5", "auto", "bfloat16"), ("mt5", "float16", "float16"), ("bert", "auto", "float16")],
+    [
+        ("t5", "auto", "bfloat16"),
+        ("mt5", "float16", "float16"),
+        ("umt5", "auto", "bfloat16"),
+        ("bert", "auto", "float16"),
+    ],
 )
 def test_a_gpu_computes_in_bfloat16_what_was_trained_in_it(model_type: str, dtype: str, expected: str) -> None:
     assert gpu_precision(dtype, overflows_float16=FAMILIES[model_type].overflows_float16) == expected

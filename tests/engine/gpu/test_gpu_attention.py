@@ -20,13 +20,13 @@ from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.weights import Encoder, EncoderWeights, Heads
 from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder, without_turn
-from tests.engine.helpers import pack, random_sequences, save_encoder
+from tests.engine.helpers import gpu_sizes, pack, random_sequences, save_encoder
 
 CPU = torch.device("cpu")
 
 
 def weights_of(directory: Path, family: str) -> EncoderWeights:
-    save_encoder(directory, family, hidden_size=128)
+    save_encoder(directory, family, **gpu_sizes(family))
     checkpoint = read_checkpoint(directory)
     return family_of(checkpoint).encoder(checkpoint)
 
@@ -70,22 +70,24 @@ def test_each_layer_attends_with_its_own_float32_angles_and_window(
     assert 0 < len(windows) < len(own)
 
 
+@pytest.mark.parametrize("family", ["mpnet", "umt5"])
 @pytest.mark.parametrize("kernel", [AttentionKernel.SHORT, AttentionKernel.PACKED_64])
-def test_layers_share_one_table_of_biases_over_the_scale(
-    tmp_path: Path, kernel: AttentionKernel, monkeypatch: pytest.MonkeyPatch
+def test_each_layer_attends_with_its_table_of_biases_over_the_scale(
+    tmp_path: Path, kernel: AttentionKernel, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = weights_of(tmp_path, "mpnet")
+    """MPNet's layers share one. umT5's have their own."""
+    weights = weights_of(tmp_path, family)
     encoder = prepare_for_gpu(weights, torch.float16, CPU)
     name = "short_attention" if kernel is AttentionKernel.SHORT else "packed_attention"
     calls = calls_of(name, encoder, inputs_for(kernel), monkeypatch)
-    bias: Any = weights.layers[0].attention
-    for *_, table in calls:
+    assert len({id(layer.attention) for layer in weights.layers}) == (2 if family == "umt5" else 1)
+    for (*_, table), layer in zip(calls, weights.layers, strict=True):
+        bias: Any = layer.attention
         middle, last = table.shape[1] // 2, bias.bias.shape[1] // 2
         for distance in (-500, -last, -7, 0, 1, last, 200):
             column = table[:, min(max(distance + middle, 0), 2 * middle)]
             want = bias.bias[:, min(max(distance, -last), last) + last].half().float() * 32**0.5
             torch.testing.assert_close(column, want, atol=0, rtol=1e-6)
-    assert len(calls) == len(weights.layers)
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
@@ -105,10 +107,10 @@ def test_every_layer_of_any_combination_attends_as_on_the_cpu(
     qkv = torch.randn(
         len(batch.token_ids), heads.width + 2 * heads.key_width, generator=torch.Generator().manual_seed(0)
     )
-    for layer in weights.layers:
+    for layer, own in zip(weights.layers, encoder.layers, strict=True):
         expected = cpu.attend(qkv[tokens], without_turn(layer.attention))
         tables = AttentionTables.of(encoder, CPU)
-        found = attend(torch.zeros(len(qkv), heads.width), qkv, layer.attention, inputs, tables)
+        found = attend(torch.zeros(len(qkv), heads.width), qkv, own.attention, inputs, tables)
         torch.testing.assert_close(found[tokens][: len(qkv)], expected[: len(qkv)], atol=1e-5, rtol=0)
 
 

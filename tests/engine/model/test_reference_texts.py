@@ -64,7 +64,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 def tokenizer_of(family: str) -> str:
     """The kind of tokenizer that is published with a family, or one that any model may have."""
-    same = {"mt5": "t5", "qwen2": "qwen3"}  # embedders of Qwen2 end a text as those of Qwen3 do
+    same = {"mt5": "t5", "umt5": "t5", "qwen2": "qwen3"}  # embedders of Qwen2 end a text as those of Qwen3 do
     return same.get(family, family if family in MAKERS else "backend")
 
 

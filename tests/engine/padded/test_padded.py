@@ -45,16 +45,12 @@ POOLINGS = ("cls", "mean", "max", "last")
 LENGTHS = (1, 12, 127, 2, 128, 12, 130)
 _AUTO_MODEL: Any = transformers.AutoModel  # transformers leaves from_config untyped
 _AUTO_CLASSIFIER: Any = transformers.AutoModelForSequenceClassification
-_UMT5: Any = transformers.UMT5Config  # whose classes take more than their signatures say
-_ROFORMER: Any = transformers.RoFormerConfig
+_ROFORMER: Any = transformers.RoFormerConfig  # whose class takes more than its signature says
 
 UNKNOWN: dict[str, Callable[[], Any]] = {  # to the packed runtime
     "roformer": lambda: _ROFORMER(**SIZE, embedding_size=48),
     "deberta": lambda: transformers.DebertaConfig(**SIZE),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=VOCAB, n_embd=48, n_layer=2, n_head=4, n_positions=MAX_TOKENS),
-    "umt5": lambda: _UMT5(
-        vocab_size=VOCAB, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, n_positions=MAX_TOKENS
-    ),
 }
 CHANGED_BY_PADDING: dict[str, Callable[[], Any]] = {
     "fnet": lambda: transformers.FNetConfig(**{k: v for k, v in SIZE.items() if k != "num_attention_heads"}),
@@ -226,8 +222,7 @@ class TestArchitecturesThatTheRuntimeLacks:
         assert [(log["event"], log["model_type"]) for log in logs] == [("runs_padded", name)]
         assert (engine.info.max_tokens, engine.info.dim) == (MAX_TOKENS, 48)
         sequences = random_sequences(LENGTHS)
-        encoder = model.encoder if name == "umt5" else model
-        expected = [reference_hidden(encoder, sequence) for sequence in sequences]
+        expected = [reference_hidden(model, sequence) for sequence in sequences]
         rows = engine.run(pack(sequences, TaskOptions("embed", "last", False))).rows
         np.testing.assert_allclose(rows, [hidden[-1] for hidden in expected], atol=1e-4)
         rows = engine.run(pack(sequences, TaskOptions("embed", "mean", False))).rows
