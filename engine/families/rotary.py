@@ -8,16 +8,19 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import NotPacked, UnsupportedCheckpoint
+from penstock.engine.families.yarn import TRAINED, positive, yarn
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import Config, require_int, setting
 from penstock.engine.model.modules import max_rotary_tokens
 
-_TRAINED = "original_max_position_embeddings"
 _TYPES = ("rope_type", "type")  # the newer name, and the older
 _OF_TYPE = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", _TRAINED}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", TRAINED}),
+    "yarn": frozenset(
+        {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", TRAINED}
+    ),
 }
 _POSITIONS = "max_position_embeddings"
 _MOST_ROWS = 1 << 20  # of angles: 512 MiB for heads of 128, where a text may have so many tokens
@@ -33,7 +36,7 @@ def rotary_angles(
     is_scaled: bool = True,
     max_tokens: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [tokens of the longest sequence, head_dim / 2].
+    """Cosines and sines [tokens of the longest sequence, head_dim / 2], times the factor by which YaRN scales scores.
 
     theta: the base where config.json states none. kind: of layers, where each has its own settings. is_scaled: whether
     an older file's rope_scaling is of this kind too. max_tokens: max_position_embeddings where config.json states none.
@@ -45,11 +48,17 @@ def rotary_angles(
     settings = _settings(config) if kind is None else _settings_of(checkpoint, kind, is_scaled=is_scaled)
     _require_known(checkpoint, settings)
     theta = setting(settings, "rope_theta", theta if kind is not None else setting(config, "rope_theta", theta))
-    frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
-    positions = _positions(config, max_tokens)
-    rows = torch.arange(_longest(checkpoint, positions)).float()
-    angles = rows[:, None] * _scaled(checkpoint, frequencies, settings, positions)
-    return angles.cos(), angles.sin()
+    periods = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim)
+    tokens, factor = _positions(config, max_tokens), 1.0
+    rows = torch.arange(_longest(checkpoint, tokens)).float()
+    if _rope_type(settings) == "yarn":
+        if kind is not None and settings.get("truncate") is not None:  # the reference does not look for it there
+            raise NotPacked(f"{checkpoint.directory}: truncate of one kind of layers is not implemented.")
+        frequencies, factor = yarn(checkpoint, settings, periods, theta, tokens)
+    else:
+        frequencies = _scaled(checkpoint, 1.0 / periods, settings, tokens)
+    angles = rows[:, None] * frequencies
+    return angles.cos() * factor, angles.sin() * factor
 
 
 def _positions(config: Config, default: int) -> int:
@@ -91,8 +100,8 @@ def _require_known(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         raise NotPacked(f"{checkpoint.directory}: rotary positions {what} are not implemented.")
     if setting(checkpoint.config, "partial_rotary_factor", 1.0) != 1.0:
         raise NotPacked(f"{checkpoint.directory}: partial_rotary_factor is not implemented.")
-    if rope_type == "llama3" and checkpoint.config.get(_TRAINED) is not None:
-        raise NotPacked(f"{checkpoint.directory}: {_TRAINED} outside the rotary settings is not implemented.")
+    if rope_type in ("llama3", "yarn") and checkpoint.config.get(TRAINED) is not None:
+        raise NotPacked(f"{checkpoint.directory}: {TRAINED} outside the rotary settings is not implemented.")
 
 
 def _rope_type(settings: Mapping[str, Any]) -> str:
@@ -104,11 +113,11 @@ def _scaled(checkpoint: Checkpoint, frequencies: Tensor, settings: Mapping[str, 
         case "default":
             return frequencies
         case "linear":
-            return frequencies / _number(checkpoint, settings, "factor")
+            return frequencies / positive(checkpoint, settings, "factor")
         case "llama3":
-            low, high = (_number(checkpoint, settings, f"{name}_freq_factor") for name in ("low", "high"))
-            trained = require_int(settings, _TRAINED, max_tokens)
-            return _by_wavelength(frequencies, _number(checkpoint, settings, "factor"), low, high, trained)
+            low, high = (positive(checkpoint, settings, f"{name}_freq_factor") for name in ("low", "high"))
+            trained = require_int(settings, TRAINED, max_tokens)
+            return _by_wavelength(frequencies, positive(checkpoint, settings, "factor"), low, high, trained)
         case other:
             raise RuntimeError(f"rotary positions of type {other!r} passed the check. This is a bug.")
 
@@ -120,10 +129,3 @@ def _by_wavelength(frequencies: Tensor, factor: float, low: float, high: float, 
     share = (trained / waves - low) / (high - low)
     between = ~(waves < trained / high) & ~(waves > trained / low)
     return torch.where(between, (1 - share) * scaled / factor + share * scaled, scaled)
-
-
-def _number(checkpoint: Checkpoint, settings: Mapping[str, Any], key: str) -> float:
-    value = setting(settings, key, math.nan)
-    if not value > 0 or math.isinf(value):
-        raise UnsupportedCheckpoint(f"{checkpoint.directory}: rotary positions need a positive {key!r}, not {value}.")
-    return value

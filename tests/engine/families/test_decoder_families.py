@@ -114,6 +114,7 @@ def test_what_a_config_file_leaves_out_has_the_default_of_its_class(tmp_path: Pa
 
 
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 20}
+_YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 60, "rope_theta": 10_000.0}
 _LINEAR = {"rope_type": "linear", "factor": 2.5}
 _OLD = {"rope_parameters": ...}
 
@@ -135,6 +136,14 @@ _UNLISTED = {"layer_types": ..., "sliding_window": 20}
         ("qwen3", _OLD | {"rope_theta": 1_000_000, "rope_scaling": None}),
         ("qwen2", {"rope_parameters": _LINEAR | {"rope_theta": 100.0}}),
         ("mistral", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5000.0, **_LLAMA3}}),
+        ("qwen3", {"rope_parameters": _YARN}),
+        ("qwen3", {"rope_parameters": _YARN | {"attention_factor": 0.7, "beta_fast": 9, "beta_slow": 0.5}}),
+        ("qwen2", {"rope_parameters": _YARN | {"factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.4}}),
+        ("llama", {"rope_parameters": _YARN | {"mscale": 0.7, "truncate": False}}),
+        ("llama", {"rope_parameters": _YARN | {"factor": None}}),
+        ("llama", {"rope_parameters": _YARN | {"factor": 0.5, "beta_fast": 0}}),
+        ("mistral", _OLD | {"rope_theta": 500, "rope_scaling": {"type": "yarn", "factor": 2.0}}),
+        ("modernbert", {"rope_parameters": {FULL: _YARN, SLIDING: _LINEAR}}),
         ("eurobert", _OLD | {"rope_theta": 250_000}),
         ("modernbert", _OLD | {"rope_scaling": _LINEAR, "global_rope_theta": 900.0, "local_rope_theta": 50.0}),
         ("modernbert", {"rope_parameters": {FULL: {"rope_type": "llama3", **_LLAMA3}, SLIDING: _LINEAR}}),
@@ -153,13 +162,11 @@ def test_layers_and_rotary_positions_in_old_and_new_forms(tmp_path: Path, family
     assert_as_transformers(tmp_path, (130,))
 
 
-_YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 60, "rope_theta": 10_000.0}
-
-
 @pytest.mark.parametrize(
     ("family", "change", "words"),
     [
-        ("qwen3", {"rope_parameters": _YARN}, "'yarn'"),
+        ("modernbert", {"rope_parameters": {FULL: _YARN | {"truncate": False}}}, "truncate of one kind of layers"),
+        ("llama", {"rope_scaling": _YARN, "original_max_position_embeddings": 60}, "original_max_position_embeddings"),
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "mscale": 1.0}}, "with mscale"),
         ("llama", {"partial_rotary_factor": 0.5, "rope_scaling": None}, "partial_rotary_factor"),
         (
@@ -225,6 +232,8 @@ def test_without_kernels_they_run_padded_on_a_gpu(tmp_path: Path, monkeypatch: p
         ("gemma3_text", {"rope_parameters": {"rope_theta": 5.0}}, "rope_theta beside the kinds"),
         ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": -1.0}}, "positive 'factor'"),
+        ("llama", {"rope_scaling": _YARN | {"beta_slow": -1.0}}, "positive 'beta_slow'"),
+        ("llama", {"rope_scaling": _YARN | {"rope_theta": 1.0}}, "cannot be computed for rope_theta 1.0"),
         ("llama", {"num_attention_heads": 16, "head_dim": None}, "heads of 3 cannot be rotated"),
         ("qwen3", {"num_key_value_heads": 3}, "3 heads of keys do not divide 4"),
         ("qwen3", {"hidden_act": "snake"}, "activation 'snake'"),

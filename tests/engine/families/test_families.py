@@ -245,7 +245,7 @@ def test_modernberts_prediction_head(tmp_path: Path, pooling: str, bias: bool) -
     ("change", "words"),
     [
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types must name 4 layers"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rotary positions "),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, "rotary positions "),
         ({"num_attention_heads": 16}, "heads of 3 cannot be rotated"),
     ],
 )
