@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families.readers import read_classifier, read_dense, read_norm, require_same
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
-from penstock.engine.model.files import require_int, setting
+from penstock.engine.model.files import require_int, setting, stated_rows
 from penstock.engine.model.seq2seq import (
     CrossAttention,
     DecoderLayer,
@@ -50,6 +50,11 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         )
     source, target = _embeddings(checkpoint, "encoder"), _embeddings(checkpoint, "decoder")
     encoding, decoding = _read_stacks(checkpoint, source, target, pre_norm=False)
+    if stated_rows(config, "vocab_size") not in (-1, len(source.words)):
+        raise CheckpointError(
+            f"{checkpoint.directory}: the table of words has {len(source.words)} rows, and vocab_size of config.json "
+            f"is {config['vocab_size']}."
+        )
     return EncoderDecoder(
         embeddings=Embeddings(source.words, source.positions, None, source.norm),
         projection=None,
@@ -92,10 +97,11 @@ def _start_token(checkpoint: Checkpoint, vocab_size: int) -> int:
 
 def _embeddings(checkpoint: Checkpoint, stack: str) -> TokenEmbeddings:
     weights, hidden = checkpoint.weights, require_int(checkpoint.config, "d_model")
-    prefix = prefix_of(checkpoint)
+    prefix, rows = prefix_of(checkpoint), stated_rows(checkpoint.config, "max_position_embeddings")
+    rows = rows if rows < 0 else rows + _FIRST_POSITION
     return TokenEmbeddings(
         words=read_words(checkpoint, prefix, stack),
-        positions=weights.take(f"{prefix}{stack}.embed_positions.weight", -1, hidden)[_FIRST_POSITION:],
+        positions=weights.take(f"{prefix}{stack}.embed_positions.weight", rows, hidden)[_FIRST_POSITION:],
         norm=read_norm(weights, f"{prefix}{stack}.layernorm_embedding", hidden, _EPS),
     )
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from penstock.engine import Engine, TaskOptions, load_engine
-from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.gpu.support import require_supported
 from penstock.engine.model.program import record
 from penstock.engine.packed_model import weights_of
@@ -121,10 +121,16 @@ def test_devices_without_the_decoders_operations_refuse_it(tmp_path: Path) -> No
         ({"is_decoder": True}, "is_decoder"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder"),
         ({"is_causal": True}, "is_causal"),
+        ({"max_position_embeddings": 129}, r"config.json implies \(131, 48\)"),
+        ({"vocab_size": VOCAB + 1}, f"vocab_size of config.json is {VOCAB + 1}"),
+        ({"encoder_layers": 1}, "would not be used"),
+        ({"decoder_layers": 2}, "would not be used"),
+        ({"num_hidden_layers": 5}, "'num_hidden_layers' 5"),
+        ({"activation_function": "snake"}, "activation 'snake'"),
     ],
 )
 def test_settings_that_are_not_run_are_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     save_model(tmp_path)
     edit_json(tmp_path / "config.json", **changes)
-    with pytest.raises(UnsupportedCheckpoint, match=reason):
+    with pytest.raises(CheckpointError, match=reason):
         load(tmp_path)
