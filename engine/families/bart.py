@@ -87,10 +87,10 @@ def end_token(checkpoint: Checkpoint) -> int:
 
 
 def _start_token(checkpoint: Checkpoint, vocab_size: int) -> int:
-    start = require_int(checkpoint.config, "decoder_start_token_id", _END)
-    if not 0 <= start < vocab_size:
+    start = checkpoint.config.get("decoder_start_token_id", _END)
+    if type(start) is not int or not 0 <= start < vocab_size:
         raise UnsupportedCheckpoint(
-            f"{checkpoint.directory}: decoder_start_token_id is {start}, which is not one of {vocab_size} tokens."
+            f"{checkpoint.directory}: decoder_start_token_id is {start!r}, which is not one of {vocab_size} tokens."
         )
     return start
 

@@ -134,4 +134,6 @@ def _weight_of(directory: Path, module: str, tensors: MutableMapping[str, Tensor
         found = [name for name in tensors if f".{name}".endswith(f".{wanted}") or f".{wanted}".endswith(f".{name}")]
         if len(found) == 1:
             return found[0], part, parts
-    raise CheckpointError(f"{directory}: the adapter changes {module}, and the model has no weight of that name alone.")
+    raise CheckpointError(
+        f"{directory}: the adapter changes {module}, and the model has no weight of that name alone. {_WAY_OUT}"
+    )

@@ -54,7 +54,9 @@ def load(directory: Path, engine: str = "packed") -> Engine:
 
 
 @pytest.mark.parametrize(("family", "engine"), MODELS)
-@pytest.mark.parametrize("changes", [{}, {"scale_embedding": True, "activation_function": "relu"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"scale_embedding": True, "activation_function": "relu", "decoder_start_token_id": 0}]
+)
 def test_logits_are_those_of_transformers_whatever_the_batch(
     tmp_path: Path, family: str, engine: str, changes: dict[str, Any]
 ) -> None:
@@ -118,6 +120,7 @@ def test_devices_without_the_decoders_operations_refuse_it(tmp_path: Path) -> No
     ("changes", "reason"),
     [
         ({"decoder_start_token_id": VOCAB}, f"decoder_start_token_id is {VOCAB}"),
+        ({"decoder_start_token_id": None}, "decoder_start_token_id is None"),
         ({"is_decoder": True}, "is_decoder"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder"),
         ({"is_causal": True}, "is_causal"),
