@@ -5,7 +5,7 @@ So transformers loads such a directory where PEFT is installed. Both files of th
 
 import math
 import re
-from collections.abc import MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 from torch import Tensor, bfloat16, float16, float32
@@ -35,13 +35,32 @@ _WITHOUT_EFFECT = frozenset(
 _INITIAL = (True, False, None, "gaussian")  # others change the model's own weights
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.(lora_[AB]\.weight|lora_embedding_[AB])")
 _LINEAR, _EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
-# Modules of transformers whose weights published files have under another name, or as one of equal parts of another.
-_PUBLISHED = {  # jina-embeddings-v3
-    "self_attn.q_proj": ("mixer.Wqkv", 0, 3),
-    "self_attn.k_proj": ("mixer.Wqkv", 1, 3),
-    "self_attn.v_proj": ("mixer.Wqkv", 2, 3),
-    "self_attn.o_proj": ("mixer.out_proj", 0, 1),
-}
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_LAYER = re.compile(r"(?:^|.*\.)layers\.(\d+)\.(.+)")
+# The published names of layers and, for the modules that transformers makes of them, of their weights: see the layouts
+# of engine.families. Several modules of one weight are its equal parts, in this order.
+_PUBLISHED: tuple[tuple[str, Mapping[tuple[str, ...], str]], ...] = (
+    ("encoder.layers", {_QKV: "mixer.Wqkv", ("self_attn.o_proj",): "mixer.out_proj"}),  # jina-embeddings-v3
+    (  # NomicBERT
+        "encoder.layers",
+        {
+            _QKV: "attn.Wqkv",
+            ("self_attn.o_proj",): "attn.out_proj",
+            ("mlp.gate_proj",): "mlp.fc12",
+            ("mlp.up_proj",): "mlp.fc11",
+            ("mlp.down_proj",): "mlp.fc2",
+        },
+    ),
+    (  # GTE
+        "encoder.layer",
+        {
+            _QKV: "attention.qkv_proj",
+            ("self_attn.o_proj",): "attention.o_proj",
+            ("mlp.up_proj", "mlp.gate_proj"): "mlp.up_gate_proj",
+            ("mlp.down_proj",): "mlp.down_proj",
+        },
+    ),
+)
 
 
 def has_adapter(directory: Path) -> bool:
@@ -124,12 +143,7 @@ def _weight_of(directory: Path, module: str, tensors: MutableMapping[str, Tensor
 
     Names of an adapter and of its model may differ by the prefix of either's class.
     """
-    places = [(f"{module}.weight", 0, 1)]
-    places += [
-        (f"{module.removesuffix(own)}{published}.weight", part, parts)
-        for own, (published, part, parts) in _PUBLISHED.items()
-        if module.endswith(f".{own}")
-    ]
+    places = [(f"{module}.weight", 0, 1), *_published(module)]
     for wanted, part, parts in places:
         found = [name for name in tensors if f".{name}".endswith(f".{wanted}") or f".{wanted}".endswith(f".{name}")]
         if len(found) == 1:
@@ -137,3 +151,14 @@ def _weight_of(directory: Path, module: str, tensors: MutableMapping[str, Tensor
     raise CheckpointError(
         f"{directory}: the adapter changes {module}, and the model has no weight of that name alone. {_WAY_OUT}"
     )
+
+
+def _published(module: str) -> Iterator[tuple[str, int, int]]:
+    """The published names that the weight of a module may have, and which of how many equal parts of it."""
+    if (found := _LAYER.fullmatch(module)) is None:
+        return
+    index, own = found.groups()
+    for layers, names in _PUBLISHED:
+        for modules, published in names.items():
+            if own in modules:
+                yield f"{layers}.{index}.{published}.weight", modules.index(own), len(modules)
