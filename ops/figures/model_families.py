@@ -57,7 +57,7 @@ FAMILY_ROWS = (
         ["bart"],
         "bart-large-mnli, distilbart-mnli",
         padded_on_gpu="all, but for those that generate",
-        notes="the decoder reads the text again; its state at the last `eos_token_id`, or the last token, is classified",
+        notes="the decoder reads the text again; its state at the last `eos_token_id`, or token, is classified",
     ),
     FamilyRow("ELECTRA", ["electra"]),
     FamilyRow("MPNet", ["mpnet"], "all-mpnet-base-v2 (24 M)", ["MPNet-base"]),
