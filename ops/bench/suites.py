@@ -20,6 +20,8 @@ CPU = BenchSuite(
         "engine-bf16": Part(f"{_BENCH}.cpu.part_engine:run", 150, ("bfloat16",)),
         "end-to-end": Part(f"{_BENCH}.cpu.part_kafka:run_end_to_end", 300),
         "latency": Part(f"{_BENCH}.cpu.part_kafka:run_latency", 300),
+        "labels-minilm": Part(f"{_BENCH}.cpu.part_labels:run", 80, ("MiniLM-L6",)),
+        "labels-deberta": Part(f"{_BENCH}.cpu.part_labels:run", 150, ("DeBERTa-v3-base",)),
         "null": Part(f"{_BENCH}.cpu.part_null:run_null", 150),
         "memory": Part(f"{_BENCH}.cpu.part_null:run_memory", 100),
     },
@@ -63,6 +65,7 @@ GPU = BenchSuite(
     parts={
         "kernels": Part(f"{_BENCH}.gpu.part_kernels:run", 5),
         "single": Part(f"{_BENCH}.gpu.part_single:run", 32),
+        "labels": Part(f"{_BENCH}.gpu.part_labels:run", 30, ("DeBERTa-v3-base",)),
         **{f"shape-{name}": Part(f"{_BENCH}.gpu.part_shapes:run", 25, (name,)) for name in SHAPES},
     },
     time_limit_s=400.0,

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import BertConfig
 
-from penstock.ops.bench.common import runner
+from penstock.ops.bench.common import labels, runner
 from penstock.ops.bench.common.machine import describe_machine, slug
 from penstock.ops.bench.common.part_bench import DeadlinePassed, PartBench, deadline
 from penstock.ops.bench.common.part_runner import run_part
@@ -82,6 +83,23 @@ def test_the_engine_alone_stands_beside_sentence_transformers(tmp_path: Path) ->
     found = run_once("contestants.engine_alone", spec, tmp_path / "log")
     assert found["engine"].keys() == {"ids", "texts"}
     assert found["sentence_transformers"]["texts"]["batch"] in (32, 64)
+
+
+@pytest.mark.slow
+def test_labels_have_the_scores_of_the_pipeline_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several records and batches, the texts' order is kept."""
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    monkeypatch.setattr(labels, "SHAPES", {"small": lambda: BertConfig(**small, initializer_range=1.0)})
+    found = labels.labels_beside_the_pipeline("small", 200, tmp_path, "float32")
+    assert found["score_range"] > 0.1
+    assert found["largest_difference"] < 1e-5
+    assert found["batch"] in found["tried_batches_texts_per_s"]
+    assert min(found["texts_per_s"].values()) > 0
 
 
 def test_texts_are_shuffled_the_same_way_each_time_and_start_again() -> None:

@@ -28,9 +28,9 @@ class Setup(PartBench):
         self._scale: float = options["scale"]
         print(f"logs in {self.logs}", flush=True)
 
-    def count(self, full: int) -> int:
-        """`full`, scaled; at least 64, so that there are batches and percentiles."""
-        return max(64, int(full * self._scale))
+    def count(self, full: int, least: int = 64) -> int:
+        """`full`, scaled; by default at least 64, so that there are batches and percentiles."""
+        return max(least, int(full * self._scale))
 
     def seconds(self, full: float) -> float:
         """`full`, scaled; at least one, so that a load has answers."""

@@ -7,7 +7,8 @@ from typing import Any
 from penstock.ops.bench.common.measures import At, From, Suite
 from penstock.ops.bench.common.tables import Grid, Table, Targets, each
 
-PARTS = ("engine", "engine-bf16", "end-to-end", "latency", "null", "memory")
+LABELS = {"MiniLM-L6": "labels-minilm", "DeBERTa-v3-base": "labels-deberta"}  # each shape with its part
+PARTS = ("engine", "engine-bf16", "end-to-end", "latency", *LABELS.values(), "null", "memory")
 DTYPES = {"float32": "engine", "bfloat16": "engine-bf16"}  # each with its part of the engine alone
 WAYS = ("records shared", "a record each")  # one record for many concurrent calls, or one for each
 _CALLS = {"lists": "bulk", "one text a call": "single"}
@@ -58,6 +59,8 @@ SUITE = Suite(
         ],
         At("latency.*.latency_ms.p50", "latency *, p50, ms"),
         At("latency.*.latency_ms.p99", "latency *, p99, ms"),
+        *[At(f"{part}.texts_per_s.*", f"labels {shape}, *, texts/s") for shape, part in LABELS.items()],
+        From("labels *, times the pipeline", ("labels *, ours, texts/s", "labels *, pipeline, texts/s")),
         At("null.echo.send", "echo, a record each, req/s", _echo),
         At("null.echo.batched", "echo, batches of records, req/s", _echo),
         At("null.requests_per_s.*", "null engine, *, req/s", statistics.median),
@@ -103,6 +106,13 @@ HEADLINE = Grid(
                 "",
             )
         ],
+        *each(
+            LABELS,
+            "8 labels a text, shape of *, float32, texts/s",
+            "{labels *, ours, texts/s}",
+            "transformers' zero-shot pipeline, its best batch: {labels *, pipeline, texts/s}",
+            "",
+        ),
         *each(
             WAYS,
             "no model, one sequence a call, *, req/s",

@@ -54,6 +54,7 @@ GPU = Suite(
     (
         _single,
         _shapes,
+        At("labels.texts_per_s.*", "8 labels a text, DeBERTa-v3-base, *, texts/s"),
         At(f"{_KERNEL}.share_of_copy", "kernel, *, * tokens, share of the copy", keys=(str, _THOUSANDS)),
         At(f"{_KERNEL}.us", "kernel, *, * tokens, µs", keys=(str, _THOUSANDS)),
         At(f"{_KERNEL}.torch_us", "kernel, *, * tokens, torch, µs", keys=(str, _THOUSANDS)),
@@ -104,10 +105,16 @@ _SHAPES = Grid(
     ],
 )
 _ONE_OF_SHAPES = Grid(["one request of 50 tokens", "ms"], [["*", "{shape, *, one request, ms}"]])
+_LABELS = Grid(
+    ["8 labels a text", "penstock, texts/s", "transformers' zero-shot pipeline, texts/s"],
+    [_beside("DeBERTa-v3-base", "8 labels a text, DeBERTa-v3-base, @, texts/s", [OURS, "pipeline"])],
+)
 TABLES = {
     "gpu-headline": Table(GPU, ["single"], [_HEADLINE]),
     "gpu-kernels": Table(GPU, ["kernels"], [_KERNELS, _KERNELS_OF_ATTENTION]),
-    "gpu-shapes": Table(GPU, [f"shape-{name}" for name in SHAPES], [_SHAPES, _ONE_OF_SHAPES], apart=True),
+    "gpu-shapes": Table(
+        GPU, [*[f"shape-{name}" for name in SHAPES], "labels"], [_SHAPES, _ONE_OF_SHAPES, _LABELS], apart=True
+    ),
     "gpu-targets": Table(GPU, ["single", "kernels"], [Targets("gpu")]),
 }
 
