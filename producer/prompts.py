@@ -85,6 +85,11 @@ def read_prompts(directory: Path) -> Prompts:
     kind = _KINDS.get(str(config.get("model_type", "SentenceTransformer")))
     if kind is None:
         return Prompts()
+    return replace(prompts_of(config, path, kind), are_pooled=_are_pooled(directory))
+
+
+def prompts_of(config: Mapping[str, Any], path: Path, kind: str = _EMBED) -> Prompts:
+    """Of a config_sentence_transformers.json, of which `path` is told; `kind` as in Prompts. Raises ValueError as above."""
     stated, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(stated, dict) or not all(isinstance(text, str | None) for text in stated.values()):
         raise ValueError(f"{path}: `prompts` must map names to strings")
@@ -93,7 +98,7 @@ def read_prompts(directory: Path) -> Prompts:
     by_name = {**_ALWAYS_KNOWN[kind]} | {name: text or "" for name, text in stated.items()}
     if default is not None and (not isinstance(default, str) or default not in by_name):
         raise ValueError(f"{path}: `default_prompt_name` {default!r} is not among its prompts, {', '.join(by_name)}")
-    return Prompts(by_name, "" if default is None else by_name[default], _are_pooled(directory), kind)
+    return Prompts(by_name, "" if default is None else by_name[default], kind=kind)
 
 
 def _are_pooled(directory: Path) -> bool:

@@ -17,6 +17,7 @@ import tokenizers
 
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.known_words import KnownWords
+from penstock.producer.late_interaction import LateInteraction, TextsOfRole, prepare, read_late_interaction
 from penstock.producer.pair_frame import PairFrame
 from penstock.producer.pair_template import PairTemplate
 from penstock.producer.prompts import Prompts, read_prompts
@@ -49,15 +50,21 @@ class Tokenizer:
     Truncation and padding stored in the tokenizer's file (all-MiniLM-L6-v2: cut and pad to 128) are removed on loading.
     """
 
-    def __init__(self, loaded: LoadedTokenizer, prompts: Prompts) -> None:
-        """This object modifies the tokenizer that is loaded. Called by `from_directory`."""
+    def __init__(self, loaded: LoadedTokenizer, prompts: Prompts, late: LateInteraction | None = None) -> None:
+        """This object modifies the tokenizer that is loaded. Called by `from_directory`.
+
+        late: of a checkpoint that tokenizes queries and documents in ways of their own.
+        """
         template = loaded.template
         # Of the checkpoint; callers apply them before `encode`, and a chat template with them.
         self.prompts = replace(prompts, template=template)
+        self._late = late
         self.languages = loaded.languages
         plain = loaded.backend
         plain.no_truncation()
         plain.no_padding()
+        if late is not None:
+            prepare(late, plain)
         self.frame = frame_of(plain, cuts_left=loaded.cuts_left)
         words = None if template else KnownWords.of(plain, cuts_left=loaded.cuts_left)
         self._whole = _Encoder(plain, None, words, loaded.gives_types, template, loaded.cuts_left)
@@ -76,10 +83,13 @@ class Tokenizer:
         """
         directory = Path(path)
         try:
-            prompts = read_prompts(directory)
+            late = read_late_interaction(directory)
+            prompts = read_prompts(directory) if late is None else late.prompts
+        except TokenizerError:
+            raise
         except (OSError, ValueError) as error:
             raise TokenizerError(f"The prompts of {directory} cannot be read: {error}.") from error
-        return cls(load_backend(directory), prompts)
+        return cls(load_backend(directory, has_roles=late is not None), prompts, late)
 
     @functools.cached_property
     def pair_frame(self) -> PairFrame:
@@ -115,6 +125,15 @@ class Tokenizer:
             UnsupportedTask: the tokenizer has no such language.
             ValueError: `truncate` without `max_tokens`, or with too few for the special tokens.
         """
+        if self._late is not None:
+            parts = self._late.parts(texts, truncate, max_tokens)
+            encoded = [self._encode(_at(texts, p), p.truncate, p.max_tokens, spans, language) for p in parts]
+            return self._by_role(self._late, parts, encoded)
+        return self._encode(texts, truncate, max_tokens, spans, language)
+
+    def _encode(
+        self, texts: Sequence[Text], truncate: bool, max_tokens: int | None, spans: bool, language: str | None
+    ) -> list[Encoded]:
         encoder = self._encoder(truncate, max_tokens)
         with _refusing_surrogates(texts):
             found = encoder.find(texts, spans)
@@ -128,6 +147,20 @@ class Tokenizer:
         """
         [encoded] = self.encode([prompt], truncate=truncate, max_tokens=max_tokens)
         return len(encoded.ids) - (len(encoded.ids) > 0 and int(encoded.ids[-1]) in self._special_ids)
+
+    def _by_role(
+        self, late: LateInteraction, parts: Sequence[TextsOfRole], encoded: Sequence[Sequence[Encoded]]
+    ) -> list[Encoded]:
+        """Each text's tokens, in the order of all texts, those of queries filled up."""
+        whole: dict[int, Encoded] = {}
+        for part, some in zip(parts, encoded, strict=True):
+            finished = [self._filled_up(one, late) for one in some] if part.is_query else some
+            whole.update(zip(part.places, finished, strict=True))
+        return [whole[place] for place in range(len(whole))]
+
+    def _filled_up(self, query: Encoded, late: LateInteraction) -> Encoded:
+        ids, types = late.expanded(query.ids, self._whole.plain), query.token_type_ids
+        return Encoded(ids, None if types is None else np.pad(types, (0, len(ids) - len(types))), query.spans)
 
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence of token ids, without special tokens. Ids outside the vocabulary have none."""
@@ -169,6 +202,15 @@ class Tokenizer:
         Calls at the same time take turns there. A text that is longer than a turn has a thread of its own kind. Between
         two turns here the event loop has one.
         """
+        if self._late is None:
+            return await self._encode_async(texts, truncate, max_tokens, spans, language)
+        parts = self._late.parts(texts, truncate, max_tokens)
+        encoded = [await self._encode_async(_at(texts, p), p.truncate, p.max_tokens, spans, language) for p in parts]
+        return self._by_role(self._late, parts, encoded)
+
+    async def _encode_async(
+        self, texts: Sequence[Text], truncate: bool, max_tokens: int | None, spans: bool, language: str | None
+    ) -> list[Encoded]:
         encoder = self._encoder(truncate, max_tokens)
         with _refusing_surrogates(texts):
             found: list[Encoded | None] = []
@@ -273,6 +315,10 @@ def _chunks(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
             chunk, num_characters = [], 0
     if chunk:
         yield chunk
+
+
+def _at(texts: Sequence[Text], part: TextsOfRole) -> list[Text]:
+    return [texts[place] for place in part.places]
 
 
 def _missing(texts: Sequence[Text], found: Sequence[Encoded | None]) -> list[Text]:

@@ -25,16 +25,19 @@ _SENTENCE_CONFIGS = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 # Of a sentence config: they change the tokens of a text in ways that are not implemented.
-_NOT_IMPLEMENTED = ("query_length", "document_length", "query_expansion", "tokenizer_name_or_path")
-_ARGUMENTS = ("processor_kwargs", "tokenizer_args")
+_NOT_IMPLEMENTED = ("tokenizer_name_or_path",)
+OF_ROLES = ("query_length", "document_length", "query_expansion")  # of models that tell queries from documents
+ARGUMENTS = ("processor_kwargs", "tokenizer_args")
 _HARMLESS_ARGUMENTS = {"model_max_length", "trust_remote_code"}  # the first is read with the model
 _NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
 _OLDER_FILES = ("vocab*", "*.model", "*.spm")
 _ADVICE = "Save one with AutoTokenizer.from_pretrained(...).save_pretrained(directory)."
 
 
-def load_backend(directory: Path) -> LoadedTokenizer:
+def load_backend(directory: Path, *, has_roles: bool = False) -> LoadedTokenizer:
     """The tokenizer of a checkpoint: of the transformer's own directory, where modules.json names one.
+
+    has_roles: whether the caller knows the settings of queries and documents (`producer.late_interaction`).
 
     tokenizer.json is read by `tokenizers` alone where `plain_tokenizer` knows that transformers takes it as it is;
     otherwise transformers applies tokenizer_config.json and the other files to it.
@@ -43,9 +46,9 @@ def load_backend(directory: Path) -> LoadedTokenizer:
         MissingTokenizer: there are no files of a tokenizer, or none that transformers makes a fast one of.
         TokenizerError: files are damaged, or ask for what is not implemented.
     """
-    root = _transformer_directory(directory)
-    stated = {} if root is None else _sentence_config(root)
-    _refuse(stated, directory)
+    root = transformer_directory(directory)
+    stated = {} if root is None else sentence_config(root)
+    _refuse(stated, directory, (*_NOT_IMPLEMENTED, *(() if has_roles else OF_ROLES)))
     source = directory if root is None else root
     loaded = None if _has_template(stated) else plain_tokenizer(source)
     loaded = loaded or _from_transformers(source, stated)
@@ -54,7 +57,7 @@ def load_backend(directory: Path) -> LoadedTokenizer:
     return loaded
 
 
-def _transformer_directory(directory: Path) -> Path | None:
+def transformer_directory(directory: Path) -> Path | None:
     """The directory of the first module of modules.json; None without that file."""
     path = directory / "modules.json"
     if not path.is_file():
@@ -69,16 +72,17 @@ def _transformer_directory(directory: Path) -> Path | None:
     return root
 
 
-def _sentence_config(root: Path) -> dict[str, Any]:
+def sentence_config(root: Path) -> dict[str, Any]:
+    """The options of a Transformer module, of its directory. Raises TokenizerError."""
     return next(filter(None, (read_object(root / name) for name in _SENTENCE_CONFIGS)), {})
 
 
-def _refuse(stated: dict[str, Any], directory: Path) -> None:
-    asked = [key for key in _NOT_IMPLEMENTED if stated.get(key)]
+def _refuse(stated: dict[str, Any], directory: Path, not_implemented: tuple[str, ...]) -> None:
+    asked = [key for key in not_implemented if stated.get(key)]
     of_processing = stated.get("processing_kwargs") or {}
     if of_processing and not (_has_template(stated) and _is_of_template(of_processing)):
         asked.append("processing_kwargs")
-    for key in _ARGUMENTS:
+    for key in ARGUMENTS:
         arguments = stated.get(key) or {}
         if not isinstance(arguments, dict):
             raise TokenizerError(f"{directory}: {key} of the transformer's configuration must be an object.")

@@ -188,10 +188,6 @@ def _causal(directory: Path) -> None:
     _saved(directory, transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**size)))
 
 
-def _masked(directory: Path) -> None:
-    _saved(directory, transformers.BertForMaskedLM(transformers.BertConfig(**_SIZE)))
-
-
 def _encoder_decoder(directory: Path) -> None:
     config = transformers.UMT5Config(vocab_size=len(VOCABULARY), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     _saved(directory, transformers.UMT5ForConditionalGeneration(config))
@@ -363,7 +359,6 @@ MISTAKEN: Mapping[str, Make] = {
     "no pooling": _no_pooling,
     "late interaction": _late_interaction,
     "a causal language model": _causal,
-    "a masked language model": _masked,
     "an encoder-decoder of another family": _encoder_decoder,
     "an old name of the limit": _old_limit,
     "a limit above the tokenizer's": _longer_limit,

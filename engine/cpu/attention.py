@@ -40,7 +40,11 @@ def attend(qkv: Tensor, groups: Sequence[Group], heads: Heads) -> Tensor:
         step = _SHORT_SEQUENCES if is_short else 1
         for first in range(0, group.count, step):
             some = view[:, first : first + step]
-            part = _attend_short(some) if is_short else F.scaled_dot_product_attention(*some)
+            if is_short:
+                part = _attend_short(some, group.keys)
+            else:
+                query, key, value = some
+                part = F.scaled_dot_product_attention(query, key[:, :, : group.keys], value[:, :, : group.keys])
             out[first : first + step].copy_(part)
     context[groups[-1].stop :] = 0
     return context
@@ -51,13 +55,15 @@ def is_computed_in_float32(length: int) -> bool:
     return length <= _SHORT_TOKENS
 
 
-def _attend_short(qkv: Tensor) -> Tensor:
-    """qkv [3, n, heads, L, d] of any floating type to context [n, heads, L, d], float32."""
+def _attend_short(qkv: Tensor, keys: int | None) -> Tensor:
+    """qkv [3, n, heads, L, d] of any floating type to context [n, heads, L, d], float32, by the first `keys` keys."""
     _, n, num_heads, length, head_dim = qkv.shape
     # Contiguous: MKL's rounding may depend on strides and alignment, which are then the same for each sequence.
     query, key, value = qkv.float().contiguous().view(3, n * num_heads, length, head_dim)
+    key, value = key[:, :keys], value[:, :keys]
     scores = torch.bmm(query, key.transpose(1, 2)).mul_(1.0 / math.sqrt(head_dim))
-    if length < _VECTOR:
-        scores = F.pad(scores, (0, _VECTOR - length), value=-math.inf)
-    weights = torch.softmax(scores, dim=-1)[:, :, :length]
+    num_keys = key.shape[1]
+    if num_keys < _VECTOR:
+        scores = F.pad(scores, (0, _VECTOR - num_keys), value=-math.inf)
+    weights = torch.softmax(scores, dim=-1)[:, :, :num_keys]
     return torch.bmm(weights, value).view(n, num_heads, length, head_dim)

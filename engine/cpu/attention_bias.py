@@ -39,7 +39,8 @@ def attend_groups(qkv: Tensor, groups: Sequence[Group], heads: Heads, attention:
         for index in range(group.count):
             alone = view[index : index + 1].permute(2, 0, 1, 3).contiguous()
             query, key, value = torch.split(alone, parts)
-            out[index] = attention(query, key, value)[:, 0].transpose(0, 1)
+            seen = key[:, :, : group.keys], value[:, :, : group.keys]
+            out[index] = attention(query, *seen)[:, 0].transpose(0, 1)
     return context
 
 
@@ -144,5 +145,6 @@ def _weighted(scores: Tensor, value: Tensor) -> Tensor:
 
 def _rotated(x: Tensor, norm: Norm | None, cosines: Tensor, sines: Tensor) -> Tensor:
     """norm(x) [heads, n, L, d], with its halves paired, rotated by each position's angles [L, d / 2]."""
+    cosines, sines = cosines[: x.shape[-2]], sines[: x.shape[-2]]
     first, second = (x.float() if norm is None else normalise(x.float(), norm)).chunk(2, dim=-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1).to(x.dtype)

@@ -12,7 +12,7 @@ from penstock.engine.cpu.linear import Linear
 from penstock.engine.cpu.ops import encode_on_cpu
 from penstock.engine.model.layout import Layout, sort_by_length
 from penstock.engine.model.results import EmbeddingTail, Head, apply_layers, pool, pool_end, pool_last
-from penstock.engine.model.vectors import VectorHead
+from penstock.engine.model.vectors import VectorHead, unattended_in
 from penstock.engine.model.weights import Encoder
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
@@ -37,6 +37,7 @@ class CpuEngine:
         self._tail = tail
         self._heads = heads
         self._threads = threads
+        self._unattended = unattended_in(heads)
 
     @property
     def info(self) -> ModelInfo:
@@ -48,7 +49,9 @@ class CpuEngine:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         started = time.perf_counter()
-        layout = sort_by_length(batch.cu_seqlens)
+        layout = sort_by_length(
+            batch.cu_seqlens, None if self._unattended is None else self._unattended.attended(batch)
+        )
         hidden = encode_on_cpu(self._encoder, batch, layout, self._dtype)
         rows = self._rows(hidden, layout, batch)
         return BatchOutput(rows=rows, device_s=time.perf_counter() - started)

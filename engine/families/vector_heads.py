@@ -7,6 +7,7 @@ import torch
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import FAMILIES, family_of
+from penstock.engine.families.late_interaction import token_vectors
 from penstock.engine.model.admission import EMBED_ALL, EMBED_SPARSE, EMBED_TOKENS
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.files import (
@@ -19,14 +20,14 @@ from penstock.engine.model.files import (
     setting,
 )
 from penstock.engine.model.vectors import AllVectors, KeptTokens, Lexical, Splade, TokenVectors, VectorHead
-from penstock.engine.model.weights import Dense
+from penstock.engine.model.weights import Dense, EncoderWeights
 
 _SPLADE_KEYS = {"pooling_strategy", "activation_function", "embedding_dimension", "word_embedding_dimension"}
 _XLM_ROBERTA_SPECIAL = (0, 1, 2, 3)  # <s>, <pad>, </s> and <unk>
 _NUM_LOGS = {"relu": 1, "log1p_relu": 2}  # activation_function of SpladePooling
 
 
-def vector_heads(checkpoint: Checkpoint, dtype: torch.dtype) -> Mapping[str, VectorHead]:
+def vector_heads(checkpoint: Checkpoint, weights: EncoderWeights, dtype: torch.dtype) -> Mapping[str, VectorHead]:
     """Heads by task; empty for a checkpoint that makes one vector of a text. dtype: of the encoder's products.
 
     Raises CheckpointError, UnsupportedCheckpoint.
@@ -34,6 +35,8 @@ def vector_heads(checkpoint: Checkpoint, dtype: torch.dtype) -> Mapping[str, Vec
     match checkpoint.task:
         case "embed_sparse":
             return {EMBED_SPARSE: _splade(checkpoint, dtype)}
+        case "embed_tokens":
+            return {EMBED_TOKENS: token_vectors(checkpoint, weights)}
         case "embed":
             return _linear_heads(checkpoint)
         case _:

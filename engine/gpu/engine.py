@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.device_share import DeviceShare
+from penstock.engine.errors import InvalidBatch
 from penstock.engine.gpu.buckets import likely_batches
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.faults import DeviceFaults
@@ -19,7 +20,7 @@ from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.pinned import Landing, Landings
 from penstock.engine.kernels.pool import pool
 from penstock.engine.model.results import OWN, EmbeddingTail, Head
-from penstock.engine.model.vectors import VectorHead
+from penstock.engine.model.vectors import VectorHead, unattended_in
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
 # Without a batch. Memory that is returned under load holds up every process of the device; batch caps bound it.
@@ -60,6 +61,7 @@ class GpuEngine:
         self._encoder = encoder
         self._tail = tail
         self._heads = heads
+        self._unattended = unattended_in(heads)
         self._stream: torch.cuda.Stream = torch.cuda.Stream(encoder.device)  # type: ignore[no-untyped-call]  # torch
         # Weights were prepared on the current stream; nothing else orders this one after it.
         self._stream.wait_stream(torch.cuda.current_stream(encoder.device))
@@ -102,6 +104,11 @@ class GpuEngine:
         Leaves the engine's stream the calling thread's current one: a switch there and back costs every batch time.
         """
         self._faults.require_sound()
+        if self._unattended is not None and self._unattended.attended(batch) is not None:
+            raise InvalidBatch(
+                "This model's queries are filled up with tokens that are not attended to. No kernel leaves them out. "
+                "Documents are answered on a GPU; serve queries with device='cpu'."
+            )
         try:
             torch.cuda.set_stream(self._stream)
             return self._start(batch)

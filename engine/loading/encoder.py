@@ -1,6 +1,6 @@
 """Loading of an engine from a model's name, for the device that is available."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,9 @@ from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, g
 from penstock.engine.errors import NoKernel, NotPacked, UnsupportedCheckpoint, UnsupportedDevice, wider_than
 from penstock.engine.families import family_of
 from penstock.engine.families.heads import checkpoint_heads, linear_head, require_head_file
+from penstock.engine.families.late_interaction import stated_lengths
 from penstock.engine.families.vector_heads import vector_heads
-from penstock.engine.model.admission import EMBED, GENERATE
+from penstock.engine.model.admission import EMBED, EMBED_TOKENS, GENERATE
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_tokens_of
 from penstock.engine.model.results import EmbeddingTail, Head, on_device
@@ -100,7 +101,7 @@ def _load_packed(
     tail = embedding_tail(checkpoint)
     width = tail.width(weights.hidden_size)
     dim = min(width, tail.dimensions or width) if checkpoint.embeds else 0
-    heads: dict[str, Head | VectorHead] = {**vector_heads(checkpoint, arithmetic)}
+    heads: dict[str, Head | VectorHead] = {**vector_heads(checkpoint, weights, arithmetic)}
     if head is not None:
         _require_embeddings(checkpoint)
         heads["classify"] = linear_head(Path(head), dim)
@@ -113,7 +114,7 @@ def _load_packed(
         dtype=precision,
         device=device_name() if on_gpu else "cpu",
         vocab_size=weights.vocab_size,
-        max_tokens=max_tokens_of(checkpoint, weights.max_tokens),
+        max_tokens=max_tokens_of(checkpoint, weights.max_tokens, _lengths_of_roles(checkpoint)),
         tasks=frozenset({*heads, *({EMBED} if checkpoint.embeds else ())}),
         dim=dim,
         labels=next((head.labels for head in heads.values() if isinstance(head, Head)), ()),
@@ -125,6 +126,10 @@ def _load_packed(
         return _on_gpu(info, checkpoint.directory, weights, tail, heads)
     encoder = prepare_for_cpu(weights, arithmetic)
     return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
+
+
+def _lengths_of_roles(checkpoint: Checkpoint) -> Sequence[int]:
+    return stated_lengths(checkpoint) if checkpoint.task == EMBED_TOKENS else ()
 
 
 def _require_embeddings(checkpoint: Checkpoint) -> None:

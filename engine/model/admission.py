@@ -13,6 +13,7 @@ from penstock.engine.model.architectures import Architectures, architectures_of
 from penstock.engine.model.files import Config, read_config, read_optional, require_regular_files, setting
 from penstock.engine.model.module_list import (
     CROSS_ENCODER,
+    LATE_INTERACTION,
     LOGIT_SCORE,
     SPARSE_ENCODER,
     Module,
@@ -33,10 +34,7 @@ _WAYS_OUT = {  # of model types that transformers has under another name
 }
 _QUANTISED = ("quantization_config", "compression_config")
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json")
-_OF_OTHER_MODELS = {
-    "MultiVectorEncoder": "it makes a vector for each token, and here a text has one vector",
-    "ColBERT": "it makes a vector for each token, and here a text has one vector",
-}
+_STANFORD, _METADATA = "HF_ColBERT", "artifact.metadata"  # class and settings of ColBERT's own checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class Admission:
     @property
     def embeds(self) -> bool:
         """Whether a text has a vector, beside what else the model makes of it."""
-        return self.task not in (EMBED_SPARSE, GENERATE, RERANK) and not self.has_template
+        return self.task not in (EMBED_SPARSE, EMBED_TOKENS, GENERATE, RERANK) and not self.has_template
 
     @property
     def root(self) -> Path:
@@ -82,6 +80,9 @@ def admit(directory: Path) -> Admission:
     _require_native(root, config, architecture, known)
     if any(module.kind == LOGIT_SCORE for module in modules):
         task = _task_of_logit_score(root, architecture, known)
+    elif modules and saved.get("model_type") in LATE_INTERACTION:
+        _task_of_modules(root, None if architecture == _STANFORD else architecture, known)
+        task = EMBED_TOKENS
     elif modules and saved.get("model_type") not in (CROSS_ENCODER, SPARSE_ENCODER):
         task = _task_of_modules(root, architecture, known)
     else:
@@ -93,22 +94,33 @@ def admit(directory: Path) -> Admission:
     _require_plain_adapter(root, task)
     if not modules:
         _require_no_template(root, config, task)
+        _require_late_interaction(directory, saved, task)
     return Admission(directory, config, modules, task, saved if modules else Config())
 
 
 def _require_known_model(directory: Path, saved: Config) -> None:
     kind = saved.get("model_type", "SentenceTransformer")
-    if kind not in ("SentenceTransformer", CROSS_ENCODER, SPARSE_ENCODER):
-        reason = _OF_OTHER_MODELS.get(str(kind), "only SentenceTransformer, CrossEncoder and SparseEncoder are")
-        raise UnsupportedCheckpoint(f"{directory}: a {kind} ({_SAVED}) is not implemented: {reason}.")
-    if (directory / "artifact.metadata").exists():
-        raise UnsupportedCheckpoint(f"{directory}: ColBERT is not implemented: {_OF_OTHER_MODELS['ColBERT']}.")
+    if kind not in ("SentenceTransformer", CROSS_ENCODER, SPARSE_ENCODER, *LATE_INTERACTION):
+        raise UnsupportedCheckpoint(
+            f"{directory}: a {kind} ({_SAVED}) is not implemented, only SentenceTransformer, CrossEncoder, "
+            "SparseEncoder, MultiVectorEncoder and PyLate's ColBERT are."
+        )
+
+
+def _require_late_interaction(directory: Path, saved: Config, task: str) -> None:
+    """Raise UnsupportedCheckpoint where sentence-transformers would add a projection of random values."""
+    stated = [_METADATA] * (directory / _METADATA).exists() + [_SAVED] * (saved.get("model_type") in LATE_INTERACTION)
+    if stated and task != EMBED_TOKENS:
+        raise UnsupportedCheckpoint(
+            f"{directory}: {stated[0]} is of ColBERT, whose projection is missing: there is no modules.json, and "
+            f"config.json's `architectures` does not say {_STANFORD!r}."
+        )
 
 
 def _require_no_template(root: Path, config: Config, task: str) -> None:
     """Raise UnsupportedCheckpoint where sentence-transformers would put each text through a chat template."""
     is_reranker = task == CLASSIFY and (len(setting(config, "id2label", {})) == 1 or config.get("num_labels") == 1)
-    if not (task in (EMBED, EMBED_SPARSE) or is_reranker):
+    if not (task in (EMBED, EMBED_SPARSE, EMBED_TOKENS) or is_reranker):
         return
     stated = read_optional(root / "tokenizer_config.json").get("chat_template")
     if stated or any((root / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
@@ -182,6 +194,8 @@ def _task(root: Path, name: str | None, model_type: str, known: Architectures) -
         return TOKEN_CLASSIFY
     if name in known.pretrained and str(name).endswith(MASKED):
         return EMBED_SPARSE
+    if name == _STANFORD and known.encoders:
+        return EMBED_TOKENS
     if name in known.generators:
         return GENERATE
     raise UnsupportedCheckpoint(f"{root}: {_why_not(str(name), model_type, known)}")

@@ -19,7 +19,7 @@ from penstock.engine.model.model_place import local_directory
 from penstock.engine.model.module_list import read_modules
 
 # Beside JSON: vocabularies (*.txt) and SentencePiece models of older tokenizers, templates; the card has dimensions.
-_RESULT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja")
+_RESULT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja", "artifact.metadata")
 _HUB_PATTERNS = [*_RESULT_FILES, *(f"*/{pattern}" for pattern in _RESULT_FILES), "README.md"]
 _WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Names that older versions of TensorFlow's and transformers' checkpoints have, as transformers reads them.

@@ -1,5 +1,6 @@
 """Layout of a packed batch on a CPU: sequences sorted by length, so that equal lengths are adjacent."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,6 +22,7 @@ class Group:
     start: int
     count: int
     length: int
+    keys: int | None = None  # tokens at the start of each sequence that are attended to; None: all
 
     @property
     def stop(self) -> int:
@@ -46,8 +48,13 @@ class Layout:
         return [group.length for group in self.groups for _ in range(group.count)]
 
 
-def sort_by_length(cu_seqlens: Int32Array) -> Layout:
-    """The layout of a batch, not to be written to. The sort is stable, so equal batches give equal layouts."""
+def sort_by_length(cu_seqlens: Int32Array, attended: Int32Array | None = None) -> Layout:
+    """The layout of a batch, not to be written to. The sort is stable, so equal batches give equal layouts.
+
+    attended: [N] tokens at the start of each sequence that are attended to, where not all are.
+    """
+    if attended is not None:
+        return _sorted_by_length(cu_seqlens, attended)
     num_bounds, num_tokens = len(cu_seqlens), int(cu_seqlens[-1])
     if num_bounds == _BOUNDS_OF_ONE and num_tokens <= _KEPT_TOKENS:
         return _layout_of_one(num_tokens)
@@ -60,9 +67,9 @@ def _layout_of_one(num_tokens: int) -> Layout:
     return _sorted_by_length(np.array((0, num_tokens), np.int32))
 
 
-def _sorted_by_length(cu_seqlens: Int32Array) -> Layout:
+def _sorted_by_length(cu_seqlens: Int32Array, attended: Int32Array | None = None) -> Layout:
     starts, lengths = cu_seqlens[:-1].astype(np.int64), np.diff(cu_seqlens).astype(np.int64)
-    order = np.argsort(lengths, kind="stable")
+    order = np.argsort(lengths, kind="stable") if attended is None else np.lexsort((attended, lengths))
     sorted_lengths = lengths[order]
     sorted_starts = np.cumsum(sorted_lengths) - sorted_lengths
     num_tokens = int(cu_seqlens[-1])
@@ -72,7 +79,7 @@ def _sorted_by_length(cu_seqlens: Int32Array) -> Layout:
         order=order,
         tokens=np.concatenate([np.repeat(starts[order], sorted_lengths) + positions, spare]),
         positions=np.concatenate([positions, spare]),
-        groups=_groups(sorted_lengths),
+        groups=_groups(sorted_lengths, None if attended is None else attended[order]),
     )
 
 
@@ -85,10 +92,15 @@ def rounded(count: int) -> int:
     return -(-count // step) * step
 
 
-def _groups(sorted_lengths: Int64Array) -> tuple[Group, ...]:
-    values, counts = np.unique(sorted_lengths, return_counts=True)
+def _groups(sorted_lengths: Int64Array, sorted_keys: Int32Array | None) -> tuple[Group, ...]:
+    if sorted_keys is None:
+        values, counts = np.unique(sorted_lengths, return_counts=True)
+        kinds = [(length, None, count) for length, count in zip(values.tolist(), counts.tolist(), strict=True)]
+    else:
+        pairs = Counter(zip(sorted_lengths.tolist(), sorted_keys.tolist(), strict=True))  # in the order of the batch
+        kinds = [(length, None if keys == length else keys, count) for (length, keys), count in pairs.items()]
     groups, start = [], 0
-    for length, count in zip(values.tolist(), counts.tolist(), strict=True):
-        groups.append(Group(start, count, length))
+    for length, keys, count in kinds:
+        groups.append(Group(start, count, length, keys))
         start += length * count
     return tuple(groups)

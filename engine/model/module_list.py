@@ -7,7 +7,9 @@ from typing import Any
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.files import Config, read_any_json, read_optional, require_regular_files, setting
 
-CROSS_ENCODER, SPARSE_ENCODER = "CrossEncoder", "SparseEncoder"  # model_type of config_sentence_transformers.json
+# model_type of config_sentence_transformers.json
+CROSS_ENCODER, SPARSE_ENCODER = "CrossEncoder", "SparseEncoder"
+PYLATE, LATE_INTERACTION = "ColBERT", ("ColBERT", "MultiVectorEncoder")
 LOGIT_SCORE = "LogitScore"  # the logit of one token, less that of another: of a model that predicts the next token
 _PLACES = {  # class -> package of old and of new versions of sentence-transformers, and file
     "Transformer": ("", "base", "transformer"),
@@ -19,6 +21,7 @@ _PLACES = {  # class -> package of old and of new versions of sentence-transform
     "SpladePooling": ("sparse_encoder.", "sparse_encoder", "splade_pooling"),
 }
 _LIBRARY = "sentence_transformers"
+_OF_VECTORS = frozenset({"Pooling", "Dense", "Normalize", "Dropout"})  # modules of an embedding model
 # The names under which the library's versions have saved a class, and version 6 finds it.
 KINDS = {
     f"{_LIBRARY}.{path}": kind
@@ -33,11 +36,13 @@ KINDS = {
     f"{_LIBRARY}.sentence_transformer.modules.normalize.Normalize": "Normalize",
     f"{_LIBRARY}.cross_encoder.modules.LogitScore": LOGIT_SCORE,
     f"{_LIBRARY}.cross_encoder.modules.logit_score.LogitScore": LOGIT_SCORE,
+    f"{_LIBRARY}.multi_vector_encoder.modules.MultiVectorMask": "MultiVectorMask",
+    f"{_LIBRARY}.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask": "MultiVectorMask",
 }
+_PYLATE_DENSE = "pylate.models.Dense.Dense"  # in whose place version 6 runs its own Dense, in late interaction only
 _REASONS = {  # part of a class's path -> why it is refused
     "sparse_encoder": "of sparse models only those that pool the logits of a masked language model (SPLADE) are run",
-    "pylate.": "ColBERT makes a vector for each token, and here a text has one vector",
-    "multi_vector": "it makes a vector for each token, and here a text has one vector",
+    "multi_vector": "token vectors that are pooled are not run",
 }
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
@@ -45,6 +50,7 @@ _TRANSFORMER_CONFIGS = tuple(
 )
 # Without effect on hidden states, or of the tokenizer, which its loader reads.
 _NOT_OF_THE_MODEL = frozenset({"max_seq_length", "do_lower_case", "unpad_inputs", "tokenizer_args", "processor_kwargs"})
+_OF_ROLES = frozenset({"query_length", "document_length", "query_expansion"})  # which the tokenizer's loader reads
 _TASKS = {  # transformer_task -> what a text's output is, and its name
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
@@ -57,7 +63,7 @@ _TASKS = {  # transformer_task -> what a text's output is, and its name
 class Module:
     """One entry of modules.json."""
 
-    kind: str  # a key of _PLACES, or LOGIT_SCORE
+    kind: str  # the name of the class
     directory: Path
 
 
@@ -101,6 +107,11 @@ def require_served(directory: Path, modules: tuple[Module, ...], saved: Config) 
     if saved.get("model_type") == SPARSE_ENCODER:
         _require_splade(modules, path, saved)
         return
+    if kinds[0] != "Transformer":
+        raise UnsupportedCheckpoint(f"{path}: a {kinds[0]} is run in a SparseEncoder only.")
+    if saved.get("model_type") in LATE_INTERACTION:
+        _require_late_interaction(modules, path, saved)
+        return
     if saved.get("model_type") == CROSS_ENCODER:
         if kinds[1:] not in ([], [LOGIT_SCORE]):
             raise UnsupportedCheckpoint(f"{path}: a cross-encoder with a {kinds[1]} module is not implemented.")
@@ -112,13 +123,13 @@ def require_served(directory: Path, modules: tuple[Module, ...], saved: Config) 
             f"{path} has no Pooling module, so a text gets no vector; sentence-transformers cannot run it either. Add "
             "the Pooling that the model was trained with."
         )
-    if kinds[1] != "Pooling" or kinds.count("Pooling") > 1:
+    if kinds[1] != "Pooling" or kinds.count("Pooling") > 1 or not _OF_VECTORS.issuperset(kinds[1:]):
         raise UnsupportedCheckpoint(
             f"{path}: the modules are {', '.join(kinds)}. Here one Pooling comes right after the Transformer, then "
             "Dense, Normalize and Dropout."
         )
     for module in modules[2:]:
-        _require_sentence_embedding(module)
+        _require_input(module, "sentence_embedding")
 
 
 def _require_splade(modules: tuple[Module, ...], path: Path, saved: Config) -> None:
@@ -144,6 +155,23 @@ def has_template(directory: Path) -> bool:
     return "message" in setting(transformer_config(directory), "modality_config", {})
 
 
+def _require_late_interaction(modules: tuple[Module, ...], path: Path, saved: Config) -> None:
+    """Raise UnsupportedCheckpoint unless each token's state goes through Dense modules, a mask and Normalize alone."""
+    kinds = [module.kind for module in modules[1:]]
+    of_dense = [kind for kind in kinds if kind.endswith("Dense")]
+    others = sorted(kinds[len(of_dense) :])  # the mask and Normalize may come in either order
+    own = [[]] if saved["model_type"] == PYLATE else [["MultiVectorMask"], ["MultiVectorMask", "Normalize"]]
+    if kinds[: len(of_dense)] != of_dense or not of_dense or others not in own:
+        raise UnsupportedCheckpoint(
+            f"{path}: the modules after the Transformer are {', '.join(kinds)}. In late interaction Dense modules come "
+            "there, then, unless PyLate saved them, MultiVectorMask and Normalize."
+        )
+    _require_transformer(modules[0].directory, "feature-extraction", known=_OF_ROLES)
+    for module in modules[1:]:
+        if module.kind != "MultiVectorMask":
+            _require_input(module, "token_embeddings", is_default=module.kind != "Normalize")
+
+
 def transformer_config(directory: Path) -> Config:
     """The options of a Transformer module: of the first of its files that says anything; empty without one."""
     return next(filter(None, (read_optional(directory / name) for name in _TRANSFORMER_CONFIGS)), Config())
@@ -163,17 +191,19 @@ def _kind(path: Path, name: str) -> str:
     """The class of a `type`, by its whole path. Raises UnsupportedCheckpoint."""
     if name in KINDS:
         return KINDS[name]
+    if name == _PYLATE_DENSE:
+        return "PyLateDense"
     reason = next((why for part, why in _REASONS.items() if part in name), None)
     if reason is None and not name.startswith(_LIBRARY + "."):
         reason = "code that is not of sentence-transformers is never run"
     raise UnsupportedCheckpoint(
         f"{path}: module {name!r} is not implemented{'' if reason is None else ': ' + reason}. "
-        f"Supported, of sentence_transformers.models: {', '.join(_PLACES)}."
+        f"Supported, of sentence_transformers: {', '.join(sorted(set(KINDS.values())))}."
     )
 
 
-def _require_transformer(directory: Path, task: str) -> None:
-    """Raise UnsupportedCheckpoint for a Transformer module with options that change its results."""
+def _require_transformer(directory: Path, task: str, known: frozenset[str] = frozenset()) -> None:
+    """Raise UnsupportedCheckpoint for a Transformer module with options that change its results. known: others."""
     config, (output, output_name) = transformer_config(directory), _TASKS[task]
     if task == "text-generation" and config.get("transformer_task") != task:
         raise UnsupportedCheckpoint(f"{directory}: {LOGIT_SCORE} needs a Transformer with transformer_task {task!r}.")
@@ -188,7 +218,7 @@ def _require_transformer(directory: Path, task: str) -> None:
             case "processing_kwargs":
                 is_known = not value or (task != "feature-extraction" and list(value) == ["chat_template"])
             case _:
-                is_known = key in _NOT_OF_THE_MODEL or not value
+                is_known = key in _NOT_OF_THE_MODEL | known or not value
         if not is_known:
             raise UnsupportedCheckpoint(f"{config.path}: {key} {value!r} is not implemented.")
 
@@ -204,12 +234,12 @@ def _is_of_texts(modalities: object, output: str, *, has_template: bool) -> bool
     return has_template and message in ({**usual, "format": "flat"}, {**usual, "format": "structured"})
 
 
-def _require_sentence_embedding(module: Module) -> None:
-    """Raise UnsupportedCheckpoint for a module after Pooling that reads or writes anything but the vector."""
+def _require_input(module: Module, name: str, *, is_default: bool = True) -> None:
+    """Raise UnsupportedCheckpoint for a module that reads or writes anything but `name`, its default or not."""
     config = read_optional(module.directory / "config.json")
-    for key in ("module_input_name", "module_output_name"):
-        if config.get(key) not in (None, "sentence_embedding"):
+    reads = config.get("module_input_name") or (name if is_default else None)
+    for key, value in (("module_input_name", reads), ("module_output_name", config.get("module_output_name") or reads)):
+        if value != name:
             raise UnsupportedCheckpoint(
-                f"{module.directory}: {module.kind} with {key} {config[key]!r} is not implemented, only "
-                "'sentence_embedding'."
+                f"{module.directory}: {module.kind} with {key} {value!r} is not implemented, only {name!r}."
             )

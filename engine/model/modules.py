@@ -4,6 +4,7 @@ The modules after the transformer as one EmbeddingTail, the lengths of its vecto
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
@@ -58,7 +59,7 @@ def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
             case "Pooling":
                 pooling = _pooling(module)
             case "Dense":
-                dense.append(_dense(module))
+                dense.append(dense_module(module))
             case "Normalize":
                 normalize = True
             case "Dropout" | "LogitScore":
@@ -119,7 +120,8 @@ def _pooling(module: Module) -> str:
     return modes[0]
 
 
-def _dense(module: Module) -> Dense:
+def dense_module(module: Module) -> Dense:
+    """The layer of a Dense module. Raises CheckpointError, UnsupportedCheckpoint."""
     config = read_json(module.directory / "config.json")
     if setting(config, "use_residual", False):
         raise UnsupportedCheckpoint(f"{module.directory}: Dense with use_residual is not implemented.")
@@ -143,12 +145,15 @@ def _activation(module: Module, config: Config) -> str:
     return name
 
 
-def max_tokens_of(checkpoint: Checkpoint, positions: int | None) -> int:
+def max_tokens_of(checkpoint: Checkpoint, positions: int | None, of_roles: Sequence[int] = ()) -> int:
     """Tokens of the longest sequence: the stated limit, and at most the positions of the weights; None: any.
 
-    Without either, a T5 has `n_positions`, which its reference ignores. Raises CheckpointError.
+    of_roles: lengths that are stated for queries or documents, each of which may be above the other limit.
+    Without any, a T5 has `n_positions`, which its reference ignores. Raises CheckpointError.
     """
-    limits = [limit for limit in (_stated_max_tokens(checkpoint), positions) if limit is not None]
+    stated = _stated_max_tokens(checkpoint)
+    stated = stated if stated is None else max(stated, *of_roles, 0)
+    limits = [limit for limit in (stated, positions) if limit is not None]
     return min(limits) if limits else require_int(checkpoint.config, "n_positions", _UNSTATED_MAX_TOKENS)
 
 

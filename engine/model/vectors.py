@@ -4,8 +4,8 @@ A head works in two steps. `compute` runs on the device of the hidden states and
 token or text; `rows` runs on the host, where token ids say which tokens count. Layouts of rows: `engine.vector_rows`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.engine.model.dense import by_vectors, linear_by_row
 from penstock.engine.model.results import apply_layers
 from penstock.engine.model.weights import Dense, Norm
-from penstock.engine.types import Float32Array, Int32Array
+from penstock.engine.types import Float32Array, Int32Array, PackedBatch
 from penstock.engine.vector_rows import join_sparse, join_vectors
 
 # Rows of the decoder that are multiplied at a time. The logits of a batch then take no more memory than the MLP of a
@@ -123,6 +123,8 @@ class KeptTokens:
     """Which tokens of a text have a vector. Where none of them would, the first one has."""
 
     without_first: bool = False
+    skipped: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # ids, in texts that are no queries
+    query: int | None = None  # the token that a query begins with
 
     def of(self, token_ids: Int32Array, lengths: Int32Array) -> npt.NDArray[np.bool_]:
         """[T]: whether each token is kept, of sequences end to end."""
@@ -130,8 +132,39 @@ class KeptTokens:
         kept = np.ones(len(token_ids), np.bool_)
         if self.without_first:
             kept[starts] = False
+        if len(self.skipped):
+            kept = ~np.isin(token_ids, self.skipped)
+            if self.query is not None:
+                kept |= np.repeat(queries_of(self.query, token_ids, starts, lengths), lengths)
         kept[starts[np.add.reduceat(kept, starts, dtype=np.int32) == 0]] = True
         return kept
+
+
+def queries_of(marker: int, token_ids: Int32Array, starts: Int32Array, lengths: Int32Array) -> npt.NDArray[np.bool_]:
+    """[N]: whether each sequence begins with the marker of queries, or has it after one special token."""
+    second = starts + np.minimum(1, lengths - 1)
+    is_query: npt.NDArray[np.bool_] = (token_ids[starts] == marker) | (token_ids[second] == marker)
+    return is_query
+
+
+@dataclass(frozen=True, slots=True)
+class Unattended:
+    """Expansion of queries by tokens that attend to the others, and are attended to by none (ColBERT's own)."""
+
+    query: int  # the token that a query begins with
+    token: int  # that fills it up
+
+    def attended(self, batch: PackedBatch) -> Int32Array | None:
+        """[N]: the tokens at the start of each sequence that are attended to; None: all of all sequences."""
+        ids, starts, lengths = batch.token_ids, batch.cu_seqlens[:-1], np.diff(batch.cu_seqlens)
+        is_query = queries_of(self.query, ids, starts, lengths) & (ids[batch.cu_seqlens[1:] - 1] == self.token)
+        if not is_query.any():
+            return None
+        attended = lengths.astype(np.int32)
+        for index in np.flatnonzero(is_query):
+            others = np.flatnonzero(ids[starts[index] : starts[index] + lengths[index]] != self.token)
+            attended[index] = others[-1] + 1  # the marker is one of them
+        return attended
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +174,7 @@ class TokenVectors:
     layers: tuple[Dense, ...]
     normalize: bool
     kept: KeptTokens
+    unattended: Unattended | None = None
 
     @property
     def dim(self) -> int:
@@ -201,3 +235,8 @@ def _by_text(values: Tensor, lengths: Tensor, how: str) -> Tensor:
         parts.append(view.amax(dim=1) if how == "max" else view.sum(dim=1))
         start = stop
     return torch.cat(parts)
+
+
+def unattended_in(heads: Mapping[str, Any]) -> Unattended | None:
+    """How queries are expanded by tokens that are not attended to, where one of the heads has such queries."""
+    return next((head.unattended for head in heads.values() if isinstance(head, TokenVectors)), None)

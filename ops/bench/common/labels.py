@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from penstock.ops.bench.common.setup import ROUNDS, shuffled_texts
+from penstock.ops.bench.common.shapes import SHAPES
 from penstock.ops.bench.contestants.labels_alone import LabelsAlone
 from penstock.ops.bench.contestants.zero_shot_pipeline import ZeroShotPipeline
-from penstock.ops.bench.gpu.shapes import SHAPES
 from penstock.ops.demo.banking77 import read_messages
 from penstock.ops.demo.demo_model import model_directory
 

@@ -132,8 +132,11 @@ class TestModules:
             (1, "sentence_transformers.sparse_encoder.models.SparseAutoEncoder", "of sparse models only"),
             (1, "sentence_transformers.sparse_encoder.modules.SparseStaticEmbedding", "of sparse models only"),
             (1, "sentence_transformers.models.WeightedLayerPooling", "not implemented"),
-            (2, "pylate.models.Dense.Dense", "ColBERT"),
-            (2, "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask", "a vector for each token"),
+            (
+                2,
+                "sentence_transformers.multi_vector_encoder.modules.HierarchicalTokenPooling",
+                "vectors that are pooled",
+            ),
             *[
                 (0, f"sentence_transformers.models.{kind}", "not implemented")
                 for kind in ("WordEmbeddings", "StaticEmbedding", "CLIPModel", "Asym", "Router", "BoW", "LSTM", "CNN")
@@ -145,6 +148,17 @@ class TestModules:
         entries[position]["type"] = name
         write_modules(sentences, entries)
         refuse(sentences, f"{name.replace('.', '[.]')}'.*{reason}")
+
+    @pytest.mark.parametrize("kind", ["PyLateDense", "MultiVectorMask", "SpladePooling"])
+    def test_modules_of_other_models(self, sentences: Path, kind: str) -> None:
+        entries = entries_of(sentences)
+        names = {found: name for name, found in KINDS.items()} | {"PyLateDense": "pylate.models.Dense.Dense"}
+        entries[2]["type"] = names[kind]
+        write_modules(sentences, entries)
+        refuse(sentences, f"the modules are Transformer, Pooling, {kind}")
+        entries[0]["type"] = names["MLMTransformer"]
+        write_modules(sentences, entries)
+        refuse(sentences, "a MLMTransformer is run in a SparseEncoder only")
 
     @pytest.mark.parametrize(
         ("order", "reason"),
@@ -209,10 +223,25 @@ class TestModules:
         write_json(sentences / name, {"max_seq_length": 64, "do_lower_case": False} | changes)
         refuse(sentences, next(iter(changes)))
 
-    @pytest.mark.parametrize("kind", ["MultiVectorEncoder", "ColBERT", "Own"])
-    def test_other_models_of_sentence_transformers(self, sentences: Path, kind: str) -> None:
+    @pytest.mark.parametrize(
+        ("kind", "reason"),
+        [
+            ("MultiVectorEncoder", "after the Transformer are Pooling, Normalize. In late interaction"),
+            ("ColBERT", "after the Transformer are Pooling, Normalize. In late interaction"),
+            ("Own", "a Own.*is not implemented"),
+        ],
+    )
+    def test_other_models_of_sentence_transformers(self, sentences: Path, kind: str, reason: str) -> None:
         edit_json(sentences / "config_sentence_transformers.json", model_type=kind)
-        refuse(sentences, f"a {kind}.*is not implemented")
+        refuse(sentences, reason)
+
+    def test_a_projection_that_sentence_transformers_would_make_up(self, tmp_path: Path) -> None:
+        save(tmp_path, transformers.BertModel(transformers.BertConfig(**_SMALL)))
+        write_json(tmp_path / "artifact.metadata", {"query_maxlen": 32})
+        refuse(tmp_path, "artifact.metadata is of ColBERT, whose projection is missing")
+        (tmp_path / "artifact.metadata").unlink()
+        write_json(tmp_path / "config_sentence_transformers.json", {"model_type": "ColBERT"})
+        refuse(tmp_path, "config_sentence_transformers.json is of ColBERT")
 
     def test_a_sparse_model_of_pooled_vectors(self, sentences: Path) -> None:
         SparseEncoder(str(sentences), device="cpu").save(str(sentences / "model"))
@@ -338,7 +367,7 @@ class TestClasses:
             (None, "names no class"),
             ("BertModel", "must be a list of names"),
             ([3], "must be a list of names"),
-            (["HF_ColBERT"], "'HF_ColBERT' is not implemented"),
+            (["HF_ColBERT"], "'linear.weight' is missing|makes no vector of a text"),
             (["RobertaModel"], "'RobertaModel' is not implemented"),
             (
                 ["MyBertModel"],
