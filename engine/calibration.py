@@ -202,4 +202,6 @@ def _size(info: ModelInfo, lengths: Lengths) -> int:
 def _batch(engine: Engine, lengths: Lengths) -> PackedBatch:
     bounds = np.cumsum((0, *lengths), dtype=np.int32)
     ids = np.random.default_rng(0).integers(0, engine.info.vocab_size, bounds[-1], dtype=np.int32)
-    return PackedBatch(ids, bounds, max(lengths), None, (TaskOptions("embed"),) * len(lengths))
+    tasks = engine.info.tasks
+    wanted = TaskOptions("embed" if "embed" in tasks else min(tasks))
+    return PackedBatch(ids, bounds, max(lengths), None, (wanted,) * len(lengths))

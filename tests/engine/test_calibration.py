@@ -52,6 +52,7 @@ class SlowEngine(NullEngine):
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         count = len(batch.options)
+        assert {wanted.task for wanted in batch.options} <= self.info.tasks
         assert batch.cu_seqlens[0] == 0
         assert np.diff(batch.cu_seqlens).min() >= 1
         assert np.diff(batch.cu_seqlens).max() == batch.max_seqlen
@@ -128,6 +129,12 @@ def test_a_spent_budget_still_gives_one_timing(clock: Clock) -> None:
     assert [timing.lengths for timing in measured.timings] == [(8,)]
     assert measured.checks == ()
     assert engine.seen == {(8, 8, 1): 3}  # the first run, the second, the counted one
+
+
+def test_a_model_without_vectors_of_texts_is_measured_by_what_it_does(clock: Clock) -> None:
+    engine = SlowEngine(clock, 1e-5)
+    engine._info = replace(engine.info, tasks=frozenset({"embed_sparse"}))
+    assert len(measure(engine, max_sequences=8, max_tokens=512, budget_s=1.0).timings) > 1
 
 
 class Capturing(SlowEngine):
