@@ -125,19 +125,19 @@ class Tokenizer:
             UnsupportedTask: the tokenizer has no such language.
             ValueError: `truncate` without `max_tokens`, or with too few for the special tokens.
         """
-        if self._late is not None:
+        with _refusing_surrogates(texts):
+            if self._late is None:
+                return self._encode(texts, truncate, max_tokens, spans, language)
             parts = self._late.parts(texts, truncate, max_tokens)
             encoded = [self._encode(_at(texts, p), p.truncate, p.max_tokens, spans, language) for p in parts]
             return self._by_role(self._late, parts, encoded)
-        return self._encode(texts, truncate, max_tokens, spans, language)
 
     def _encode(
         self, texts: Sequence[Text], truncate: bool, max_tokens: int | None, spans: bool, language: str | None
     ) -> list[Encoded]:
         encoder = self._encoder(truncate, max_tokens)
-        with _refusing_surrogates(texts):
-            found = encoder.find(texts, spans)
-            return self._marked(_filled(found, encoder.encode_new(_missing(texts, found), spans)), language)
+        found = encoder.find(texts, spans)
+        return self._marked(_filled(found, encoder.encode_new(_missing(texts, found), spans)), language)
 
     def count_prompt(self, prompt: str, *, truncate: bool, max_tokens: int | None = None) -> int:
         """The leading tokens of a text that begins with a prompt, as sentence-transformers counts those of the prompt.
@@ -202,32 +202,33 @@ class Tokenizer:
         Calls at the same time take turns there. A text that is longer than a turn has a thread of its own kind. Between
         two turns here the event loop has one.
         """
-        if self._late is None:
-            return await self._encode_async(texts, truncate, max_tokens, spans, language)
-        parts = self._late.parts(texts, truncate, max_tokens)
-        encoded = [await self._encode_async(_at(texts, p), p.truncate, p.max_tokens, spans, language) for p in parts]
-        return self._by_role(self._late, parts, encoded)
+        with _refusing_surrogates(texts):
+            if self._late is None:
+                return await self._encode_async(texts, truncate, max_tokens, spans, language)
+            parts = self._late.parts(texts, truncate, max_tokens)
+            encode = self._encode_async
+            encoded = [await encode(_at(texts, p), p.truncate, p.max_tokens, spans, language) for p in parts]
+            return self._by_role(self._late, parts, encoded)
 
     async def _encode_async(
         self, texts: Sequence[Text], truncate: bool, max_tokens: int | None, spans: bool, language: str | None
     ) -> list[Encoded]:
         encoder = self._encoder(truncate, max_tokens)
-        with _refusing_surrogates(texts):
-            found: list[Encoded | None] = []
-            for chunk in _chunks(texts):
-                if found:
-                    await asyncio.sleep(0)
-                found += encoder.find(chunk, spans)
-            new = _missing(texts, found)
-            if len(new) <= _FEW_TEXTS and _num_characters(new) <= _FEW_CHARACTERS:
-                return self._marked(_filled(found, encoder.encode_new(new, spans)), language)
-            loop = asyncio.get_running_loop()
-            encoded: list[Encoded] = []
-            for chunk in _chunks(new):
-                is_long = _num_characters(chunk[-1:]) > _CHUNK_CHARACTERS
-                executor = self._long_texts if is_long else self._executor
-                encoded += await loop.run_in_executor(executor, encoder.encode_new, chunk, spans)
-            return self._marked(_filled(found, encoded), language)
+        found: list[Encoded | None] = []
+        for chunk in _chunks(texts):
+            if found:
+                await asyncio.sleep(0)
+            found += encoder.find(chunk, spans)
+        new = _missing(texts, found)
+        if len(new) <= _FEW_TEXTS and _num_characters(new) <= _FEW_CHARACTERS:
+            return self._marked(_filled(found, encoder.encode_new(new, spans)), language)
+        loop = asyncio.get_running_loop()
+        encoded: list[Encoded] = []
+        for chunk in _chunks(new):
+            is_long = _num_characters(chunk[-1:]) > _CHUNK_CHARACTERS
+            executor = self._long_texts if is_long else self._executor
+            encoded += await loop.run_in_executor(executor, encoder.encode_new, chunk, spans)
+        return self._marked(_filled(found, encoded), language)
 
     def _marked(self, encoded: list[Encoded], language: str | None) -> list[Encoded]:
         if language is None:
