@@ -96,7 +96,7 @@ def read_late_interaction(directory: Path) -> LateInteraction | None:
     """The rules of a checkpoint; None for one that is no late-interaction model. Raises TokenizerError, ValueError."""
     root = transformer_directory(directory)
     if root is None:
-        is_stanford = "HF_ColBERT" in (read_object(directory / "config.json").get("architectures") or [])
+        is_stanford = read_object(directory / "config.json").get("architectures") == ["HF_ColBERT"]
         return _stanford(directory, read_object(directory / "artifact.metadata")) if is_stanford else None
     saved = read_object(directory / _CONFIG)
     stated = {key: value for key, value in sentence_config(root).items() if key in _OF_LENGTHS}
@@ -106,7 +106,7 @@ def read_late_interaction(directory: Path) -> LateInteraction | None:
                 raise TokenizerError(f"{directory / _CONFIG}: {', '.join(unknown)} of a MultiVectorEncoder: not known.")
             return _late(root, prompts_of(saved, directory / _CONFIG), (), stated)
         case "ColBERT":
-            prefixes, prompts = _prefixed(saved)
+            prefixes, prompts = _prefixed(directory, saved)
             whole = prompts_of({**saved, "prompts": prompts}, directory / _CONFIG)
             return _late(root, whole, prefixes, {**_of_pylate(saved), **stated})
         case _:
@@ -137,14 +137,18 @@ def _stanford(directory: Path, metadata: dict[str, Any]) -> LateInteraction:
     return _late(directory, Prompts(dict(zip(("query", "document"), markers, strict=True))), tuple(markers), knobs)
 
 
-def _prefixed(saved: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _prefixed(directory: Path, saved: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
     """PyLate's prefixes, and the prompts, which follow them."""
-    prompts, prefixes = dict(saved.get("prompts") or {}), []
+    stated, prefixes = saved.get("prompts") or {}, []
+    prompts = dict(stated) if isinstance(stated, dict) else {}
     for key in _PREFIXES:
         if key in saved:
             prefix, role = saved[key] or "", key.removesuffix("_prefix")
+            prompt = prompts.get(role) or ""
+            if not isinstance(prefix, str) or not isinstance(prompt, str):
+                raise TokenizerError(f"{directory / _CONFIG}: {key} and the prompt {role!r} must be strings.")
             prefixes.append(prefix)
-            prompts[role] = prefix + (prompts.get(role) or "").removeprefix(prefix)
+            prompts[role] = prefix + prompt.removeprefix(prefix)
     return tuple(prefix for prefix in prefixes if prefix), prompts
 
 
@@ -177,7 +181,7 @@ def _late(root: Path, prompts: Prompts, markers: tuple[str, ...], knobs: Mapping
         )
     filled = None
     if expansion is not None:
-        token = expansion.get("token") or _mask_token(root)
+        token = str(expansion.get("token") or _mask_token(root))
         filled = Expansion(expansion["length"], expansion["strategy"] == "fixed", token)
     return LateInteraction(prompts, markers, _own_length(root, knobs), lengths[0], lengths[1], filled)
 
@@ -185,8 +189,9 @@ def _late(root: Path, prompts: Prompts, markers: tuple[str, ...], knobs: Mapping
 def _own_length(root: Path, knobs: Mapping[str, Any]) -> int | None:
     """Where the transformer's module, or else the tokenizer, cuts texts of any role."""
     options = read_options(root)
-    arguments = [(knobs.get(key) or {}).get("model_max_length") for key in ARGUMENTS]
-    for stated in (*arguments, knobs.get("max_seq_length"), options.get("model_max_length", options.get("max_len"))):
+    arguments = [knobs[key] for key in ARGUMENTS if isinstance(knobs.get(key), dict)]
+    limits = [one.get("model_max_length") for one in arguments]
+    for stated in (*limits, knobs.get("max_seq_length"), options.get("model_max_length", options.get("max_len"))):
         if isinstance(stated, int | float):
             return int(stated) if stated <= _UNLIMITED else None
     return None

@@ -1,5 +1,7 @@
 """Token vectors of queries and documents are those of MultiVectorEncoder, in each layout that it reads."""
 
+import contextlib
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,9 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from penstock.engine import TaskOptions, load_engine
 from penstock.engine.errors import CheckpointError
+from penstock.engine.families import family_of
+from penstock.engine.families.late_interaction import stated_lengths, token_vectors
+from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.types import Float32Array
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.tokenizer_files import TokenizerError
@@ -242,3 +247,27 @@ def test_what_a_tokenizer_cannot_tell_is_refused(tmp_path: Path, options: dict[s
     edit(directory / "sentence_bert_config.json", **options)
     with pytest.raises(TokenizerError, match=reason):
         Tokenizer.from_directory(directory)
+
+
+@pytest.mark.parametrize("save", [save_own, save_pylate, save_stanford])
+def test_settings_of_other_types_are_told(tmp_path: Path, save: Any) -> None:
+    """Whatever a file holds, a checkpoint is read or refused, by the tokenizer and by the engine."""
+    directory = save(tmp_path)
+    write_json(directory / "artifact.metadata", {})
+    files = ("config_sentence_transformers.json", "sentence_bert_config.json", "artifact.metadata",
+             "2_MultiVectorMask/config.json")  # fmt: skip
+    keys = ("query_length", "document_length", "query_expansion", "query_prefix", "prompts", "skiplist_words",
+            "skiplist_tasks", "doc_maxlen", "query_maxlen", "query_token_id", "tokenizer_args", "model_type",
+            "attend_to_expansion_tokens", "do_query_expansion", "default_prompt_name")  # fmt: skip
+    for file in [directory / name for name in files if (directory / name).exists()]:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        for key, value in itertools.product(keys, (7, -1, "x", [3], {"strategy": "fixed", "length": "x"}, True)):
+            write_json(file, content | {key: value})
+            with contextlib.suppress(TokenizerError):
+                Tokenizer.from_directory(directory).close()
+            with contextlib.suppress(CheckpointError):
+                admitted = read_checkpoint(directory)
+                if admitted.task == "embed_tokens":
+                    token_vectors(admitted, family_of(admitted).encoder(admitted))
+                    stated_lengths(admitted)
+        write_json(file, content)
