@@ -89,7 +89,7 @@ def read_prompts(directory: Path) -> Prompts:
 
 
 def prompts_of(config: Mapping[str, Any], path: Path, kind: str = _EMBED) -> Prompts:
-    """Of a config_sentence_transformers.json, of which `path` is told; `kind` as in Prompts. Raises ValueError as above."""
+    """Of a config_sentence_transformers.json, the file `path`; `kind` as in Prompts. Raises ValueError as above."""
     stated, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(stated, dict) or not all(isinstance(text, str | None) for text in stated.values()):
         raise ValueError(f"{path}: `prompts` must map names to strings")
