@@ -160,9 +160,9 @@ def test_only_whole_letters_of_their_own_topic_are_sent_again(headers: list[tupl
     assert letter(0, *headers).obstacle == obstacle
 
 
-def request(number: int, *headers: tuple[str, bytes], ids: Sequence[int] = (5, 6)) -> DeadLetter:
+def request(number: int, *headers: tuple[str, bytes], ids: Sequence[int] = (5, 6), task: str = "embed") -> DeadLetter:
     """A letter whose original is a request to the null model."""
-    value = encode_request(Request("null", "embed", join_tokens([np.array(ids, np.uint32)])))
+    value = encode_request(Request("null", task, join_tokens([np.array(ids, np.uint32)])))
     address = [("kafka_correlationId", b"c"), ("kafka_replyTopic", b"penstock.replies")]
     one = letter(9, *address, *headers, *OF_T[:2], ("__dlq.errors.offset", b"%d" % number))
     one.record.value = value
@@ -295,6 +295,23 @@ class TestAnswers:
         assert (first["outcome"], first["code"], second["outcome"]) == ("failed", "backend", "answered")
         assert "NaN or infinity" in first["message"]
         assert len(broker.sent) == 1
+
+    async def test_a_reply_that_is_too_large_once_it_is_made_fails_one_letter(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = NullEngine.run
+
+        def many_ids(self: NullEngine, batch: PackedBatch) -> BatchOutput:
+            rows = run(self, batch).rows
+            return BatchOutput(
+                [np.ones(2 * 200_000, np.float32) if 13 in batch.token_ids else row for row in rows], 0.0
+            )
+
+        monkeypatch.setattr(NullEngine, "run", many_ids)
+        letters = [request(1, ids=[13], task="embed_sparse"), request(2, task="embed_sparse")]
+        first, second = await self.outcomes(capsys, *letters, code=EXIT_PROBLEM)
+        assert (first["outcome"], first["code"], second["outcome"]) == ("failed", "invalid_request", "answered")
+        assert "would exceed 1,000,000 bytes" in first["message"]
 
     async def test_an_engine_that_fails_fails_one_letter(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

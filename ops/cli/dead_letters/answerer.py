@@ -63,7 +63,8 @@ class Answerer:
         self.info = runner.info
         self._runner = runner
         self._tokenizer = tokenizer
-        bounds, read = ReplyBounds(self.info, requests.max_reply_bytes), runner.read_options
+        bounds = self._bounds = ReplyBounds(self.info, requests.max_reply_bytes)
+        read = runner.read_options
         languages = Languages() if tokenizer is None else tokenizer.languages
         generation = None if read is None else GenerationRequests(self.info, read, languages)
         self._validator = RequestValidator(
@@ -92,6 +93,8 @@ class Answerer:
         (request,) = requests
         await self._runner.run(sequences)
         (value,) = encode_replies([request], self.info, None, time.monotonic(), self._tokenizer)
+        if rejections := self._bounds.refused([request], [value]):
+            raise rejections[0].error
         return _reply(request, value)
 
 

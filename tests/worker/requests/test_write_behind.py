@@ -13,7 +13,7 @@ import pytest
 from penstock.cache import ResponseCache
 from penstock.worker.requests import write_behind
 from penstock.worker.requests.write_behind import WriteBehindCache
-from tests.worker.conftest import MakeSequences
+from tests.worker.conftest import MakeSequences, sequence_maker
 
 
 async def test_the_queue_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +67,17 @@ async def test_a_look_up_tells_what_is_stored_from_what_is_not(make_sequences: M
         assert [(one, row.tolist()) for one, [row] in hits] == [(sequences[0], [1.0, 1.0])]
         assert (misses, sequences[0].request.num_cached) == (sequences[1:], 1)
         await writer.close()
+
+
+async def test_a_sparse_vector_without_ids_is_a_result_also_once_it_is_written() -> None:
+    async with await ResponseCache(":memory:", max_bytes=1 << 20, ttl_s=60, look_up_s=30.0).open() as cache:
+        writer = WriteBehindCache(cache)
+        [sequence] = sequence_maker()([1], task="embed_sparse")
+        writer.store([(sequence, [np.empty(0, np.float32)])])
+        for _ in range(2):
+            [(hit, [row])], misses = await writer.look_up([sequence])
+            assert (hit, row.shape, str(row.dtype), misses) == (sequence, (0,), "float32", [])
+            await writer.close()
 
 
 class SlowReader:
