@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from sentence_transformers import SparseEncoder
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.producer import AllVectors, Client, InvalidRequest, SparseVector
+from penstock.producer import AllVectors, Client, InvalidRequest, SparseVector, UnsupportedTask
 from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Request, join_tokens
+from tests.engine.model.test_reference_vectors import Bgem3, save_bge_m3, save_masked_lm
 from tests.integration.conftest import StartWorker, Unique
 from tests.integration.echo_worker import UNKNOWN
 
@@ -62,6 +65,55 @@ async def test_each_task_has_its_own_results_from_the_engine_and_from_the_cache(
         )
         assert_same(largest, SparseVector(np.array([5], np.uint32), np.array([2], np.float32)))
         assert_same(half, expected("embed_tokens", IDS[0]).astype(np.float16))
+
+
+async def test_a_checkpoint_gives_each_kind_of_a_text_as_its_authors_compute_it(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """A small random one in bge-m3's layout, whose texts the worker tokenizes, or the client."""
+    model, directory = unique("bge-m3"), save_bge_m3(tmp_path)
+    worker = start_worker(
+        kafka, model=directory, served_name=model, dtype="float32", cache_path=tmp_path / "cache.sqlite"
+    )
+    texts = ["card lost", "my card is lost", "rate?"]
+    reference = [Bgem3(tmp_path / "published")(text) for text in texts]
+    assert any(weights for _, _, weights in reference)
+    servers = kafka.bootstrap_servers
+    async with (
+        Client(bootstrap_servers=servers, model=model) as client,
+        Client(bootstrap_servers=servers, model=model, tokenizer=directory) as tokenizing,
+    ):
+        await worker.ready()
+        for one in (client, tokenizing):
+            every = await one.embed_all(texts)
+            sparse, tokens = await one.embed_sparse(texts), await one.embed_tokens(texts)
+            for row, alone, matrix, (vector, vectors, weights) in zip(every, sparse, tokens, reference, strict=True):
+                np.testing.assert_allclose(row.vector, vector, atol=1e-5)
+                for found in (row.sparse, alone):
+                    assert found.ids.tolist() == sorted(weights)
+                    np.testing.assert_allclose(found.weights, [weights[token] for token in sorted(weights)], atol=1e-5)
+                for found_vectors in (row.tokens, matrix):
+                    np.testing.assert_allclose(found_vectors, vectors, atol=1e-5)
+
+
+async def test_a_splade_checkpoint_is_served_with_the_prompts_and_weights_of_sparse_encoder(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    model, directory = unique("splade"), tmp_path / "model"
+    reference = SparseEncoder(str(save_masked_lm(tmp_path / "plain")), device="cpu", prompts={"query": "where is "})
+    reference.save(str(directory))
+    worker = start_worker(kafka, model=directory, served_name=model, dtype="float32")
+    texts = ["my card", "the card", "where"]
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+        await worker.ready()
+        for prompt_name in (None, "query"):
+            rows = await client.embed_sparse(texts, prompt_name=prompt_name)
+            for row, text in zip(rows, texts, strict=True):
+                weights = reference.encode(text, prompt_name=prompt_name, convert_to_sparse_tensor=False).numpy()
+                np.testing.assert_array_equal(row.ids, np.flatnonzero(weights))
+                np.testing.assert_allclose(row.weights, weights[row.ids], atol=1e-5)
+        with pytest.raises(UnsupportedTask, match=r"can embed_sparse\. Asked for: 'embed'"):
+            await client.embed(texts)
 
 
 async def test_what_no_reply_can_carry_is_the_error_of_its_sequence_alone(

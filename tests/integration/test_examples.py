@@ -7,18 +7,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
+from tests.engine.model.test_reference_vectors import save_bge_m3
 from tests.integration.conftest import WorkerProcess
 
 EXAMPLES = Path(__file__).parents[2] / "ops" / "examples"
-MODEL = "examples"
+MODEL, THREE_KINDS = "examples", "three-kinds"
 TEXTS = ["My card is lost", "I cannot find my card ☹", "What is the exchange rate?"]
+SHORT_TEXTS = ["card lost", "my card is lost", "card ☹", "rate?"]  # of a model of a few tokens
 # For each language: the tool that builds it, the commands that build it, and the command that runs it.
 CLIENTS = {
     "java": ("mvn", [["mvn", "-q", "-B", "package"]], ["java", "-jar", "target/embed.jar"]),
@@ -40,6 +43,30 @@ def servers(kafka: KafkaBroker, minilm: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
+def three_kinds(servers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """With a worker of a model that has sparse vectors and vectors of tokens: a task's lines, as of `expected`."""
+    folder = tmp_path_factory.mktemp("three-kinds")
+    settings = {"bootstrap_servers": servers, "model": save_bge_m3(folder), "served_name": THREE_KINDS}
+
+    async def lines(task: str) -> str:
+        async with Client(bootstrap_servers=servers, model=THREE_KINDS) as client:
+            if task == "embed_tokens":
+                first, *_ = rows = [matrix.astype(float) for matrix in await client.embed_tokens(SHORT_TEXTS)]
+                found = [(first @ row.T).max(axis=1).sum() for row in rows]
+            else:
+                weights = [
+                    dict(zip(*map(np.ndarray.tolist, row), strict=True))
+                    for row in await client.embed_sparse(SHORT_TEXTS)
+                ]
+                found = [sum(weight * row.get(token, 0.0) for token, weight in weights[0].items()) for row in weights]
+        return "".join(f"{one:.3f}  {text}\n" for one, text in zip(found, SHORT_TEXTS, strict=True))
+
+    with WorkerProcess(folder / "worker.log", {**settings, "dtype": "float32"}) as worker:
+        asyncio.run(worker.ready())
+        yield lambda task: asyncio.run(lines(task))
+
+
+@pytest.fixture(scope="module")
 def expected(servers: str) -> str:
     """Lines that a client prints for TEXTS: the cosine similarity of each text to the first."""
 
@@ -52,9 +79,12 @@ def expected(servers: str) -> str:
 
 
 def run(
-    command: list[str], folder: Path, stdin: str = "", timeout_s: float = 300.0
+    command: list[str], folder: Path, stdin: str = "", timeout_s: float = 300.0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, input=stdin, capture_output=True, text=True, timeout=timeout_s)
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=folder, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=environment
+    )
 
 
 def built(language: str) -> Path:
@@ -91,6 +121,16 @@ def test_a_client_in_another_language_prints_the_same_similarities(language: str
     done = run([*CLIENTS[language][2], servers, MODEL, *TEXTS], built(language))
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected
+
+
+@pytest.mark.parametrize("task", ["embed_sparse", "embed_tokens"])
+@pytest.mark.parametrize("language", CLIENTS)
+def test_a_client_in_another_language_reads_sparse_vectors_and_vectors_of_tokens(
+    language: str, task: str, servers: str, three_kinds: Callable[[str], str]
+) -> None:
+    done = run([*CLIENTS[language][2], servers, THREE_KINDS, *SHORT_TEXTS], built(language), TASK=task)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == three_kinds(task)
 
 
 @pytest.mark.parametrize("language", CLIENTS)
