@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sentence_transformers import SparseEncoder
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import AllVectors, Client, InvalidRequest, SparseVector, UnsupportedTask
 from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Request, join_tokens
+from tests.engine.model.test_reference_late_interaction import save_pylate
 from tests.engine.model.test_reference_vectors import Bgem3, save_bge_m3, save_masked_lm
 from tests.integration.conftest import StartWorker, Unique
 from tests.integration.echo_worker import UNKNOWN
@@ -114,6 +115,26 @@ async def test_a_splade_checkpoint_is_served_with_the_prompts_and_weights_of_spa
                 np.testing.assert_allclose(row.weights, weights[row.ids], atol=1e-5)
         with pytest.raises(UnsupportedTask, match=r"can embed_sparse\. Asked for: 'embed'"):
             await client.embed(texts)
+
+
+async def test_a_colbert_checkpoint_tells_queries_from_documents_by_their_prompts(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    model, directory = unique("colbert"), save_pylate(tmp_path)
+    worker = start_worker(kafka, model=directory, served_name=model, dtype="float32", device="cpu")
+    reference = MultiVectorEncoder(str(directory), device="cpu")
+    texts = ["a card. where, my card?", "the card"]
+    servers = kafka.bootstrap_servers
+    async with (
+        Client(bootstrap_servers=servers, model=model) as client,
+        Client(bootstrap_servers=servers, model=model, tokenizer=directory) as tokenizing,
+    ):
+        await worker.ready()
+        for one in (client, tokenizing):
+            for prompt_name, encode in (("query", reference.encode_query), ("document", reference.encode_document)):
+                rows = await one.embed_tokens(texts, prompt_name=prompt_name, truncate=True)
+                for row, text in zip(rows, texts, strict=True):
+                    np.testing.assert_allclose(row, np.asarray(encode(text)), atol=1e-5)
 
 
 async def test_what_no_reply_can_carry_is_the_error_of_its_sequence_alone(
