@@ -24,7 +24,7 @@ from penstock.producer.errors import (
 )
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.transport.attempts import Attempts
-from penstock.producer.wire.messages import Options, Reply, Row
+from penstock.producer.wire.messages import TOKEN_VECTOR_TASKS, Options, Reply, Row
 from penstock.producer.wire.sequences import Checked, Kind, num_bytes
 
 Result = Row | PenstockError
@@ -35,6 +35,9 @@ Ask = Callable[[str, Options, Sequence[Any], Attempts], Awaitable[Reply]]
 
 _OF_RECORD = (Overloaded, ShuttingDown, Expired)  # errors of the moment, which no row alone has
 _RECORD_BYTES = 256 * 1024  # records of long sequences stay well below the broker's usual 1 MiB
+# With a vector for each token so do the replies: of 1,000 tokens with 128 numbers each. A worker refuses a record whose
+# reply is too large, and its parts are sent again.
+_TOKEN_VECTOR_RECORD_BYTES = 4 * 1024
 
 
 class CallBatcher:
@@ -106,13 +109,14 @@ class CallBatcher:
         at_most = self._at_most.get((task, options), most_rows)
         if task in self._one_per_record:
             at_most = 1
+        most_bytes = _TOKEN_VECTOR_RECORD_BYTES if task in TOKEN_VECTOR_TASKS else _RECORD_BYTES
         record = at_first = self._open.get(key)
         records: list[_Record] = []
         for index, sequence in enumerate(call.items):
             if isinstance(sequence, PenstockError):
                 continue
             size = num_bytes(sequence)
-            if record is None or len(record.rows) >= at_most or record.num_bytes + size > _RECORD_BYTES:
+            if record is None or len(record.rows) >= at_most or record.num_bytes + size > most_bytes:
                 if record is not None:
                     self._send(record)
                 record = _Record(task, options, Attempts.within(timeout_s))

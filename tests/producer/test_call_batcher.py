@@ -15,6 +15,7 @@ from penstock.producer.transport.attempts import Attempts
 from penstock.producer.transport.call_batcher import CallBatcher, Result
 from penstock.producer.wire.messages import Options, Reply
 from penstock.producer.wire.sequences import Kind, check
+from penstock.producer.wire.vector_tables import TokenVectors
 from tests.examples import examples
 
 AT_MOST = 6  # sequences that the worker below answers at once
@@ -42,7 +43,8 @@ class Worker:
             rows = {i: kind(f"found {max(ids)}") for i, ids in enumerate(given) if lowest <= max(ids) < highest}
             if rows:
                 raise kind(f"Sequence {next(iter(rows))}: at fault", rows)
-        return Reply("m", "r", np.array([[len(ids), sum(ids)] for ids in given], options.dtype))
+        vectors = np.array([[len(ids), sum(ids)] for ids in given], options.dtype)
+        return Reply("m", "r", vectors, token_vectors=TokenVectors((1,) * len(given), vectors))
 
 
 def make(worker: Worker, *, share: bool = True, sequences_per_record: int = 64) -> CallBatcher:
@@ -50,9 +52,9 @@ def make(worker: Worker, *, share: bool = True, sequences_per_record: int = 64) 
 
 
 async def ask(
-    batcher: CallBatcher, ids: Sequence[Any], *, dtype: str = "float32", timeout_s: float = 30
+    batcher: CallBatcher, ids: Sequence[Any], *, task: str = "embed", dtype: str = "float32", timeout_s: float = 30
 ) -> list[Result]:
-    return await batcher.results("embed", Options(dtype=dtype), *check("embed", None, ids), timeout_s, OneRevision())
+    return await batcher.results(task, Options(dtype=dtype), *check(task, None, ids), timeout_s, OneRevision())
 
 
 def shown(results: list[Result]) -> list[object]:
@@ -96,6 +98,9 @@ async def test_records_are_bounded_in_number_and_bytes() -> None:
     assert [len(record) for record in worker.records] == [2, 2, 1]
     worker.records.clear()
     await asyncio.gather(*[ask(small, [[n] * 30_000]) for n in range(5)])
+    assert [len(record) for record in worker.records] == [2, 2, 1]
+    worker.records.clear()
+    await asyncio.gather(*[ask(small, [[n] * 500], task="embed_tokens") for n in range(5)])  # whose replies are large
     assert [len(record) for record in worker.records] == [2, 2, 1]
 
 
