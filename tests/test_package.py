@@ -37,7 +37,7 @@ USES = """
 from typing import assert_type
 import numpy as np
 import numpy.typing as npt
-from penstock import Classification, Client, Generation, SyncClient
+from penstock import Classification, Client, Generation, SparseVector, SyncClient
 from penstock.producer.errors import PenstockError
 
 Client(timeout_s="x")  # arg-type
@@ -60,6 +60,7 @@ def wait(client: SyncClient) -> None:
     client.embed({"text": "a"})  # arg-type
     client.embed("a", nomalize=True)  # call-arg
     assert_type(client.classify("a", top_k=3), list[Classification])
+    assert_type(client.embed_sparse("a", top_k=3), list[SparseVector])
     for so_far in client.stream("a", num_beams=1):
         assert_type(so_far, Generation)
 
