@@ -17,11 +17,13 @@ from penstock.engine.types import ModelInfo
 from penstock.engine.vector_rows import split_sparse, split_vectors
 from tests.engine.helpers import MAX_TOKENS, pack, random_sequences, save_classifier, save_encoder, save_tagger
 from tests.engine.model.test_reference_vectors import save_bge_m3, save_masked_lm
+from tests.engine.rerankers import save_reranker
 from tests.gpu.references import is_shared
 
 pytestmark = pytest.mark.gpu
 
 LENGTHS = (5, 1, 100, 64, 7, MAX_TOKENS, 5)
+DEVICES = (("cuda", "float16"), ("cpu", "float32"))
 WIDTH = 128  # four heads of 32: the CPU's tests have heads of 12, which no GPU kernel takes
 
 
@@ -64,6 +66,13 @@ def test_options_differ_within_a_batch(both: tuple[Any, Any]) -> None:
     wanted.append(TaskOptions("embed", pooling="mean", normalize=True, prompt_tokens=3))
     batch = pack(random_sequences(LENGTHS[:6]), wanted)
     assert largest_error(gpu.run(batch).rows, cpu.run(batch).rows) <= 0.01
+
+
+def test_a_reranker_of_two_tokens_logits_scores_as_on_the_cpu(tmp_path: Path) -> None:
+    save_reranker(tmp_path, hidden_size=WIDTH, head_dim=32)
+    gpu, cpu = (load_engine(str(tmp_path / "saved"), device=device, dtype=dtype) for device, dtype in DEVICES)
+    batch = pack(random_sequences(LENGTHS), TaskOptions("rerank"))
+    assert largest_error(gpu.run(batch).rows, cpu.run(batch).rows) <= 0.02
 
 
 @pytest.mark.parametrize("save", [save_classifier, save_tagger])

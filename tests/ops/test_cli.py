@@ -149,6 +149,11 @@ def test_options_of_the_request_are_those_of_the_command_line(
     assert [(asked, given) for _, asked, given in jobs] == [(task, options)]
 
 
+def test_an_instruction_is_a_prompt_of_rerank(jobs: list[tuple[FileJobSettings, str, Options]]) -> None:
+    assert penstock("rerank", "--model", "m", "in.csv", "out.csv", "--prompt", "find")[0] == 0
+    assert [(task, given) for _, task, given in jobs] == [("rerank", Options(prompt="find"))]
+
+
 @pytest.mark.parametrize("model", ["/models/org/nobody/", "org/nobody", "nobody"])
 def test_the_variable_that_names_a_workers_checkpoint_names_its_model(
     jobs: list[tuple[FileJobSettings, str, Options]], model: str
@@ -210,6 +215,11 @@ class TestBadUsage:
             ),
             (
                 ["embed", "--model", "m", "--prompt", "q: ", "--prompt-name", "query", "--text", "x"],
+                {},
+                "give at most one of --prompt-name and --prompt",
+            ),
+            (
+                ["rerank", "--model", "m", "--prompt", "q: ", "--prompt-name", "query", "in.csv", "out.csv"],
                 {},
                 "give at most one of --prompt-name and --prompt",
             ),

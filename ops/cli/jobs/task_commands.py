@@ -226,6 +226,16 @@ class RerankSettings(FileJobSettings):
 
     query_column: str = Field("query", description="Column (CSV, Parquet) or key (JSONL) that holds the query.")
     document_column: str = Field("document", description="Column or key that holds the document.")
+    prompt_name: str | None = Field(
+        None, description="Name of the checkpoint's prompt: an instruction. Default: the checkpoint's default."
+    )
+    prompt: str | None = Field(None, description="The prompt itself, in place of a name.")
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> Self:
+        if self.prompt_name is not None and self.prompt is not None:
+            raise ValueError("give at most one of --prompt-name and --prompt")
+        return self
 
 
 @takes(RerankSettings)
@@ -235,6 +245,8 @@ def rerank(settings: RerankSettings, paths: Paths = None) -> int:
     A worker must be running for the model, or --local starts one.
 
     $ penstock rerank --model cross-encoder pairs.csv scored.csv --document-column passage
+
+    $ penstock rerank --model qwen3-reranker pairs.csv scored.csv --prompt "Find passages that answer the question"
 
     $ penstock rerank --local --model DIRECTORY pairs.csv scored.csv --document-column passage
 
@@ -248,7 +260,8 @@ def rerank(settings: RerankSettings, paths: Paths = None) -> int:
     the output cannot be written. 2: invalid input.
     """
     columns = (settings.query_column, settings.document_column)
-    return run_job("rerank", settings, Options(truncate=settings.truncate), columns, paths)
+    options = Options(truncate=settings.truncate, prompt_name=settings.prompt_name, prompt=settings.prompt)
+    return run_job("rerank", settings, options, columns, paths)
 
 
 def run_job(

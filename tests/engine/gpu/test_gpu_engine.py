@@ -116,7 +116,7 @@ class DescribedEncoder(SmallEncoder):
 
 
 def test_each_task_of_a_batch_has_the_rows_of_its_head(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pool(rows: Tensor, hidden: Tensor, bounds: Tensor, pooling: str, *, normalize: bool) -> None:
+    def pool(rows: Tensor, hidden: Tensor, bounds: Tensor, pooling: str, *, normalize: bool, left_out: int) -> None:
         rows.copy_(hidden[bounds[:-1].long()])
 
     monkeypatch.setattr(engine_module, "pool", pool)
