@@ -236,8 +236,10 @@ class Tokenizer:
         return [replace(one, ids=self.languages.marked(one.ids, language)) for one in encoded]
 
     def require_room(self, max_tokens: int) -> None:
-        """Raise ValueError where `max_tokens` are taken by the special tokens of a pair."""
-        if max_tokens <= self._whole.plain.num_special_tokens_to_add(is_pair=True):
+        """Raise ValueError where `max_tokens` are taken by the special tokens of a pair, or by a template's ending."""
+        template = self._whole.template
+        taken = len(template.ending) if template else self._whole.plain.num_special_tokens_to_add(is_pair=True)
+        if max_tokens <= taken:
             raise ValueError(f"max_tokens={max_tokens} leaves no room for text with the special tokens.")
 
     def _encoder(self, truncate: bool, max_tokens: int | None) -> "_Encoder":

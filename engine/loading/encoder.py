@@ -15,7 +15,7 @@ from penstock.engine.families import family_of
 from penstock.engine.families.heads import checkpoint_heads, linear_head, require_head_file
 from penstock.engine.families.late_interaction import stated_lengths
 from penstock.engine.families.vector_heads import vector_heads
-from penstock.engine.model.admission import EMBED, EMBED_TOKENS, GENERATE
+from penstock.engine.model.admission import EMBED, EMBED_SPARSE, EMBED_TOKENS, GENERATE
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_tokens_of
 from penstock.engine.model.results import EmbeddingTail, Head, on_device
@@ -61,8 +61,6 @@ def load_engine(
             f"{directory}: this checkpoint generates, and is no encoder. Serve it without a head and not padded; its "
             "encoder alone is served if it is saved as an ...EncoderModel."
         )
-    if head is not None and not checkpoint.embeds:
-        raise UnsupportedCheckpoint(f"{directory}: a head reads a text's vector, and this model makes none.")
     own_name = name or default_name(model)
     revision = revision_of(directory, (Path(head),) if head is not None else ())
     load = _LOADERS.get(engine)
@@ -133,18 +131,20 @@ def _lengths_of_roles(checkpoint: Checkpoint) -> Sequence[int]:
 
 
 def _require_embeddings(checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedCheckpoint for a model without the vectors that a head of its own file, or padding, needs."""
+    """Raise UnsupportedCheckpoint for a model without the vectors that a head of its own file needs."""
     if not checkpoint.embeds:
         raise UnsupportedCheckpoint(
-            f"{checkpoint.directory}: a model of {checkpoint.task} makes no vector of a text, so it takes no head and "
-            "is not run padded."
+            f"{checkpoint.directory}: a model of {checkpoint.task} makes no vector of a text, so it takes no head."
         )
 
 
 def _load_padded(checkpoint: Checkpoint, name: str, revision: str, **options: Any) -> "PaddedEngine":
     from penstock.engine.padded.loading import load_padded  # transformers is slow to import
 
-    _require_embeddings(checkpoint)
+    if checkpoint.task == EMBED_SPARSE:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: a model of {checkpoint.task} makes no vector of a text, and is not run padded."
+        )
     return load_padded(checkpoint, name, revision, **options)
 
 

@@ -486,7 +486,7 @@ async def test_prompts_that_cannot_apply_are_refused_here(
     async with connected(monkeypatch, first_ids) as (client, loop):
         with pytest.raises(InvalidRequest, match=says):
             await client.embed(**call)
-        with pytest.raises(InvalidRequest, match="`prompt` is an option of embeddings, not of `classify`"):
+        with pytest.raises(InvalidRequest, match="`prompt` is an option of `rerank` and of embeddings"):
             await client.map("classify", ["a"], options=Options(prompt="q: "))
         assert loop.requests == []
 

@@ -10,6 +10,7 @@ import torch
 from sentence_transformers import CrossEncoder
 
 from penstock.engine import TaskOptions, load_engine
+from penstock.engine.calibration import measure
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.types import Float32Array
 from penstock.producer.errors import UnsupportedTask
@@ -165,3 +166,10 @@ def test_what_is_not_known_of_it_is_refused(tmp_path: Path, change: Change, erro
     change(tmp_path / "saved")
     with pytest.raises(error, match=why):
         load_engine(str(tmp_path / "saved"), dtype="float32", device="cpu")
+
+
+def test_what_only_reranks_can_be_timed(tmp_path: Path) -> None:
+    """As a worker times its engine when it starts."""
+    save_reranker(tmp_path)
+    engine = load_engine(str(tmp_path / "saved"), dtype="float32", device="cpu")
+    assert measure(engine, max_sequences=4, max_tokens=300, budget_s=0.01).timings
