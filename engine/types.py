@@ -11,6 +11,7 @@ import numpy.typing as npt
 from penstock.engine.device_share import DeviceShare
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.generation_options import GenerationOptions
+from penstock.engine.int8_ranges import Int8Ranges
 
 ENTAIL = "entail"  # of classifiers of natural language inference: the logits of a pair's classes. No task of requests
 Int32Array = npt.NDArray[np.int32]
@@ -141,6 +142,7 @@ class ModelInfo:
     emissions: tuple[Emission, ...] = ()  # of a model made of cells
     cut_tokens: int | None = None  # longest sequence that `truncate` leaves, where the model accepts longer ones
     num_token_types: int | None = None  # rows of the table of token types; None: no table, and types are ignored
+    int8_ranges: Int8Ranges | None = None  # of embeddings that are sent as one byte a value; None: they cannot be
     padded: bool = False  # whether a batch is padded to its longest sequence: its time follows count * longest
     token_dim: int = 0  # length of a token's vector (embed_tokens, embed_all); 0: the model makes none
 

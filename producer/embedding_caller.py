@@ -37,7 +37,8 @@ class EmbeddingCaller(Caller):
             prompt: the prompt itself, in place of a name; "" for none.
             dimensions: length that vectors are cut to before they are normalised, for models trained so (Matryoshka).
             dtype: "float32" or "float16"; "ubinary" or "binary": the signs of the values, eight in a uint8 or int8, as
-                sentence-transformers' `quantize_embeddings` has them.
+                sentence-transformers' `quantize_embeddings` has them; "int8" or "uint8": one byte a value, as that
+                function makes it with the ranges that the worker has.
 
         Returns:
             [n, dim]; for a single text (not in a list) [dim]. The array may be read-only: it shares the reply's memory.

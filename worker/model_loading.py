@@ -34,7 +34,8 @@ def load_model(settings: ModelSettings) -> "Engine | GenerationModel | ServedCel
             max_rows=settings.max_batch_sequences,
             num_slots=settings.state_slots,
         )
-    if settings.head is None and settings.engine != "padded" and penstock.engine.generates(settings.model):
+    is_of_vectors = settings.head is not None or settings.int8_ranges is not None
+    if not is_of_vectors and settings.engine != "padded" and penstock.engine.generates(settings.model):
         device = penstock.engine.choose_device(settings.device)
         max_rows, max_tokens = batch_caps_on(settings, device)
         return penstock.engine.load_generation_model(
@@ -49,7 +50,8 @@ def load_model(settings: ModelSettings) -> "Engine | GenerationModel | ServedCel
     return penstock.engine.load_engine(
         settings.model,
         name=settings.served_name,
-        head=str(settings.head) if settings.head is not None else None,
+        head=None if settings.head is None else str(settings.head),
+        int8_ranges=None if settings.int8_ranges is None else str(settings.int8_ranges),
         dtype=settings.dtype,
         device=settings.device,
         engine=settings.engine,

@@ -47,6 +47,11 @@ class ModelSettings(FileSettings):
     head: Path | None = Field(
         None, description="A linear classification head (safetensors, labels in its metadata) on the embeddings."
     )
+    int8_ranges: Path | None = Field(
+        None,
+        description="Ranges of vectors that are asked for as int8 or uint8: an array [2, dim] in a .npy file, the "
+        "least and the greatest value of each place in vectors of a sample. Default: such requests are rejected.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Arithmetic. auto: float16 on a GPU, but bfloat16 for models that overflow it (T5); on a CPU "

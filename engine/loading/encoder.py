@@ -15,6 +15,7 @@ from penstock.engine.families import family_of
 from penstock.engine.families.heads import checkpoint_heads, linear_head, require_head_file
 from penstock.engine.families.late_interaction import stated_lengths
 from penstock.engine.families.vector_heads import vector_heads
+from penstock.engine.int8_ranges import read_int8_ranges
 from penstock.engine.model.admission import EMBED, EMBED_SPARSE, EMBED_TOKENS, GENERATE
 from penstock.engine.model.checkpoint import Checkpoint, default_name, read_checkpoint, resolve_model, revision_of
 from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_tokens_of
@@ -35,6 +36,7 @@ def load_engine(
     *,
     name: str | None = None,
     head: str | None = None,
+    int8_ranges: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
     engine: str = "packed",
@@ -44,6 +46,7 @@ def load_engine(
 
     name: the model's name in requests; `default_name` when None.
     head: path of a linear head (safetensors) to classify with, on top of an embedding model.
+    int8_ranges: path of the ranges (.npy) by which embeddings can be sent as one byte a value.
     dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU, bfloat16 for a family that overflows it;
         bfloat16 on a processor that multiplies it faster than float32, else float32.
     device: "cpu", "cuda" or "auto": a GPU if there is one that supports the encoder.
@@ -66,7 +69,10 @@ def load_engine(
     load = _LOADERS.get(engine)
     if load is None:
         raise ValueError(f"engine {engine!r} is not one of {', '.join(sorted(_LOADERS))}.")
-    loaded = load(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
+    if int8_ranges is not None and not checkpoint.embeds:
+        raise UnsupportedCheckpoint(f"{directory}: ranges of int8 vectors are for models that embed.")
+    options = {"head": head, "int8_ranges": int8_ranges, "dtype": dtype, "device": device, "threads": threads}
+    loaded = load(checkpoint, own_name, revision, **options)
     _require_finite_results(loaded)
     return loaded
 
@@ -86,7 +92,15 @@ def _require_finite_results(engine: "CpuEngine | GpuEngine | PaddedEngine") -> N
 
 
 def _load_packed(
-    checkpoint: Checkpoint, name: str, revision: str, *, head: str | None, dtype: str, device: str, threads: int
+    checkpoint: Checkpoint,
+    name: str,
+    revision: str,
+    *,
+    head: str | None,
+    int8_ranges: str | None,
+    dtype: str,
+    device: str,
+    threads: int,
 ) -> "CpuEngine | GpuEngine":
     family = family_of(checkpoint)
     weights = family.encoder(checkpoint)
@@ -117,6 +131,7 @@ def _load_packed(
         dim=dim,
         labels=next((head.labels for head in heads.values() if isinstance(head, Head)), ()),
         dimensions=matryoshka_dimensions(checkpoint, width),
+        int8_ranges=None if int8_ranges is None else read_int8_ranges(Path(int8_ranges), dim),
         num_token_types=None if weights.embeddings.token_types is None else len(weights.embeddings.token_types),
         token_dim=next((head.dim for head in heads.values() if isinstance(head, TokenVectors)), 0),
     )
@@ -141,7 +156,7 @@ def _require_embeddings(checkpoint: Checkpoint) -> None:
 def _load_padded(checkpoint: Checkpoint, name: str, revision: str, **options: Any) -> "PaddedEngine":
     from penstock.engine.padded.loading import load_padded  # transformers is slow to import
 
-    if checkpoint.task == EMBED_SPARSE:
+    if checkpoint.task in (EMBED_SPARSE, EMBED_TOKENS):
         raise UnsupportedCheckpoint(
             f"{checkpoint.directory}: a model of {checkpoint.task} makes no vector of a text, and is not run padded."
         )

@@ -17,6 +17,7 @@ from penstock.engine.errors import CheckpointError, EngineError, UnsupportedChec
 from penstock.engine.families import FAMILIES
 from penstock.engine.families.bart import end_token
 from penstock.engine.families.heads import linear_head, logit_heads, logit_score
+from penstock.engine.int8_ranges import read_int8_ranges
 from penstock.engine.model.adapter import has_adapter
 from penstock.engine.model.admission import CLASSIFY, EMBED, RERANK, TOKEN_CLASSIFY
 from penstock.engine.model.checkpoint import Checkpoint, require_no_layers
@@ -61,6 +62,7 @@ def load_padded(
     revision: str,
     *,
     head: str | None = None,
+    int8_ranges: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
     threads: int = 1,
@@ -100,6 +102,7 @@ def load_padded(
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
         dimensions=matryoshka_dimensions(checkpoint, width),
+        int8_ranges=None if int8_ranges is None else read_int8_ranges(Path(int8_ranges), dim),
         num_token_types=_num_token_types(model),
         padded=True,
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import PenstockError
-from penstock.producer.wire.messages import BIT_DTYPES, Classification, Generation, Options
+from penstock.producer.wire.messages import BIT_DTYPES, INT8_DTYPES, Classification, Generation, Options
 from penstock.producer.wire.vector_tables import AllVectors, SparseVector
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class ResultColumns:
         if task not in _VALUES:
             raise ValueError(f"No result columns are known for the task {task!r}. This is a bug.")
         self._values = _VALUES[task]
-        self._of_vectors = np.dtype(BIT_DTYPES.get(options.dtype, "float32"))
+        dtype = options.dtype
+        self._of_vectors = np.dtype(dtype if dtype in INT8_DTYPES else BIT_DTYPES.get(dtype, "float32"))
         self._has_lists = options.most_labels != 1 and task == "classify"
         self.names = tuple(self.of(()))
 

@@ -42,7 +42,8 @@ STEPPED_TASKS = frozenset({"generate", "sequence"})  # of many steps: a request 
 POOLINGS = ("cls", "mean", "max", "last")
 DTYPES = ("float32", "float16")
 BIT_DTYPES = {"binary": "int8", "ubinary": "uint8"}  # vectors as signs, eight a value: the value's type
-VECTOR_DTYPES = (*DTYPES, *BIT_DTYPES)
+INT8_DTYPES = ("int8", "uint8")  # vectors as one byte a value, by ranges that the worker has
+VECTOR_DTYPES = (*DTYPES, *BIT_DTYPES, *INT8_DTYPES)
 REQUEST_TOKENS = "request_tokens"  # key of a reply's `batch`: tokens of all rows of its request
 FINISHES = ("stop", "length", "partial")  # of a generation: an end token; max_new_tokens; a partial reply, no end yet
 

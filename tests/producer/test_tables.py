@@ -259,9 +259,10 @@ def test_parquet_keeps_its_types_and_metadata(tmp_path: Path) -> None:
     assert count_rows(tmp_path / "in.parquet") == 3
 
 
-def test_parquet_of_signs_has_lists_of_int8(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["binary", "int8"])
+def test_parquet_of_signs_and_of_bytes_has_lists_of_int8(tmp_path: Path, dtype: str) -> None:
     pq.write_table(pa.table({"text": ["one", None, "three"]}), tmp_path / "in.parquet")
-    run(tmp_path / "in.parquet", tmp_path / "out.parquet", "embed", options=Options(dtype="binary"))
+    run(tmp_path / "in.parquet", tmp_path / "out.parquet", "embed", options=Options(dtype=dtype))
     written = pq.read_table(tmp_path / "out.parquet")
     assert written.schema.field("embedding").type == pa.list_(pa.int8(), 2)
     assert written.column("embedding").to_pylist() == [[3, -128], None, [5, -128]]

@@ -11,7 +11,7 @@ from penstock.engine.cells.emissions import split
 from penstock.engine.types import Emission, Float32Array, ModelInfo, entailment_of
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.codec import encode_reply, encode_shared_notes, encode_vectors, own_notes
-from penstock.producer.wire.messages import Classification, Generation, Options, Reply, TokenTable
+from penstock.producer.wire.messages import INT8_DTYPES, Classification, Generation, Options, Reply, TokenTable
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.replies.embeddings import all_embeddings, sparse_table, token_vectors
@@ -75,9 +75,20 @@ def _shared_notes(request: PendingRequest, stats: BatchStats | None, now: float)
 
 def _encode(request: PendingRequest, info: ModelInfo, notes: bytes, tokenizer: Tokenizer | None) -> bytes:
     results: list[Float32Array] = request.results  # type: ignore[assignment]  # none is missing
+    dtype = request.message.options.dtype
+    if dtype in INT8_DTYPES:
+        return encode_reply(_quantised(results, info, dtype), notes)
     if request.message.task == "embed":
-        return encode_vectors(info.name, info.revision, results, request.message.options.dtype, notes)
+        return encode_vectors(info.name, info.revision, results, dtype, notes)
     return encode_reply(Reply(info.name, info.revision, **_rows(request, results, info, tokenizer)), notes)
+
+
+def _quantised(results: list[Float32Array], info: ModelInfo, dtype: str) -> Reply:
+    """The revision tells the ranges too: others make other bytes of the same vectors."""
+    ranges = info.int8_ranges
+    if ranges is None:
+        raise RuntimeError(f"{dtype} vectors were computed without ranges. This is a bug.")
+    return Reply(info.name, f"{info.revision}-{ranges.digest}", vectors=ranges.quantised(np.stack(results), dtype))
 
 
 def _rows(

@@ -11,7 +11,7 @@ from penstock.producer.wire.codec import MAX_LABELS
 from penstock.producer.wire.messages import BIT_DTYPES, TOKEN_VECTOR_TASKS, Request
 from penstock.worker.requests.request import PendingRequest, Rejection
 
-_ITEM_BYTES = {"float32": 4, "float16": 2}
+_ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1, "uint8": 1}
 _BITS = 8  # of a byte
 _HEAD_BYTES = 512  # of a reply beside its rows: names of fields, the model, timing
 _CLASS_BYTES = 2

@@ -20,7 +20,7 @@ from penstock.producer.errors import (
 from penstock.producer.prompts import Prompts
 from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.headers import CANCEL, ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
-from penstock.producer.wire.messages import Request, Text
+from penstock.producer.wire.messages import INT8_DTYPES, Options, Request, Text
 from penstock.scheduler import Cause
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.generation import GenerationRequests
@@ -155,10 +155,24 @@ class RequestValidator:
             raise InvalidRequest(f"A record holds at most {self._max_sequences} sequences{pairs}. Given: {n}")
         if request.options.dimensions is not None:
             self._check_dimensions(request.options.dimensions)
+        if request.options.dtype in INT8_DTYPES:
+            self._check_int8(request.options)
         if self._generation is None:
             self._bounds.check_sequences(request)
         else:
             self._bounds.check_generation(request, self._generation.options(request).max_new_tokens)
+
+    def _check_int8(self, options: Options) -> None:
+        if self._info.int8_ranges is None:
+            raise UnsupportedTask(
+                f"`opts.dtype` {options.dtype!r} needs the ranges of the model's vectors, which are the worker's "
+                "setting int8_ranges."
+            )
+        if options.dimensions not in (None, self._info.dim):
+            raise UnsupportedTask(
+                f"`opts.dtype` {options.dtype!r} is for vectors of {self._info.dim} values: the worker's ranges are of "
+                f"these. Given: `opts.dimensions` {options.dimensions}"
+            )
 
     def _check_dimensions(self, given: int) -> None:
         info = self._info

@@ -38,8 +38,10 @@ class EmbedSettings(JobSettings):
     dimensions: int | None = Field(
         None, ge=1, description="Length that vectors are cut to, for models trained so. Default: the checkpoint's."
     )
-    vectors: Literal["float32", "binary", "ubinary"] = Field(
-        "float32", description="binary, ubinary: the signs of the values, eight in an int8 or uint8."
+    vectors: Literal["float32", "binary", "ubinary", "int8", "uint8"] = Field(
+        "float32",
+        description="binary, ubinary: the signs of the values, eight in an int8 or uint8. int8, uint8: one byte a "
+        "value, by the ranges that workers have (--int8-ranges).",
     )
     embedding: Literal["dense", "sparse", "tokens", "all"] = Field(
         "dense",

@@ -1,11 +1,14 @@
 """Replies from the results of a request."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
 
+from penstock.engine.int8_ranges import read_int8_ranges
 from penstock.engine.types import ModelInfo
 from penstock.producer.wire.codec import decode_reply, encode_reply
 from penstock.producer.wire.messages import Options, Reply
@@ -66,6 +69,32 @@ def test_signs_of_vectors_are_packed_as_sentence_transformers_does(
     expected = quantize_embeddings(rows, dtype)
     assert reply.vectors.dtype == np.asarray(expected).dtype
     np.testing.assert_array_equal(reply.vectors, expected)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_values_are_one_byte_as_sentence_transformers_makes_them_with_ranges(
+    info: ModelInfo, make_sequences: MakeSequences, dtype: Literal["int8", "uint8"], tmp_path: Path
+) -> None:
+    from sentence_transformers.util.quantization import quantize_embeddings
+
+    rng = np.random.default_rng(0)
+    sample, rows = (rng.standard_normal((count, 37)).astype(np.float32) for count in (50, 9))
+    ranges = np.vstack([sample.min(axis=0), sample.max(axis=0)])
+    ranges[:, 5] = 0.25  # a value that never changes
+    rows[0], rows[1], rows[2] = ranges[0], ranges[1], 100.0
+    np.save(tmp_path / "ranges.npy", ranges)
+    quantising = replace(info, int8_ranges=read_int8_ranges(tmp_path / "ranges.npy", 37))
+    sequences = make_sequences(*[[index + 1] for index in range(9)], options=Options(dtype=dtype))
+    for sequence, row in zip(sequences, rows, strict=True):
+        sequence.settle([row])
+    reply = reply_to(sequences[0], quantising)
+    assert reply.vectors is not None
+    expected = quantize_embeddings(rows, dtype, ranges=ranges)
+    assert reply.vectors.dtype == np.asarray(expected).dtype
+    np.testing.assert_array_equal(reply.vectors, expected)
+    np.save(tmp_path / "ranges.npy", ranges * 2)
+    other = replace(info, int8_ranges=read_int8_ranges(tmp_path / "ranges.npy", 37))
+    assert len({info.revision, reply.revision, reply_to(sequences[0], other).revision}) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 
+from penstock.engine.int8_ranges import read_int8_ranges
 from penstock.engine.types import ModelInfo
 from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
 from penstock.producer.errors import (
@@ -436,3 +438,19 @@ def test_a_text_of_more_bytes_than_the_bound_is_rejected(
     with pytest.raises(TooLong, match=r"at most 1,048,576 bytes of UTF-8\. Given: 1,048,577") as caught:
         accept(validator, make_record(value))
     assert list(caught.value.rows) == [1]
+
+
+def test_vectors_of_one_byte_a_value_need_ranges_and_are_not_cut(
+    info: ModelInfo, make_record: Callable[..., Any], tmp_path: Path
+) -> None:
+    def accept_int8(model: ModelInfo, **options: Any) -> PendingRequest:
+        request = Request("tiny", "embed", tokens=join_tokens([[1]]), options=Options(dtype="int8", **options))
+        return accept(make_validator(model), make_record(encode_request(request)))
+
+    with pytest.raises(UnsupportedTask, match=r"'int8' needs the ranges .* setting int8_ranges"):
+        accept_int8(info)
+    np.save(tmp_path / "ranges.npy", np.array([[0.0] * info.dim, [1.0] * info.dim]))
+    model = replace(info, dimensions=(2, info.dim), int8_ranges=read_int8_ranges(tmp_path / "ranges.npy", info.dim))
+    assert accept_int8(model, dimensions=info.dim).message.options.dtype == "int8"
+    with pytest.raises(UnsupportedTask, match=r"the worker's ranges are of these\. Given: `opts.dimensions` 2"):
+        accept_int8(model, dimensions=2)
