@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertConfig
 
-from penstock.ops.bench.common import labels, runner
+from penstock.ops.bench.common import runner
 from penstock.ops.bench.common.machine import describe_machine, slug
 from penstock.ops.bench.common.part_bench import DeadlinePassed, PartBench, deadline
 from penstock.ops.bench.common.part_runner import run_part
@@ -32,6 +32,7 @@ from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.common.suite import SCALE, BenchSuite, Option, Part, named
 from penstock.ops.bench.contestants.engine_alone import EngineAlone, full_groups
 from penstock.ops.bench.contestants.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
+from penstock.ops.bench.contestants.labels import labels_beside_the_pipeline
 from penstock.ops.bench.cpu.cpu_tables import largest_change
 from penstock.ops.bench.cpu.part_engine import cosine
 from penstock.ops.bench.serving.policies import DEFAULT, POLICIES
@@ -86,7 +87,7 @@ def test_the_engine_alone_stands_beside_sentence_transformers(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_labels_have_the_scores_of_the_pipeline_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_have_the_scores_of_the_pipeline_beside_them(tmp_path: Path) -> None:
     """Over several records and batches, the texts' order is kept."""
     small: dict[str, Any] = {
         "hidden_size": 32,
@@ -94,8 +95,8 @@ def test_labels_have_the_scores_of_the_pipeline_beside_them(tmp_path: Path, monk
         "num_attention_heads": 2,
         "intermediate_size": 32,
     }
-    monkeypatch.setattr(labels, "SHAPES", {"small": lambda: BertConfig(**small, initializer_range=1.0)})
-    found = labels.labels_beside_the_pipeline("small", 200, tmp_path, "float32")
+    config = BertConfig(**small, initializer_range=1.0)
+    found = labels_beside_the_pipeline(config, 200, tmp_path, "float32")
     assert found["score_range"] > 0.1
     assert found["largest_difference"] < 1e-5
     assert found["batch"] in found["tried_batches_texts_per_s"]

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from penstock.ops.bench.common.labels import labels_beside_the_pipeline
+from penstock.ops.bench.contestants.labels import labels_beside_the_pipeline
 from penstock.ops.bench.gpu.bench import Bench
+from penstock.ops.bench.gpu.shapes import SHAPES
 
 _NUM_TEXTS = 768
 _BATCHES = (32, 128, 512)
@@ -17,5 +18,5 @@ def run(bench: Bench, name: str) -> dict[str, Any]:
     """One shape of `shapes.py`."""
     with torch.inference_mode(False), tempfile.TemporaryDirectory() as folder:
         return labels_beside_the_pipeline(
-            name, _NUM_TEXTS, Path(folder), "float16", device=bench.device.type, batches=_BATCHES
+            SHAPES[name](), _NUM_TEXTS, Path(folder), "float16", device=bench.device.type, batches=_BATCHES
         )

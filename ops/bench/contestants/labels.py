@@ -11,7 +11,6 @@ import torch
 import transformers
 
 from penstock.ops.bench.common.setup import ROUNDS, shuffled_texts
-from penstock.ops.bench.common.shapes import SHAPES
 from penstock.ops.bench.contestants.labels_alone import LabelsAlone
 from penstock.ops.bench.contestants.zero_shot_pipeline import ZeroShotPipeline
 from penstock.ops.demo.banking77 import read_messages
@@ -23,7 +22,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 
 
 def labels_beside_the_pipeline(
-    shape: str,
+    config: Any,
     num_texts: int,
     folder: Path,
     dtype: str,
@@ -34,12 +33,13 @@ def labels_beside_the_pipeline(
 ) -> dict[str, Any]:
     """Texts of Banking77, each with eight of its intents. The checkpoint is made in the folder.
 
-    `cores`: threads of the pipeline on a CPU. `batches`: its sizes, in pairs, of which the fastest counts. The largest
-    difference is of scores, which add up to 1 for each text.
+    `config`: transformers' of an encoder with the vocabulary of the demo's model. `cores`: threads of the pipeline on a
+    CPU. `batches`: its sizes, in pairs, of which the fastest counts. The largest difference is of scores, which add up
+    to 1 for each text.
     """
     texts, labels = shuffled_texts(num_texts), _labels()
     few = texts[: max(4, num_texts // 4)]
-    model = make_checkpoint(shape, folder)
+    model = make_checkpoint(config, folder)
     ours, theirs = LabelsAlone(model, dtype, device), ZeroShotPipeline(model, dtype, device, cores)
     tried = theirs.tried(few, labels, batches)
     best = next(iter(tried))
@@ -53,7 +53,6 @@ def labels_beside_the_pipeline(
         seconds["pipeline"].append(theirs_s)
     ours.close()
     return {
-        "shape": shape,
         "dtype": dtype,
         "texts": len(texts),
         "labels": len(labels),
@@ -66,9 +65,8 @@ def labels_beside_the_pipeline(
     }
 
 
-def make_checkpoint(shape: str, folder: Path) -> Path:
+def make_checkpoint(config: Any, directory: Path) -> Path:
     """A classifier of natural language inference with random weights, and the tokenizer of the demo's model."""
-    config, directory = SHAPES[shape](), folder / shape
     config.id2label = dict(enumerate(_CLASSES))
     config.label2id = {name: index for index, name in config.id2label.items()}
     torch.manual_seed(0)
