@@ -21,6 +21,7 @@ from tests.engine.helpers import (
     save_tagger,
     write_json,
 )
+from tests.engine.rerankers import save_reranker
 from tests.integration.conftest import StartWorker, Unique
 
 QUERY = "w1 w7 w30"
@@ -70,18 +71,28 @@ def assert_same_tokens(rows: list[list[TokenClass]], expected: list[list[dict[st
         np.testing.assert_allclose(scores, [token["score"] for token in theirs], atol=1e-5)
 
 
-async def test_prompts_and_cut_vectors_are_those_of_sentence_transformers(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
+@pytest.mark.parametrize("include_prompt", [True, False])
+async def test_prompts_cuts_and_bytes_of_vectors_are_those_of_sentence_transformers(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path, include_prompt: bool
 ) -> None:
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.util.quantization import quantize_embeddings
 
     prompts = {"query": "search : ", "document": "passage : "}
     words = ["search", "passage", ":", "other", *(f"w{i}" for i in range(30))]
-    save_sentence_transformer(tmp_path, words, prompts=prompts, default_prompt_name="query", truncate_dim=16)
+    given: dict[str, Any] = {"prompts": prompts, "default_prompt_name": "query", "truncate_dim": 16}
+    save_sentence_transformer(tmp_path, words, include_prompt=include_prompt, **given)
     reference: Any = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    ranges = np.vstack([np.full(16, -0.5), np.full(16, 0.5)]).astype(np.float32)
+    np.save(tmp_path / "ranges.npy", ranges)
     model, texts = unique("prompted"), ["w1 w2", "w3", "w1 w2 w3 w4"]
     worker = start_worker(
-        kafka, model=tmp_path / "model", served_name=model, dtype="float32", cache_path=tmp_path / "cache.sqlite"
+        kafka,
+        model=tmp_path / "model",
+        served_name=model,
+        dtype="float32",
+        cache_path=tmp_path / "cache.sqlite",
+        int8_ranges=tmp_path / "ranges.npy",
     )
     servers = kafka.bootstrap_servers
     async with (
@@ -96,10 +107,34 @@ async def test_prompts_and_cut_vectors_are_those_of_sentence_transformers(
                 np.testing.assert_allclose(await one.embed(texts, **asked), expected, atol=1e-5)
         whole = await client.embed(texts, dimensions=48)  # after the same ids were cached at 16
         np.testing.assert_allclose(whole, reference.encode(texts, truncate_dim=48), atol=1e-5)
-        wrongs: list[dict[str, Any]] = [{"dimensions": 8}, {"prompt_name": "topic"}]
+        of_bytes = await client.embed(texts, dtype="int8")  # of float32 vectors that were cached
+        np.testing.assert_array_equal(of_bytes, quantize_embeddings(await client.embed(texts), "int8", ranges=ranges))
+        wrongs: list[dict[str, Any]] = [
+            {"dimensions": 8},
+            {"prompt_name": "topic"},
+            {"dimensions": 48, "dtype": "int8"},
+        ]
         for wrong in wrongs:
             with pytest.raises(InvalidRequest):
                 await client.embed(texts, **wrong)
+
+
+async def test_a_reranker_of_a_decoder_ranks_by_an_instruction(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    reference = save_reranker(tmp_path)
+    model, saved = unique("decoder"), tmp_path / "saved"
+    worker = start_worker(kafka, model=saved, served_name=model, dtype="float32", cache_path=tmp_path / "cache.sqlite")
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=300) as client:
+        await worker.ready()
+        ways: list[dict[str, Any]] = [{}, {"prompt": "find a river"}, {"prompt_name": "none"}]
+        for asked in ways:
+            ranked = await client.rerank(QUERY, DOCUMENTS, **asked)
+            expected = reference.rank(QUERY, DOCUMENTS, batch_size=1, **asked)
+            assert [index for index, _ in ranked] == [one["corpus_id"] for one in expected]
+            np.testing.assert_allclose([score for _, score in ranked], [one["score"] for one in expected], atol=1e-5)
+        with pytest.raises(UnsupportedTask, match="can rerank"):
+            await client.embed("w1")
 
 
 async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
