@@ -1,8 +1,8 @@
 """Texts with labels of their own, in float32: the engine alone beside transformers' zero-shot pipeline, in turn."""
 
 from penstock.ops.bench.common.setup import Details, Setup
+from penstock.ops.bench.common.shapes import SHAPES
 from penstock.ops.bench.contestants.labels import labels_beside_the_pipeline
-from penstock.ops.bench.gpu.shapes import SHAPES
 
 _NUM_TEXTS = {"MiniLM-L6": 128, "DeBERTa-v3-base": 16}  # of each shape, about as long
 

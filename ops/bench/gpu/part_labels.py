@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from penstock.ops.bench.common.shapes import SHAPES
 from penstock.ops.bench.contestants.labels import labels_beside_the_pipeline
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.shapes import SHAPES
 
 _NUM_TEXTS = 768
 _BATCHES = (32, 128, 512)
