@@ -183,8 +183,10 @@ class GpuEngine:
         match head:
             case Head(reads="embedding"):
                 return (head(self._embeddings(encoded, batch, OWN)),)
-            case Head(reads="cls" | "mean" | "last" as pooling, pad_token=None):
+            case Head(reads="cls" | "mean" as pooling):
                 return (head(self._pooled(encoded, batch, pooling, normalize=False)),)
+            case Head(reads="last"):
+                return (head(self._last(encoded, batch, head.pad_token)),)
             case Head(reads="tokens"):
                 return (head(encoded.hidden[: len(batch.token_ids)].float()),)
             case Head() | None:
@@ -200,6 +202,15 @@ class GpuEngine:
         normalize = is_last and tail.normalizes(wanted)
         rows = self._pooled(encoded, batch, pooling, normalize=normalize, left_out=wanted.prompt_tokens)
         return rows if is_last else tail.after_pooling(rows, wanted)
+
+    def _last(self, encoded: _Encoded, batch: PackedBatch, pad_token: int | None) -> Tensor:
+        """As `pool_last` on a CPU. Almost no text ends in the pad token; where one does, its row is looked for here."""
+        ids, starts, ends = batch.token_ids, batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
+        if pad_token is None or not (ids[ends - 1] == pad_token).any():
+            return self._pooled(encoded, batch, "last", normalize=False)
+        last = np.maximum.reduceat(np.where(ids == pad_token, 0, np.arange(len(ids))), starts)
+        rows = torch.from_numpy(np.maximum(last, starts)).to(encoded.hidden.device)
+        return encoded.hidden[rows].float()
 
     @staticmethod
     def _pooled(encoded: _Encoded, batch: PackedBatch, pooling: str, *, normalize: bool, left_out: int = 0) -> Tensor:

@@ -203,12 +203,8 @@ def _on_gpu(
     tail: EmbeddingTail,
     heads: Mapping[str, Head | VectorHead],
 ) -> "GpuEngine":
-    plain = [head for head in heads.values() if isinstance(head, Head)]
-    if any(head.reads == "late" or head.pad_token is not None for head in plain):
-        raise NoKernel(
-            f"{directory}: a classifier of the last token that is no padding, or of all, has no kernel; use "
-            "device='cpu'."
-        )
+    if any(isinstance(head, Head) and head.reads == "late" for head in heads.values()):
+        raise NoKernel(f"{directory}: a classifier of all tokens has no kernel; use device='cpu'.")
     from penstock.engine.gpu.encoder import GpuEncoder
     from penstock.engine.gpu.engine import GpuEngine
 

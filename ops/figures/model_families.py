@@ -36,7 +36,6 @@ class FamilyRow:
     notes: str = ""
 
 
-_CAUSAL = "classifiers, which read the last token"
 FAMILY_ROWS = (
     FamilyRow(
         "BERT, MiniLM, bge, e5",
@@ -81,10 +80,9 @@ FAMILY_ROWS = (
         ["qwen2", "qwen3"],
         "Qwen3-Embedding-0.6B (8-10 M)",
         ["Qwen3-Embedding-0.6B"],
-        padded_on_gpu=_CAUSAL,
     ),
-    FamilyRow("Llama, Mistral", ["llama", "mistral"], padded_on_gpu=_CAUSAL),
-    FamilyRow("Gemma 3's text model", ["gemma3_text"], "EmbeddingGemma (2-3 M)", ["EmbeddingGemma-300M"], _CAUSAL),
+    FamilyRow("Llama, Mistral", ["llama", "mistral"]),
+    FamilyRow("Gemma 3's text model", ["gemma3_text"], "EmbeddingGemma (2-3 M)", ["EmbeddingGemma-300M"]),
     FamilyRow(
         "encoders of T5, mT5 and umT5",
         ["t5", "mt5", "umt5"],

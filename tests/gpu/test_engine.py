@@ -15,7 +15,7 @@ from penstock.engine.device_share import DeviceShare
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.types import ModelInfo
 from penstock.engine.vector_rows import split_sparse, split_vectors
-from tests.engine.helpers import MAX_TOKENS, pack, random_sequences, save_classifier, save_encoder, save_tagger
+from tests.engine.helpers import MAX_TOKENS, PAD, pack, random_sequences, save_classifier, save_encoder, save_tagger
 from tests.engine.model.test_reference_vectors import save_bge_m3, save_masked_lm
 from tests.engine.rerankers import save_reranker
 from tests.gpu.references import is_shared
@@ -75,12 +75,18 @@ def test_a_reranker_of_two_tokens_logits_scores_as_on_the_cpu(tmp_path: Path) ->
     assert largest_error(gpu.run(batch).rows, cpu.run(batch).rows) <= 0.02
 
 
-@pytest.mark.parametrize("save", [save_classifier, save_tagger])
-def test_heads_give_the_cpus_scores(tmp_path: Path, save: Any) -> None:
-    save(tmp_path, "bert", hidden_size=WIDTH, id2label={0: "a", 1: "b", 2: "c"})
+@pytest.mark.parametrize(
+    ("save", "family"), [(save_classifier, "bert"), (save_tagger, "bert"), (save_classifier, "qwen2")]
+)
+@pytest.mark.parametrize("num_pads", [0, 2])
+def test_heads_give_the_cpus_scores(tmp_path: Path, save: Any, family: str, num_pads: int) -> None:
+    """A decoder's reads the last token that is no padding."""
+    save(tmp_path, family, hidden_size=WIDTH, pad_token_id=PAD, id2label={0: "a", 1: "b", 2: "c"})
     gpu, cpu = load_engine(str(tmp_path), device="cuda"), load_engine(str(tmp_path), device="cpu", dtype="float32")
     (task,) = gpu.info.tasks - {"embed"}
-    batch = pack(random_sequences(LENGTHS), TaskOptions(task))
+    sequences = random_sequences(LENGTHS)
+    sequences[2][len(sequences[2]) - num_pads :] = PAD
+    batch = pack(sequences, TaskOptions(task))
     for _ in range(3):
         assert largest_error(gpu.run(batch).rows, cpu.run(batch).rows) <= 0.02
 

@@ -413,3 +413,30 @@ def test_vectors_are_cut_before_normalisation_where_a_request_asks_and_after_it_
         expected = torch.nn.functional.normalize(expected, dim=1)
     expected = expected if asked.dimensions else expected[:, :2]
     np.testing.assert_allclose(np.stack(rows), expected.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(("pad_token", "expected"), [(None, [7, 7, 9, 8]), (7, [5, 7, 9, 8]), (6, [7, 7, 9, 8])])
+def test_a_classifier_reads_the_last_token_that_is_no_padding(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, pad_token: int | None, expected: list[int]
+) -> None:
+    """The first where all are, as on a CPU."""
+
+    class States(SmallEncoder):
+        def upload(self, batch: PackedBatch) -> Any:
+            return SimpleNamespace(ids=torch.from_numpy(batch.token_ids), cu_seqlens=torch.from_numpy(batch.cu_seqlens))
+
+        def forward(self, inputs: Any) -> Tensor:
+            return super().forward(inputs.ids)
+
+    def pool_last(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, pooling: str, normalize: bool) -> None:
+        assert (pooling, normalize) == ("last", False)
+        out.copy_(hidden[cu_seqlens[1:].long() - 1])
+
+    monkeypatch.setattr(engine_module, "pool", pool_last)
+    head = Head((), "raw", INFO.labels, "last", pad_token)
+    info = replace(INFO, tasks=frozenset({"classify"}))
+    tail = EmbeddingTail(pooling="last", dense=(), normalize=False)
+    engine = GpuEngine(info, Path(), cast(GpuEncoder, States()), tail, {"classify": head})
+    sequences = [np.array(ids, np.int32) for ids in ([5, 7, 7], [7, 7], [7, 3, 9], [8])]
+    rows = engine.run(pack(sequences, TaskOptions("classify"))).rows
+    assert [row.tolist() for row in rows] == [[float(last)] * 4 for last in expected]
