@@ -190,7 +190,7 @@ class TokenTable:
         ]
 
 
-_TABLES = (SparseTable, TokenVectors, TokenTable, EmissionTable)
+_ROWS = (np.ndarray, tuple)  # fields of a reply that are its rows; others are tables of them
 
 
 @dataclass(slots=True)  # not frozen: that would double the cost of making one
@@ -219,11 +219,17 @@ class Reply:
         Raises:
             BackendError: the reply is one to another task.
         """
-        found: list[Any] = [getattr(self, name) for name in _ROWS_OF[task]]
-        if any(one is None for one in found):
+        if task == "embed_all":
+            parts = [self._rows(task, name) for name in _ROWS_OF[task]]
+            return [AllVectors(*row) for row in zip(*parts, strict=True)]
+        return self._rows(task, *_ROWS_OF[task])
+
+    def _rows(self, task: str, name: str) -> Sequence[Any]:
+        rows: Any = getattr(self, name)
+        if rows is None:
             raise BackendError(f"The worker answered {task!r} with rows of the wrong kind.")
-        rows = [one.rows() if isinstance(one, _TABLES) else one for one in found]
-        return [AllVectors(*row) for row in zip(*rows, strict=True)] if len(rows) > 1 else rows[0]
+        found: Any = rows if isinstance(rows, _ROWS) else rows.rows()
+        return found  # type: ignore[no-any-return]  # an array is a sequence of rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ class ReplyBounds:
 
         A vector for each token may be more than was foreseen where a query is expanded.
         """
+        if max(map(len, values), default=0) <= self._max_reply_bytes:  # as nearly always
+            return []
         return [
             request.reject(
                 InvalidRequest(f"The reply would exceed {self._max_reply_bytes:,} bytes: it has {len(value):,}.")
