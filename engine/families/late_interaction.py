@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.files import Config, read_json, read_optional, setting
+from penstock.engine.model.files import read_json, read_optional, setting
 from penstock.engine.model.module_list import PYLATE, transformer_config
 from penstock.engine.model.modules import dense_module
 from penstock.engine.model.vectors import KeptTokens, TokenVectors, Unattended
@@ -51,6 +51,8 @@ def token_vectors(checkpoint: Checkpoint, weights: EncoderWeights) -> TokenVecto
         stated = _pylate(checkpoint)
     else:
         stated = _own(checkpoint)
+    if not all(isinstance(word, str) for word in stated.skipped):
+        raise CheckpointError(f"{checkpoint.directory}: skiplist_words must be a list of strings.")
     vocabulary = _Vocabulary(checkpoint.root)
     skipped = [index for word in stated.skipped if (index := vocabulary.id_of(word)) is not None]
     is_unattended = stated.expansion is not None and not stated.expansion.get("attend")
@@ -66,7 +68,8 @@ def token_vectors(checkpoint: Checkpoint, weights: EncoderWeights) -> TokenVecto
     if is_unattended and query is not None and stated.expansion is not None:
         length = setting(stated.expansion, "length", 0)
         _require_short_of_keys(checkpoint, weights, length)
-        unattended = Unattended(query, vocabulary.require(stated.expansion.get("token") or vocabulary.mask_token))
+        token = vocabulary.require(stated.expansion.get("token") or vocabulary.mask_token)
+        unattended = Unattended(query, token, length)
     kept = KeptTokens(skipped=np.array(skipped, np.int32), query=query)
     return TokenVectors(stated.layers, stated.normalize, kept, unattended)
 
@@ -99,10 +102,7 @@ def _own(checkpoint: Checkpoint) -> _Stated:
 def _pylate(checkpoint: Checkpoint) -> _Stated:
     """PyLate's ColBERT: version 6 appends the mask and Normalize."""
     saved = checkpoint.sentence_transformers
-    query, document = (
-        setting(saved, f"{role}_prefix", "") or setting(saved, "prompts", {}).get(role) or ""
-        for role in ("query", "document")
-    )
+    query, document = (setting(saved, f"{role}_prefix", "") for role in ("query", "document"))
     words = _PUNCTUATION if saved.get("skiplist_words") is None else setting(saved, "skiplist_words", [])
     return _Stated(_layers(checkpoint), True, query, document, words, _expansion(checkpoint), True)
 
@@ -169,16 +169,13 @@ class _Vocabulary:
     def __init__(self, root: Path) -> None:
         self._root = root
         content = read_optional(root / "tokenizer.json")
-        model = Config(setting(content, "model", {}))
-        self._ids: dict[str, int] = {}
-        match model.get("vocab"):
-            case dict(vocab):
-                self._ids |= vocab
-            case list(vocab):
-                self._ids |= {piece: index for index, (piece, _) in enumerate(vocab)}
-        added = setting(content, "added_tokens", [])
-        self._ids |= {token["content"]: token["id"] for token in added}
-        self._whole = {token["content"] for token in added if not token.get("normalized")}  # found in any text
+        vocab, added = setting(content, "model", {}).get("vocab"), setting(content, "added_tokens", [])
+        try:
+            pieces = vocab if isinstance(vocab, dict) else {piece: i for i, (piece, _) in enumerate(vocab or ())}
+            self._ids: dict[str, int] = {**pieces, **{token["content"]: token["id"] for token in added}}
+            self._whole = {token["content"] for token in added if not token.get("normalized")}  # found in any text
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{content.path} does not hold a tokenizer's vocabulary: {error!r}.") from error
 
     def id_of(self, token: str) -> int | None:
         """As convert_tokens_to_ids; None for one that the vocabulary lacks."""

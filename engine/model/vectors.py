@@ -153,15 +153,18 @@ class Unattended:
 
     query: int  # the token that a query begins with
     token: int  # that fills it up
+    length: int  # to which it is filled up
 
     def attended(self, batch: PackedBatch) -> Int32Array | None:
         """[N]: the tokens at the start of each sequence that are attended to; None: all of all sequences."""
         ids, starts, lengths = batch.token_ids, batch.cu_seqlens[:-1], np.diff(batch.cu_seqlens)
-        is_query = queries_of(self.query, ids, starts, lengths) & (ids[batch.cu_seqlens[1:] - 1] == self.token)
-        if not is_query.any():
+        is_filled = (lengths == self.length) & (ids[batch.cu_seqlens[1:] - 1] == self.token)
+        if is_filled.any():
+            is_filled &= queries_of(self.query, ids, starts, lengths)
+        if not is_filled.any():
             return None
         attended = lengths.astype(np.int32)
-        for index in np.flatnonzero(is_query):
+        for index in np.flatnonzero(is_filled):
             others = np.flatnonzero(ids[starts[index] : starts[index] + lengths[index]] != self.token)
             attended[index] = others[-1] + 1  # the marker is one of them
         return attended

@@ -261,7 +261,7 @@ def test_settings_of_other_types_are_told(tmp_path: Path, save: Any) -> None:
             "attend_to_expansion_tokens", "do_query_expansion", "default_prompt_name")  # fmt: skip
     for file in [directory / name for name in files if (directory / name).exists()]:
         content = json.loads(file.read_text(encoding="utf-8"))
-        for key, value in itertools.product(keys, (7, -1, "x", [3], {"strategy": "fixed", "length": "x"}, True)):
+        for key, value in itertools.product(keys, (7, -1, "x", [[3]], {"strategy": "fixed", "length": "x"}, True)):
             write_json(file, content | {key: value})
             with contextlib.suppress(TokenizerError):
                 Tokenizer.from_directory(directory).close()
