@@ -1,11 +1,10 @@
 """Text to token ids, by the tokenizer of a checkpoint's directory."""
 
 import asyncio
-import contextlib
 import functools
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from penstock.producer.errors import InvalidRequest
 from penstock.producer.known_words import KnownWords
 from penstock.producer.late_interaction import LateInteraction, TextsOfRole, prepare, read_late_interaction
 from penstock.producer.pair_frame import PairFrame
 from penstock.producer.pair_template import PairTemplate
 from penstock.producer.prompts import Prompts, read_prompts
+from penstock.producer.texts import RUN_CHARACTERS, members, num_characters, refusing_surrogates, runs
 from penstock.producer.tokenizer_files import LoadedTokenizer, TokenizerError, frame_of
 from penstock.producer.tokenizer_loading import load_backend
-from penstock.producer.wire.messages import Text, utf8_fault
+from penstock.producer.wire.messages import Text
 
 Int32Array = npt.NDArray[np.int32]
 Uint32Array = npt.NDArray[np.uint32]
@@ -31,7 +30,6 @@ Uint32Array = npt.NDArray[np.uint32]
 # Below these, tokenizing takes less time than a switch to another thread and back (some 50 µs for 100 characters).
 _FEW_TEXTS = 4
 _FEW_CHARACTERS = 2000
-_CHUNK_CHARACTERS = 1 << 16  # of known words looked up in 1.5 ms, which the event loop can wait; in the library 10 ms
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token of one byte, as the library's ByteFallback names it
 
 
@@ -125,7 +123,7 @@ class Tokenizer:
             UnsupportedTask: the tokenizer has no such language.
             ValueError: `truncate` without `max_tokens`, or with too few for the special tokens.
         """
-        with _refusing_surrogates(texts):
+        with refusing_surrogates(texts):
             if self._late is None:
                 return self._encode(texts, truncate, max_tokens, spans, language)
             parts = self._late.parts(texts, truncate, max_tokens)
@@ -202,7 +200,7 @@ class Tokenizer:
         Calls at the same time take turns there. A text that is longer than a turn has a thread of its own kind. Between
         two turns here the event loop has one.
         """
-        with _refusing_surrogates(texts):
+        with refusing_surrogates(texts):
             if self._late is None:
                 return await self._encode_async(texts, truncate, max_tokens, spans, language)
             parts = self._late.parts(texts, truncate, max_tokens)
@@ -215,17 +213,17 @@ class Tokenizer:
     ) -> list[Encoded]:
         encoder = self._encoder(truncate, max_tokens)
         found: list[Encoded | None] = []
-        for chunk in _chunks(texts):
+        for chunk in runs(texts):
             if found:
                 await asyncio.sleep(0)
             found += encoder.find(chunk, spans)
         new = _missing(texts, found)
-        if len(new) <= _FEW_TEXTS and _num_characters(new) <= _FEW_CHARACTERS:
+        if len(new) <= _FEW_TEXTS and num_characters(new) <= _FEW_CHARACTERS:
             return self._marked(_filled(found, encoder.encode_new(new, spans)), language)
         loop = asyncio.get_running_loop()
         encoded: list[Encoded] = []
-        for chunk in _chunks(new):
-            is_long = _num_characters(chunk[-1:]) > _CHUNK_CHARACTERS
+        for chunk in runs(new):
+            is_long = num_characters(chunk[-1:]) > RUN_CHARACTERS
             executor = self._long_texts if is_long else self._executor
             encoded += await loop.run_in_executor(executor, encoder.encode_new, chunk, spans)
         return self._marked(_filled(found, encoded), language)
@@ -288,9 +286,9 @@ class _Encoder:
     def _encode_whole(self, texts: Sequence[Text], spans: bool) -> list[Encoded]:
         if not texts:
             return []
-        if len(texts) == 1 and _num_characters(texts) <= _FEW_CHARACTERS:
+        if len(texts) == 1 and num_characters(texts) <= _FEW_CHARACTERS:
             # A batch would wait for the library's threads. But only a batch lets other threads run Python meanwhile.
-            encoding = self.plain.encode(*_parts(texts[0]), add_special_tokens=self.template is None)
+            encoding = self.plain.encode(*members(texts[0]), add_special_tokens=self.template is None)
             return [self._encoded(encoding, spans)]
         encode = self.plain.encode_batch if spans else self.plain.encode_batch_fast  # without spans
         encodings = encode(texts, add_special_tokens=self.template is None)
@@ -304,20 +302,6 @@ class _Encoder:
         if self.template is not None and self.max_tokens is not None:
             ids = self.template.cut(ids, self.max_tokens, cuts_left=self.cuts_left)
         return Encoded(ids, types if has_types else None, spans)
-
-
-def _chunks(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
-    """Runs of texts of `_CHUNK_CHARACTERS`, so that calls which come meanwhile wait no longer than for one of them."""
-    chunk: list[Text] = []
-    num_characters = 0
-    for text in texts:
-        chunk.append(text)
-        num_characters += _num_characters((text,))
-        if num_characters >= _CHUNK_CHARACTERS:
-            yield chunk
-            chunk, num_characters = [], 0
-    if chunk:
-        yield chunk
 
 
 def _at(texts: Sequence[Text], part: TextsOfRole) -> list[Text]:
@@ -336,24 +320,3 @@ def _filled(found: Sequence[Encoded | None], missing: Sequence[Encoded]) -> list
 
 def _from_bytes(ids: bytes | None) -> Encoded | None:
     return None if ids is None else Encoded(np.frombuffer(ids, np.int32), None)
-
-
-def _parts(text: Text) -> tuple[str, ...]:
-    return text if isinstance(text, tuple) else (text,)
-
-
-def _num_characters(texts: Sequence[Text]) -> int:
-    return sum([len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts])
-
-
-@contextlib.contextmanager
-def _refusing_surrogates(texts: Sequence[Text]) -> Iterator[None]:
-    """Raise InvalidRequest where the library raises TypeError for text that is not Unicode."""
-    try:
-        yield
-    except TypeError:
-        faults = {index: utf8_fault("".join(text)) for index, text in enumerate(texts)}
-        rows = {i: InvalidRequest(f"Text {i} cannot be UTF-8: {fault}.") for i, fault in faults.items() if fault}
-        if rows:
-            raise InvalidRequest(next(iter(rows.values())).message, rows) from None
-        raise
