@@ -1,4 +1,4 @@
-"""Launch of products of many rows with the activation, or rotary positions, in the epilogue, on Hopper."""
+"""Launch of products of many rows with the activation, rotary positions or residual in the epilogue, on Hopper."""
 
 import struct
 
@@ -23,9 +23,10 @@ _SHARED_BYTES = (
     + _WARPS * _OUT_BUFFERS * _OUT_ROWS * _ROW_BYTES
     + _STAGES * 2 * 8  # barriers
 )
-_ROTARY = struct.Struct("PPPi4x")
-_NOT_TURNED = _ROTARY.pack(0, 0, 0, 0)
+_EXTRA = struct.Struct("PPPPi4x")
+_NO_EXTRA = _EXTRA.pack(0, 0, 0, 0, 0)
 TURNED_DIMS = (32, 64, 128)  # of heads, which a tile must not divide
+ADDED = "Added"  # the epilogue of `added_product`
 
 
 def activated(kind: str, *, is_gated: bool = False) -> str:
@@ -70,7 +71,7 @@ def wide_product(
     Raises ValueError for anything else, UnsupportedDevice elsewhere.
     """
     columns = 2 * out.shape[1] if is_gated else out.shape[1]
-    _launch(out, x, weight, bias, columns, activated(kind, is_gated=is_gated), _NOT_TURNED)
+    _launch(out, x, weight, bias, columns, activated(kind, is_gated=is_gated), _NO_EXTRA)
 
 
 def turned_product(
@@ -94,13 +95,19 @@ def turned_product(
     at = pointer("positions", positions, torch.int32, (rows,))
     tables = rotary.cosines, rotary.sines
     angles = [pointer("angles", one, torch.float32, (len(one), heads.dim // 2)) for one in tables]
-    _launch(out, x, weight, bias, columns, epilogue, _ROTARY.pack(at, *angles, width))
+    _launch(out, x, weight, bias, columns, epilogue, _EXTRA.pack(0, at, *angles, width))
+
+
+def added_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
+    """out = x weight' + bias + residual [R, N], rounded once; otherwise as `wide_product`."""
+    added = pointer("residual", residual, out.dtype, tuple(out.shape))
+    _launch(out, x, weight, bias, out.shape[1], ADDED, _EXTRA.pack(added, 0, 0, 0, 0))
 
 
 def _launch(
-    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, columns: int, epilogue: str, rotary: bytes
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, columns: int, epilogue: str, extra: bytes
 ) -> None:
-    """columns: of the product, and rows of weight. rotary: the kernel's struct."""
+    """columns: of the product, and rows of weight. extra: the kernel's struct of what the epilogue reads."""
     (rows, width), depth = out.shape, x.shape[1]
     if width % VECTOR or depth % VECTOR or not width or not depth:
         raise ValueError(f"{rows} rows of {depth} to {width}: widths must be positive multiples of {VECTOR}")
@@ -117,7 +124,7 @@ def _launch(
         tensor_map(x, _BLOCK_ROWS, _STAGE_DEPTH),
         tensor_map(weight, _BLOCK_COLUMNS // _CLUSTER, _STAGE_DEPTH),
         shift,
-        rotary,
+        extra,
         np.int32(rows),
         np.int32(width),
         np.int32(depth),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.residual_norm import residual_norm
-from penstock.engine.kernels.wide_product import turned_product, wide_product
+from penstock.engine.kernels.wide_product import added_product, turned_product, wide_product
 from penstock.engine.model.weights import Heads, Norm
 from tests.gpu.references import (
     HALVES,
@@ -74,6 +74,28 @@ def test_gates(kind: str, has_bias: bool, rows: int, width: int, depth: int, dty
     assert_as_exact_as_torch(out, activate(first, kind) * last, activate(exact, kind) * gate)
     assert (guarded[:300] == 7.0).all()
     assert (guarded[300 + rows :] == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("width", "depth"), [(768, 768), (768, 3072), (1024, 1024), (8, 8), (72, 40), (1000, 136)])
+@pytest.mark.parametrize("rows", [1, 129, 1000, 16384])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_residuals(has_bias: bool, rows: int, width: int, depth: int, dtype: torch.dtype) -> None:
+    x, weight = randn(rows, depth, dtype=dtype, seed=1), randn(width, depth, dtype=dtype, seed=2, scale=depth**-0.5)
+    bias = randn(width, dtype=dtype, seed=3) if has_bias else None
+    residual = randn(rows + 1, width, dtype=dtype, seed=4, scale=2)
+    residual[-1] = torch.nan
+    guarded = torch.full((rows + 600, width), 7.0, dtype=dtype, device="cuda")
+    out = guarded[300 : 300 + rows]
+    added_product(out, x, weight, bias, residual[:-1])
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double()) + residual[:-1].double()
+    assert_as_exact_as_torch(out, F.linear(x, weight, bias) + residual[:-1], exact)
+    assert (guarded[:300] == 7.0).all()
+    assert (guarded[300 + rows :] == 7.0).all()
+    if rows > 1:
+        alone = torch.empty(1, width, dtype=dtype, device="cuda")
+        added_product(alone, x[77:78].clone(), weight, bias, residual[77:78].clone())
+        assert torch.equal(alone[0], out[77])
 
 
 # Heads, depth: tiles of keys and values together, and that end in the middle of a tile
@@ -162,7 +184,8 @@ def test_in_a_graph_many_times() -> None:
     assert torch.equal(out, expected)
 
 
-def test_between_other_kernels_nothing_is_read_too_soon() -> None:
+@pytest.mark.parametrize("is_added", [False, True])
+def test_between_other_kernels_nothing_is_read_too_soon(is_added: bool) -> None:
     """A chain as in a forward, replayed as a graph, beside the same with a wait after each step."""
     rows, hidden, layers = 4096, 256, 6
     up = [randn(1024, hidden, dtype=torch.float16, seed=20 + i, scale=hidden**-0.5) for i in range(layers)]
@@ -176,9 +199,12 @@ def test_between_other_kernels_nothing_is_read_too_soon() -> None:
         for i in range(layers):
             wide_product(inner, state, up[i], None, "gelu")
             after_each()
-            torch.mm(inner, down[i].t(), out=product)
+            if is_added:
+                added_product(product, inner, down[i], None, state)
+            else:
+                torch.mm(inner, down[i].t(), out=product)
             after_each()
-            residual_norm(state, product, None, state, Norm(gamma, beta, 1e-5))
+            residual_norm(state, product, None, None if is_added else state, Norm(gamma, beta, 1e-5))
             after_each()
 
     chain(torch.cuda.synchronize)

@@ -104,6 +104,11 @@ def turned_product(
     rotate(out, positions, heads, rotary)
 
 
+def added_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
+    assert out.data_ptr() != residual.data_ptr()
+    out.copy_(F.linear(x, weight, bias) + residual)
+
+
 def rotate(qkv: Tensor, positions: Tensor, heads: Heads, rotary: RotaryAttention) -> None:
     view = qkv.view(len(qkv), -1, heads.dim)
     cosines, sines = (table[positions.long()][:, None] for table in (rotary.cosines, rotary.sines))
@@ -124,6 +129,7 @@ LAUNCHES = (
     split_norm,
     wide_product,
     turned_product,
+    added_product,
     rotate,
 )
 
@@ -143,10 +149,10 @@ def test_the_steps_compute_the_forward(
 @pytest.mark.parametrize(
     ("name", "epilogues"),
     [
-        ("post-norm, rotary, gated (NomicBERT, GTE)", {"Turned<32>", "Gated<Silu>"}),
-        ("causal, grouped keys, their norms (Qwen3)", {"Identity", "Gated<Silu>"}),
+        ("post-norm, rotary, gated (NomicBERT, GTE)", {"Turned<32>", "Gated<Silu>", "Added"}),
+        ("causal, grouped keys, their norms (Qwen3)", {"Identity", "Gated<Silu>", "Added"}),
         ("sandwich, wide heads, windows (Gemma 3)", {"Identity", "Gated<GeluTanh>"}),
-        ("biases and RMSNorm (T5)", {"Identity", "Relu"}),
+        ("biases and RMSNorm (T5)", {"Identity", "Relu", "Added"}),
     ],
 )
 def test_epilogues_that_are_compiled_ahead(name: str, epilogues: set[str]) -> None:
@@ -169,8 +175,9 @@ def assert_steps_compute_the_forward(
     for launch in LAUNCHES:
         monkeypatch.setattr(ops, launch.__name__, launch)
     monkeypatch.setattr(products, "MAX_ROWS", 256 if kind == "short" else 0)
-    for least in ("_WIDE_ROWS", "_WIDE_PLAIN_ROWS", "_WIDE_DEPTH"):
+    for least in ("_WIDE_ROWS", "_WIDE_PLAIN_ROWS", "_WIDE_DEPTH", "_ADDED_ROUNDS"):
         monkeypatch.setattr(products, least, 1)
+    monkeypatch.setattr(products, "_WIDE_SHARE", 0.0)
     sequences = random_sequences((9, 1, 30, 9))
     table = weights.embeddings.token_types
     has_types = types and table is not None and len(table) > 1
@@ -187,7 +194,7 @@ def assert_steps_compute_the_forward(
     inputs = SimpleNamespace(token_ids=ids, positions=torch.from_numpy(layout.positions), token_types=of_type)
     buffers = [torch.full((len(layout.tokens), width), float("nan")) for width in program.widths]
     scratch = torch.full((256 * 200 if kind == "short" else 0,), float("nan"))
-    given = products.Products(scratch, wide_groups=1 if kind == "wide" else 0)
+    given = products.Products(scratch, wide_groups=2 if kind == "wide" else 0)
     tables = SimpleNamespace(heads=weights.heads)
     found = program.run(ops.GpuOps(cast(Any, inputs), cast(Any, tables), given).by_name(), buffers)
     expected = encode_on_cpu(prepare_for_cpu(weights, FLOAT), batch, layout, FLOAT)

@@ -85,7 +85,11 @@ def test_sources_distinguish_hopper_from_older_devices_alone() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "epilogue",
-    [wide_product.activated("gelu", is_gated=True), *(f"Turned<{dim}>" for dim in wide_product.TURNED_DIMS)],
+    [
+        wide_product.activated("gelu", is_gated=True),
+        wide_product.ADDED,
+        *(f"Turned<{dim}>" for dim in wide_product.TURNED_DIMS),
+    ],
 )
 def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, dtype: torch.dtype) -> None:
     text = f"#define ACTIVATION {epilogue}\n{source_text('wide_product', dtype)}"
