@@ -18,7 +18,7 @@ from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.residual_norm import inner_norm, residual_norm, split_norm
 from penstock.engine.kernels.rotate import rotate
-from penstock.engine.kernels.short_product import short_product, split_product
+from penstock.engine.kernels.short_product import gated_product, short_product, split_product
 from penstock.engine.kernels.wide_product import (
     ADDED,
     activated,
@@ -140,7 +140,10 @@ class GpuOps:
 
     def project_gated(self, out: Tensor, inner: Tensor, x: Tensor, dense: GpuDense, activation: str) -> Tensor:
         rows, depth = x.shape
-        if self._products.is_wide(rows, dense.width, depth, is_plain=False):
+        tile = short_tile(rows, dense.width, depth)
+        if tile is not None:
+            gated_product(out, x, dense.weight, dense.bias, function_of(activation), tile)
+        elif self._products.is_wide(rows, dense.width, depth, is_plain=False):
             wide_product(out, x, dense.weight, dense.bias, function_of(activation), is_gated=True)
         else:
             gated(out, self._product(inner, x, dense), function_of(activation))

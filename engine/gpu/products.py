@@ -9,7 +9,8 @@ and a launch for the operations after it, on the right ours (part `products` of 
     from 3,072, residual and norm   9.4   5.4    9.5   6.7    9.8   8.8   11.0   no
 
 Every block that computes columns of a row reads the row again, so cuBLAS computes larger products. It also computes
-products without an epilogue: ours alone are faster up to 32 rows, but a whole forward gains nothing.
+products without an epilogue: ours alone are faster up to 32 rows, but a whole forward gains nothing. Gated products
+take the tiles of those with an activation; they were not measured apart.
 
 Many rows, to 3,072 with bias and GELU:
 
@@ -101,7 +102,7 @@ class Products:
 
 
 def short_tile(rows: int, width: int, depth: int) -> Tile | None:
-    """The tile of `short_product` for act(x w' + bias), w [width, depth]; None if it does not compute that."""
+    """The tile of `short_product` for act(x w' + bias), w [width, depth], or of `gated_product`; None for cuBLAS."""
     if rows > MAX_ROWS or rows * width * depth > _ACTIVATED_PRODUCTS:
         return None
     return Tile(32, 32) if rows <= 96 else Tile(64, 32)

@@ -17,7 +17,7 @@ from penstock.engine.cpu.norm import normalise
 from penstock.engine.cpu.ops import CpuOps, encode_on_cpu, prepare_for_cpu
 from penstock.engine.families import family_of
 from penstock.engine.gpu import ops, products
-from penstock.engine.kernels.short_product import TILES, Tile
+from penstock.engine.kernels.short_product import GATED_TILES, TILES, Tile
 from penstock.engine.kernels.wide_product import turned
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.dense import activate
@@ -66,6 +66,11 @@ def inner_norm(out: Tensor, total: Tensor, x: Tensor, inner: Norm, residual: Ten
 def short_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, tile: Tile) -> None:
     assert tile in TILES
     out.copy_(activate(F.linear(x, weight, bias), {"gelu_tanh": "gelu_new"}.get(kind, kind)))
+
+
+def gated_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, tile: Tile) -> None:
+    assert tile in GATED_TILES
+    gated(out, F.linear(x, weight, bias), kind)
 
 
 def split_product(parts: Tensor, x: Tensor, weight: Tensor, tile: Tile) -> None:
@@ -125,6 +130,7 @@ LAUNCHES = (
     residual_norm,
     inner_norm,
     short_product,
+    gated_product,
     split_product,
     split_norm,
     wide_product,
