@@ -92,10 +92,12 @@ def test_sources_distinguish_hopper_from_older_devices_alone() -> None:
         *(f"Turned<{dim}>" for dim in wide_product.TURNED_DIMS),
     ],
 )
-def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, dtype: torch.dtype) -> None:
+def test_every_epilogue_of_wide_products_compiles_without_spills_and_waits(epilogue: str, dtype: torch.dtype) -> None:
     text = f"#define ACTIVATION {epilogue}\n{source_text('wide_product', dtype)}"
-    (entry,) = assemble(compile_ptx(text, "90a", OPTIONS), "90a")
+    ptx = compile_ptx(text, "90a", OPTIONS)
+    (entry,) = assemble(ptx, "90a")
     assert (entry.name, entry.spill_bytes) == ("wide_product", 0)
+    assert_waits(ptx)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +176,12 @@ def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_kernel_waits_for_the_one_before(source: str) -> None:
     """All are launched early (launch.py): one that did not wait would read what is still being written."""
-    ptx = ptx_of(source, torch.float16, "90a" if source in HOPPER else "90").decode()
-    entries = {part.split("(")[0].strip(): part for part in ptx.split(".entry ")[1:]}
+    assert_waits(ptx_of(source, torch.float16, "90a" if source in HOPPER else "90"))
+
+
+def assert_waits(ptx: bytes) -> None:
+    """Before its wait, no entry writes to memory, and but for weights none reads."""
+    entries = {part.split("(")[0].strip(): part for part in ptx.decode().split(".entry ")[1:]}
     assert entries
     for name, text in entries.items():
         begin, waits, _ = text.partition("griddepcontrol.wait")
