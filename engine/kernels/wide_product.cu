@@ -7,7 +7,8 @@
 //   of [128, 64], [64, 64], [16, 64].
 //   ACTIVATION: a type of activations.cuh; or Gated<A> of one: out = A(x w' + bias) * (x g' + more), where g and `more`
 //   follow w and bias in memory, as many rows again. A tile then has 64 columns of out: 64 of w and as many of g.
-//   Or Turned<DIM>: heads of DIM columns, of which those of queries and keys are turned by their rows' angles. Or Added:
+//   Or Turned<DIM>: heads of DIM columns, of which those of queries and keys are turned by their rows' angles;
+//   Turned<DIM, true>: after an RMSNorm of each head. Or Added:
 //   out = x w' + bias + residual, which is as large as out.
 //
 // Threads: warpgroups 0 and 1 multiply (wgmma) tiles of 128 x 128 of their own, in turn: while one finishes its tile
@@ -25,7 +26,7 @@
 //   five stages, 150, without a cluster 144; 3. 64 x 256, 147; 4. both groups on one tile of 128 x 256, 171. cuBLAS and
 //   the pass: 185; cuBLAS alone 129, this without the GELU 117. (On a warmer device cuBLAS alone takes 135 and this 153.)
 //   To try: fewer instructions in the GELU, which is not entirely hidden. 5. gates, in place of activation.cu's pass.
-//   6. rotary positions, in place of rotate.cu's. 7. residuals, which a norm need not read then. Sums that begin with the
+//   6. rotary positions and norms of heads, in place of rotate.cu's. 7. residuals, which a norm need not read then. Sums that begin with the
 //   residual or the bias, instead of zeros, made ptxas serialize the products (its warning C7515).
 
 #ifndef ACTIVATION
@@ -36,9 +37,11 @@ template <typename A> struct Gated : A {};
 template <typename A> constexpr bool HAS_GATE = false;
 template <typename A> constexpr bool HAS_GATE<Gated<A>> = true;
 
-template <int DIM> struct Turned : Identity {};
+template <int DIM, bool HAS_NORMS = false> struct Turned : Identity {};
 template <typename A> constexpr int DIM_OF = 0;
-template <int DIM> constexpr int DIM_OF<Turned<DIM>> = DIM;
+template <int DIM, bool HAS_NORMS> constexpr int DIM_OF<Turned<DIM, HAS_NORMS>> = DIM;
+template <typename A> constexpr bool HAS_HEAD_NORMS = false;
+template <int DIM> constexpr bool HAS_HEAD_NORMS<Turned<DIM, true>> = true;
 
 struct Added : Identity {};
 template <typename A> constexpr bool HAS_RESIDUAL = false;
@@ -47,14 +50,15 @@ template <> constexpr bool HAS_RESIDUAL<Added> = true;
 constexpr bool IS_GATED = HAS_GATE<ACTIVATION>;
 constexpr int TURNED_DIM = DIM_OF<ACTIVATION>;  // 0: nothing is turned
 
-// What the epilogues Added and Turned read: positions and angles as in rotate.cu, and how many of the first columns of out
-// are those of queries and keys. Nulls in other epilogues.
+// What the epilogues Added and Turned read: positions, angles and norms as in rotate.cu, and how many of the first columns
+// of out are those of queries, and of queries and keys. Nulls in other epilogues.
 struct Extra {
     const scalar* residual;
     const int* positions;
     const float* cosines;
     const float* sines;
-    int turned_width;
+    Norm query_norm, key_norm;
+    int query_width, turned_width;
 };
 
 struct alignas(64) TensorMap { unsigned char bytes[128]; };
@@ -283,6 +287,42 @@ __device__ __forceinline__ void add(Sums& sums, const scalar* residual, int row,
     }
 }
 
+// The norms of the heads of queries and keys. The four lanes that hold a row have all of a head.
+template <int DIM> __device__ __forceinline__ void norm_heads(Sums& sums, const Extra& extra, int column) {
+    constexpr int HEAD = DIM / 8;  // steps of a head
+    const int own = 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int first = 0; first < STEPS; first += HEAD) {
+        const int left = column + 8 * first;
+        if (left >= extra.turned_width) return;
+        const bool is_query = left < extra.query_width;  // not a reference to its norm, which would be a copy in memory
+        const scalar* weight = is_query ? extra.query_norm.gamma : extra.key_norm.gamma;
+        const float eps = is_query ? extra.query_norm.eps : extra.key_norm.eps;
+        scalar2 gamma[HEAD];
+#pragma unroll
+        for (int j = 0; j < HEAD; ++j) gamma[j] = *reinterpret_cast<const scalar2*>(weight + 8 * j + own);
+#pragma unroll
+        for (int i = 0; i < 2 * HALVES; ++i) {
+            float* const row = sums.part[i / 2] + 4 * first + i % 2 * 2;
+            float squares = 0.f;
+#pragma unroll
+            for (int j = 0; j < 2 * HEAD; ++j) {
+                const float value = row[4 * (j / 2) + j % 2];
+                squares = fmaf(value, value, squares);
+            }
+            squares += __shfl_xor_sync(FULL_MASK, squares, 1);
+            squares += __shfl_xor_sync(FULL_MASK, squares, 2);
+            const float scale = rsqrtf(squares / DIM + eps);
+#pragma unroll
+            for (int j = 0; j < HEAD; ++j) {
+                const float2 factor = to_float2(gamma[j]);
+                row[4 * j] *= scale * factor.x;
+                row[4 * j + 1] *= scale * factor.y;
+            }
+        }
+    }
+}
+
 // sums += bias, then queries and keys are turned, in float. Dimension i of a head and its partner, i + DIM / 2, are in the
 // same thread. row: the warp's first row of out.
 template <int DIM>
@@ -306,6 +346,10 @@ __device__ __forceinline__ void turn(Sums& sums, const scalar* bias, const Extra
         }
     }
     if (column >= extra.turned_width) return;
+    if constexpr (HAS_HEAD_NORMS<ACTIVATION>) {
+        norm_heads<DIM>(sums, extra, column);
+        __threadfence_block();  // or ptxas loads the angles before the norms, which takes too many registers
+    }
 #pragma unroll
     for (int i = 0; i < 2 * HALVES; ++i) {
         const int m = i / 2, pair = i % 2 * 2, at = row + 64 * m + 8 * (i % 2) + lane / 4;

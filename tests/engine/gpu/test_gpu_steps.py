@@ -156,7 +156,7 @@ def test_the_steps_compute_the_forward(
     ("name", "epilogues"),
     [
         ("post-norm, rotary, gated (NomicBERT, GTE)", {"Turned<32>", "Gated<Silu>", "Added"}),
-        ("causal, grouped keys, their norms (Qwen3)", {"Identity", "Gated<Silu>", "Added"}),
+        ("causal, grouped keys, their norms (Qwen3)", {"Turned<128, true>", "Gated<Silu>", "Added"}),
         ("sandwich, wide heads, windows (Gemma 3)", {"Identity", "Gated<GeluTanh>"}),
         ("biases and RMSNorm (T5)", {"Identity", "Relu", "Added"}),
     ],

@@ -89,7 +89,7 @@ def test_sources_distinguish_hopper_from_older_devices_alone() -> None:
     [
         wide_product.activated("gelu", is_gated=True),
         wide_product.ADDED,
-        *(f"Turned<{dim}>" for dim in wide_product.TURNED_DIMS),
+        *(f"Turned<{dim}{norms}>" for dim in wide_product.TURNED_DIMS for norms in ("", ", true")),
     ],
 )
 def test_every_epilogue_of_wide_products_compiles_without_spills_and_waits(epilogue: str, dtype: torch.dtype) -> None:
