@@ -18,15 +18,8 @@ from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.residual_norm import inner_norm, residual_norm, split_norm
 from penstock.engine.kernels.rotate import rotate
-from penstock.engine.kernels.short_product import gated_product, short_product, split_product
-from penstock.engine.kernels.wide_product import (
-    ADDED,
-    activated,
-    added_product,
-    turned,
-    turned_product,
-    wide_product,
-)
+from penstock.engine.kernels.short_product import short_product, split_product
+from penstock.engine.kernels.wide_product import activated, turned, turned_product, wide_product
 from penstock.engine.model.dense import function_of
 from penstock.engine.model.weights import (
     Attention,
@@ -101,7 +94,8 @@ def epilogues_of(encoder: Encoder[GpuDense]) -> set[str]:
         up, gate = layer.up.activation, layer.gate
         epilogues.add(turned(encoder.heads.dim, layer.qkv.rotary) or activated(layer.qkv.activation))
         epilogues.add(activated(up) if gate is None else activated(function_of(gate), is_gated=True))
-        epilogues.add(ADDED if layer.inner_norms is None else activated(layer.down.activation))
+        if layer.inner_norms is not None:  # otherwise the products before norms are cuBLAS's, or split
+            epilogues |= {activated(dense.activation) for dense in (layer.attention_output, layer.down)}
     return epilogues
 
 
@@ -140,10 +134,7 @@ class GpuOps:
 
     def project_gated(self, out: Tensor, inner: Tensor, x: Tensor, dense: GpuDense, activation: str) -> Tensor:
         rows, depth = x.shape
-        tile = short_tile(rows, dense.width, depth)
-        if tile is not None:
-            gated_product(out, x, dense.weight, dense.bias, function_of(activation), tile)
-        elif self._products.is_wide(rows, dense.width, depth, is_plain=False):
+        if self._products.is_wide(rows, dense.width, depth, is_plain=False):
             wide_product(out, x, dense.weight, dense.bias, function_of(activation), is_gated=True)
         else:
             gated(out, self._product(inner, x, dense), function_of(activation))
@@ -184,13 +175,11 @@ class GpuOps:
     def _project_add_norm(
         self, out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm
     ) -> Tensor:
-        parts, product = self._parts(x, dense), out if total is None else total
+        parts = self._parts(x, dense)
         if parts is not None:
             split_norm(out, parts, dense.bias, residual, norm, total)
-        elif self._products.adds(len(x), dense.width, x.shape[1]):
-            added_product(product, x, dense.weight, dense.bias, residual)
-            residual_norm(out, product, None, None, norm)
         else:
+            product = out if total is None else total
             torch.mm(x, dense.weight_t, out=product)
             residual_norm(out, product, dense.bias, residual, norm, total)
         return out

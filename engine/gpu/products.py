@@ -9,8 +9,7 @@ and a launch for the operations after it, on the right ours (part `products` of 
     from 3,072, residual and norm   9.4   5.4    9.5   6.7    9.8   8.8   11.0   no
 
 Every block that computes columns of a row reads the row again, so cuBLAS computes larger products. It also computes
-products without an epilogue: ours alone are faster up to 32 rows, but a whole forward gains nothing. Gated products
-take the tiles of those with an activation; they were not measured apart.
+products without an epilogue: ours alone are faster up to 32 rows, but a whole forward gains nothing.
 
 Many rows, to 3,072 with bias and GELU:
 
@@ -19,7 +18,7 @@ Many rows, to 3,072 with bias and GELU:
 
 and to 2,304 with bias alone, which saves 1 to 5 % of a forward of 2,048 rows and more. Gates in the epilogue save 3 to
 4 % of a ModernBERT-base (5-500 tokens: 6,576 requests/s before, 6,828 after; two runs). Rotary positions there save a
-pass as an activation does, and count as one. A residual there saves a part of a pass.
+pass as an activation does, and count as one.
 
 cuBLAS may add the parts of a float16 product in float16, torch's default. Sums in float32 (reduced precision off) left
 the error of every length unchanged to five digits, and made one request of 5-500 tokens 3 % slower.
@@ -45,7 +44,6 @@ _BLOCKS = 200  # running at a time, one or two a multiprocessor
 _WIDE_ROWS, _WIDE_PLAIN_ROWS = 1024, 2048
 _WIDE_DEPTH = 256  # tiles of less depth are dominated by their prologue and epilogue
 _WIDE_SHARE = 0.65  # least share of tiles in full rounds: the last round may leave tensor cores idle
-_ADDED_ROUNDS, _ADDED_SHARE = 4, 0.9  # least of a product that competes with cuBLAS alone
 
 log = structlog.get_logger("penstock.engine")
 
@@ -91,18 +89,9 @@ class Products:
         tiles = wide_product.num_tiles(rows, width)
         return tiles >= _WIDE_SHARE * self.wide_groups * -(-tiles // self.wide_groups)
 
-    def adds(self, rows: int, width: int, depth: int) -> bool:
-        """Whether `added_product` computes x w' + bias + residual before a norm, which then reads a tensor less."""
-        if self.wide_groups < 2 or depth < _WIDE_DEPTH:
-            return False
-        at_once = self.wide_groups // 2  # a multiprocessor's two groups take turns
-        tiles = wide_product.num_tiles(rows, width)
-        rounds = -(-tiles // at_once)
-        return rounds >= _ADDED_ROUNDS and tiles >= _ADDED_SHARE * at_once * rounds
-
 
 def short_tile(rows: int, width: int, depth: int) -> Tile | None:
-    """The tile of `short_product` for act(x w' + bias), w [width, depth], or of `gated_product`; None for cuBLAS."""
+    """The tile of `short_product` for act(x w' + bias), w [width, depth]; None if it does not compute that."""
     if rows > MAX_ROWS or rows * width * depth > _ACTIVATED_PRODUCTS:
         return None
     return Tile(32, 32) if rows <= 96 else Tile(64, 32)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.kernels.library import kernel, packed_norm, pointer
-from penstock.engine.model.weights import Heads, Norm, RotaryAttention
+from penstock.engine.model.weights import Heads, RotaryAttention
 
 _STEP, _MOST = 16, 256  # sizes of heads
 _LANES = (2, 4, 8, 16)  # of a head, each with _STEP of its elements
@@ -17,16 +17,6 @@ def supports(head_dim: int) -> bool:
     return head_dim % _STEP == 0 and head_dim <= _MOST
 
 
-def require_rms_norms(rotary: RotaryAttention) -> tuple[Norm | None, Norm | None]:
-    """The norms of queries and keys. Raises ValueError for others than RMSNorms of both or of neither."""
-    norms = rotary.query_norm, rotary.key_norm
-    if (norms[0] is None) != (norms[1] is None) or any(
-        norm.subtracts_mean or norm.bias is not None for norm in norms if norm
-    ):
-        raise ValueError("norms of heads are RMSNorms, of queries and keys or of neither")
-    return norms
-
-
 def rotate(qkv: Tensor, positions: Tensor, heads: Heads, rotary: RotaryAttention) -> None:
     """Normalise the heads of queries and keys, where there are norms, and turn them by their rows' angles. In place.
 
@@ -35,9 +25,13 @@ def rotate(qkv: Tensor, positions: Tensor, heads: Heads, rotary: RotaryAttention
     Raises ValueError for other sizes, types or alignment.
     """
     rows, dtype, dim = len(qkv), qkv.dtype, heads.dim
-    norms = require_rms_norms(rotary)
+    norms = rotary.query_norm, rotary.key_norm
     if not supports(dim):
         raise ValueError(f"heads of {dim}: must be a multiple of {_STEP}, at most {_MOST}")
+    if (norms[0] is None) != (norms[1] is None) or any(
+        norm.subtracts_mean or norm.bias is not None for norm in norms if norm
+    ):
+        raise ValueError("norms of heads are RMSNorms, of queries and keys or of neither")
     args = (
         pointer("qkv", qkv, dtype, (rows, heads.width + 2 * heads.key_width)),
         pointer("positions", positions, torch.int32, (rows,)),

@@ -1,7 +1,6 @@
-// out = act(x w' + bias) for few rows, or act(first half of the columns) * second half, as in a forward of one request or
-// a few. cuBLAS needs some five microseconds for such a product whatever its size, another launch for the activation, and
-// one more if it splits the depth. Here weights are loaded before the previous kernel has ended, and the rest is in the
-// epilogue.
+// out = act(x w' + bias) for few rows, as in a forward of one request or a few. cuBLAS needs some five microseconds for
+// such a product whatever its size, another launch for the activation, and one more if it splits the depth. Here weights
+// are loaded before the previous kernel has ended, and the rest is in the epilogue.
 //
 // Layout: x [rows, depth], weight [width, depth], bias [width] or null, out [rows, width]; contiguous, 16-byte aligned,
 //   width and depth multiples of 8. With partials, float [gridDim.z, rows, width], those are written instead: block z
@@ -44,35 +43,6 @@ __device__ __forceinline__ void short_product(scalar* out, float* partials, cons
     }
 }
 
-// out = act(x v' + its bias) * (x w' + its bias): v and w are the halves of `weight` [2 width, depth], and so of `bias`.
-template <typename Tile>
-__device__ __forceinline__ void gated_product(scalar* out, const scalar* x, const scalar* weight, const scalar* bias,
-                                              int rows, int width, int depth, int kind) {
-    constexpr int HALF = Tile::COLUMNS / 2, VECTORS = HALF / VECTOR;  // of a row of the tile
-    const int first_row = blockIdx.y * Tile::ROWS, first_column = blockIdx.x * HALF;
-    const int column = threadIdx.x % VECTORS * VECTOR, at_column = first_column + column;
-    uint4 shift = make_uint4(0, 0, 0, 0), other_shift = shift;
-    const auto load_shifts = [&] {
-        if (bias == nullptr || at_column >= width) return;
-        shift = load_vector(bias + at_column);
-        other_shift = load_vector(bias + width + at_column);
-    };
-    const float* sums = Tile::template accumulate<true>(x, weight, first_row, rows, first_column, width, depth, 0,
-                                                        depth, load_shifts, [] {});
-    if (at_column >= width) return;
-    for (int row = threadIdx.x / VECTORS; row < min(Tile::ROWS, rows - first_row); row += Tile::THREADS / VECTORS) {
-        float values[VECTOR] = {}, others[VECTOR] = {};
-        Tile::pick_up(values, sums, row, column);
-        Tile::pick_up(others, sums, row, HALF + column);
-        add_vector(values, shift);
-        add_vector(others, other_shift);
-        activate(kind, values);
-#pragma unroll
-        for (int i = 0; i < VECTOR; ++i) values[i] *= others[i];
-        store_vector(out + (long long)(first_row + row) * width + at_column, pack_vector(values));
-    }
-}
-
 #define ENTRY(BM, BN, WM, WN, WK, STAGES)                                                                           \
     extern "C" __global__ void __launch_bounds__(WARP* WM* WN* WK) short_product_##BM##x##BN(                       \
         scalar* out, float* partials, const scalar* x, const scalar* weight, const scalar* bias, int rows, int width, \
@@ -83,12 +53,3 @@ __device__ __forceinline__ void gated_product(scalar* out, const scalar* x, cons
 ENTRY(32, 32, 2, 1, 4, 4)
 ENTRY(64, 32, 2, 1, 4, 3)
 ENTRY(64, 64, 2, 2, 2, 3)
-
-#define GATED_ENTRY(BM, BN, WM, WN, WK, STAGES)                                                                     \
-    extern "C" __global__ void __launch_bounds__(WARP* WM* WN* WK) gated_product_##BM##x##BN(                       \
-        scalar* out, const scalar* x, const scalar* weight, const scalar* bias, int rows, int width, int depth,     \
-        int kind) {                                                                                                 \
-        gated_product<Tile<BM, BN, WM, WN, WK, STAGES>>(out, x, weight, bias, rows, width, depth, kind);            \
-    }
-GATED_ENTRY(32, 32, 2, 1, 4, 4)
-GATED_ENTRY(64, 32, 2, 1, 4, 3)

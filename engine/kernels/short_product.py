@@ -1,4 +1,4 @@
-"""Launches of products of few rows: with bias and activation or gate, or in parts for a fused norm."""
+"""Launches of products of few rows: with bias and activation, or in parts for a fused norm."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,6 @@ class _Ring(NamedTuple):
 # As the entries of short_product.cu.
 _RINGS = {Tile(32, 32): _Ring(256, 4), Tile(64, 32): _Ring(256, 3), Tile(64, 64): _Ring(256, 3)}
 TILES = tuple(_RINGS)
-GATED_TILES = (Tile(32, 32), Tile(64, 32))
 
 
 def short_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, tile: Tile) -> None:
@@ -41,25 +40,6 @@ def short_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, k
     destination = pointer("out", out, dtype, (rows, width))
     shift = pointer_or_null("bias", bias, dtype, (width,))
     _launch(destination, 0, shift, kind, x, weight, tile, 1)
-
-
-def gated_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, tile: Tile) -> None:
-    """out = act(first N columns) * last N columns of x weight' + bias: out [R, N], weight [2N, K], bias [2N].
-
-    tile: one of GATED_TILES, of the product. Otherwise as `short_product`.
-    """
-    (rows, width), (_, depth), dtype = out.shape, x.shape, out.dtype
-    _check(rows, width, depth, kind, tile, GATED_TILES)
-    args = (
-        pointer("out", out, dtype, (rows, width)),
-        pointer("x", x, dtype, (rows, depth)),
-        pointer("weight", weight, dtype, (2 * width, depth)),
-        pointer_or_null("bias", bias, dtype, (2 * width,)),
-        *map(np.int32, (rows, width, depth, KINDS.index(kind))),
-    )
-    if rows:
-        name, grid = f"gated_product_{tile.rows}x{tile.columns}", (-(-2 * width // tile.columns), -(-rows // tile.rows))
-        kernel("short_product", name, x)(grid, (_RINGS[tile].threads,), args, _shared_bytes(tile, dtype))
 
 
 def split_product(parts: Tensor, x: Tensor, weight: Tensor, tile: Tile) -> None:
@@ -78,7 +58,11 @@ def split_product(parts: Tensor, x: Tensor, weight: Tensor, tile: Tile) -> None:
 def _launch(out: int, parts: int, bias: int, kind: str, x: Tensor, weight: Tensor, tile: Tile, splits: int) -> None:
     (rows, depth), width, dtype = x.shape, weight.shape[0], x.dtype
     grid = (-(-width // tile.columns), -(-rows // tile.rows), splits)
-    _check(rows, width, depth, kind, tile, TILES)
+    if kind not in KINDS or tile not in _RINGS:
+        raise ValueError(f"activation {kind!r} is not one of {', '.join(KINDS)}, or there are no tiles of {tile}")
+    if width % VECTOR or depth % VECTOR or not width or not depth or grid[1] > _MAX_GRID:
+        raise ValueError(f"{rows} rows of {depth} to {width}: widths must be positive multiples of {VECTOR}")
+    ring = _RINGS[tile]
     stages = -(-depth // STAGE_DEPTH)
     args = (
         out,
@@ -92,17 +76,7 @@ def _launch(out: int, parts: int, bias: int, kind: str, x: Tensor, weight: Tenso
         np.int32(-(-stages // splits) * STAGE_DEPTH),
         np.int32(KINDS.index(kind)),
     )
+    shared_bytes = ring.stages * sum(tile) * STAGE_DEPTH * dtype.itemsize
     if rows:
         name = f"short_product_{tile.rows}x{tile.columns}"
-        kernel("short_product", name, x)(grid, (_RINGS[tile].threads,), args, _shared_bytes(tile, dtype))
-
-
-def _check(rows: int, width: int, depth: int, kind: str, tile: Tile, tiles: tuple[Tile, ...]) -> None:
-    if kind not in KINDS or tile not in tiles:
-        raise ValueError(f"activation {kind!r} is not one of {', '.join(KINDS)}, or there are no tiles of {tile}")
-    if width % VECTOR or depth % VECTOR or not width or not depth or rows > _MAX_GRID * tile.rows:
-        raise ValueError(f"{rows} rows of {depth} to {width}: widths must be positive multiples of {VECTOR}")
-
-
-def _shared_bytes(tile: Tile, dtype: torch.dtype) -> int:
-    return _RINGS[tile].stages * sum(tile) * STAGE_DEPTH * dtype.itemsize
+        kernel("short_product", name, x)(grid, (ring.threads,), args, shared_bytes)

@@ -36,25 +36,20 @@ __device__ __forceinline__ unsigned at(unsigned row, unsigned piece) {
 }
 
 // A thread's share of ROWS rows of a matrix [num_rows, depth], which go to shared memory stage by stage: one piece of a
-// row, and of the rows THREADS / PIECES further each. Where it IS_GATED, of [2 num_rows, depth]: half of the rows, and the
-// rows that are num_rows further.
-template <int ROWS, int THREADS, bool IS_GATED = false> struct Share {
+// row, and of the rows THREADS / PIECES further each.
+template <int ROWS, int THREADS> struct Share {
     static constexpr int STEP = THREADS / PIECES, COUNT = (ROWS + STEP - 1) / STEP;
-    static_assert(!IS_GATED || ROWS == 2 * STEP, "a pass for each half");
     const scalar* from;  // of stage 0
     unsigned to;         // from the beginning of a stage, bytes
-    int rows, depth, piece, jump;
+    int rows, depth, piece;
 
     // The rows from `first_row` on; stage 0 begins at column `begin`.
     __device__ __forceinline__ Share(const scalar* matrix, int first_row, int num_rows, int depth, int begin)
-        : to(at(threadIdx.x / PIECES, threadIdx.x % PIECES)), depth(depth), piece(threadIdx.x % PIECES),
-          jump(IS_GATED ? num_rows : STEP) {
+        : to(at(threadIdx.x / PIECES, threadIdx.x % PIECES)), depth(depth), piece(threadIdx.x % PIECES) {
         const int row = threadIdx.x / PIECES;
         from = matrix + (long long)(first_row + row) * depth + begin + piece * VECTOR;
         rows = min(ROWS, num_rows - first_row) - row;  // beyond the thread's first
     }
-
-    __device__ __forceinline__ bool has(int p) const { return (IS_GATED ? 0 : p * STEP) < rows; }
 
     // `length` columns from stage 0 on are there, and the rest is zero.
     __device__ __forceinline__ void load(unsigned stage, int i, int length) const {
@@ -62,8 +57,8 @@ template <int ROWS, int THREADS, bool IS_GATED = false> struct Share {
 #pragma unroll
         for (int p = 0; p < COUNT; ++p)
             if (ROWS % STEP == 0 || threadIdx.x / PIECES + p * STEP < ROWS)
-                copy_async(stage + to + p * STEP * ROW_BYTES, from + (long long)(p * jump) * depth + i * STAGE_DEPTH,
-                           inside && has(p));
+                copy_async(stage + to + p * STEP * ROW_BYTES, from + (long long)(p * STEP) * depth + i * STAGE_DEPTH,
+                           inside && p * STEP < rows);
     }
 
     // The same, only as far as L2.
@@ -72,9 +67,9 @@ template <int ROWS, int THREADS, bool IS_GATED = false> struct Share {
         if (i * STAGE_DEPTH + piece * VECTOR >= length) return;
 #pragma unroll
         for (int p = 0; p < COUNT; ++p)
-            if (has(p))
+            if (p * STEP < rows)
                 asm volatile("prefetch.global.L2 [%0];"
-                             : : "l"(from + (long long)(p * jump) * depth + i * STAGE_DEPTH));
+                             : : "l"(from + (long long)(p * STEP) * depth + i * STAGE_DEPTH));
     }
 };
 
@@ -150,16 +145,15 @@ template <int BM, int BN, int WM, int WN, int WK, int STAGES> struct Tile {
 
     // The sums of the tile at `first_row` and `first_column`, over `length` columns of the depth from `begin` on, which
     // every warp leaves in shared memory: [WK, BM, PITCH]. `before` and `after` issue the epilogue's own loads before the
-    // wait for the previous kernel, weights alone, and after it. Where it IS_GATED, `width` is of each half of the weight,
-    // and the tile has BN / 2 columns from `first_column` on, then as many of the other half.
-    template <bool IS_GATED = false, typename Before, typename After>
+    // wait for the previous kernel, weights alone, and after it.
+    template <typename Before, typename After>
     static __device__ __forceinline__ const float* accumulate(const scalar* x, const scalar* weight, int first_row,
                                                               int rows, int first_column, int width, int depth,
                                                               int begin, int length, Before before, After after) {
         extern __shared__ __align__(128) scalar shared[];
         const unsigned ring = static_cast<unsigned>(__cvta_generic_to_shared(shared));
         const int stages = (length + STAGE_DEPTH - 1) / STAGE_DEPTH;
-        const Share<BN, THREADS, IS_GATED> of_weight(weight, first_column, width, depth, begin);
+        const Share<BN, THREADS> of_weight(weight, first_column, width, depth, begin);
 #pragma unroll
         for (int i = 0; i < STAGES - 1; ++i)
             if (i < stages) of_weight.load(ring + i * STAGE + BM * ROW_BYTES, i, length);

@@ -7,9 +7,7 @@
 //   of [128, 64], [64, 64], [16, 64].
 //   ACTIVATION: a type of activations.cuh; or Gated<A> of one: out = A(x w' + bias) * (x g' + more), where g and `more`
 //   follow w and bias in memory, as many rows again. A tile then has 64 columns of out: 64 of w and as many of g.
-//   Or Turned<DIM>: heads of DIM columns, of which those of queries and keys are turned by their rows' angles;
-//   Turned<DIM, true>: after an RMSNorm of each head. Or Added:
-//   out = x w' + bias + residual, which is as large as out.
+//   Or Turned<DIM>: heads of DIM columns, of which those of queries and keys are turned by their rows' angles.
 //
 // Threads: warpgroups 0 and 1 multiply (wgmma) tiles of 128 x 128 of their own, in turn: while one finishes its tile
 //   (bias, activation, store) the other has the tensor cores. A thread of warpgroup 2 starts the copies of operands.
@@ -26,8 +24,7 @@
 //   five stages, 150, without a cluster 144; 3. 64 x 256, 147; 4. both groups on one tile of 128 x 256, 171. cuBLAS and
 //   the pass: 185; cuBLAS alone 129, this without the GELU 117. (On a warmer device cuBLAS alone takes 135 and this 153.)
 //   To try: fewer instructions in the GELU, which is not entirely hidden. 5. gates, in place of activation.cu's pass.
-//   6. rotary positions and norms of heads, in place of rotate.cu's. 7. residuals, which a norm need not read then. Sums that begin with the
-//   residual or the bias, instead of zeros, made ptxas serialize the products (its warning C7515).
+//   6. rotary positions, in place of rotate.cu's.
 
 #ifndef ACTIVATION
 #define ACTIVATION Gelu
@@ -37,28 +34,20 @@ template <typename A> struct Gated : A {};
 template <typename A> constexpr bool HAS_GATE = false;
 template <typename A> constexpr bool HAS_GATE<Gated<A>> = true;
 
-template <int DIM, bool HAS_NORMS = false> struct Turned : Identity {};
+template <int DIM> struct Turned : Identity {};
 template <typename A> constexpr int DIM_OF = 0;
-template <int DIM, bool HAS_NORMS> constexpr int DIM_OF<Turned<DIM, HAS_NORMS>> = DIM;
-template <typename A> constexpr bool HAS_HEAD_NORMS = false;
-template <int DIM> constexpr bool HAS_HEAD_NORMS<Turned<DIM, true>> = true;
-
-struct Added : Identity {};
-template <typename A> constexpr bool HAS_RESIDUAL = false;
-template <> constexpr bool HAS_RESIDUAL<Added> = true;
+template <int DIM> constexpr int DIM_OF<Turned<DIM>> = DIM;
 
 constexpr bool IS_GATED = HAS_GATE<ACTIVATION>;
 constexpr int TURNED_DIM = DIM_OF<ACTIVATION>;  // 0: nothing is turned
 
-// What the epilogues Added and Turned read: positions, angles and norms as in rotate.cu, and how many of the first columns
-// of out are those of queries, and of queries and keys. Nulls in other epilogues.
-struct Extra {
-    const scalar* residual;
+// Rotary positions, as in rotate.cu; nulls where nothing is turned. The first `width` columns of out are those of queries
+// and keys.
+struct Rotary {
     const int* positions;
     const float* cosines;
     const float* sines;
-    Norm query_norm, key_norm;
-    int query_width, turned_width;
+    int width;
 };
 
 struct alignas(64) TensorMap { unsigned char bytes[128]; };
@@ -252,84 +241,13 @@ __device__ __forceinline__ void skip(unsigned& stage, unsigned& phase, unsigned 
     phase ^= position / STAGES & 1;
 }
 
-// A thread's columns of a tile are 8 j + 2 (lane % 4) and the next for j below STEPS; its rows of a warp's sixteen are
-// lane / 4 and that and 8, in each half of a tile.
-constexpr int STEPS = BLOCK_COLUMNS / 8;
-
-// Brings a tile of the residual to L2: 256 bytes for each of its rows, of which a thread of the group has one.
-__device__ __forceinline__ void prefetch_residual(const scalar* residual, int row, int column, int rows, int width) {
-    if (row >= rows) return;
-    const scalar* from = residual + (long long)row * width + column;
-#pragma unroll
-    for (int i = 0; i < BLOCK_COLUMNS; i += 64)
-        if (column + i < width) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
-}
-
-// sums += residual. row: the warp's first row of out.
-__device__ __forceinline__ void add(Sums& sums, const scalar* residual, int row, int column, int rows, int width) {
-    const int lane = threadIdx.x % WARP, own = 2 * (lane % 4);
-#pragma unroll
-    for (int i = 0; i < 2 * HALVES; ++i) {
-        const int m = i / 2, pair = i % 2 * 2, at = row + 64 * m + 8 * (i % 2) + lane / 4;
-        const scalar* from = residual + (long long)at * width + column + own;
-        scalar2 more[STEPS];
-#pragma unroll
-        for (int j = 0; j < STEPS; ++j) {
-            more[j] = from_float2<scalar2>(make_float2(0.f, 0.f));
-            if (at < rows && column + 8 * j < width) more[j] = *reinterpret_cast<const scalar2*>(from + 8 * j);
-        }
-#pragma unroll
-        for (int j = 0; j < STEPS; ++j) {
-            const float2 addend = to_float2(more[j]);
-            sums.part[m][4 * j + pair] += addend.x;
-            sums.part[m][4 * j + pair + 1] += addend.y;
-        }
-    }
-}
-
-// The norms of the heads of queries and keys. The four lanes that hold a row have all of a head.
-template <int DIM> __device__ __forceinline__ void norm_heads(Sums& sums, const Extra& extra, int column) {
-    constexpr int HEAD = DIM / 8;  // steps of a head
-    const int own = 2 * (threadIdx.x % 4);
-#pragma unroll
-    for (int first = 0; first < STEPS; first += HEAD) {
-        const int left = column + 8 * first;
-        if (left >= extra.turned_width) return;
-        const bool is_query = left < extra.query_width;  // not a reference to its norm, which would be a copy in memory
-        const scalar* weight = is_query ? extra.query_norm.gamma : extra.key_norm.gamma;
-        const float eps = is_query ? extra.query_norm.eps : extra.key_norm.eps;
-        scalar2 gamma[HEAD];
-#pragma unroll
-        for (int j = 0; j < HEAD; ++j) gamma[j] = *reinterpret_cast<const scalar2*>(weight + 8 * j + own);
-#pragma unroll
-        for (int i = 0; i < 2 * HALVES; ++i) {
-            float* const row = sums.part[i / 2] + 4 * first + i % 2 * 2;
-            float squares = 0.f;
-#pragma unroll
-            for (int j = 0; j < 2 * HEAD; ++j) {
-                const float value = row[4 * (j / 2) + j % 2];
-                squares = fmaf(value, value, squares);
-            }
-            squares += __shfl_xor_sync(FULL_MASK, squares, 1);
-            squares += __shfl_xor_sync(FULL_MASK, squares, 2);
-            const float scale = rsqrtf(squares / DIM + eps);
-#pragma unroll
-            for (int j = 0; j < HEAD; ++j) {
-                const float2 factor = to_float2(gamma[j]);
-                row[4 * j] *= scale * factor.x;
-                row[4 * j + 1] *= scale * factor.y;
-            }
-        }
-    }
-}
-
 // sums += bias, then queries and keys are turned, in float. Dimension i of a head and its partner, i + DIM / 2, are in the
-// same thread. row: the warp's first row of out.
+// same thread: it has columns 8 j + 2 (lane % 4) and the next of a tile. row: the warp's first row of out.
 template <int DIM>
-__device__ __forceinline__ void turn(Sums& sums, const scalar* bias, const Extra& extra, int row, int column,
+__device__ __forceinline__ void turn(Sums& sums, const scalar* bias, const Rotary& rotary, int row, int column,
                                      int rows, int width) {
     static_assert(BLOCK_COLUMNS % DIM == 0 && DIM % 16 == 0, "heads are not divided");
-    constexpr int PAIRS = DIM / 16;  // steps of half a head
+    constexpr int STEPS = BLOCK_COLUMNS / 8, PAIRS = DIM / 16;  // of eight columns: of a tile, and of half a head
     const int lane = threadIdx.x % WARP, own = 2 * (lane % 4);
     if (bias != nullptr) {
         scalar2 shift[STEPS];  // loaded all at once
@@ -345,24 +263,20 @@ __device__ __forceinline__ void turn(Sums& sums, const scalar* bias, const Extra
             for (int i = 0; i < 4 * HALVES; ++i) sums.part[i / 4][4 * j + i % 4] += i % 2 ? add.y : add.x;
         }
     }
-    if (column >= extra.turned_width) return;
-    if constexpr (HAS_HEAD_NORMS<ACTIVATION>) {
-        norm_heads<DIM>(sums, extra, column);
-        __threadfence_block();  // or ptxas loads the angles before the norms, which takes too many registers
-    }
+    if (column >= rotary.width) return;
 #pragma unroll
     for (int i = 0; i < 2 * HALVES; ++i) {
         const int m = i / 2, pair = i % 2 * 2, at = row + 64 * m + 8 * (i % 2) + lane / 4;
-        const long long angles = (long long)(at < rows ? extra.positions[at] : 0) * (DIM / 2) + own;
+        const long long angles = (long long)(at < rows ? rotary.positions[at] : 0) * (DIM / 2) + own;
         float2 cosine[PAIRS], sine[PAIRS];
 #pragma unroll
         for (int j = 0; j < PAIRS; ++j) {
-            cosine[j] = *reinterpret_cast<const float2*>(extra.cosines + angles + 8 * j);
-            sine[j] = *reinterpret_cast<const float2*>(extra.sines + angles + 8 * j);
+            cosine[j] = *reinterpret_cast<const float2*>(rotary.cosines + angles + 8 * j);
+            sine[j] = *reinterpret_cast<const float2*>(rotary.sines + angles + 8 * j);
         }
 #pragma unroll
         for (int first = 0; first < STEPS; first += 2 * PAIRS) {
-            if (column + 8 * first >= extra.turned_width) break;
+            if (column + 8 * first >= rotary.width) break;
 #pragma unroll
             for (int j = 0; j < 2 * PAIRS; ++j) {
                 const float c = j % 2 ? cosine[j / 2].y : cosine[j / 2].x, s = j % 2 ? sine[j / 2].y : sine[j / 2].x;
@@ -432,7 +346,7 @@ __device__ __forceinline__ void finish(const TensorMap& out, const scalar* bias,
     }
 }
 
-__device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias, const Extra& extra, unsigned base,
+__device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias, const Rotary& rotary, unsigned base,
                                         Tiles tiles, unsigned group, int rows, int width) {
     const int lane = threadIdx.x % WARP;
     const unsigned warp = threadIdx.x / WARP;
@@ -447,11 +361,7 @@ __device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias
     }
 #pragma unroll 1
     for (unsigned tile = tiles.first() + group * tiles.step(); tile < tiles.count; tile += 2 * tiles.step()) {
-        const int first = (tile / tiles.across * CLUSTER + cluster_rank()) * BLOCK_ROWS;
-        const int row = first + warp % GROUP_WARPS * 16, column = tile % tiles.across * OUT_COLUMNS;
         unsigned before = 0;
-        if constexpr (HAS_RESIDUAL<ACTIVATION>)
-            prefetch_residual(extra.residual, first + threadIdx.x % BLOCK_ROWS, column, rows, width);
         take_turn(group);
         pin(sums);
 #pragma unroll 1
@@ -476,9 +386,10 @@ __device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias
         wgmma_wait<0>();
         pin(sums);
         if (lane < CLUSTER) barrier_arrive(empty + 8 * before);
-        if constexpr (HAS_RESIDUAL<ACTIVATION>) add(sums, extra.residual, row, column, rows, width);
+        const int row = (tile / tiles.across * CLUSTER + cluster_rank()) * BLOCK_ROWS + warp % GROUP_WARPS * 16;
+        const int column = tile % tiles.across * OUT_COLUMNS;
         if constexpr (TURNED_DIM > 0) {
-            turn<TURNED_DIM>(sums, bias, extra, row, column, rows, width);
+            turn<TURNED_DIM>(sums, bias, rotary, row, column, rows, width);
             finish(out, nullptr, sums, out_shared, row, column, rows, width, buffer);
         } else {
             finish(out, bias, sums, out_shared, row, column, rows, width, buffer);
@@ -489,7 +400,7 @@ __device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
     wide_product(const __grid_constant__ TensorMap out, const __grid_constant__ TensorMap x,
-                 const __grid_constant__ TensorMap w, const scalar* bias, const Extra extra, int rows, int width,
+                 const __grid_constant__ TensorMap w, const scalar* bias, const Rotary rotary, int rows, int width,
                  int depth) {
     extern __shared__ unsigned char dynamic[];
     const unsigned base = (shared_address(dynamic) + 1023) & ~1023u;
@@ -515,7 +426,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         if (threadIdx.x == 2 * WARP * GROUP_WARPS) produce(x, w, base, tiles, width);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        consume(out, bias, extra, base, tiles, group, rows, width);
+        consume(out, bias, rotary, base, tiles, group, rows, width);
     }
     __syncwarp();
     cluster_sync();  // the other block may still signal this one's barriers

@@ -1,4 +1,4 @@
-"""Launch of products of many rows with the activation, rotary positions or residual in the epilogue, on Hopper."""
+"""Launch of products of many rows with the activation, or rotary positions, in the epilogue, on Hopper."""
 
 import struct
 
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.hopper import CAPABILITY, hopper_kernel, tensor_map
-from penstock.engine.kernels.library import VECTOR, index_of, multiprocessors, packed_norm, pointer, pointer_or_null
-from penstock.engine.kernels.rotate import require_rms_norms
+from penstock.engine.kernels.library import VECTOR, index_of, multiprocessors, pointer, pointer_or_null
 from penstock.engine.model.weights import Heads, RotaryAttention
 
 # As in wide_product.cu.
@@ -24,10 +23,9 @@ _SHARED_BYTES = (
     + _WARPS * _OUT_BUFFERS * _OUT_ROWS * _ROW_BYTES
     + _STAGES * 2 * 8  # barriers
 )
-_EXTRA = struct.Struct("PPPP48sii")
-_NO_EXTRA = bytes(_EXTRA.size)
+_ROTARY = struct.Struct("PPPi4x")
+_NOT_TURNED = _ROTARY.pack(0, 0, 0, 0)
 TURNED_DIMS = (32, 64, 128)  # of heads, which a tile must not divide
-ADDED = "Added"  # the epilogue of `added_product`
 
 
 def activated(kind: str, *, is_gated: bool = False) -> str:
@@ -39,10 +37,10 @@ def activated(kind: str, *, is_gated: bool = False) -> str:
 
 
 def turned(head_dim: int, rotary: RotaryAttention | None) -> str | None:
-    """The epilogue of `turned_product`; None for heads that it does not turn, which are of other sizes."""
-    if rotary is None or head_dim not in TURNED_DIMS:
+    """The epilogue of `turned_product`; None for heads that it does not turn: of other sizes, or with norms."""
+    if rotary is None or rotary.query_norm is not None or rotary.key_norm is not None:
         return None
-    return f"Turned<{head_dim}>" if rotary.query_norm is None else f"Turned<{head_dim}, true>"
+    return f"Turned<{head_dim}>" if head_dim in TURNED_DIMS else None
 
 
 def prepare(epilogue: str, dtype: torch.dtype, device: int) -> None:
@@ -72,7 +70,7 @@ def wide_product(
     Raises ValueError for anything else, UnsupportedDevice elsewhere.
     """
     columns = 2 * out.shape[1] if is_gated else out.shape[1]
-    _launch(out, x, weight, bias, columns, activated(kind, is_gated=is_gated), _NO_EXTRA)
+    _launch(out, x, weight, bias, columns, activated(kind, is_gated=is_gated), _NOT_TURNED)
 
 
 def turned_product(
@@ -86,7 +84,8 @@ def turned_product(
 ) -> None:
     """As `wide_product` without an activation, and then `rotate`; rounded once, after both.
 
-    out [R, (queries + 2 keys) * dim]. Raises ValueError for heads without an epilogue too.
+    out [R, (queries + 2 keys) * dim]. positions int32 [R], each with a row in `rotary`'s angles, which are float32.
+    Raises ValueError for heads without an epilogue too.
     """
     rows, columns, width = len(out), heads.width + 2 * heads.key_width, heads.width + heads.key_width
     epilogue = turned(heads.dim, rotary)
@@ -95,20 +94,13 @@ def turned_product(
     at = pointer("positions", positions, torch.int32, (rows,))
     tables = rotary.cosines, rotary.sines
     angles = [pointer("angles", one, torch.float32, (len(one), heads.dim // 2)) for one in tables]
-    norms = b"".join(packed_norm(norm, out.dtype, heads.dim) for norm in require_rms_norms(rotary))
-    _launch(out, x, weight, bias, columns, epilogue, _EXTRA.pack(0, at, *angles, norms, heads.width, width))
-
-
-def added_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
-    """out = x weight' + bias + residual [R, N], rounded once; otherwise as `wide_product`."""
-    added = pointer("residual", residual, out.dtype, tuple(out.shape))
-    _launch(out, x, weight, bias, out.shape[1], ADDED, _EXTRA.pack(added, 0, 0, 0, b"", 0, 0))
+    _launch(out, x, weight, bias, columns, epilogue, _ROTARY.pack(at, *angles, width))
 
 
 def _launch(
-    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, columns: int, epilogue: str, extra: bytes
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, columns: int, epilogue: str, rotary: bytes
 ) -> None:
-    """columns: of the product, and rows of weight. extra: the kernel's struct of what the epilogue reads."""
+    """columns: of the product, and rows of weight. rotary: the kernel's struct."""
     (rows, width), depth = out.shape, x.shape[1]
     if width % VECTOR or depth % VECTOR or not width or not depth:
         raise ValueError(f"{rows} rows of {depth} to {width}: widths must be positive multiples of {VECTOR}")
@@ -125,7 +117,7 @@ def _launch(
         tensor_map(x, _BLOCK_ROWS, _STAGE_DEPTH),
         tensor_map(weight, _BLOCK_COLUMNS // _CLUSTER, _STAGE_DEPTH),
         shift,
-        extra,
+        rotary,
         np.int32(rows),
         np.int32(width),
         np.int32(depth),

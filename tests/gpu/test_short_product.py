@@ -6,14 +6,7 @@ import torch.nn.functional as F
 
 from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.residual_norm import split_norm
-from penstock.engine.kernels.short_product import (
-    GATED_TILES,
-    TILES,
-    Tile,
-    gated_product,
-    short_product,
-    split_product,
-)
+from penstock.engine.kernels.short_product import TILES, Tile, short_product, split_product
 from penstock.engine.model.weights import Norm
 from tests.gpu.references import (
     HALVES,
@@ -60,26 +53,6 @@ def test_every_activation(has_bias: bool, kind: str, dtype: torch.dtype) -> None
     short_product(out, x, weight, bias, kind, Tile(64, 32))
     exact = activate(F.linear(x.double(), weight.double(), None if bias is None else bias.double()), kind)
     assert_as_exact_as_torch(out, activate(F.linear(x, weight, bias), kind), exact)
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("tile", GATED_TILES)
-@pytest.mark.parametrize(("width", "depth"), SIZES)
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_gates_against_float64(
-    rows: int, width: int, depth: int, tile: Tile, dtype: torch.dtype, has_bias: bool
-) -> None:
-    x, weight = randn(rows, depth, dtype=dtype, seed=7), randn(2 * width, depth, dtype=dtype, seed=8, scale=depth**-0.5)
-    bias = randn(2 * width, dtype=dtype, seed=9) if has_bias else None
-    out = torch.full((rows + 1, width), 7.0, dtype=dtype, device="cuda")
-    gated_product(out[:rows], x, weight, bias, "silu", tile)
-    plain = F.linear(x, weight, bias)
-    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    first, second = exact.chunk(2, dim=1)
-    plain_first, plain_second = plain.chunk(2, dim=1)
-    assert_as_exact_as_torch(out[:rows], F.silu(plain_first) * plain_second, F.silu(first) * second)
-    assert (out[rows] == 7.0).all()
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -53,22 +53,6 @@ def test_bert_base_on_an_h200(rows: int, is_plain: bool, expected: str) -> None:
     assert not Products(torch.empty(0), wide_groups=0).is_wide(rows, width, 768, is_plain=is_plain)
 
 
-@pytest.mark.parametrize(
-    ("rows", "width", "expected"),
-    [
-        (16_384, 768, True),  # 384 tiles: six rounds of 66, less twelve
-        (16_384, 1024, True),
-        (12_288, 768, False),  # four rounds and a bit
-        (8_192, 768, False),  # three
-        (16_384, 384, False),
-    ],
-)
-def test_residuals_on_an_h200(rows: int, width: int, expected: bool) -> None:
-    assert Products(torch.empty(0), wide_groups=132).adds(rows, width, 768) == expected
-    assert not Products(torch.empty(0), wide_groups=132).adds(rows, width, 64)
-    assert not Products(torch.empty(0), wide_groups=0).adds(rows, width, 768)
-
-
 def test_a_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(epilogue: str, dtype: torch.dtype, device: int) -> None:
         raise UnsupportedDevice("wide_product was not compiled: no compiler\nand more")

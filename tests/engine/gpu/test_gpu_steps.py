@@ -17,7 +17,7 @@ from penstock.engine.cpu.norm import normalise
 from penstock.engine.cpu.ops import CpuOps, encode_on_cpu, prepare_for_cpu
 from penstock.engine.families import family_of
 from penstock.engine.gpu import ops, products
-from penstock.engine.kernels.short_product import GATED_TILES, TILES, Tile
+from penstock.engine.kernels.short_product import TILES, Tile
 from penstock.engine.kernels.wide_product import turned
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.dense import activate
@@ -68,11 +68,6 @@ def short_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, k
     out.copy_(activate(F.linear(x, weight, bias), {"gelu_tanh": "gelu_new"}.get(kind, kind)))
 
 
-def gated_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, tile: Tile) -> None:
-    assert tile in GATED_TILES
-    gated(out, F.linear(x, weight, bias), kind)
-
-
 def split_product(parts: Tensor, x: Tensor, weight: Tensor, tile: Tile) -> None:
     assert tile in TILES
     slices = zip(parts, x.chunk(len(parts), 1), weight.chunk(len(parts), 1), strict=True)
@@ -109,11 +104,6 @@ def turned_product(
     rotate(out, positions, heads, rotary)
 
 
-def added_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
-    assert out.data_ptr() != residual.data_ptr()
-    out.copy_(F.linear(x, weight, bias) + residual)
-
-
 def rotate(qkv: Tensor, positions: Tensor, heads: Heads, rotary: RotaryAttention) -> None:
     view = qkv.view(len(qkv), -1, heads.dim)
     cosines, sines = (table[positions.long()][:, None] for table in (rotary.cosines, rotary.sines))
@@ -130,12 +120,10 @@ LAUNCHES = (
     residual_norm,
     inner_norm,
     short_product,
-    gated_product,
     split_product,
     split_norm,
     wide_product,
     turned_product,
-    added_product,
     rotate,
 )
 
@@ -155,10 +143,10 @@ def test_the_steps_compute_the_forward(
 @pytest.mark.parametrize(
     ("name", "epilogues"),
     [
-        ("post-norm, rotary, gated (NomicBERT, GTE)", {"Turned<32>", "Gated<Silu>", "Added"}),
-        ("causal, grouped keys, their norms (Qwen3)", {"Turned<128, true>", "Gated<Silu>", "Added"}),
+        ("post-norm, rotary, gated (NomicBERT, GTE)", {"Turned<32>", "Gated<Silu>"}),
+        ("causal, grouped keys, their norms (Qwen3)", {"Identity", "Gated<Silu>"}),
         ("sandwich, wide heads, windows (Gemma 3)", {"Identity", "Gated<GeluTanh>"}),
-        ("biases and RMSNorm (T5)", {"Identity", "Relu", "Added"}),
+        ("biases and RMSNorm (T5)", {"Identity", "Relu"}),
     ],
 )
 def test_epilogues_that_are_compiled_ahead(name: str, epilogues: set[str]) -> None:
@@ -181,9 +169,8 @@ def assert_steps_compute_the_forward(
     for launch in LAUNCHES:
         monkeypatch.setattr(ops, launch.__name__, launch)
     monkeypatch.setattr(products, "MAX_ROWS", 256 if kind == "short" else 0)
-    for least in ("_WIDE_ROWS", "_WIDE_PLAIN_ROWS", "_WIDE_DEPTH", "_ADDED_ROUNDS"):
+    for least in ("_WIDE_ROWS", "_WIDE_PLAIN_ROWS", "_WIDE_DEPTH"):
         monkeypatch.setattr(products, least, 1)
-    monkeypatch.setattr(products, "_WIDE_SHARE", 0.0)
     sequences = random_sequences((9, 1, 30, 9))
     table = weights.embeddings.token_types
     has_types = types and table is not None and len(table) > 1
@@ -200,7 +187,7 @@ def assert_steps_compute_the_forward(
     inputs = SimpleNamespace(token_ids=ids, positions=torch.from_numpy(layout.positions), token_types=of_type)
     buffers = [torch.full((len(layout.tokens), width), float("nan")) for width in program.widths]
     scratch = torch.full((256 * 200 if kind == "short" else 0,), float("nan"))
-    given = products.Products(scratch, wide_groups=2 if kind == "wide" else 0)
+    given = products.Products(scratch, wide_groups=1 if kind == "wide" else 0)
     tables = SimpleNamespace(heads=weights.heads)
     found = program.run(ops.GpuOps(cast(Any, inputs), cast(Any, tables), given).by_name(), buffers)
     expected = encode_on_cpu(prepare_for_cpu(weights, FLOAT), batch, layout, FLOAT)

@@ -41,7 +41,6 @@ READ_WEIGHTS_FIRST = (
     "embed_norm",
     "split_norm",
     "short_product",
-    "gated_product",
     "short_lstm",
     "chain_lstm",
 )  # entries that may read before they wait: no kernel writes weights
@@ -86,18 +85,12 @@ def test_sources_distinguish_hopper_from_older_devices_alone() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "epilogue",
-    [
-        wide_product.activated("gelu", is_gated=True),
-        wide_product.ADDED,
-        *(f"Turned<{dim}{norms}>" for dim in wide_product.TURNED_DIMS for norms in ("", ", true")),
-    ],
+    [wide_product.activated("gelu", is_gated=True), *(f"Turned<{dim}>" for dim in wide_product.TURNED_DIMS)],
 )
-def test_every_epilogue_of_wide_products_compiles_without_spills_and_waits(epilogue: str, dtype: torch.dtype) -> None:
+def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, dtype: torch.dtype) -> None:
     text = f"#define ACTIVATION {epilogue}\n{source_text('wide_product', dtype)}"
-    ptx = compile_ptx(text, "90a", OPTIONS)
-    (entry,) = assemble(ptx, "90a")
+    (entry,) = assemble(compile_ptx(text, "90a", OPTIONS), "90a")
     assert (entry.name, entry.spill_bytes) == ("wide_product", 0)
-    assert_waits(ptx)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +102,6 @@ def test_every_epilogue_of_wide_products_compiles_without_spills_and_waits(epilo
         ],
         ("residual_norm", {"split_norm_w4_v1"} | {f"split_norm_w8_v{vectors}" for vectors in range(1, 5)}),
         ("short_product", {f"short_product_{tile.rows}x{tile.columns}" for tile in short_product.TILES}),
-        ("short_product", {f"gated_product_{tile.rows}x{tile.columns}" for tile in short_product.GATED_TILES}),
         ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
         ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),
         ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
@@ -176,12 +168,8 @@ def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_kernel_waits_for_the_one_before(source: str) -> None:
     """All are launched early (launch.py): one that did not wait would read what is still being written."""
-    assert_waits(ptx_of(source, torch.float16, "90a" if source in HOPPER else "90"))
-
-
-def assert_waits(ptx: bytes) -> None:
-    """Before its wait, no entry writes to memory, and but for weights none reads."""
-    entries = {part.split("(")[0].strip(): part for part in ptx.decode().split(".entry ")[1:]}
+    ptx = ptx_of(source, torch.float16, "90a" if source in HOPPER else "90").decode()
+    entries = {part.split("(")[0].strip(): part for part in ptx.split(".entry ")[1:]}
     assert entries
     for name, text in entries.items():
         begin, waits, _ = text.partition("griddepcontrol.wait")
