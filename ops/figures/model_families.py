@@ -21,7 +21,6 @@ _HEADINGS = (
     *("requests/s of 2-100 · 5-500 · 100-2,000 tokens", "share of the floor", "notes"),
 )
 _FIGURES = ("ours, req/s", "share of the floor")  # of a shape's load: a column each
-_ALL_TASKS = ["embed", "classify", "rerank", "token_classify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ FAMILY_ROWS = (
     FamilyRow(
         "BERT, MiniLM, bge, e5",
         ["bert"],
-        "all-MiniLM-L6-v2 (200-240 M), ms-marco cross-encoders (81 M)",
+        "all-MiniLM-L6-v2 (200-240 M), ms-marco cross-encoders (81 M), colbertv2 and splade-cocondenser (1.3 M each)",
         ["MiniLM-L6", "BERT-base", "BERT-large"],
     ),
     FamilyRow(
@@ -54,7 +53,7 @@ FAMILY_ROWS = (
     FamilyRow(
         "BART",
         ["bart"],
-        "bart-large-mnli, distilbart-mnli",
+        "bart-large-mnli (2.7 M), distilbart-mnli",
         padded_on_gpu="all, but for those that generate",
         notes="the decoder reads the text again; its state at the last `eos_token_id`, or token, is classified",
     ),
@@ -118,7 +117,7 @@ def model_families(root: Path = RESULTS) -> str:
 
 
 def _tasks(row: FamilyRow) -> str:
-    """By the classes that checkpoints of it may have."""
+    """By the classes that checkpoints of it may have, and the head that is read for sparse vectors."""
     classes = architectures_of(row.model_types[0])
     if classes is None:
         raise RuntimeError(f"{row.model_types[0]} is no model type. This is a bug.")
@@ -128,8 +127,9 @@ def _tasks(row: FamilyRow) -> str:
         "rerank": bool(classes.classifiers),
         "token_classify": bool(classes.token_classifiers),
     }
-    tasks = [task for task in _ALL_TASKS if has[task]]
-    return "all" if tasks == _ALL_TASKS else ", ".join(f"`{task}`" for task in tasks)
+    tasks = ["all"] if all(has.values()) else [f"`{task}`" for task in has if has[task]]
+    family = FAMILIES.get(row.model_types[0])
+    return ", ".join([*tasks, *(["`embed_sparse`"] if family and family.masked_lm else [])])
 
 
 def _path(row: FamilyRow) -> str:
