@@ -25,17 +25,16 @@ if TYPE_CHECKING:
     from penstock.producer.client import Client
     from penstock.producer.sync_client import SyncClient
     from penstock.producer.wire.messages import Classification, Generation, Options, Ranked, TokenClass
-    from penstock.producer.wire.vector_tables import AllVectors, SparseVector
+    from penstock.producer.wire.vector_tables import SparseVector, TextVectors
 
 # Looked up on first use: the command line reads settings and errors without loading Kafka or numpy.
 _LAZY = {
     **{"Client": "client", "SyncClient": "sync_client"},
     **dict.fromkeys(("Classification", "Generation", "Options", "Ranked", "TokenClass"), "wire.messages"),
-    **dict.fromkeys(("AllVectors", "SparseVector"), "wire.vector_tables"),
+    **dict.fromkeys(("SparseVector", "TextVectors"), "wire.vector_tables"),
 }
 
 __all__ = [
-    "AllVectors",
     "BackendError",
     "BadTokenId",
     "Cancelled",
@@ -54,6 +53,7 @@ __all__ = [
     "ShuttingDown",
     "SparseVector",
     "SyncClient",
+    "TextVectors",
     "TokenClass",
     "TooLong",
     "UnknownModel",

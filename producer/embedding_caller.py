@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from penstock.producer.caller import Caller
 from penstock.producer.wire.messages import Options, Text, Vector
-from penstock.producer.wire.vector_tables import AllVectors, Floats, SparseVector
+from penstock.producer.wire.vector_tables import Floats, SparseVector, TextVectors
 
 
 class EmbeddingCaller(Caller):
@@ -121,7 +121,7 @@ class EmbeddingCaller(Caller):
         prompt_name: str | None = None,
         prompt: str | None = None,
         timeout_s: float | None = None,
-    ) -> list[AllVectors]:
+    ) -> list[TextVectors]:
         """The vector, the token vectors and the sparse vector of each text, of one pass of a model such as bge-m3.
 
         Arguments and errors are those of `embed_sparse`. A single text gives one row.

@@ -12,7 +12,7 @@ from penstock.producer.answer_stream import Result, num_chars
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.row_blocks import Block
 from penstock.producer.wire.messages import REQUEST_TOKENS, Classification, Reply
-from penstock.producer.wire.vector_tables import AllVectors
+from penstock.producer.wire.vector_tables import TextVectors
 
 # In JSON, in falling order of the counts, or in the order of the keys.
 _Falling = Annotated[Counter[str], PlainSerializer(lambda counts: dict(counts.most_common()))]
@@ -43,7 +43,7 @@ class JobReport:
                 self.errors[result.code] += 1
             elif isinstance(result, Classification):
                 self.labels[result.label] += 1
-            vector = result.vector if isinstance(result, AllVectors) else result
+            vector = result.vector if isinstance(result, TextVectors) else result
             if isinstance(vector, np.ndarray) and vector.ndim == 1:
                 self.vector_lengths.add(len(vector))
 

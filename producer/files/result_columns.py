@@ -8,7 +8,7 @@ import numpy as np
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import PenstockError
 from penstock.producer.wire.messages import BIT_DTYPES, INT8_DTYPES, Classification, Generation, Options
-from penstock.producer.wire.vector_tables import AllVectors, SparseVector
+from penstock.producer.wire.vector_tables import SparseVector, TextVectors
 
 if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
@@ -109,7 +109,7 @@ def _embedded_tokens(results: Sequence[Any]) -> Columns:
 
 
 def _embedded_all(results: Sequence[Result]) -> Columns:
-    rows = [row if isinstance(row, AllVectors) else None for row in results]
+    rows = [row if isinstance(row, TextVectors) else None for row in results]
     return {
         **_embedded([row and row.vector for row in rows]),
         **_embedded_tokens([row and row.tokens for row in rows]),

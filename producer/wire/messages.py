@@ -20,7 +20,7 @@ from penstock.producer.errors import (
 )
 from penstock.producer.wire.generation import GivenOptions
 from penstock.producer.wire.sequence_codec import EmissionTable, Emitted, Fields
-from penstock.producer.wire.vector_tables import AllVectors, SparseTable, SparseVector, TokenVectors
+from penstock.producer.wire.vector_tables import SparseTable, SparseVector, TextVectors, TokenVectorTable
 
 # Task -> the fields of `Reply` that have its rows.
 _ROWS_OF = {
@@ -163,7 +163,7 @@ class Ranked(NamedTuple):
 
 Vector = npt.NDArray[np.floating[Any] | np.integer[Any]]
 # Of a sequence, by task.
-Row = Vector | SparseVector | AllVectors | Classification | float | list[TokenClass] | Generation | dict[str, Emitted]
+Row = Vector | SparseVector | TextVectors | Classification | float | list[TokenClass] | Generation | dict[str, Emitted]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,7 +201,7 @@ class Reply:
     revision: str
     vectors: Vector | None = None  # embed, embed_all: [n, dim]
     sparse: SparseTable | None = None  # embed_sparse, embed_all: n sequences
-    token_vectors: TokenVectors | None = None  # embed_tokens, embed_all: n sequences
+    token_vectors: TokenVectorTable | None = None  # embed_tokens, embed_all: n sequences
     classes: tuple[Classification, ...] | None = None  # classify: n of them
     scores: tuple[float, ...] | None = None  # rerank: n of them
     tokens: TokenTable | None = None  # token_classify: n sequences
@@ -221,7 +221,7 @@ class Reply:
         """
         if task == "embed_all":
             parts = [self._rows(task, name) for name in _ROWS_OF[task]]
-            return [AllVectors(*row) for row in zip(*parts, strict=True)]
+            return [TextVectors(*row) for row in zip(*parts, strict=True)]
         return self._rows(task, *_ROWS_OF[task])
 
     def _rows(self, task: str, name: str) -> Sequence[Any]:

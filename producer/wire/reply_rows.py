@@ -20,7 +20,7 @@ from penstock.producer.wire.messages import (
     Vector,
 )
 from penstock.producer.wire.sequence_codec import decode_emissions, decode_lens, emission_items
-from penstock.producer.wire.vector_tables import SparseTable, TokenVectors
+from penstock.producer.wire.vector_tables import SparseTable, TokenVectorTable
 
 LITTLE_ENDIAN = sys.byteorder == "little"
 ELEMENTS = (*DTYPES, *BIT_DTYPES.values())  # of vectors in a reply
@@ -139,11 +139,11 @@ def _decode_sparse(table: object, n: int) -> SparseTable:
     return SparseTable(tuple(lengths), np.frombuffer(ids, _UINT32), np.frombuffer(weights, element))
 
 
-def _decode_token_vectors(table: object, n: int) -> TokenVectors:
+def _decode_token_vectors(table: object, n: int) -> TokenVectorTable:
     if not isinstance(table, dict):
         raise InvalidRequest("`token_vectors` must be a map.")
     lengths = _decode_token_lens(table.get("lens"), n, "token_vectors.lens")
-    return TokenVectors(tuple(lengths), _decode_matrix(table, sum(lengths), DTYPES, "token_vectors."))
+    return TokenVectorTable(tuple(lengths), _decode_matrix(table, sum(lengths), DTYPES, "token_vectors."))
 
 
 def _decode_token_lens(lens: object, n: int, name: str = "lens") -> list[int]:

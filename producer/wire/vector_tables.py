@@ -18,7 +18,7 @@ class SparseVector(NamedTuple):
     weights: Floats  # [K], above 0
 
 
-class AllVectors(NamedTuple):
+class TextVectors(NamedTuple):
     """What a model that can do all three computes of one sequence in one pass."""
 
     vector: Floats  # [dim]
@@ -40,7 +40,7 @@ class SparseTable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenVectors:
+class TokenVectorTable:
     """Vectors of the tokens of n sequences, end to end. T is the sum of `lens`."""
 
     lens: tuple[int, ...]  # vectors of each sequence, at least 1

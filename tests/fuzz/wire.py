@@ -31,7 +31,7 @@ from penstock.producer.wire import codec
 from penstock.producer.wire.headers import num_replays, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Classification, Generation, Options, Reply, Request, join_tokens
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
-from penstock.producer.wire.vector_tables import SparseTable, TokenVectors
+from penstock.producer.wire.vector_tables import SparseTable, TokenVectorTable
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 from penstock.worker.kafka.progress import commit_metadata, committed_progress
 from penstock.worker.kafka.progress.offsets import PartitionProgress
@@ -194,7 +194,7 @@ def _replies() -> list[bytes]:
     replies.append(Reply("m", "r", vectors=np.arange(96, dtype=np.float32).reshape(1, 96)))  # its head is read once
     replies += [Reply("m", "r", classes=classes), Reply("m", "r", scores=(0.5, 2.0))]
     sparse = SparseTable((1, 0), np.array([7], np.uint32), np.array([0.5], np.float32))
-    token_vectors = TokenVectors((1, 2), np.ones((3, 4), np.float16))
+    token_vectors = TokenVectorTable((1, 2), np.ones((3, 4), np.float16))
     replies.append(Reply("m", "r", vectors=vectors, sparse=sparse, token_vectors=token_vectors))
     generations = (Generation((5, 1), "stop", "text"), Generation((), "length", ""))
     replies.append(Reply("m", "r", generations=generations))

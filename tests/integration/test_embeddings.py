@@ -9,7 +9,7 @@ import pytest
 from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.producer import AllVectors, Client, InvalidRequest, SparseVector, UnsupportedTask
+from penstock.producer import Client, InvalidRequest, SparseVector, TextVectors, UnsupportedTask
 from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Request, join_tokens
 from tests.engine.model.test_reference_late_interaction import save_pylate
 from tests.engine.model.test_reference_vectors import Bgem3, save_bge_m3, save_masked_lm
@@ -25,7 +25,7 @@ def expected(task: str, ids: list[int]) -> Any:
     sparse = SparseVector(np.array(known, np.uint32), np.array([ids.count(one) for one in known], np.float32))
     tokens = np.array([[one, place] for place, one in enumerate(ids)], np.float32)
     rows = {"embed": vector, "embed_sparse": sparse, "embed_tokens": tokens}
-    return rows.get(task, AllVectors(vector, tokens, sparse))
+    return rows.get(task, TextVectors(vector, tokens, sparse))
 
 
 def assert_same(row: Any, wanted: Any) -> None:

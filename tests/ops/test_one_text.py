@@ -6,7 +6,7 @@ from rich.table import Table
 
 from penstock.ops.cli.jobs.one_text import as_text
 from penstock.producer.wire.messages import Vector
-from penstock.producer.wire.vector_tables import AllVectors, SparseVector
+from penstock.producer.wire.vector_tables import SparseVector, TextVectors
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_sparse_vectors_are_shown_by_their_largest_weights_and_vectors_of_tokens
     assert isinstance(table, Table)
     assert [list(column.cells) for column in table.columns] == [["7", "3"], ["1.2500", "0.5000"]]
     assert as_text(np.zeros((5, 128), np.float32)) == "5 vectors of 128 dimensions"
-    assert as_text(AllVectors(np.zeros(2, np.float32), np.zeros((5, 3), np.float32), sparse)).endswith("2 dimensions")  # type: ignore[union-attr]  # text
+    assert as_text(TextVectors(np.zeros(2, np.float32), np.zeros((5, 3), np.float32), sparse)).endswith("2 dimensions")  # type: ignore[union-attr]  # text

@@ -15,7 +15,7 @@ from penstock.producer.transport.attempts import Attempts
 from penstock.producer.transport.call_batcher import CallBatcher, Result
 from penstock.producer.wire.messages import Options, Reply
 from penstock.producer.wire.sequences import Kind, check
-from penstock.producer.wire.vector_tables import TokenVectors
+from penstock.producer.wire.vector_tables import TokenVectorTable
 from tests.examples import examples
 
 AT_MOST = 6  # sequences that the worker below answers at once
@@ -44,7 +44,7 @@ class Worker:
             if rows:
                 raise kind(f"Sequence {next(iter(rows))}: at fault", rows)
         vectors = np.array([[len(ids), sum(ids)] for ids in given], options.dtype)
-        return Reply("m", "r", vectors, token_vectors=TokenVectors((1,) * len(given), vectors))
+        return Reply("m", "r", vectors, token_vectors=TokenVectorTable((1,) * len(given), vectors))
 
 
 def make(worker: Worker, *, share: bool = True, sequences_per_record: int = 64) -> CallBatcher:

@@ -33,7 +33,7 @@ from penstock.producer.transport import exchange as module
 from penstock.producer.wire.codec import encode_reply
 from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, PARTIAL, REPLY_PARTITION, REPLY_TOPIC
 from penstock.producer.wire.messages import Generation, Reply, Request, TokenClass, TokenTable, join_tokens
-from penstock.producer.wire.vector_tables import SparseTable, TokenVectors
+from penstock.producer.wire.vector_tables import SparseTable, TokenVectorTable
 from tests.producer.helpers import Loop, Pauses, Received, connected, first_ids, refusing_x, within
 from tests.producer.tokenizer_makers import MAKERS
 
@@ -652,7 +652,7 @@ def embeddings_of(request: Request) -> Reply:
         "r",
         vectors=values[[0] * len(ids), None],
         sparse=SparseTable(lens, whole, values),
-        token_vectors=TokenVectors(lens, np.stack((values, values), axis=1)),
+        token_vectors=TokenVectorTable(lens, np.stack((values, values), axis=1)),
     )
 
 

@@ -13,16 +13,16 @@ from penstock.producer.answer_stream import Result
 from penstock.producer.errors import PenstockError
 from penstock.producer.files import JobOutput, open_reader, parquet_reader, part_writer, row_blocks
 from penstock.producer.wire.messages import Text
-from penstock.producer.wire.vector_tables import AllVectors, SparseVector
+from penstock.producer.wire.vector_tables import SparseVector, TextVectors
 from tests.producer.table_files import read_table, write_table
 
 TEXTS = ["ab", None, "c", "", "abc"]  # one row without a text, and one whose sparse vector has no id
 
 
-def all_of(text: str) -> AllVectors:
+def all_of(text: str) -> TextVectors:
     ids = np.array([ord(one) for one in text], np.uint32)
     sparse = SparseVector(ids, ids.astype(np.float32) / 2)
-    return AllVectors(np.array([len(text), 0.5], np.float32), np.ones((len(text) + 1, 3), np.float32), sparse)
+    return TextVectors(np.array([len(text), 0.5], np.float32), np.ones((len(text) + 1, 3), np.float32), sparse)
 
 
 def answer(task: str, text: Text | PenstockError) -> Result:

@@ -45,7 +45,7 @@ from penstock.producer.wire.messages import (
     join_tokens,
 )
 from penstock.producer.wire.sequence_codec import MAX_DEPTH, EmissionColumn, EmissionTable
-from penstock.producer.wire.vector_tables import SparseTable, TokenVectors
+from penstock.producer.wire.vector_tables import SparseTable, TokenVectorTable
 
 VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())}
 PAGE = (Path(wire.__file__).parent / "WIRE.md").read_text()
@@ -108,14 +108,16 @@ REPLIES = {
         sparse=SparseTable((2, 0, 1), np.array([7, 300, 1], np.uint32), np.array([0.5, 1.25, 2.0], np.float16)),
     ),
     "reply-token-vectors": Reply(
-        "m", "main", token_vectors=TokenVectors((2, 1), np.array([[0.5, -1.0], [1.0, 0.0], [0.25, 2.0]], np.float32))
+        "m",
+        "main",
+        token_vectors=TokenVectorTable((2, 1), np.array([[0.5, -1.0], [1.0, 0.0], [0.25, 2.0]], np.float32)),
     ),
     "reply-all": Reply(
         "m",
         "main",
         vectors=np.array([[0.5, -1.0]], np.float32),
         sparse=SparseTable((1,), np.array([7], np.uint32), np.array([0.5], np.float32)),
-        token_vectors=TokenVectors((2,), np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], np.float32)),
+        token_vectors=TokenVectorTable((2,), np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], np.float32)),
     ),
     "reply-scores": Reply("m", "main", scores=(0.75, -1.5)),
     "reply-tokens": Reply(
@@ -790,7 +792,7 @@ def vector_reply(lens: list[tuple[int, int]]) -> Reply:
         "r",
         vectors=np.ones((len(lens), 2), np.float32),
         sparse=SparseTable(tuple(sparse), np.arange(sum(sparse), dtype=np.uint32), weights),
-        token_vectors=TokenVectors(tuple(tokens), np.ones((sum(tokens), 3), np.float32)),
+        token_vectors=TokenVectorTable(tuple(tokens), np.ones((sum(tokens), 3), np.float32)),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from penstock.engine.types import Float32Array, ModelInfo
 from penstock.engine.vector_rows import split_sparse, split_vectors
 from penstock.producer.wire.messages import Options
-from penstock.producer.wire.vector_tables import SparseTable, TokenVectors
+from penstock.producer.wire.vector_tables import SparseTable, TokenVectorTable
 
 
 def all_embeddings(results: Sequence[Float32Array], info: ModelInfo, options: Options) -> dict[str, Any]:
@@ -34,10 +34,10 @@ def sparse_table(results: Sequence[Float32Array], options: Options) -> SparseTab
     )
 
 
-def token_vectors(results: Sequence[Float32Array], info: ModelInfo, options: Options) -> TokenVectors:
+def token_vectors(results: Sequence[Float32Array], info: ModelInfo, options: Options) -> TokenVectorTable:
     """Of the rows of `embed_tokens`, which come from the engine as [n, token_dim] and from the cache flat."""
     matrices = [row.reshape(-1, info.token_dim) for row in results]
-    return TokenVectors(
+    return TokenVectorTable(
         lens=tuple([len(matrix) for matrix in matrices]),
         matrix=np.concatenate(matrices).astype(options.dtype, copy=False),
     )

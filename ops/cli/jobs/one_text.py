@@ -15,9 +15,9 @@ from penstock.producer.errors import PenstockError
 from penstock.producer.settings import ClientSettings
 from penstock.producer.wire.messages import Classification, Generation, Options, Vector
 from penstock.producer.wire.sequences import check
-from penstock.producer.wire.vector_tables import AllVectors, SparseVector
+from penstock.producer.wire.vector_tables import SparseVector, TextVectors
 
-_Shown = Vector | SparseVector | AllVectors | Classification | Generation
+_Shown = Vector | SparseVector | TextVectors | Classification | Generation
 
 _MAX_ONE_TEXT_S = 30.0  # longest wait for the answer to one text
 _SHOWN_NUMBERS = 6
@@ -61,7 +61,7 @@ def _advice(error: PenstockError, settings: FileJobSettings) -> str:
 
 
 def _as_json(row: _Shown) -> Any:
-    if isinstance(row, AllVectors):
+    if isinstance(row, TextVectors):
         return {"embedding": row.vector.tolist(), "token_embeddings": row.tokens.tolist(), **_as_json(row.sparse)}
     if isinstance(row, SparseVector):
         return {"indices": row.ids.tolist(), "values": row.weights.tolist()}
@@ -74,7 +74,7 @@ def _as_json(row: _Shown) -> Any:
 
 def as_text(row: _Shown) -> Table | str:
     """What a terminal shows of an answer, in rich's markup. Of embed_all the vector: all else is in the JSON."""
-    if isinstance(row, AllVectors):
+    if isinstance(row, TextVectors):
         return as_text(row.vector)
     if isinstance(row, SparseVector):
         return _table("token id", "weight", sorted(zip(*row, strict=True), key=lambda entry: -entry[1]))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.producer import (
-        AllVectors,
         BackendError,
         BadTokenId,
         Cancelled,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         ShuttingDown,
         SparseVector,
         SyncClient,
+        TextVectors,
         TokenClass,
         TooLong,
         UnknownModel,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "AllVectors",
     "BackendError",
     "BadTokenId",
     "Cancelled",
@@ -56,6 +55,7 @@ __all__ = [
     "ShuttingDown",
     "SparseVector",
     "SyncClient",
+    "TextVectors",
     "TokenClass",
     "TooLong",
     "UnknownModel",
