@@ -90,10 +90,10 @@ def save_bge_m3(directory: Path, hidden_size: int = 48) -> Path:
     save_tokenizer(write_modules(published, pooling="pooling_mode_cls_token", more=("Normalize",)), "xlm-roberta")
     save_encoder(published, "xlm-roberta", vocab_size=VOCAB, hidden_size=hidden_size, bos_token_id=0, eos_token_id=2)
     chance = torch.Generator().manual_seed(2)
-    for name, size in (("sparse", 1), ("colbert", 40)):
+    for name, size, mean in (("sparse", 1, 0.7), ("colbert", 40, 0.0)):  # so that most texts have a weight above 0
         state = {
             "weight": torch.randn(size, hidden_size, generator=chance) / 7,
-            "bias": torch.randn(size, generator=chance) / 7,
+            "bias": torch.randn(size, generator=chance) / 7 + mean,
         }
         torch.save(state, published / f"{name}_linear.pt")
     convert(published, directory / "model")
@@ -201,6 +201,7 @@ def test_bge_m3_gives_each_kind_of_vector_and_all_of_one_pass(tmp_path: Path) ->
         np.testing.assert_allclose(values, [weights[token] for token in ids.tolist()], atol=1e-5)
         together = split_vectors(row["embed_all"], info.dim, info.token_dim)
         assert_same_bits(together, [row["embed"], row["embed_tokens"], row["embed_sparse"]])
+    assert 3 <= sum(len(row) > 0 for row in found["embed_sparse"]) < len(texts)
     for task, rows in found.items():
         assert_same_bits(run(model, texts, task, alone=True), rows)
 
