@@ -428,8 +428,10 @@ def test_a_classifier_reads_the_last_token_that_is_no_padding(
         def forward(self, inputs: Any) -> Tensor:
             return super().forward(inputs.ids)
 
-    def pool_last(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, pooling: str, normalize: bool) -> None:
-        assert (pooling, normalize) == ("last", False)
+    def pool_last(
+        out: Tensor, hidden: Tensor, cu_seqlens: Tensor, pooling: str, normalize: bool, *, left_out: int
+    ) -> None:
+        assert (pooling, normalize, left_out) == ("last", False, 0)
         out.copy_(hidden[cu_seqlens[1:].long() - 1])
 
     monkeypatch.setattr(engine_module, "pool", pool_last)
