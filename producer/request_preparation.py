@@ -49,8 +49,9 @@ async def tokenized(request: Request, tokenizer: Tokenizer) -> PreparedRequest:
     """A request with the ids of its texts."""
     # Pairs need token types, which `ids` does not carry: the worker tokenizes them, and texts that it makes pairs of.
     is_of_pairs = request.options.labels is not None or any(isinstance(text, tuple) for text in request.text or ())
-    # Nor do they tell which tokens are of a prompt that pooling leaves out.
-    if request.text is None or is_of_pairs or tokenizer.prompts.left_out(request):
+    # Nor do they tell which tokens are of a prompt that pooling leaves out, or where the role of a text has it cut.
+    is_cut_by_role = request.options.truncate and tokenizer.has_roles
+    if request.text is None or is_of_pairs or is_cut_by_role or tokenizer.prompts.left_out(request):
         return PreparedRequest(request)
     prompted = tokenizer.prompts.apply(request)
     asked, spans = request.options, request.task == "token_classify"

@@ -89,6 +89,11 @@ class Tokenizer:
             raise TokenizerError(f"The prompts of {directory} cannot be read: {error}.") from error
         return cls(load_backend(directory, has_roles=late is not None), prompts, late)
 
+    @property
+    def has_roles(self) -> bool:
+        """Whether queries and documents are tokenized in ways of their own, and cut at lengths of their own."""
+        return self._late is not None
+
     @functools.cached_property
     def pair_frame(self) -> PairFrame:
         """The frame of a pair, whose texts are tokenized one by one. Raises TokenizerError."""

@@ -123,7 +123,7 @@ async def test_a_colbert_checkpoint_tells_queries_from_documents_by_their_prompt
     model, directory = unique("colbert"), save_pylate(tmp_path)
     worker = start_worker(kafka, model=directory, served_name=model, dtype="float32", device="cpu")
     reference = MultiVectorEncoder(str(directory), device="cpu")
-    texts = ["a card. where, my card?", "the card"]
+    texts = ["a card. where, my card?", "the card", "my card is lost. " * 6]  # the last one is cut, by its role
     servers = kafka.bootstrap_servers
     async with (
         Client(bootstrap_servers=servers, model=model) as client,

@@ -530,6 +530,28 @@ async def test_texts_are_sent_whole_where_pooling_leaves_out_the_prompt(
     assert plain.tokens is not None
 
 
+async def test_texts_that_may_be_cut_are_sent_whole_where_queries_and_documents_have_lengths_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The worker cuts ids at its model's one length."""
+    for path in CHECKPOINT.glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = {"model_type": "ColBERT", "query_length": 32, "document_length": 6, "do_query_expansion": False}
+    prefixes = {"query_prefix": "[unused0]", "document_prefix": "[unused1]"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config | prefixes))
+
+    def zeros(request: Request) -> Reply:
+        vectors = np.zeros((request.num_rows, 3), np.float32)
+        return Reply("m", "m@r", token_vectors=TokenVectors((1,) * request.num_rows, vectors))
+
+    async with connected(monkeypatch, zeros, tokenizer=tmp_path) as (client, loop):
+        await client.embed_tokens("a river that is long", prompt_name="document", truncate=True)
+        await client.embed_tokens("a river", prompt_name="document")
+    sent, plain = loop.requests
+    assert (sent.text, sent.options) == (("a river that is long",), Options(truncate=True, prompt_name="document"))
+    assert plain.tokens is not None
+
+
 @pytest.mark.parametrize("task", ["sing", "", None, 5, ["embed"]])
 async def test_what_is_no_task_is_refused(monkeypatch: pytest.MonkeyPatch, task: Any) -> None:
     async with connected(monkeypatch, first_ids) as (client, loop):
