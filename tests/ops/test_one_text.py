@@ -13,12 +13,12 @@ from penstock.producer.wire.vector_tables import SparseVector, TextVectors
     ("vector", "shown"),
     [
         (np.array([0.5, -1], np.float32), "\\[0.5000, -1.0000]  2 dimensions"),
-        (np.array([12, -128], np.int8), "\\[12, -128]  2 bytes of signs"),
+        (np.array([12, -128], np.int8), "\\[12, -128]  2 bytes"),
         (np.arange(7, dtype=np.float32), "\\[0.0000, 1.0000, 2.0000, 3.0000, 4.0000, 5.0000, …]  7 dimensions"),
-        (np.arange(7, dtype=np.uint8), "\\[0, 1, 2, 3, 4, 5, …]  7 bytes of signs"),
+        (np.arange(7, dtype=np.uint8), "\\[0, 1, 2, 3, 4, 5, …]  7 bytes"),
     ],
 )
-def test_vectors_are_shown_by_their_first_numbers_and_signs_as_the_bytes_that_they_are(
+def test_vectors_are_shown_by_their_first_numbers_and_quantised_ones_as_the_bytes_that_they_are(
     vector: Vector, shown: str
 ) -> None:
     assert as_text(vector) == shown

@@ -84,9 +84,9 @@ def as_text(row: _Shown) -> Table | str:
         return _table("label", "score", list(zip(row.labels, row.scores, strict=True)))
     if row.ndim == 2:
         return f"{len(row)} vectors of {row.shape[1]} dimensions"
-    of_signs = row.dtype.kind != "f"
-    head = ", ".join(f"{number}" if of_signs else f"{number:.4f}" for number in row[:_SHOWN_NUMBERS])
-    unit = "bytes of signs" if of_signs else "dimensions"
+    is_of_bytes = row.dtype.kind != "f"  # eight signs or one value in each
+    head = ", ".join(f"{number}" if is_of_bytes else f"{number:.4f}" for number in row[:_SHOWN_NUMBERS])
+    unit = "bytes" if is_of_bytes else "dimensions"
     return f"[{head}{', …' if len(row) > _SHOWN_NUMBERS else ''}]  {len(row)} {unit}".replace("[", "\\[")
 
 
