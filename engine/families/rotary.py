@@ -52,7 +52,7 @@ def rotary_angles(
     tokens, factor = _positions(config, max_tokens), 1.0
     rows = torch.arange(_longest(checkpoint, tokens)).float()
     if _rope_type(settings) == "yarn":
-        if kind is not None and settings.get("truncate") is not None:  # the reference does not look for it there
+        if kind is not None and "truncate" in settings:  # the reference does not look for it there
             raise NotPacked(f"{checkpoint.directory}: truncate of one kind of layers is not implemented.")
         frequencies, factor = yarn(checkpoint, settings, periods, theta, tokens)
     else:

@@ -38,7 +38,7 @@ def yarn(
             f"{checkpoint.directory}: rotary positions of type 'yarn' cannot be computed for rope_theta {theta}, "
             f"beta_fast {fast} and beta_slow {slow}."
         ) from error
-    if setting(settings, "truncate", True):
+    if "truncate" not in settings or setting(settings, "truncate", False):  # null is false, as in the reference
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     high += 0.001 if low == high else 0

@@ -140,6 +140,7 @@ _UNLISTED = {"layer_types": ..., "sliding_window": 20}
         ("qwen3", {"rope_parameters": _YARN | {"attention_factor": 0.7, "beta_fast": 9, "beta_slow": 0.5}}),
         ("qwen2", {"rope_parameters": _YARN | {"factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.4}}),
         ("llama", {"rope_parameters": _YARN | {"mscale": 0.7, "truncate": False}}),
+        ("llama", {"rope_parameters": _YARN | {"truncate": None}}),
         ("llama", {"rope_parameters": _YARN | {"factor": None}}),
         ("llama", {"rope_parameters": _YARN | {"factor": 0.5, "beta_fast": 0}}),
         ("mistral", _OLD | {"rope_theta": 500, "rope_scaling": {"type": "yarn", "factor": 2.0}}),
