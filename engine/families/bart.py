@@ -31,6 +31,7 @@ _PROBE = "encoder.layers.0.fc1.weight"
 _EPS = 1e-5  # fixed in the reference implementation
 _FIRST_POSITION = 2
 _END = 2  # where config.json has no eos_token_id, or no decoder_start_token_id
+_VOCAB_SIZE = 50_265  # where config.json has none
 _ENCODER_NORMS = ("self_attn_layer_norm", "final_layer_norm")  # of a layer's blocks, in their order
 _DECODER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
 
@@ -79,9 +80,11 @@ def classifier_pooling(checkpoint: Checkpoint) -> str:
 def end_token(checkpoint: Checkpoint) -> int:
     """The token that ends texts, in BART and mBART. Raises UnsupportedCheckpoint where it is not one."""
     end = checkpoint.config.get("eos_token_id", _END)
-    if type(end) is not int:
+    vocab_size = require_int(checkpoint.config, "vocab_size", _VOCAB_SIZE)
+    if type(end) is not int or not 0 <= end < vocab_size:
         raise UnsupportedCheckpoint(
-            f"{checkpoint.directory}: its classifier reads the token that ends a text, and eos_token_id is {end!r}."
+            f"{checkpoint.directory}: its classifier reads the token that ends a text, and eos_token_id is {end!r}, "
+            f"which is not one of {vocab_size} tokens."
         )
     return end
 

@@ -99,7 +99,7 @@ def test_without_labels_there_are_three(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["packed", "padded"])
-@pytest.mark.parametrize("end", [[END, START], None])
+@pytest.mark.parametrize("end", [[END, START], None, VOCAB, -1])
 def test_an_end_that_is_not_one_token_is_refused(tmp_path: Path, engine: str, end: Any) -> None:
     save_model(tmp_path)
     edit_json(tmp_path / "config.json", eos_token_id=end)
