@@ -35,6 +35,7 @@ _WITHOUT_EFFECT = frozenset(
 _INITIAL = (True, False, None, "gaussian")  # others change the model's own weights
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.(lora_[AB]\.weight|lora_embedding_[AB])")
 _LINEAR, _EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
+_SHARED = "shared"  # of encoder-decoders, whose stacks look words up under names of their own
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _LAYER = re.compile(r"(?:^|.*\.)layers\.(\d+)\.(.+)")
 # The published names of layers and, for the modules that transformers makes of them, of their weights: see the layouts
@@ -88,15 +89,21 @@ def require_mergeable(directory: Path) -> None:
 _WAY_OUT = "Merge it into its model and save that: model.merge_and_unload().save_pretrained(OUT)."
 
 
-def merge_adapter(directory: Path, tensors: MutableMapping[str, Tensor]) -> None:
+def merge_adapter(directory: Path, tensors: MutableMapping[str, Tensor], *, has_tied_head: bool) -> None:
     """Add the adapter of a directory to the tensors of its model, in float32. Called after `require_mergeable`.
 
+    has_tied_head: whether the table of words is the matrix of the logits too, which PEFT leaves as it was.
     Raises CheckpointError, UnsupportedCheckpoint.
     """
     config = read_json(directory / ADAPTER)
     rank = require_int(config, "r", 8)
     scale = setting(config, "lora_alpha", 8.0) / (math.sqrt(rank) if setting(config, "use_rslora", False) else rank)
     for module, halves in _read_halves(directory, config, rank).items():
+        if _LINEAR[0] not in halves and (has_tied_head or module.rpartition(".")[2] == _SHARED):
+            raise UnsupportedCheckpoint(
+                f"{directory}: the adapter changes the table of words ({module}) where it is looked up, but not where "
+                "the model has it under another name. Merge it, and save the model with its tables untied."
+            )
         name, part, parts = _weight_of(directory, module, tensors)
         weight = tensors[name].float().clone()
         rows, delta = weight.chunk(parts)[part], _product(halves)

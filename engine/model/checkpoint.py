@@ -13,7 +13,7 @@ import torch
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice, wider_than
 from penstock.engine.model.adapter import has_adapter, merge_adapter
-from penstock.engine.model.admission import EMBED, Admission, admit
+from penstock.engine.model.admission import EMBED, EMBED_SPARSE, RERANK, Admission, admit
 from penstock.engine.model.files import Config, read_safetensors, weight_files
 from penstock.engine.model.model_place import local_directory
 from penstock.engine.model.module_list import read_modules
@@ -165,7 +165,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     found = admit(directory)
     tensors = _read_present(found.root)
     if has_adapter(found.root):
-        merge_adapter(found.root, tensors)
+        is_tied = found.config.get("tie_word_embeddings") is not False
+        merge_adapter(found.root, tensors, has_tied_head=is_tied and found.task in (EMBED_SPARSE, RERANK))
     weights = Tensors(found.root, tensors)
     return Checkpoint(directory, found.config, found.modules, found.task, found.sentence_transformers, weights)
 

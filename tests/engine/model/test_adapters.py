@@ -7,17 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
-from penstock.engine import load_engine
+from penstock.engine import TaskOptions, load_engine
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import revision_of
+from penstock.engine.vector_rows import split_sparse
 from tests.engine.generation.helpers import save_seq2seq
 from tests.engine.helpers import (
+    config_of,
     cpu_engine,
     edit_json,
     pack,
     random_sequences,
+    randomise,
     reference_hidden,
     save_classifier,
     save_encoder,
@@ -25,6 +29,8 @@ from tests.engine.helpers import (
 )
 
 pytestmark = pytest.mark.slow
+
+_AUTO_MASKED: Any = transformers.AutoModelForMaskedLM  # transformers leaves from_config untyped
 
 RANK, ALPHA = 3, 7
 BERT = ("query", "dense", "word_embeddings")
@@ -66,7 +72,7 @@ def add_adapter(directory: Path, model: Any, targets: Sequence[str], prefix: str
     scale = config.pop("scale", ALPHA / RANK)
     generator, tensors = torch.Generator().manual_seed(1), {}
     for name, module in model.named_modules():
-        if not name.endswith(tuple(f".{target}" for target in targets)):
+        if not f".{name}".endswith(tuple(f".{target}" for target in targets)):
             continue
         rows, columns = module.weight.shape
         is_table = isinstance(module, torch.nn.Embedding)
@@ -215,6 +221,38 @@ def test_modules_that_the_model_or_the_config_lacks_are_refused(tmp_path: Path, 
     more = {f"base_model.model.{module}.lora_{half}.weight": tensor for half, tensor in halves.items()}
     save_file(load_file(file) | more, file)
     with pytest.raises(CheckpointError, match=reason):
+        cpu_engine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("targets", "is_tied"), [(BERT[:2], True), (BERT, False), (BERT, True)], ids=["layers", "untied", "tied"]
+)
+def test_an_adapter_of_words_leaves_the_logits_of_a_masked_language_model(
+    tmp_path: Path, targets: Sequence[str], is_tied: bool
+) -> None:
+    """PEFT adds its product to what the table gives, and not to the head that shares its memory."""
+    model = _AUTO_MASKED.from_config(config_of("bert", tie_word_embeddings=is_tied)).eval()
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    add_adapter(tmp_path, model, targets)
+    if "word_embeddings" in targets and is_tied:
+        with pytest.raises(UnsupportedCheckpoint, match=r"table of words \(bert\.embeddings\.word_embeddings\)"):
+            cpu_engine(tmp_path)
+        return
+    (ids,) = random_sequences((9,))
+    with torch.no_grad():
+        logits = model(input_ids=torch.from_numpy(ids)[None].long()).logits[0]
+    expected = torch.log1p(torch.relu(logits)).amax(dim=0).numpy()
+    found, weights = split_sparse(cpu_engine(tmp_path).run(pack([ids], TaskOptions("embed_sparse"))).rows[0])
+    np.testing.assert_array_equal(found, np.flatnonzero(expected))
+    np.testing.assert_allclose(weights, expected[found], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["t5", "umt5", "bart"])
+def test_an_adapter_of_a_table_that_no_stack_looks_up_is_refused(tmp_path: Path, family: str) -> None:
+    model = save_encoder(tmp_path, family)
+    add_adapter(tmp_path, model, ("shared",))
+    with pytest.raises(UnsupportedCheckpoint, match=r"table of words \(shared\)"):
         cpu_engine(tmp_path)
 
 
