@@ -235,7 +235,10 @@ def test_what_an_engine_cannot_tell_or_compute_is_refused(tmp_path: Path, option
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"prompts": {}, "document_length": 20}, "have lengths of their own and one prompt"),
+        ({"prompts": {}, "document_length": 20}, "have a length of their own and no prompt"),
+        ({"prompts": {"document": "the "}, "query_expansion": EXPANSION}, "have a length of their own and no prompt"),
+        ({"prompts": {"query": "where "}, "document_length": 20}, "have a length of their own and no prompt"),
+        ({"prompts": {"query": "a ", "document": "a b "}, "query_length": 20}, "have a length of their own and no"),
         ({"query_expansion": EXPANSION | {"token": "<m>"}}, "expanded with '<m>'"),
     ],
     ids=str,
