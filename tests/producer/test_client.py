@@ -542,7 +542,7 @@ async def test_texts_that_may_be_cut_are_sent_whole_where_queries_and_documents_
 
     def zeros(request: Request) -> Reply:
         vectors = np.zeros((request.num_rows, 3), np.float32)
-        return Reply("m", "m@r", token_vectors=TokenVectors((1,) * request.num_rows, vectors))
+        return Reply("m", "m@r", token_vectors=TokenVectorTable((1,) * request.num_rows, vectors))
 
     async with connected(monkeypatch, zeros, tokenizer=tmp_path) as (client, loop):
         await client.embed_tokens("a river that is long", prompt_name="document", truncate=True)
