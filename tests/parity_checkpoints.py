@@ -122,6 +122,58 @@ def _inference(directory: Path, make: Callable[..., object] = classifier, **opti
     )
 
 
+def _splade(directory: Path) -> None:
+    """A plain masked language model."""
+    _random("BertForMaskedLM", "BertConfig", directory, **_SIZE)
+
+
+def _sparse_encoder(directory: Path) -> None:
+    """The same in sentence-transformers' layout, with another pooling and prompts."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+
+    _splade(directory / "plain")
+    transformer = SparseEncoder(str(directory / "plain"), device="cpu")[0]
+    modules = [transformer, SpladePooling("max", "log1p_relu")]
+    model = SparseEncoder(modules=modules, device="cpu", prompts={"query": "where is: ", "document": ""})
+    model.save(str(directory))
+
+
+def _multi_vector_encoder(directory: Path) -> None:
+    """Queries are expanded with tokens that are not attended to; documents have no vectors of punctuation."""
+    from tests.engine.model.test_reference_late_interaction import save_own
+
+    expansion = {"strategy": "fixed", "length": 20, "attend": False}
+    _from_elsewhere(directory, partial(save_own, skipped=[".", "?"], document_length=40, query_expansion=expansion))
+
+
+def _pylate(directory: Path) -> None:
+    from tests.engine.model.test_reference_late_interaction import save_pylate
+
+    directory.mkdir()
+    save_pylate(directory)
+
+
+def _stanford(directory: Path) -> None:
+    from tests.engine.model.test_reference_late_interaction import save_stanford
+
+    directory.mkdir()
+    save_stanford(directory, query_maxlen=16, doc_maxlen=24)
+
+
+def _bge_m3(directory: Path) -> None:
+    """With the two heads of which neither library knows."""
+    from tests.engine.model.test_reference_vectors import save_bge_m3
+
+    _from_elsewhere(directory, save_bge_m3)
+
+
+def _from_elsewhere(directory: Path, save: Callable[[Path], Path]) -> None:
+    """What `save` makes in a directory below the one that it is given."""
+    (directory / "made").mkdir(parents=True)
+    shutil.copytree(save(directory / "made"), directory, dirs_exist_ok=True)
+
+
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 
 SOUND: Mapping[str, Make] = {
@@ -143,6 +195,12 @@ SOUND: Mapping[str, Make] = {
     "another activation of T5": partial(generator, dense_act_fn="gelu_new"),
     "tagger": tagger,
     "generator": generator,
+    "SPLADE": _splade,
+    "sparse encoder": _sparse_encoder,
+    "multi-vector encoder": _multi_vector_encoder,
+    "multi-vector encoder of PyLate": _pylate,
+    "multi-vector encoder of Stanford": _stanford,
+    "bge-m3": _bge_m3,
 }
 
 

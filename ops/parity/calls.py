@@ -7,9 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.producer.wire.messages import Classification, Generation, Row, Vector
+from penstock.producer.wire.vector_tables import SparseVector
 
-# An answer in the form in which both sides can be compared: a vector; the score of each label; the score of a pair; of
-# each token its place and the score of each label; or the ids of generated tokens.
+# An answer in the form in which both sides can be compared: a vector, or one for each token; the score of each label,
+# or the weight of each token id that has one; the score of a pair; of each token its place and the score of each label;
+# or the ids of generated tokens.
 TokenScores = tuple[int, int, Mapping[str, float]]
 Answer = Vector | Mapping[str, float] | float | Sequence[TokenScores] | tuple[int, ...]
 
@@ -37,6 +39,8 @@ def answer_of(row: Row) -> Answer:
     """A row of a client, asked with all labels, in the form that is compared."""
     if isinstance(row, Generation):
         return tuple(row.tokens)
+    if isinstance(row, SparseVector):
+        return dict(zip(map(str, row.ids), row.weights.tolist(), strict=True))
     if isinstance(row, Classification):
         return dict(zip(row.labels, row.scores, strict=True))
     if isinstance(row, list):
@@ -50,13 +54,16 @@ def answer_of(row: Row) -> Answer:
 def distance(task: str, got: Answer, want: Answer) -> float:
     """How far an answer is from the reference's: 0 if equal; infinity for other labels, lengths or tokens.
 
-    Of vectors: the length of their difference, divided by the length of the reference's vector. Of scores: the largest
-    difference, divided by the largest score where that is above 1. Of generated tokens: the part that is not equal from
+    Of vectors: the length of their difference, divided by the length of the reference's vector; of one for each token
+    the largest. Of scores: the largest difference, divided by the largest score where that is above 1. Of sparse
+    weights likewise, where an id that one side lacks has weight 0. Of generated tokens: the part that is not equal from
     the start.
     """
     match task:
-        case "embed":
+        case "embed" | "embed_tokens":
             return _of_vectors(np.asarray(got, np.float64), np.asarray(want, np.float64))
+        case "embed_sparse":
+            return _of_weights(got, want)  # type: ignore[arg-type]  # as those of classify are
         case "rerank":
             return _of_scores({"": got}, {"": want})  # type: ignore[dict-item]  # rerank's answers are floats
         case "classify":
@@ -70,24 +77,31 @@ def distance(task: str, got: Answer, want: Answer) -> float:
 
 
 def cosine(got: Answer, want: Answer) -> float:
-    """Of two vectors; NaN if they have different lengths."""
+    """Of two vectors; of one for each token the smallest. NaN if their lengths or numbers differ."""
     first, second = np.asarray(got, np.float64), np.asarray(want, np.float64)
     if first.shape != second.shape:
         return float("nan")
-    return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
+    lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+    return float(np.min(np.sum(first * second, axis=-1) / lengths))
 
 
 def _of_vectors(got: npt.NDArray[np.float64], want: npt.NDArray[np.float64]) -> float:
     if got.shape != want.shape:
         return float("inf")
-    return _finite(float(np.linalg.norm(got - want) / np.linalg.norm(want)))
+    return _finite(float(np.max(np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1))))
+
+
+def _of_weights(got: Mapping[str, float], want: Mapping[str, float]) -> float:
+    none = dict.fromkeys(got.keys() | want.keys(), 0.0)
+    return _of_scores({**none, **got}, {**none, **want})
 
 
 def _of_scores(got: Mapping[str, float], want: Mapping[str, float]) -> float:
     if got.keys() != want.keys():
         return float("inf")
-    largest = max(1.0, *[abs(score) for score in want.values()])
-    return _finite(max(abs(got[label] - score) for label, score in want.items()) / largest)
+    largest = max([1.0, *[abs(score) for score in want.values()]])
+    differences = [abs(got[label] - score) for label, score in want.items()]
+    return _finite(float(np.max(differences, initial=0.0)) / largest)  # numpy's: NaN is not lost in it
 
 
 def _of_tokens(got: Sequence[TokenScores], want: Sequence[TokenScores]) -> float:

@@ -9,11 +9,12 @@ import numpy as np
 from penstock.ops.parity.calls import Answer, Call, answer_of, cosine, distance
 from penstock.ops.parity.references import Reference
 from penstock.producer.errors import PenstockError, TooLong
-from penstock.producer.wire.messages import Options, Row, Text
+from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Row, Text
 
 # Largest distances that pass. The second is of 16-bit arithmetic, where twice what transformers loses passes too.
 # Two vectors whose cosine is 0.9999 differ by 0.0141 of their length.
-_BOUNDS = {"embed": (1e-3, 1.41e-2), "generate": (0.0, 0.1)}
+_BOUNDS_OF_VECTORS = (1e-3, 1.41e-2)
+_BOUNDS = {"embed": _BOUNDS_OF_VECTORS, "embed_tokens": _BOUNDS_OF_VECTORS, "generate": (0.0, 0.1)}
 _BOUNDS_OF_SCORES = (1e-4, 5e-3)
 _TOGETHER = 32  # texts of one request
 
@@ -29,7 +30,7 @@ class Check:
     distance: float = 0.0  # the largest; of generated tokens the mean
     bound: float = 0.0
     worst: int | None = None  # text of the largest distance
-    cosine_min: float | None = None  # of vectors
+    cosine_min: float | None = None  # of vectors, also of tokens
     theirs: float | None = None  # distance of transformers in the same arithmetic from the reference
     fault: str = ""  # why it fails, where it is not the distance
     refused: dict[int, str] = field(default_factory=dict)  # texts that one side does not answer, with its reason
@@ -91,8 +92,9 @@ class Comparison:
     async def limits(self, call: Call) -> Check:
         """Whether the same texts are too long here as are cut by the reference."""
         limit, wrong, num_texts = self._reference.limit, list[int](), 0
+        no_prompt = "" if call.task in EMBEDDING_TASKS else None
         for index, text in enumerate(self._texts if limit is not None else ()):
-            answer = await self._answer(call, [text], truncate=False, prompt="" if call.task == "embed" else None)
+            answer = await self._answer(call, [text], truncate=False, prompt=no_prompt)
             if isinstance(answer, PenstockError) and not isinstance(answer, TooLong):
                 continue
             num_texts += 1
@@ -106,11 +108,10 @@ class Comparison:
     async def _answer(
         self, call: Call, texts: Sequence[Text], *, truncate: bool = True, prompt: str | None = None
     ) -> list[Answer] | PenstockError:
-        top_k = 0 if call.task in ("classify", "token_classify") else 1
         truncate = truncate and self._reference.limit is not None
         options = Options(
             truncate=truncate,
-            top_k=top_k,
+            top_k=0,  # all labels, and all weights
             labels=call.labels,
             multi_label=call.multi_label,
             prompt_name=call.prompt_name,
@@ -137,7 +138,8 @@ class Comparison:
         theirs = None
         if near:
             theirs = _total(call, [distance(call.task, near[index], want[index]) for index in indices])
-        cosines = [cosine(ours[index], want[index]) for index in indices] if call.task == "embed" else None
+        is_of_vectors = call.task in ("embed", "embed_tokens")
+        cosines = [cosine(ours[index], want[index]) for index in indices] if is_of_vectors else None
         return Check(
             what,
             len(indices),

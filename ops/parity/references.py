@@ -54,9 +54,11 @@ def _references(directory: Path, dtype: torch.dtype, device: str) -> list[Refere
         kind = _json(directory / "config_sentence_transformers.json").get("model_type", "SentenceTransformer")
         if kind == "CrossEncoder":
             return [_cross_encoder(directory, options, device), *_zero_shot(directory, options, device)]
-        if kind != "SentenceTransformer":
+        if kind in ("MultiVectorEncoder", "ColBERT"):
+            return [_multi_vector_encoder(directory, options, device)]
+        if kind not in ("SentenceTransformer", "SparseEncoder"):
             raise NoReferenceError(f"{directory} is a {kind}, whose answers no task here has.")
-        return [_sentence_transformer(directory, options, device)]
+        return [_encoder(kind, directory, options, device)]
     architecture = next(iter(_json(directory / "config.json").get("architectures") or ()), "")
     if architecture.endswith("ForSequenceClassification"):
         found = transformers.AutoConfig.from_pretrained(directory, **_LOCAL)
@@ -66,13 +68,17 @@ def _references(directory: Path, dtype: torch.dtype, device: str) -> list[Refere
         return [own(directory, options, device), *_zero_shot(directory, options, device)]
     if architecture.endswith("ForTokenClassification"):
         return [_tagger(directory, options, device)]
+    if architecture.endswith("ForMaskedLM"):
+        return [_encoder("SparseEncoder", directory, options, device)]
+    if architecture == "HF_ColBERT":
+        return [_multi_vector_encoder(directory, options, device)]
     if architecture.endswith(_GENERATES):
         return [_generator(directory, options, device)]
     if architecture and not architecture.endswith(("Model", "ForCausalLM")):
         raise NoReferenceError(
             f"{directory} is a {architecture}: neither encode, predict nor a pipeline answers what a task here answers."
         )
-    return [_sentence_transformer(directory, options, device)]
+    return [_encoder("SentenceTransformer", directory, options, device)]
 
 
 def _states_activation(directory: Path) -> bool:
@@ -82,17 +88,35 @@ def _states_activation(directory: Path) -> bool:
     return bool(own.get("activation_fn") or config.get("sbert_ce_default_activation_function"))
 
 
-def _sentence_transformer(directory: Path, options: Mapping[str, Any], device: str) -> Reference:
-    """`SentenceTransformer.encode`, with each prompt of the checkpoint."""
-    model = _loaded("SentenceTransformer", directory, options, device)
-    prompts = [name for name, prompt in model.prompts.items() if prompt]
+def _encoder(kind: str, directory: Path, options: Mapping[str, Any], device: str) -> Reference:
+    """`encode` of SentenceTransformer or SparseEncoder, with each prompt of the checkpoint."""
+    model = _loaded(kind, directory, options, device)
+    is_sparse = kind == "SparseEncoder"
+    task, more = ("embed_sparse", {"convert_to_sparse_tensor": False}) if is_sparse else ("embed", {})
 
     def answer(call: Call, text: Text) -> Answer:
-        vectors = model.encode([text], prompt_name=call.prompt_name, convert_to_tensor=True)
-        return vectors[0].float().cpu().numpy()  # type: ignore[no-any-return]  # untyped
+        [vector] = model.encode([text], prompt_name=call.prompt_name, convert_to_tensor=True, **more).float().cpu()
+        if is_sparse:
+            return {str(token): float(vector[token]) for token in vector.nonzero()[:, 0].tolist()}
+        return vector.numpy()  # type: ignore[no-any-return]  # untyped
 
-    calls = [Call("embed"), *[Call("embed", name) for name in prompts]]
-    return Reference("SentenceTransformer.encode", model.tokenizer, calls, _limit(model.max_seq_length), answer)
+    calls = [Call(task, name) for name in (None, *[name for name, prompt in model.prompts.items() if prompt])]
+    return Reference(f"{kind}.encode", model.tokenizer, calls, _limit(model.max_seq_length), answer)
+
+
+def _multi_vector_encoder(directory: Path, options: Mapping[str, Any], device: str) -> Reference:
+    """`MultiVectorEncoder.encode_query` and `encode_document`."""
+    model = _loaded("MultiVectorEncoder", directory, options, device)
+    encode = {"query": model.encode_query, "document": model.encode_document}
+
+    def answer(call: Call, text: Text) -> Answer:
+        [vectors] = encode[call.prompt_name or ""]([text])
+        return vectors.float().cpu().numpy()  # type: ignore[no-any-return]  # untyped
+
+    stated = [length for length in (model.max_seq_length, model[0].document_length) if length is not None]
+    limit = _limit(max(stated, default=None))
+    name = "MultiVectorEncoder.encode_query and encode_document"
+    return Reference(name, model.tokenizer, [Call("embed_tokens", role) for role in encode], limit, answer)
 
 
 def _cross_encoder(directory: Path, options: Mapping[str, Any], device: str) -> Reference:

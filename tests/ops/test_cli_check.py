@@ -15,6 +15,7 @@ from penstock.ops.kafka import MockBroker
 from tests.engine.generation.helpers import save_seq2seq
 from tests.engine.helpers import save_classifier, save_encoder
 from tests.ops.command_line import penstock
+from tests.parity_checkpoints import SOUND
 
 
 async def create_topic(name: str, bootstrap_servers: str) -> None:
@@ -62,6 +63,11 @@ class TestCheck:
         save_classifier(tmp_path, "bert", id2label=names, label2id={name: index for index, name in names.items()})
         _, text = check("--model", tmp_path)
         assert f"OK Model {tmp_path.name}: classify, embed; 48 dimensions, 2 labels or those of a request, " in text
+
+    def test_a_model_without_a_vector_of_a_text_has_no_dimensions(self, tmp_path: Path) -> None:
+        SOUND["SPLADE"](model := tmp_path / "model")
+        _, text = check("--model", model)
+        assert "OK Model model: embed_sparse; up to 256 tokens, " in text
 
     def test_model_and_cache_that_do_not_work(self, tmp_path: Path) -> None:
         code, text = check("--model", tmp_path, "--cache-path", tmp_path / "no" / "cache.db")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.ops.cli.checks import parity
 from penstock.ops.parity import references
-from penstock.ops.parity.calls import distance
+from penstock.ops.parity.calls import cosine, distance
 from penstock.ops.parity.compare import Check
 from penstock.ops.parity.texts import built_in_texts
 from tests.engine.helpers import needs_bfloat16, write_json
@@ -73,6 +73,8 @@ def test_a_sound_checkpoint_agrees(tmp_path: Path, few: tuple[str, str], kind: s
     assert code == 0, text
     assert "It agrees." in text
     assert "missed" not in text
+    untold = "embed_all, embed_sparse, embed_tokens: not compared: SentenceTransformer.encode has no such answer"
+    assert (untold in text) == (kind == "bge-m3")
 
 
 @pytest.mark.slow
@@ -140,6 +142,35 @@ def test_a_wrong_answer_here_is_found(
     assert not found["passed"]
     assert line in missed
     assert ("embed" in missed) == (line != "embed, prompt query")  # a line of its own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "file", "changes", "lines"),
+    [
+        (
+            "sparse encoder",
+            "1_SpladePooling/config.json",
+            {"activation_function": "relu"},
+            {"embed_sparse", "embed_sparse, prompt query"},
+        ),
+        (
+            "multi-vector encoder",
+            "sentence_bert_config.json",
+            {"document_length": 30},
+            {"embed_tokens, prompt document"},
+        ),
+    ],
+)
+def test_a_wrong_sparse_weight_and_a_wrong_number_of_vectors_are_found(
+    tmp_path: Path, few: tuple[str, str], kind: str, file: str, changes: dict[str, Any], lines: set[str]
+) -> None:
+    SOUND[kind](whole := tmp_path / "whole")
+    spoilt = copy_of(whole, tmp_path / "spoilt")
+    edit(spoilt / file, **changes)
+    found = report(spoilt, "--reference", str(whole), *few)
+    missed = {check["what"] for check in found["checks"] if not check["passed"]}
+    assert missed == lines | {f"{line}, together" for line in lines}
 
 
 @pytest.mark.slow
@@ -238,7 +269,10 @@ def test_bad_usage(args: tuple[str, ...], says: str) -> None:
         ("embed", [float("nan"), 1.0], [0.0, 1.0]),
         ("embed", [1.0], [0.0, 1.0]),
         ("classify", {"a": 1.0}, {"b": 1.0}),
+        ("embed_tokens", np.ones((2, 3)), np.ones((1, 3))),
+        ("embed_sparse", {"3": 1.0, "7": float("nan")}, {"3": 1.0}),
         ("classify", {"a": float("nan")}, {"a": 1.0}),
+        ("classify", {"a": 1.0, "b": float("nan")}, {"a": 1.0, "b": 1.0}),
         ("token_classify", [(0, 1, {"a": 1.0})], [(0, 2, {"a": 1.0})]),
     ],
 )
@@ -249,6 +283,18 @@ def test_what_cannot_be_compared_does_not_pass(task: str, got: Any, want: Any) -
 
 def test_vectors_of_other_lengths_are_apart_though_their_cosine_is_1() -> None:
     assert distance("embed", np.array([2.0, 0.0]), np.array([1.0, 0.0])) == 1.0
+
+
+def test_the_worst_vector_of_the_tokens_counts() -> None:
+    got, want = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[1.0, 0.0], [0.0, 2.0]])
+    assert distance("embed_tokens", got, want) == 0.5
+    assert cosine(np.array([[1.0, 0.0], [3.0, 4.0]]), want) == 0.8
+
+
+def test_a_token_id_that_one_side_lacks_has_weight_0() -> None:
+    assert distance("embed_sparse", {"3": 2.0, "7": 0.5}, {"3": 2.0}) == 0.25
+    assert distance("embed_sparse", {}, {"3": 0.5}) == 0.5
+    assert distance("embed_sparse", {}, {}) == 0.0
 
 
 def test_nothing_compared_is_no_agreement() -> None:
