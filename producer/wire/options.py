@@ -94,6 +94,8 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
     given = [name for name in of_embed if getattr(options, name) is not None]
     if given and task != "embed":
         raise InvalidRequest(f"`{given[0]}` is an option of `embed`, not of `{task}`.")
+    if options.top_k is not None and task == "embed_tokens":
+        raise InvalidRequest("`top_k` is an option of labels and of sparse vectors, not of `embed_tokens`.")
     prompts = [name for name in ("prompt_name", "prompt") if getattr(options, name) is not None]
     if prompts and task not in PROMPTED_TASKS:
         raise InvalidRequest(f"`{prompts[0]}` is an option of `rerank` and of embeddings, not of `{task}`.")

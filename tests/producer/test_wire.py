@@ -337,6 +337,7 @@ class TestRefusals:
             ({"task": "classify", "opts": {"prompt": ""}}, "`prompt` is an option of `rerank` and of embeddings"),
             ({"task": "embed_sparse", "opts": {"pooling": "cls"}}, "`pooling` is an option of `embed`, not of"),
             ({"task": "embed_tokens", "opts": {"normalize": False}}, "`normalize` is an option of `embed`, not of"),
+            ({"task": "embed_tokens", "opts": {"top_k": 8}}, "`top_k` is an option of labels and of sparse"),
             ({"task": "embed_all", "opts": {"dimensions": 8}}, "`dimensions` is an option of `embed`, not of"),
             ({"task": "embed_all", "opts": {"dtype": "ubinary"}}, "is for the vectors of `embed`, not for `embed_all`"),
             ({"task": "classify", "opts": {"dimensions": 8}}, "`dimensions` is an option of `embed`"),
@@ -731,7 +732,9 @@ VALID_REQUESTS = (
     st.builds(Request, TEXT, st.sampled_from(TASKS_OF_TOKENS), tokens=TOKENS, options=OPTIONS)
     | st.builds(Request, TEXT, st.sampled_from(["embed", "classify"]), text=TEXTS, options=OPTIONS)
     | st.builds(Request, TEXT, st.just("embed"), text=TEXTS, options=PROMPTED)
-    | st.builds(Request, TEXT, st.sampled_from(VECTOR_TASKS), text=TEXTS, options=VECTOR_OPTIONS)
+    | st.builds(Request, TEXT, st.sampled_from(VECTOR_TASKS), text=TEXTS, options=VECTOR_OPTIONS).filter(
+        lambda request: request.task != "embed_tokens" or request.options.top_k is None
+    )
     | st.builds(Request, TEXT, st.just("rerank"), text=PAIRS, options=OPTIONS)
     | st.builds(Request, TEXT, st.just("token_classify"), text=SINGLES, options=OPTIONS)
     | st.builds(Request, TEXT, st.just("classify"), text=SINGLES, options=LABELLED)
