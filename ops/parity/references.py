@@ -57,7 +57,7 @@ def _references(directory: Path, dtype: torch.dtype, device: str) -> list[Refere
         if kind in ("MultiVectorEncoder", "ColBERT"):
             return [_multi_vector_encoder(directory, options, device)]
         if kind not in ("SentenceTransformer", "SparseEncoder"):
-            raise NoReferenceError(f"{directory} is a {kind}, whose answers no task here has.")
+            raise NoReferenceError(f"{directory} is a {kind}, which parity does not compare with.")
         return [_encoder(kind, directory, options, device)]
     architecture = next(iter(_json(directory / "config.json").get("architectures") or ()), "")
     if architecture.endswith("ForSequenceClassification"):
