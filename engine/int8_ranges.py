@@ -30,7 +30,7 @@ class Int8Ranges:
 def read_int8_ranges(path: Path, dim: int) -> Int8Ranges:
     """The ranges [2, dim] in a file of numpy's. Raises CheckpointError."""
     try:
-        ranges = np.load(path, allow_pickle=False)
+        ranges = np.load(path, mmap_mode="r", allow_pickle=False)  # no room for a shape that the file has no data of
     except (OSError, ValueError, EOFError) as error:
         raise CheckpointError(f"{path}: the ranges of int8 vectors cannot be read (a .npy file): {error}") from error
     if not isinstance(ranges, np.ndarray) or ranges.shape != (2, dim) or ranges.dtype.kind != "f":
@@ -38,10 +38,11 @@ def read_int8_ranges(path: Path, dim: int) -> Int8Ranges:
         raise CheckpointError(
             f"{path}: ranges must be floats [2, {dim}], the least and the greatest values of vectors. Found: {found}"
         )
-    ranges = ranges.astype(np.float32)
-    least, greatest = ranges
-    if not np.isfinite(ranges).all() or (least > greatest).any():
+    with np.errstate(over="ignore"):
+        ranges = ranges.astype(np.float32)
+        least, greatest = ranges
+        steps = (greatest - least) / _LEVELS
+    if not np.isfinite([*ranges, steps]).all() or (least > greatest).any():
         raise CheckpointError(f"{path}: each range must be finite, and its least value first.")
-    steps = (greatest - least) / _LEVELS
     digest = hashlib.sha256(ranges.astype("<f4").tobytes()).hexdigest()[:8]
     return Int8Ranges(least, np.where(steps == 0, np.float32(1), steps), digest)

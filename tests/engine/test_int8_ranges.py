@@ -19,6 +19,7 @@ from tests.engine.rerankers import save_reranker
         (np.zeros((2, 3)), r"floats \[2, 4\].*Found: float64 \[2, 3\]"),
         (np.zeros((2, 4), np.int32), "Found: int32"),
         (np.array([[0.0] * 4, [np.inf] * 4]), "finite"),
+        (np.array([[-3e38] * 4, [3e38] * 4], np.float32), "finite"),
         (np.array([[0.0] * 4, [-1.0] * 4]), "least value first"),
         (np.array([{}] * 4, dtype=object), "cannot be read"),
     ],
@@ -29,7 +30,10 @@ def test_other_arrays_are_refused(tmp_path: Path, ranges: Any, why: str) -> None
         read_int8_ranges(tmp_path / "ranges.npy", 4)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"text"])
+LARGE = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 10000000000000), }".ljust(117) + b"\n"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"text", b"\x93NUMPY\x01\x00\x76\x00" + LARGE], ids=str)
 def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "ranges.npy").write_bytes(content)
