@@ -111,12 +111,14 @@ def _stanford(checkpoint: Checkpoint, hidden_size: int) -> _Stated:
     """HF_ColBERT: the projection among the weights, the rest in artifact.metadata."""
     metadata = read_optional(_metadata(checkpoint))
     weight = checkpoint.weights.take("linear.weight", -1, hidden_size)
+    # Null is false, as in the reference.
+    skips = "mask_punctuation" not in metadata or setting(metadata, "mask_punctuation", False)
     return _Stated(
         layers=(Dense(weight, None, "identity"),),
         normalize=True,
         query=setting(metadata, "query_token_id", "[unused0]"),
         document=setting(metadata, "doc_token_id", "[unused1]"),
-        skipped=_PUNCTUATION if setting(metadata, "mask_punctuation", True) else [],
+        skipped=_PUNCTUATION if skips else [],
         expansion=_expansion(checkpoint),
         marks=True,
     )

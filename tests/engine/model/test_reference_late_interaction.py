@@ -184,6 +184,7 @@ def test_prefixes_that_were_added_to_the_tokenizer(tmp_path: Path) -> None:
     [
         {},
         {"query_maxlen": 16, "doc_maxlen": 24, "mask_punctuation": False},
+        {"query_maxlen": None, "doc_maxlen": None, "mask_punctuation": None},
         {"query_token_id": "[unused1]", "doc_token_id": "[unused0]", "attend_to_mask_tokens": True},
     ],
     ids=str,
