@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.model.admission import EMBED_TOKENS
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import read_json, read_optional, setting
 from penstock.engine.model.module_list import PYLATE, transformer_config
@@ -75,7 +76,12 @@ def token_vectors(checkpoint: Checkpoint, weights: EncoderWeights) -> TokenVecto
 
 
 def stated_lengths(checkpoint: Checkpoint) -> list[int]:
-    """The lengths of queries and documents, of which each may be longer than what the transformer states."""
+    """The lengths of queries and documents, of which each may be longer than what the transformer states.
+
+    Empty for a model of another task.
+    """
+    if checkpoint.task != EMBED_TOKENS:
+        return []
     saved, expansion = checkpoint.sentence_transformers, _expansion(checkpoint)
     stated = transformer_config(checkpoint.root) if checkpoint.modules else read_optional(_metadata(checkpoint))
     keys = ("query_length", "document_length", "query_maxlen", "doc_maxlen")

@@ -1,6 +1,6 @@
 """Loading of an engine from a model's name, for the device that is available."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,7 +126,7 @@ def _load_packed(
         dtype=precision,
         device=device_name() if on_gpu else "cpu",
         vocab_size=weights.vocab_size,
-        max_tokens=max_tokens_of(checkpoint, weights.max_tokens, _lengths_of_roles(checkpoint)),
+        max_tokens=max_tokens_of(checkpoint, weights.max_tokens, stated_lengths(checkpoint)),
         tasks=frozenset({*heads, *({EMBED} if checkpoint.embeds else ())}),
         dim=dim,
         labels=next((head.labels for head in heads.values() if isinstance(head, Head)), ()),
@@ -139,10 +139,6 @@ def _load_packed(
         return _on_gpu(info, checkpoint.directory, weights, tail, heads)
     encoder = prepare_for_cpu(weights, arithmetic)
     return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
-
-
-def _lengths_of_roles(checkpoint: Checkpoint) -> Sequence[int]:
-    return stated_lengths(checkpoint) if checkpoint.task == EMBED_TOKENS else ()
 
 
 def _require_embeddings(checkpoint: Checkpoint) -> None:

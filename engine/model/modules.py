@@ -157,13 +157,13 @@ def max_tokens_of(checkpoint: Checkpoint, positions: int | None, of_roles: Seque
     return min(limits) if limits else require_int(checkpoint.config, "n_positions", _UNSTATED_MAX_TOKENS)
 
 
-def max_rotary_tokens(checkpoint: Checkpoint, positions: int) -> int:
+def max_rotary_tokens(checkpoint: Checkpoint, positions: int, of_roles: Sequence[int] = ()) -> int:
     """`max_tokens_of`, where positions are angles, which a sequence may have more of than config.json states.
 
     A sentence-transformers configuration counts beyond them, to 131,072 tokens.
     """
     is_stated = bool(checkpoint.modules) and _of_sentence_config(checkpoint.root) is not None
-    return max_tokens_of(checkpoint, max(positions, _MOST_BEYOND) if is_stated else positions)
+    return max_tokens_of(checkpoint, max(positions, _MOST_BEYOND) if is_stated else positions, of_roles)
 
 
 def _stated_max_tokens(checkpoint: Checkpoint) -> int | None:

@@ -34,7 +34,7 @@ TOKENS = "token_embeddings"
 EXPANSION = {"strategy": "fixed", "length": 20, "attend": True}
 
 
-def save_plain(directory: Path, family: str = "bert", **config: Any) -> None:
+def save_plain(directory: Path, family: str = "bert") -> None:
     """An encoder with a tokenizer that has markers and punctuation in its vocabulary."""
     save_tokenizer(directory, tokenizer_of(family))
     edit(directory / "tokenizer_config.json", model_max_length=60)
@@ -43,13 +43,13 @@ def save_plain(directory: Path, family: str = "bert", **config: Any) -> None:
     vocabulary = content["model"]["vocab"]
     vocabulary |= {word: len(vocabulary) + index for index, word in enumerate(MORE_WORDS)}
     write_json(file, content)
-    save_encoder(directory, family, vocab_size=VOCAB, **config)
+    save_encoder(directory, family, vocab_size=VOCAB, **({"local_attention": 128} if family == "modernbert" else {}))
 
 
 def save_own(directory: Path, family: str = "bert", *, skipped: Sequence[str] = (), tasks: str = "document",
              prompts: Any = None, marked: bool = True, **transformer: Any) -> Path:  # fmt: skip
     """As version 6 saves it, in a directory of its own. marked: the prompts are special tokens."""
-    save_plain(directory / "plain", family, **({"local_attention": 128} if family == "modernbert" else {}))
+    save_plain(directory / "plain", family)
     modules = [
         Transformer(str(directory / "plain"), **transformer),
         dense_module(),
@@ -165,6 +165,11 @@ def test_prompts_of_text_where_roles_do_not_matter_to_the_engine(tmp_path: Path)
 )
 def test_a_directory_of_pylate(tmp_path: Path, saved: dict[str, Any]) -> None:
     assert_as_multi_vector_encoder(save_pylate(tmp_path, **saved))
+
+
+def test_rotary_positions_are_enough_for_each_role(tmp_path: Path) -> None:
+    """As GTE-ModernColBERT has them: its transformer states 299 tokens, and documents have 300."""
+    assert_as_multi_vector_encoder(save_pylate(tmp_path, "modernbert"))
 
 
 def test_prefixes_that_were_added_to_the_tokenizer(tmp_path: Path) -> None:
