@@ -65,9 +65,14 @@ def token_vectors(checkpoint: Checkpoint, weights: EncoderWeights) -> TokenVecto
                 f"{checkpoint.directory}: queries and documents are computed differently (punctuation, or expansion), "
                 f"and are told by the first token of the query's prompt, which {stated.query!r} does not state."
             )
+    length = 0 if stated.expansion is None else setting(stated.expansion, "length", 0)
+    if weights.max_tokens is not None and length > weights.max_tokens:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: queries are filled up to {length} tokens, and the model takes "
+            f"{weights.max_tokens}."
+        )
     unattended = None
     if is_unattended and query is not None and stated.expansion is not None:
-        length = setting(stated.expansion, "length", 0)
         _require_short_of_keys(checkpoint, weights, length)
         token = vocabulary.require(stated.expansion.get("token") or vocabulary.mask_token)
         unattended = Unattended(query, token, length)

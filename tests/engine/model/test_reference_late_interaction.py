@@ -230,6 +230,7 @@ async def test_tokens_are_the_same_from_both_doors(tmp_path: Path) -> None:
         ({"skipped": ["."], "marked": False}, "told by the first token of the query's prompt"),
         ({"family": "modernbert", "query_expansion": {"strategy": "fixed", "length": 90}}, "window"),
         ({"family": "mpnet", "query_expansion": {"strategy": "fixed", "length": 20}}, "relative positions"),
+        ({"query_expansion": EXPANSION | {"length": 200}}, "filled up to 200 tokens, and the model takes 130"),
     ],
     ids=str,
 )
