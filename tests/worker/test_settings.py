@@ -248,6 +248,7 @@ def test_a_resolved_setting_is_never_open() -> None:
     may_be_open = {
         "config",
         "head",
+        "int8_ranges",
         "slo_ms",
         "cache_path",
         "metrics_port",
