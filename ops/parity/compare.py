@@ -111,7 +111,7 @@ class Comparison:
         truncate = truncate and self._reference.limit is not None
         options = Options(
             truncate=truncate,
-            top_k=0,  # all labels, and all weights
+            top_k=None if call.task == "embed_tokens" else 0,  # all labels, and all weights
             labels=call.labels,
             multi_label=call.multi_label,
             prompt_name=call.prompt_name,
