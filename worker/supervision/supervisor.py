@@ -151,6 +151,7 @@ class Supervisor:
         if not end.failure:
             if device in self._given_up:
                 self._given_up[device] += 1
+                return  # how it ended counts as the device's failure: it may have died of the same on its own
             self._exit_code = max(self._exit_code, end.exit_code if end.exit_code >= 0 else 1)
             return
         others = [other for other in self._slots.values() if other.placement.device != device and not other.is_dropped]

@@ -303,6 +303,18 @@ async def test_a_member_that_ends_is_started_again(processes: FakeProcesses) -> 
         assert running.states() == {"serving": 2}
 
 
+async def test_members_of_a_gpu_that_is_given_up_do_not_decide_the_exit_code(processes: FakeProcesses) -> None:
+    """One that has not ended yet may die of the same, after it was told to stop."""
+    on_gpu_1 = scripted(lambda member: setattr(member, "drains", True), fails, fails, fails)
+    processes.script = lambda member: on_gpu_1(member) if member.placement.gpu == 1 else None
+    async with supervisor(2, gpus=[0, 1]) as running:
+        await running.event("device_given_up")
+        (other,) = [one for one in processes.members if one.placement.gpu == 1 and one.is_running]
+        other.end(9)
+        await running.event("member_exited", 4)
+    assert await running.exit_code() == 1
+
+
 async def test_a_member_that_joins_and_ends_at_once_three_times_is_given_up(processes: FakeProcesses) -> None:
     async with supervisor(1) as running:
         for count in (1, 2, 3):
