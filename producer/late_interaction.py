@@ -42,7 +42,7 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class TextsOfRole:
-    """Texts of one role, and where they are cut."""
+    """Texts of one role, and where they are cut; or the most that they may have, where they are not cut."""
 
     places: Sequence[int]  # among all texts
     truncate: bool
@@ -62,7 +62,8 @@ class LateInteraction:
     expansion: Expansion | None
 
     def parts(self, texts: Sequence[Any], truncate: bool, max_tokens: int | None) -> list[TextsOfRole]:
-        """The texts by role. truncate, max_tokens: what their sender asks for."""
+        """The texts by role. truncate, max_tokens: what their sender asks for; the second counts with the first."""
+        max_tokens = max_tokens if truncate else None
         query, document = (self.prompts.by_name[role] for role in ("query", "document"))
         places: dict[str, list[int]] = {"query": [], "document": [], "": []}
         for place, text in enumerate(texts):

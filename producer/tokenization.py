@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from penstock.producer.errors import PenstockError, TooLong
 from penstock.producer.known_words import KnownWords
 from penstock.producer.late_interaction import LateInteraction, TextsOfRole, prepare, read_late_interaction
 from penstock.producer.pair_frame import PairFrame
@@ -125,6 +126,7 @@ class Tokenizer:
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair, which no encoding of Unicode has.
+            TooLong: without `truncate`, a text is longer than the length of its role, where roles have one.
             UnsupportedTask: the tokenizer has no such language.
             ValueError: `truncate` without `max_tokens`, or with too few for the special tokens.
         """
@@ -154,7 +156,8 @@ class Tokenizer:
     def _by_role(
         self, late: LateInteraction, parts: Sequence[TextsOfRole], encoded: Sequence[Sequence[Encoded]]
     ) -> list[Encoded]:
-        """Each text's tokens, in the order of all texts, those of queries filled up."""
+        """Each text's tokens, in the order of all texts, those of queries filled up. Raises TooLong."""
+        _require_lengths(parts, encoded)
         whole: dict[int, Encoded] = {}
         for part, some in zip(parts, encoded, strict=True):
             finished = [self._filled_up(one, late) for one in some] if part.is_query else some
@@ -262,6 +265,18 @@ class Tokenizer:
                 copy.enable_truncation(max_tokens, strategy="longest_first", direction=direction)
                 self._cutting[max_tokens] = replace(self._whole, plain=copy, max_tokens=max_tokens)
             return self._cutting[max_tokens]
+
+
+def _require_lengths(parts: Sequence[TextsOfRole], encoded: Sequence[Sequence[Encoded]]) -> None:
+    """Raise TooLong for texts of a role that is cut shorter, which their sender does not want cut."""
+    rows: dict[int, PenstockError] = {}
+    for part, some in zip(parts, encoded, strict=True):
+        most = None if part.truncate else part.max_tokens
+        for place, one in zip(part.places, some, strict=True):
+            if most is not None and len(one.ids) > most:
+                rows[place] = TooLong(f"Text {place} must have at most {most} tokens. Given: {len(one.ids)}")
+    if rows:
+        raise TooLong(next(iter(rows.values())).message, rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,10 @@ class RequestPreparer:
             encoded = await self._tokenizer.encode_async(
                 texts, truncate=truncate, max_tokens=self._cut_tokens, spans=spans, language=language
             )
+        except InvalidRequest as fault:  # of texts whose role has a length of its own
+            if len(requests) == 1:
+                return [(requests[0], fault)]
+            return [one for request in requests for one in await self._tokenize([request], truncate, spans, language)]
         except Exception as problem:
             # The error may quote a text.
             raised_at = "{0.filename}:{0.lineno}".format(traceback.extract_tb(problem.__traceback__)[-1])

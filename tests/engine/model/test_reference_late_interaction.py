@@ -21,6 +21,7 @@ from penstock.engine.families import family_of
 from penstock.engine.families.late_interaction import stated_lengths, token_vectors
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.types import Float32Array
+from penstock.producer.errors import TooLong
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.tokenizer_files import TokenizerError
 from tests.engine.helpers import cpu_engine, pack, randomise, save_encoder, write_json
@@ -209,7 +210,10 @@ def test_roles_mix_in_a_batch_and_the_limits_are_told(tmp_path: Path) -> None:
     by_role = {role: run(directory, ALL, role) for role in ("document", "query")}
     expected = [row for pair in zip(by_role["document"], by_role["query"], strict=True) for row in pair]
     assert [row.tobytes() for row in together[:-1]] == [row.tobytes() for row in expected]
-    assert len(tokenizer.encode([texts[0] + " card" * 30], truncate=False)[0].ids) > 20  # only queries are always cut
+    too_long = [texts[1] + " card" * 30, "a card", texts[0] + " card" * 30]  # a query is cut all the same
+    with pytest.raises(TooLong, match=r"Text 2 must have at most 12 tokens\. Given: ") as caught:
+        tokenizer.encode(too_long, truncate=False)
+    assert list(caught.value.rows) == [2]
     tokenizer.close()
 
 

@@ -36,7 +36,7 @@ TINY = ModelInfo("tiny", "r", "float32", "cpu", 100, 8, frozenset({"embed"}), 4,
 
 
 class FakeTokenizer:
-    """One token for each character; the second member of a pair has type 1. Fails on texts with a `!`."""
+    """One token for each character; the second member of a pair has type 1. Fails on `!`, refuses texts with a `?`."""
 
     prompts = Prompts({"query": "q: "}, are_pooled=False)
 
@@ -59,6 +59,8 @@ class FakeTokenizer:
         self.calls.append((list(texts), truncate, spans))
         if any("!" in text for text in texts):
             raise ValueError("cannot tokenize this")
+        if rows := {row: TooLong("too long for a document") for row, text in enumerate(texts) if "?" in text}:
+            raise TooLong("too long for a document", rows)
         return [self._encode(text, spans) for text in texts]
 
     def _encode(self, text: Text, spans: bool) -> Encoded:
@@ -312,6 +314,15 @@ def test_a_text_on_which_the_tokenizer_fails_stops_no_other() -> None:
     [rejection] = rejections
     assert (rejection.record, type(rejection.error)) == (requests[1].record, BackendError)
     assert "cannot tokenize this" in rejection.error.message
+
+
+def test_a_text_that_the_tokenizer_refuses_fails_its_request_alone_by_its_row() -> None:
+    requests = [request_of(texts_of("fine")), request_of(texts_of("a", "b?"))]
+    sequences, rejections = asyncio.run(make_preparer(tokenizer=FakeTokenizer()).prepare(requests))
+    assert ids_of(one_by_one(sequences)) == [[ord(character) % 100 for character in "fine"]]
+    (rejection,) = rejections
+    assert isinstance(rejection.error, TooLong)
+    assert list(rejection.error.rows) == [1]
 
 
 def test_without_a_tokenizer_texts_are_rejected_and_ids_are_not() -> None:
