@@ -87,7 +87,7 @@ def _messages(contents: _Contents, form: str) -> list[dict[str, Any]]:
 
 
 def _layout(render: _Render, template: str, instruction: str) -> _Layout:
-    """What the template puts around contents, with an instruction or without, proven on unusual ones."""
+    """The template's own texts around contents, with an instruction or without, proven on unusual ones."""
     parts = re.split(f"({'|'.join(_MARKS)})", render((instruction, _MARKS[1], _MARKS[2])))
     layout = [_MARKS.index(part) if part in _MARKS else part for part in parts]
     if sorted(part for part in layout if part in (0, 1, 2)) not in ([1, 2], [0, 1, 2]):

@@ -21,7 +21,7 @@ def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
 
 
 def classifier_pooling(checkpoint: Checkpoint) -> str:
-    """What the classifier reads. Raises UnsupportedCheckpoint."""
+    """The states that the classifier reads. Raises UnsupportedCheckpoint."""
     pooling = setting(checkpoint.config, "classifier_pooling", "late")
     if pooling not in _POOLINGS:
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: classifier_pooling {pooling!r} is not implemented.")

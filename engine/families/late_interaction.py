@@ -33,7 +33,7 @@ _MASK_KEYS = {"skiplist_words", "skiplist_tasks", "keep_only_token_ids"}
 
 @dataclass(frozen=True, slots=True)
 class _Stated:
-    """What a layout states, whichever it is."""
+    """The settings of any layout."""
 
     layers: tuple[Dense, ...]
     normalize: bool

@@ -114,7 +114,7 @@ def _embedded(stack: EncoderStack[D] | DecoderStack[D], ops: StackOps[X, D]) -> 
 
 
 def _inner(ops: StackOps[X, D], layer: Layer[D], hidden: X) -> X:
-    """What the MLP's second product takes."""
+    """The input of the MLP's second product."""
     inner = ops.project(hidden, layer.up)
     return inner if layer.gate is None else ops.gate(inner, layer.gate)
 

@@ -25,7 +25,7 @@ _FIGURES = ("ours, req/s", "share of the floor")  # of a shape's load: a column 
 
 @dataclass(frozen=True, slots=True)
 class FamilyRow:
-    """What neither the code nor a run tells of a family."""
+    """Facts of a family that neither the code nor a run tells."""
 
     family: str
     model_types: Sequence[str]

@@ -19,7 +19,7 @@ class SparseVector(NamedTuple):
 
 
 class TextVectors(NamedTuple):
-    """What a model that can do all three computes of one sequence in one pass."""
+    """All three that a model computes of one sequence in one pass."""
 
     vector: Floats  # [dim]
     tokens: Floats  # [n, token_dim]

@@ -73,7 +73,7 @@ def _as_json(row: _Shown) -> Any:
 
 
 def as_text(row: _Shown) -> Table | str:
-    """What a terminal shows of an answer, in rich's markup. Of embed_all the vector: all else is in the JSON."""
+    """An answer as a terminal shows it, in rich's markup. Of embed_all the vector: all else is in the JSON."""
     if isinstance(row, TextVectors):
         return as_text(row.vector)
     if isinstance(row, SparseVector):
