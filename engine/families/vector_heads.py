@@ -15,6 +15,7 @@ from penstock.engine.model.files import (
     SPARSE_LINEAR,
     Config,
     read_json,
+    read_optional,
     read_safetensors,
     require_int,
     setting,
@@ -52,9 +53,15 @@ def _linear_heads(checkpoint: Checkpoint) -> Mapping[str, VectorHead]:
         lexical = heads[EMBED_SPARSE] = Lexical(sparse, np.array(_XLM_ROBERTA_SPECIAL, np.int32))
     if tokens is not None:
         vectors = heads[EMBED_TOKENS] = TokenVectors((tokens,), normalize=True, kept=KeptTokens(without_first=True))
-    if sparse is not None and tokens is not None:
+    if sparse is not None and tokens is not None and not _leaves_out_prompt(checkpoint):
         heads[EMBED_ALL] = AllVectors(vectors, lexical)
     return heads
+
+
+def _leaves_out_prompt(checkpoint: Checkpoint) -> bool:
+    """Whether pooling does so, which of all vectors of one pass is not implemented."""
+    pooling = [module.directory / "config.json" for module in checkpoint.modules if module.kind == "Pooling"]
+    return any(read_optional(path).get("include_prompt") is False for path in pooling)
 
 
 def _linear(checkpoint: Checkpoint, name: str) -> Dense | None:

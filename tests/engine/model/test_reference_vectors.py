@@ -183,6 +183,13 @@ def test_a_decoder_that_is_not_the_word_table_counts(tmp_path: Path, is_tied: bo
     assert_sparse_as_in_sentence_transformers(tmp_path)
 
 
+def test_all_of_one_pass_is_not_for_pooling_that_leaves_out_the_prompt(tmp_path: Path) -> None:
+    """The vector would be of the prompt too, and that of `embed` is not."""
+    model = save_bge_m3(tmp_path)
+    edit(next(model.glob("*_Pooling/config.json")), include_prompt=False)
+    assert sorted(load_engine(str(model), device="cpu").info.tasks) == ["embed", "embed_sparse", "embed_tokens"]
+
+
 def test_bge_m3_gives_each_kind_of_vector_and_all_of_one_pass(tmp_path: Path) -> None:
     model = save_bge_m3(tmp_path)
     reference = Bgem3(tmp_path / "published")
