@@ -19,8 +19,7 @@ FILE_ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError, OverflowError, Memory
 MEMORY = ":memory:"  # a path: the database belongs to its connection
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # between attempts, while the file fails
 _LOOK_EVERY_S = 1.0  # at the path, for another file than the one that is open
-# Members of a fleet hold the lock of the directory for some milliseconds each. Anybody who may read it may hold it.
-_DIRECTORY_LOCK_S, _LOCK_PAUSE_S = 0.5, 0.01
+_LOCK_PAUSE_S = 0.01  # between attempts to lock the directory
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}  # primary codes of SQLite
 
 log = structlog.get_logger("penstock.cache")
@@ -56,7 +55,7 @@ class RetryingConnection:
         Args:
             path: its directory must exist.
             prepare: runs on each new connection, before any step. None: the connection only reads.
-            lock_s: longest wait for the lock of another process, in seconds, before a step fails.
+            lock_s: longest wait for a lock of another process, in seconds, before a step fails.
             report: gets the error of each failed step, and None after each step that succeeds.
             reader: the connection of this process that reads what this one writes. It is closed with this one.
             monotonic: seconds on a clock that never steps back.
@@ -133,7 +132,7 @@ class RetryingConnection:
             if self._reader is not None:  # its look-ups wait until the file is whole
                 await stack.enter_async_context(self._reader._closed())
             if self._prepare is not None and self._path != MEMORY:
-                await asyncio.to_thread(_make_new_file, self._path, stack)
+                await asyncio.to_thread(_make_new_file, self._path, self._lock_s, stack)
             name, is_uri = self._uri or self._path, self._uri is not None
             # Connected here first: aiosqlite's thread survives a failure to connect, and may outlive the event loop.
             await asyncio.to_thread(_try_to_connect, self._path, name, is_uri)
@@ -148,7 +147,7 @@ class RetryingConnection:
         """Remove the file that was opened last, unless the path has another one by now."""
         await self._disconnect()
         with contextlib.suppress(OSError):  # a directory that may not be written
-            if self._file is not None and await asyncio.to_thread(_remove, self._path, self._file):
+            if self._file is not None and await asyncio.to_thread(_remove, self._path, self._file, self._lock_s):
                 log.warning("cache_file_removed", path=self._path, reason=reason)
 
     async def _is_replaced(self) -> bool:
@@ -190,30 +189,39 @@ def _identity(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def _is_prepared(path: str) -> bool:
+    """Whether there is a file, with SQLite's first page."""
+    try:
+        return os.stat(path).st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def _is_damage(error: BaseException) -> bool:
     """Whether an error says that the content of the file is not what SQLite wrote."""
     code = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF in _DAMAGED or isinstance(error, UnicodeDecodeError | OverflowError)
 
 
-def _remove(path: str, file: tuple[int, int]) -> bool:
+def _remove(path: str, file: tuple[int, int], lock_s: float) -> bool:
     """Remove this file. Returns false if the path has another one, which another process has made."""
     with contextlib.ExitStack() as stack:
-        _lock_directory(path, stack)
+        _lock_directory(path, lock_s, stack)
         if _identity(path) != file:
             return False
         os.unlink(path)
         return True
 
 
-def _lock_directory(path: str, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> None:
+def _lock_directory(path: str, lock_s: float, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> None:
     """Lock the directory of a file until `stack` ends, against other processes that make or remove the file.
 
-    Raises OSError if another program does not give the lock back.
+    Members of a fleet hold it for some milliseconds each. Anybody who may read the directory may hold it.
+    Raises OSError if it is not given back within `lock_s`.
     """
     directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     stack.callback(os.close, directory)
-    for _ in range(int(_DIRECTORY_LOCK_S / _LOCK_PAUSE_S)):
+    for _ in range(1 + int(lock_s / _LOCK_PAUSE_S)):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
@@ -221,15 +229,16 @@ def _lock_directory(path: str, stack: contextlib.ExitStack | contextlib.AsyncExi
     raise OSError("another program has locked the directory of the file")
 
 
-def _make_new_file(path: str, stack: contextlib.AsyncExitStack) -> None:
+def _make_new_file(path: str, lock_s: float, stack: contextlib.AsyncExitStack) -> None:
     """If there is no file, make one in place of what is left of an earlier one. Locks the directory until `stack` ends.
 
-    Processes that still have the removed file open would share its index with the new one.
+    Processes that still have the removed file open would share its index with the new one. An empty file is one that
+    another process is preparing: SQLite waits for no lock when two connections give a file its log at the same time.
     """
     check_regular(path)
-    if _identity(path) is not None:
+    if _is_prepared(path):
         return
-    _lock_directory(path, stack)
+    _lock_directory(path, lock_s, stack)
     if _identity(path) is None:
         for suffix in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):

@@ -258,6 +258,16 @@ async def test_two_workers_share_a_file(tmp_path: Path) -> None:
     assert 0 < whole_bytes(path) <= bound
 
 
+async def test_members_that_start_at_the_same_time_without_a_file_all_write(tmp_path: Path) -> None:
+    for turn in range(20):
+        directory = tmp_path / str(turn)
+        directory.mkdir()
+        caches = await asyncio.gather(*(open_cache(directory / "cache.db") for _ in range(6)))
+        all_write = all([cache.stats.works for cache in caches])
+        await asyncio.gather(*(cache.close() for cache in caches))
+        assert all_write
+
+
 async def assert_unavailable(cache: ResponseCache, logs: Sequence[Mapping[str, object]]) -> None:
     """Look-ups find nothing, writes do nothing, one warning was logged, and nothing raises."""
     await cache.put_many(values(*range(64)))
@@ -735,7 +745,7 @@ async def test_a_locked_directory_delays_no_start_fails_no_write_and_is_tried_ag
     clock = Clock()
     with capture_logs() as logs:
         with locked(tmp_path):
-            cache = await open_cache(tmp_path / "cache.db", clock=clock)
+            cache = await open_cache(tmp_path / "cache.db", clock=clock, lock_s=0.5)
             await assert_finds_nothing(cache)
             clock.now += 1.0
             await assert_finds_nothing(cache)
@@ -755,7 +765,7 @@ async def assert_finds_nothing(cache: ResponseCache) -> None:
 async def test_a_directory_that_is_locked_while_its_file_is_gone_fails_no_end(tmp_path: Path) -> None:
     path, clock = tmp_path / "cache.db", Clock()
     with capture_logs() as logs:
-        cache = await open_cache(path, clock=clock)
+        cache = await open_cache(path, clock=clock, lock_s=0.5)
         await cache.put_many(values(1))
         await cache.get_many([key(1)])
         remove(tmp_path, "*")
