@@ -101,6 +101,8 @@ def _csv_lines(rows: Sequence[Sequence[Any]]) -> bytes:
 def _cell(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, np.generic):
+        return value.item()
     return _json(value).decode() if isinstance(value, list | dict | np.ndarray) else value
 
 
@@ -121,13 +123,13 @@ def _spelt_out(value: Any) -> Any:
         return {key: _spelt_out(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_spelt_out(inner) for inner in value]
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return _spelt_out(value.tolist())
     return json.dumps(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     return value.hex() if isinstance(value, bytes) else str(value)
 

@@ -1,14 +1,14 @@
 """Columns of the results of a task: their values, and their types in Arrow."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import PenstockError
-from penstock.producer.wire.messages import BIT_DTYPES, INT8_DTYPES, Classification, Generation, Options
-from penstock.producer.wire.vector_tables import SparseVector, TextVectors
+from penstock.producer.wire.messages import BIT_DTYPES, INT8_DTYPES, Classification, Options
+from penstock.producer.wire.plain_rows import plain_row
 
 if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
@@ -24,7 +24,7 @@ class ResultColumns:
         """`options.top_k` of labels other than 1 adds lists of labels and scores. `options.dtype`: of vectors."""
         if task not in _VALUES:
             raise ValueError(f"No result columns are known for the task {task!r}. This is a bug.")
-        self._values = _VALUES[task]
+        self._task, self._values = task, _VALUES[task]
         dtype = options.dtype
         self._of_vectors = np.dtype(dtype if dtype in INT8_DTYPES else BIT_DTYPES.get(dtype, "float32"))
         self._has_lists = options.most_labels != 1 and task == "classify"
@@ -32,7 +32,11 @@ class ResultColumns:
 
     def of(self, results: Sequence[Result]) -> Columns:
         """The results' columns."""
-        columns = self._values(results)
+        plain = [None if isinstance(row, PenstockError) else plain_row(self._task, row) for row in results]
+        columns: Columns = {
+            name: [row if row is None or key is None else row.get(key) for row in plain]
+            for name, key in self._values.items()
+        }
         if self._has_lists:
             rows = [row if isinstance(row, Classification) else None for row in results]
             columns["labels"] = [row and list(row.labels) for row in rows]
@@ -87,56 +91,13 @@ def _lists(rows: Sequence[Any], kind: "pa.ListType") -> "pa.ListArray":
     return pa.ListArray.from_arrays(offsets, inner, mask=pa.array([row is None for row in rows]))
 
 
-def _classified(results: Sequence[Result]) -> Columns:
-    rows = [row if isinstance(row, Classification) else None for row in results]
-    return {"label": [row and row.label for row in rows], "score": [row and row.score for row in rows]}
-
-
-def _embedded(results: Sequence[Any]) -> Columns:
-    return {"embedding": [_numbers(row) if isinstance(row, np.ndarray) else None for row in results]}
-
-
-def _embedded_sparse(results: Sequence[Any]) -> Columns:
-    rows = [row if isinstance(row, SparseVector) else None for row in results]
-    return {
-        "indices": [None if row is None else row.ids for row in rows],
-        "values": [None if row is None else _numbers(row.weights) for row in rows],
-    }
-
-
-def _embedded_tokens(results: Sequence[Any]) -> Columns:
-    return {"token_embeddings": _embedded(results)["embedding"]}
-
-
-def _embedded_all(results: Sequence[Result]) -> Columns:
-    rows = [row if isinstance(row, TextVectors) else None for row in results]
-    return {
-        **_embedded([row and row.vector for row in rows]),
-        **_embedded_tokens([row and row.tokens for row in rows]),
-        **_embedded_sparse([row and row.sparse for row in rows]),
-    }
-
-
-def _numbers(vector: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Signs are integers, and stay so in text."""
-    return vector.astype(np.float32, copy=False) if vector.dtype.kind == "f" else vector
-
-
-def _generated(results: Sequence[Result]) -> Columns:
-    rows = [row if isinstance(row, Generation) else None for row in results]
-    return {"generated": [row and row.text for row in rows], "finish": [row and row.finish for row in rows]}
-
-
-def _reranked(results: Sequence[Result]) -> Columns:
-    return {"score": [None if isinstance(row, PenstockError) else row for row in results]}
-
-
-_VALUES: dict[str, Callable[[Sequence[Any]], Columns]] = {
-    "classify": _classified,
-    "embed": _embedded,
-    "embed_all": _embedded_all,
-    "embed_sparse": _embedded_sparse,
-    "embed_tokens": _embedded_tokens,
-    "generate": _generated,
-    "rerank": _reranked,
+# Task -> result name -> the key of a plain row, or None: the row itself.
+_VALUES: dict[str, Mapping[str, str | None]] = {
+    "classify": {"label": "label", "score": "score"},
+    "embed": {"embedding": None},
+    "embed_all": {name: name for name in ("embedding", "token_embeddings", "indices", "values")},
+    "embed_sparse": {"indices": "indices", "values": "values"},
+    "embed_tokens": {"token_embeddings": None},
+    "generate": {"generated": "text", "finish": "finish"},
+    "rerank": {"score": None},
 }
