@@ -17,6 +17,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "PENSTOCK_"
+FILE_ONLY = "table of the file"  # the metavar of a field that is no option
+LISTS = ("routes",)  # lists of tables, each a setting of its own
 TABLES = ("kafka", "worker", "client")  # of connections; of workers; of clients, `embed` and `classify`
 _SHOWN_TABLES = "[kafka], [worker] and [client]"
 _HEADER = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
@@ -123,7 +125,7 @@ def _from_environment(field: str) -> str:
 
 def _keys_of(table: str) -> set[str]:
     owners = [cls for cls in _subclasses(FileSettings) if cls.__dict__.get("table") == table]
-    return {name for cls in owners for name in cls.model_fields} - {"config"}
+    return {name for cls in owners for name in cls.model_fields} - {"config", *LISTS}
 
 
 def _subclasses(cls: type[FileSettings]) -> Iterator[type[FileSettings]]:
@@ -158,6 +160,8 @@ class SettingsFile:
             raise SettingsFileError(f"{path}: is not TOML: {error}.") from error
         file = cls(path, content, text.splitlines())
         for name, value in content.items():
+            if name in LISTS and isinstance(value, list):
+                continue
             if not isinstance(value, dict):
                 raise SettingsFileError(f"{file.place('', name)}: {name} is outside of {_SHOWN_TABLES}.")
             if name not in TABLES:
@@ -181,7 +185,7 @@ class SettingsFile:
                     )
                 if key in wanted:
                     found[key] = value
-        return found
+        return found | {name: self.tables[name] for name in LISTS if name in wanted and name in self.tables}
 
     def table_of(self, key: str, tables: Collection[str]) -> str:
         """The table that decides a setting: the last one that has it. Empty if none has."""

@@ -25,6 +25,7 @@ from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox
+from penstock.producer.wire.plain_rows import plain_row
 from penstock.producer.wire.topics import bulk_topic
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.stage import ServedModel, StageCallbacks
@@ -33,10 +34,12 @@ from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.fetching.consumer import Consumer
 from penstock.worker.kafka.fetching.group_member import GroupMember
 from penstock.worker.kafka.fetching.rebalance_listener import Rebalanced
-from penstock.worker.kafka.progress.offsets import OffsetTracker
+from penstock.worker.kafka.progress.offsets import OffsetTracker, Source
 from penstock.worker.replies.delivery import Delivery
+from penstock.worker.replies.output import Output
+from penstock.worker.replies.output_delivery import OutputDelivery
 from penstock.worker.replies.partial_replies import PartialReplies
-from penstock.worker.replies.reply import encode_partial, encode_replies
+from penstock.worker.replies.reply import encode_partial, encode_replies, result_row
 from penstock.worker.requests.fetch_buffer import FetchBuffer
 from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.ledger import RecordLedger
@@ -45,12 +48,14 @@ from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import Rejection
+from penstock.worker.requests.request import PendingRequest, Rejection
 from penstock.worker.requests.sequence_block import SequenceBlock, SequenceResults
 from penstock.worker.requests.sequences import SequenceRequests
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.requests.write_behind import WriteBehindCache
 from penstock.worker.resolved_settings import ResolvedSettings
+from penstock.worker.routes.route import check_routes_fit
+from penstock.worker.routes.router import Router
 from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
@@ -80,11 +85,15 @@ class Pipeline:
         self._tokenizer, self._traces, self._stop = tokenizer, traces, stop
         is_exactly_once = settings.delivery == "exactly_once"
         # Fetch
-        self.topics = (settings.topic, bulk_topic(settings.topic))
+        self.routes = check_routes_fit(settings.all_routes, info)
+        requests = {} if settings.topic is None else {settings.topic: False, bulk_topic(settings.topic): True}
+        self.topics = requests | {route.input_topic: route.is_bulk for route in self.routes}  # whether bulk
         self.cluster = KafkaCluster.of(settings)
         self.backpressure = Backpressure(settings.max_in_flight, can_stall=not is_exactly_once)
         offsets = OffsetTracker()
-        self.ledger = RecordLedger(self.backpressure, offsets, self.topics[1])
+        self.ledger = RecordLedger(
+            self.backpressure, offsets, {topic for topic, is_bulk in self.topics.items() if is_bulk}
+        )
         self.fetched = FetchBuffer(self.ledger, self.backpressure)
         self.consumer = Consumer(
             self.cluster,
@@ -111,6 +120,7 @@ class Pipeline:
             any_dimensions=settings.any_dimensions,
             generation=generation,
         )
+        self._router = Router(self.routes, info, self._validator.checked)
         self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=cache is not None)
         self.cache = None if cache is None else WriteBehindCache(cache)
         # Batch, run
@@ -140,6 +150,9 @@ class Pipeline:
             settings.group_id,
             number,
         )
+        self._outputs = OutputDelivery(
+            self.outbox, self.backpressure, self._acknowledged, self.metrics.count, self._delivery
+        )
         self.monitor = LoadMonitor(
             load,
             self.metrics,
@@ -161,6 +174,7 @@ class Pipeline:
         while self.fetched.can_take(bulk=bulk) and not self._stop.is_set():
             await self.quarantine.wait()
             records = self.fetched.take(bulk=bulk)
+            self._router.admit(records)
             if self.quarantine.trusts(records):
                 await self._begin(records)
             else:
@@ -183,8 +197,15 @@ class Pipeline:
 
     async def enqueue(self, records: Sequence[PendingRecord]) -> None:
         """Take admitted records to the batch queue. Some are answered on the way, with errors or from the cache."""
-        requests, invalid = self._validator.validate(records, time.monotonic(), time.time())
+        asked, routed = self._router.split(records)
+        now, unix_now = time.monotonic(), time.time()
+        requests, invalid = self._validator.validate(asked, now, unix_now)
         self._reject(invalid)
+        if routed:
+            from_routes, unreadable, passed = self._router.validate(routed, now, unix_now)
+            self._reject(unreadable)
+            self._enrich(self._router.passed(passed, self._outputs))
+            requests += from_routes
         blocks, unprepared = await self._preparer.prepare(requests)
         self._reject(unprepared)
         if blocks:
@@ -223,6 +244,7 @@ class Pipeline:
             return
         now = time.monotonic()
         completed = [block.request for block, rows in results if block.settle(rows)]
+        completed = self._reply_routes(completed, stats, now)
         values = encode_replies(completed, self._info, stats, now, self._tokenizer)
         if refused := self._bounds.refused(completed, values):
             self._reject(refused)
@@ -233,14 +255,53 @@ class Pipeline:
         self._delivery.reply(completed, values)
         self.num_answered += len(completed)
 
+    def _reply_routes(
+        self, completed: list[PendingRequest], stats: BatchStats | None, now: float
+    ) -> list[PendingRequest]:
+        """Send the enriched records of routes. Returns the requests that want a reply."""
+        routed = [request for request in completed if self._router.has(request.record)] if self.routes else []
+        if not routed:
+            return completed
+        rows = [plain_row(one.message.task, result_row(one, self._info, self._tokenizer)) for one in routed]
+        outputs, rejections = self._router.outputs(routed, rows, self._outputs)
+        self._reject(rejections)
+        self.monitor.answered([request for request in routed if not request.is_failed], stats, now)
+        self._enrich(outputs)
+        return [request for request in completed if not self._router.has(request.record)]
+
+    def _enrich(self, outputs: Sequence[Output]) -> None:
+        """Send enriched records, each after those of its key that came before it."""
+        self._leave(self._router.order.finish([(output.origin, output) for output in outputs]))
+
+    def _leave(self, finished: tuple[Sequence[Output], Sequence[PendingRecord]]) -> None:
+        leaving, given_up = finished
+        self.ledger.answer([output.origin for output in leaving])
+        self.ledger.give_up(given_up)
+        self._outputs.send(leaving)
+        self.num_answered += len(leaving)
+
     def _reject(self, rejections: Sequence[Rejection]) -> None:
         """Send the error replies and dead letters of records that are at fault, late or refused, at any step."""
         if not rejections:
             return
+        routed = [one.record for one in rejections if self._router.has(one.record)]
+        if routed:  # they have no reply topic, but an output topic, which is not for errors
+            rejections = [one._replace(address=None) if self._router.has(one.record) else one for one in rejections]
         self.ledger.answer([rejection.record for rejection in rejections])
         self.monitor.rejected([rejection.error for rejection in rejections])
         self._traces.rejected(rejections)
         self._delivery.reject(rejections)
+        if routed:
+            self._leave(self._router.order.finish([(record, None) for record in routed]))
+
+    def give_up(self, records: Sequence[PendingRecord]) -> None:
+        """Admitted records of partitions that are being revoked: the next owner reads them, and those behind, again."""
+        self.ledger.give_up([*records, *self._router.order.give_up(records)])
+
+    def forget(self, sources: set[Source]) -> None:
+        """These partitions were revoked."""
+        self.ledger.forget(sources)
+        self._router.order.forget(sources)
 
     # 8. Commit
 

@@ -33,7 +33,6 @@ class ResolvedSettings(WorkerSettings):
     processes: int
     lanes: int
     max_wait_ms: float
-    topic: str
     group_id: str
 
     reasons: Mapping[str, list[str]]  # "given", "environment", "default for cuda", … -> the settings decided by it
@@ -87,8 +86,8 @@ def _defaults(settings: WorkerSettings, info: ModelInfo, processes: int) -> Mapp
         },
         f"default for model {info.name}": {
             "served_name": info.name,
-            "topic": request_topic(info.name),
-            "group_id": f"penstock.{info.name}",
+            "topic": None if settings.all_routes else request_topic(info.name),
+            "group_id": ".".join(["penstock", info.name, *[route.output_topic for route in settings.all_routes]]),
         },
         "default for this machine": {"processes": processes},
         "default for this user": {"cost_path": default_cost_path()},

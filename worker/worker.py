@@ -12,7 +12,7 @@ from penstock.producer.tokenization import Tokenizer
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.commits import LAST_COMMIT_S
-from penstock.worker.kafka.topic_creation import create_topics
+from penstock.worker.kafka.topic_creation import create_outputs, create_topics
 from penstock.worker.pipeline import Pipeline
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import StopSignal, watched
@@ -87,9 +87,12 @@ class Worker:
         if may_join is not None:
             await may_join
         await path.outbox.start()
-        await create_topics(path.cluster, path.outbox, path.topics, self._settings.partitions)
+        routed = {route.input_topic: route.output_topic for route in path.routes}
+        requests = [topic for topic in path.topics if topic not in routed]
+        await create_topics(path.cluster, path.outbox, requests, self._settings.partitions)
+        await create_outputs(path.cluster, path.outbox, routed)
         await path.consumer.start()
-        log.info("worker_ready", topic=path.topics[0], model=self._info.name, tasks=self._info.request_tasks)
+        log.info("worker_ready", topic=", ".join(path.topics), model=self._info.name, tasks=self._info.request_tasks)
         return True
 
     async def _serve(self) -> None:
@@ -104,7 +107,7 @@ class Worker:
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
         """Finish the batches that have begun, and what else is done soon. The next owner reads the rest again."""
-        path, started, give_up = self.pipeline, time.monotonic(), self.pipeline.ledger.give_up
+        path, started, give_up = self.pipeline, time.monotonic(), self.pipeline.give_up
         drain_s = 0.0 if path.consumer.is_evicted else self._settings.drain_s  # what others answer is not finished
         path.fetched.release()
         if path.bulk_task is not None:  # it enqueues the records that it has, and takes no others
@@ -121,7 +124,7 @@ class Worker:
         await self._finish(started, started + drain_s, wait)
         give_up(path.dispatcher.take_back(sources, bulk_only=False, begun=True))
         await self._hand_over()
-        path.ledger.forget(sources)
+        path.forget(sources)
         path.dispatcher.resume()
 
     async def _finish(self, started: float, until: float, wait: Callable[[float], Awaitable[bool]]) -> None:
@@ -144,7 +147,7 @@ class Worker:
         path.fetched.release()
         path.dispatcher.drain()
         await self._finish(started, drain_until, path.ledger.wait_until_finished)
-        path.ledger.give_up(path.long.take_back(begun=True))
+        path.give_up(path.long.take_back(begun=True))
         is_committed = await self._hand_over()
         path.dispatcher.close()
         if path.bulk_task is not None:

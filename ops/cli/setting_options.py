@@ -18,7 +18,7 @@ from penstock.ops.cli.command_settings import unknown_variables
 from penstock.ops.cli.option_panels import in_panels, panel_of
 from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail
 from penstock.producer.secret_url import SecretUrl, without_secrets
-from penstock.producer.settings_sources import FileSettings, Settings, SettingsFileError, env_name
+from penstock.producer.settings_sources import FILE_ONLY, FileSettings, Settings, SettingsFileError, env_name
 
 S = TypeVar("S", bound=Settings)
 
@@ -47,8 +47,7 @@ def takes(settings: type[S], *, without: Collection[str] = ()) -> Callable[[Call
 
         @functools.wraps(body)
         def command(**given: Any) -> None:
-            options = {name: given.pop(name) for name in settings.model_fields}
-            options = {name: value for name, value in options.items() if value is not None}
+            options = {name: value for name in settings.model_fields if (value := given.pop(name, None)) is not None}
             if unknown := unknown_variables(os.environ):
                 for sentence in unknown:
                     fail(sentence)
@@ -90,6 +89,8 @@ def _parameters(settings: type[Settings]) -> Iterator[inspect.Parameter]:
     for name in in_panels(settings.model_fields):
         field = settings.model_fields[name]
         is_flag = field.annotation is bool
+        if not is_flag and metavar(field) == FILE_ONLY:
+            continue
         option = typer.Option(
             None,
             option_name(name) + (f"/--no-{option_name(name)[2:]}" if is_flag else ""),

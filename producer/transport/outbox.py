@@ -45,10 +45,23 @@ class OutRecord:
     "This is a bug.". Only `Outbox.stop` drops a record without calling it.
     """
 
-    key: bytes
+    key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes]]
     done: Callable[[Sequence[Any], KafkaError | None], None]  # Any: the subclass that the caller has put
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """Unix time of the record; None: when it is sent."""
+        return None
+
+    def append_to(self, batch: RecordBatch) -> object:
+        """None if the batch has no room. Raises what aiokafka does of a record that it cannot encode."""
+        return batch.append(timestamp=self.timestamp_ms, key=self.key, value=self.value, headers=self.headers)
+
+    def partition(self, num_partitions: int) -> int:
+        """Its partition in a topic that has so many, where the caller names none."""
+        return partition_for(self.key or b"", num_partitions)
 
 
 class Outbox:
@@ -160,7 +173,7 @@ class Outbox:
         by_partition: dict[int, list[OutRecord]] = {}
         while waiting:
             record = waiting.popleft()
-            by_partition.setdefault(partition_for(record.key, num_partitions), []).append(record)
+            by_partition.setdefault(record.partition(num_partitions), []).append(record)
         for partition, records in by_partition.items():
             self.put(topic, partition, records)
 
@@ -208,7 +221,7 @@ def fill(batch: RecordBatch, waiting: deque[OutRecord], at_most: int) -> int:
     size = 0
     try:
         for record in waiting:
-            added = batch.append(timestamp=None, key=record.key, value=record.value, headers=record.headers)
+            added = record.append_to(batch)
             if added is None:
                 break
             size += 1

@@ -108,10 +108,10 @@ async def test_a_reply_is_sent_then_acknowledged_then_its_offset_is_committed(
 
     source = TopicPartition(topic, 0)
     held, offsets, outbox = Backpressure(100), OffsetTracker(), NotedOutbox(cluster, client_id="test")
-    ledger = RecordLedger(held, offsets, "bulk")
+    ledger = RecordLedger(held, offsets, {"bulk"})
     consumer = NotedConsumer(
         cluster,
-        [topic],
+        {topic: False},
         GroupMember(group, worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
         received=lambda originals, topic_id: taken.extend(ledger.receive(originals)),
         revoked=revoked,

@@ -44,7 +44,7 @@ async def _online_in_first_fetch(kafka: KafkaBroker, online: str, bulk: str, num
 
     reader = Consumer(
         KafkaCluster(kafka.bootstrap_servers),
-        [online, bulk],
+        {online: False, bulk: True},
         GroupMember(f"group-{online}-{number}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1),
         received=take,
         revoked=revoked,

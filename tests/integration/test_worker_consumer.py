@@ -50,7 +50,9 @@ def consumer_of(
 ) -> Consumer:
     """A consumer of the group of these topics, and its committer."""
     member = GroupMember(f"group-{topics[0]}", worker=0, revision="r", fetch_max_wait_ms=50, drain_s=1)
-    made = Consumer(KafkaCluster(broker.bootstrap_servers), topics, member, received=received, revoked=revoked)
+    made = Consumer(
+        KafkaCluster(broker.bootstrap_servers), dict.fromkeys(topics, False), member, received=received, revoked=revoked
+    )
     Committer(OffsetTracker(), made)
     return made
 

@@ -45,7 +45,7 @@ class Member:
 
     def __init__(self) -> None:
         self.tracker = self.tracker_class()
-        self.ledger = self.ledger_class(Backpressure(1000), self.tracker, "bulk")
+        self.ledger = self.ledger_class(Backpressure(1000), self.tracker, {"bulk"})
         self.generation: int | None = None  # None: it owns nothing
         self.positions: dict[int, int] = {}  # of the partitions that it owns: the next offset to read
         self.records: list[

@@ -58,7 +58,7 @@ class Member:
 
     def __init__(self) -> None:
         self.tracker = OffsetTracker()
-        self.ledger = RecordLedger(Backpressure(1000), self.tracker, "bulk")
+        self.ledger = RecordLedger(Backpressure(1000), self.tracker, {"bulk"})
         self.marks = self.marks_class()
         self.phase = "idle"  # then: fenced (the others), owns, draining, leaving
         self.plan = self.plan_class(SOURCE, self.tracker, self.marks)

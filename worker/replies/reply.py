@@ -11,7 +11,17 @@ from penstock.engine.cells.emissions import split
 from penstock.engine.types import Emission, Float32Array, ModelInfo, entailment_of
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.codec import encode_reply, encode_shared_notes, encode_vectors, own_notes
-from penstock.producer.wire.messages import INT8_DTYPES, Classification, Generation, Options, Reply, TokenTable
+from penstock.producer.wire.messages import (
+    BIT_DTYPES,
+    INT8_DTYPES,
+    Classification,
+    Generation,
+    Options,
+    Reply,
+    Row,
+    TokenTable,
+)
+from penstock.producer.wire.reply_rows import sign_bits
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.replies.embeddings import all_embeddings, sparse_table, token_vectors
@@ -56,6 +66,18 @@ def encode_partial(
     if sequence.request.message.text is not None and tokenizer is not None:
         row = dataclasses.replace(row, text=tokenizer.decode_part(row.tokens))
     return encode_reply(Reply(info.name, info.revision, generations=(row,)))
+
+
+def result_row(request: PendingRequest, info: ModelInfo, tokenizer: Tokenizer | None) -> Row:
+    """The answer to a complete request of one sequence."""
+    task, dtype = request.message.task, request.message.options.dtype
+    results: list[Float32Array] = request.results  # type: ignore[assignment]  # none is missing
+    if dtype in INT8_DTYPES:
+        return _quantised(results, info, dtype).rows(task)[0]
+    if task != "embed":
+        return Reply(info.name, info.revision, **_rows(request, results, info, tokenizer)).rows(task)[0]
+    row: Row = sign_bits(np.stack(results), dtype)[0] if dtype in BIT_DTYPES else results[0].astype(dtype, copy=False)
+    return row
 
 
 def _shared_notes(request: PendingRequest, stats: BatchStats | None, now: float) -> bytes:

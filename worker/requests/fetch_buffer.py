@@ -1,4 +1,4 @@
-"""The fetch stage: a queue for each topic, filled by polls, so that online records never wait behind bulk."""
+"""The fetch stage: a queue for each class of topics, filled by polls, so that online records never wait behind bulk."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -28,7 +28,9 @@ _BULK = _Bounds(32, 16 * 1024)
 
 
 class FetchBuffer:
-    """Fetched records of the two topics, each in its order. They enter received and leave admitted or released.
+    """Fetched records of online and of bulk topics, each in its order.
+
+    They enter received and leave admitted or released.
 
     A revocation releases all of it, so every record here is of a partition that this worker has.
     """
@@ -46,19 +48,22 @@ class FetchBuffer:
     async def fill(self, consumer: Consumer) -> None:
         """Pause or resume each topic by back-pressure, then poll once: the consumer calls `put` with what it has."""
         held = self._backpressure
-        for bulk, topic in enumerate(consumer.topics):
-            if held.is_full(bulk=bool(bulk)) or (self._records[False] and not bulk):
+        for topic, bulk in consumer.topics.items():
+            if held.is_full(bulk=bulk) or (self._records[False] and not bulk):
                 consumer.pause(topic)
-            elif consumer.is_paused and held.has_room(bulk=bool(bulk)) and consumer.assigned.is_set():
+            elif consumer.is_paused and held.has_room(bulk=bulk) and consumer.assigned.is_set():
                 consumer.resume(topic)
         await consumer.poll(_PAUSED_POLL_MS if consumer.is_paused else _POLL_MS)
 
     def can_take(self, *, bulk: bool) -> bool:
-        """Whether records of the bulk topic, or of the other, are here, and there is room to process them."""
+        """Whether records of bulk topics, or of the others, are here, and there is room to process them."""
         return bool(self._records[bulk]) and self._backpressure.can_admit(bulk=bulk)
 
     def take(self, *, bulk: bool) -> Sequence[PendingRecord]:
-        """Admit some of the oldest records of one topic: at least one, if there are any. Returns those to answer."""
+        """Admit some of the oldest records of bulk topics, or of the others. Returns those to answer.
+
+        At least one is admitted, if there are any.
+        """
         records, bounds = self._records[bulk], _BULK if bulk else _ONLINE
         taken: list[PendingRecord] = []
         num_bytes = 0

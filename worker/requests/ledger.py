@@ -6,6 +6,7 @@ Records take their steps together, so that counts are kept once for all of them.
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import groupby
 from operator import attrgetter
 
@@ -32,10 +33,10 @@ class RecordLedger:
     A step that does not follow from the record's state, such as a second answer, raises RuntimeError.
     """
 
-    def __init__(self, backpressure: Backpressure, offsets: OffsetTracker, bulk_topic: str) -> None:
+    def __init__(self, backpressure: Backpressure, offsets: OffsetTracker, bulk_topics: AbstractSet[str]) -> None:
         self._backpressure = backpressure
         self._offsets = offsets
-        self._bulk_topic = bulk_topic
+        self._bulk_topics = bulk_topics
         self.num_running = 0  # admitted, and neither answered nor given up
         self.num_skipped = 0  # records that the last owner of their partition had answered
         self._step = asyncio.Event()  # set at the next step
@@ -48,7 +49,7 @@ class RecordLedger:
     def receive(self, originals: Sequence[KafkaRecord], topic_id: bytes = NO_TOPIC_ID) -> list[PendingRecord]:
         """Records of one partition were polled."""
         first = originals[0]
-        source, is_bulk = (first.topic, first.partition), first.topic == self._bulk_topic
+        source, is_bulk = (first.topic, first.partition), first.topic in self._bulk_topics
         records = [PendingRecord(original, source, is_bulk, topic_id) for original in originals]
         self._backpressure.add_records(len(records), _held_bytes(records), bulk=is_bulk)
         return records

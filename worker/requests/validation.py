@@ -82,7 +82,7 @@ class RequestValidator:
             address: ReplyAddress | None = None
             try:
                 address = self._address(headers)
-                _check_names(headers)
+                check_names(headers)
                 if CANCEL in headers:
                     rejections.append(Rejection(record, address, _CANCELLATION))
                     continue
@@ -119,7 +119,7 @@ class RequestValidator:
         try:
             address = parse_address(headers)
         except InvalidRequest:
-            _check_names(headers)  # the missing header may be the one with the unreadable name
+            check_names(headers)  # the missing header may be the one with the unreadable name
             raise
         if not self._is_allowed(address.topic):
             raise InvalidRequest(f"The reply topic is outside this worker's allow-list. Given: {address.topic[:100]!r}")
@@ -134,7 +134,10 @@ class RequestValidator:
 
     def _message(self, value: bytes | None) -> Request:
         """The request in a record's value. Raises PenstockError if this worker cannot answer it."""
-        message = decode_request(value)
+        return self.checked(decode_request(value))
+
+    def checked(self, message: Request) -> Request:
+        """A request, with its prompt. Raises PenstockError if this worker cannot answer it."""
         self._check(message)
         prompted = self._prompts.apply(message)
         if prompted.text is not None:
@@ -205,7 +208,8 @@ def first_error(errors: Mapping[int, PenstockError]) -> PenstockError:
     return type(error)(f"Sequence {index}{more}: {error.message}", errors)
 
 
-def _check_names(headers: Mapping[str, bytes]) -> None:
+def check_names(headers: Mapping[str, bytes]) -> None:
+    """Raise InvalidRequest for a record whose headers, or whose batch, could not be read."""
     if (why := headers.get(UNREADABLE_BATCH)) is not None:
         raise InvalidRequest(f"The record stands for a batch. Raised: {why.decode(errors='replace')}")
     if UNREADABLE in headers:

@@ -11,7 +11,6 @@ from aiokafka.errors import KafkaError, LeaderNotAvailableError
 from penstock.producer.aiokafka_internals.producer import BAD_DESTINATION, FailoverProducer, RecordBatch
 from penstock.producer.aiokafka_internals.transactional_producer import TransactionalProducer
 from penstock.producer.transport.topic_directory import TopicDirectory
-from penstock.producer.wire.headers import partition_for
 from penstock.producer.wire.topics import dead_letter_topic
 from penstock.worker.replies.outlet import OutAnswer
 from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing, ReplyLeaders, is_answering
@@ -92,7 +91,7 @@ class TransactionBatches:
         spread: dict[int, deque[OutAnswer]] = {}
         for _, partition, answer in outgoing:
             if partition is None:
-                partition = partition_for(answer.key, len(known))
+                partition = answer.partition(len(known))
             spread.setdefault(partition, deque()).append(answer)
         await _together(self._check_partition(topic, *one) for one in spread.items() if one[0] not in known)
         return topic, spread
@@ -140,7 +139,7 @@ class TransactionBatches:
 def _append(builder: RecordBatch, answer: OutAnswer) -> bool:
     """Whether the batch has room. Raises DestinationRefused if aiokafka cannot encode the answer."""
     try:
-        added = builder.append(timestamp=None, key=answer.key, value=answer.value, headers=answer.headers)
+        added = answer.append_to(builder)
     except Exception as error:
         wrapped = KafkaError(f"{error!r} in a transaction. This is a bug.")
         raise DestinationRefused(([answer], wrapped)) from error

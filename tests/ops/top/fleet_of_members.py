@@ -47,7 +47,7 @@ class Member:
         info = ModelInfo(model, "r1", "float32", "cpu", 100, 8, frozenset({"embed"}), 4, ())
         cost = LearnedCost(CostTable(PackedCost(0.0, 0.0, 1.0, 0.0)))
         held = Backpressure(8)
-        ledger = RecordLedger(held, OffsetTracker(), "bulk")
+        ledger = RecordLedger(held, OffsetTracker(), {"bulk"})
         scheduler = Scheduler(SchedulerSettings(1.0, 8, 1000, None), cost)
         load = EncoderLoad(LaneDriver(scheduler, 1), cost, TokenBudget(1000, lambda: 0.0))
         self.metrics = Metrics(info, load, held, ledger)

@@ -13,7 +13,7 @@ from tests.worker.kafka.members import A, B, Member, Owner
 
 
 async def test_a_partition_that_its_owner_does_not_get_yet_holds_up_no_other() -> None:
-    assignment, owner = Assignment(["requests"], "penstock-0"), Owner()
+    assignment, owner = Assignment({"requests": False}, "penstock-0"), Owner()
     member: Any = Member()
     assignment.open(member, owner, {A, B})
     async with asyncio.timeout(300):
@@ -41,7 +41,7 @@ async def test_an_error_that_ends_the_opening_is_raised() -> None:
             refused.set()
             raise KafkaRefused("no transactions")
 
-    assignment, refused = Assignment(["requests"], "penstock-0"), asyncio.Event()
+    assignment, refused = Assignment({"requests": False}, "penstock-0"), asyncio.Event()
     member: Any = Member()
     assignment.check()
     assignment.open(member, Refused(), {A})
@@ -53,7 +53,7 @@ async def test_an_error_that_ends_the_opening_is_raised() -> None:
 
 
 async def test_a_member_without_a_partition_of_the_online_topic_says_so_once() -> None:
-    assignment, owner = Assignment(["requests"], "penstock-0"), Owner()
+    assignment, owner = Assignment({"requests": False}, "penstock-0"), Owner()
     member: Any = Member()
     with capture_logs() as logs:
         for sources in ({A}, set(), set(), {A}, set()):

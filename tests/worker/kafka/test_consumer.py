@@ -27,7 +27,7 @@ class Bench:
         self.revoked: list[tuple[set[TopicPartition], set[TopicPartition]]] = []  # with what was paused then
         member = GroupMember("group", 0, "revision", 100, 1.0)
         cluster: Any = None
-        self.consumer = Consumer(cluster, ["requests"], member, received=self._receive, revoked=self._revoke)
+        self.consumer = Consumer(cluster, {"requests": False}, member, received=self._receive, revoked=self._revoke)
         self.consumer.serve(self.owner)
 
     def _receive(self, records: Sequence[Any], topic_id: bytes) -> None:

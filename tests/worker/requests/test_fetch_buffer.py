@@ -21,7 +21,7 @@ BULK = "requests.bulk"
 
 def make_buffer(held: Backpressure | None = None) -> FetchBuffer:
     held = held or Backpressure(100)
-    return FetchBuffer(RecordLedger(held, OffsetTracker(), BULK), held)
+    return FetchBuffer(RecordLedger(held, OffsetTracker(), {BULK}), held)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ class Books:
     def __init__(self) -> None:
         self.held = Backpressure(1)
         self.offsets = OffsetTracker()
-        self.ledger = RecordLedger(self.held, self.offsets, "bulk")
+        self.ledger = RecordLedger(self.held, self.offsets, {"bulk"})
 
     def admitted(self, make_record: MakeRecord, *offsets: int) -> list[PendingRecord]:
         records = self.ledger.receive([make_record(b"12345", offset=offset) for offset in offsets])
@@ -201,7 +201,7 @@ def test_the_end_of_an_earlier_epoch_counts_for_no_record_of_the_present_one(
 def test_keys_and_headers_count_as_memory(make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.worker.kafka.backpressure._REQUEST_BYTES", 6014)
     backpressure = Backpressure(100)
-    ledger = RecordLedger(backpressure, OffsetTracker(), "bulk")
+    ledger = RecordLedger(backpressure, OffsetTracker(), {"bulk"})
     records = ledger.receive([make_record(key=b"k" * 1000, value=b"v" * 10, headers=[("name", b"h" * 5000)])])
     assert backpressure.is_full()
     ledger.release(records)

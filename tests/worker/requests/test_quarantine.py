@@ -59,7 +59,7 @@ class Owner:
     def __init__(self, broker: Broker, ends: Mapping[Source, int], killers: set[tuple[Source, int]]) -> None:
         self.offsets = OffsetTracker()
         self.backpressure = Backpressure(100)
-        self.ledger = RecordLedger(self.backpressure, self.offsets, "penstock.requests.tiny.bulk")
+        self.ledger = RecordLedger(self.backpressure, self.offsets, {"penstock.requests.tiny.bulk"})
         self.committer = Committer(self.offsets, broker)  # type: ignore[arg-type]  # it uses only `commit` of a Consumer
         self.stop = StopSignal()
         self.is_assigned = True

@@ -43,7 +43,7 @@ class Bench:
         self.scheduler = Scheduler(SchedulerSettings(1.0, 8, 1000, None), self.cost)
         self.driver = LaneDriver(self.scheduler, 1)
         held = Backpressure(8)
-        self.ledger = RecordLedger(held, OffsetTracker(), "bulk")
+        self.ledger = RecordLedger(held, OffsetTracker(), {"bulk"})
         load = EncoderLoad(self.driver, self.cost, TokenBudget(1000, lambda: 0.0))
         self.metrics = Metrics(info, load, held, self.ledger)
         self.monitor = LoadMonitor(load, self.metrics, lag=dict, dead_letters={})

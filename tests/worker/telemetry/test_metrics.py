@@ -44,7 +44,7 @@ class Bench:
         held, self.offsets = Backpressure(8), OffsetTracker()
         self.ends: dict[Source, int] = {}
         self.dead_letters = {"kept": 0, "lost": 0}
-        ledger = RecordLedger(held, self.offsets, "bulk")
+        ledger = RecordLedger(held, self.offsets, {"bulk"})
         load = EncoderLoad(LaneDriver(scheduler, 1), cost, TokenBudget(1000, lambda: 0.0))
         self.metrics = Metrics(info, load, held, ledger)
         self.metrics.show("penstock_skipped_offsets_total", SkippedOffsets([SOURCE[0]]).counts.copy)

@@ -94,7 +94,7 @@ class Producer:
             raise ProducerFenced
         if happens:
             answers = [answer for batch in batches for answer in batch.answers]
-            self._broker.written += [answer.key for answer in answers]
+            self._broker.written += [answer.key or b"" for answer in answers]
             self._broker.commits.append((offset, len(answers)))
             _, mark, marker = metadata.partition(";")
             self._broker.committed[source] = PartitionProgress(

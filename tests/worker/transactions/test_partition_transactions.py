@@ -85,7 +85,7 @@ class Line:
         return self.transactions.put(topic, partition, [OutAnswer(key, b"", [], self.ended, record)])
 
     def ended(self, answers: Sequence[OutAnswer], error: KafkaError | None) -> None:
-        self.done += [(answer.key, error) for answer in answers]
+        self.done += [(answer.key or b"", error) for answer in answers]
         for answer in answers:
             if error is None and answer.origin.epoch == self.offsets.epoch(SOURCE):  # as the ledger
                 self.offsets.finish(SOURCE, [answer.origin.original.offset])

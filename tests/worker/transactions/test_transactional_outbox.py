@@ -57,7 +57,7 @@ class Owner:
     ) -> None:
         self.broker, self.consumer = broker, Consumer(broker)
         self.offsets, self.stop = OffsetTracker(), StopSignal()
-        self.ledger = RecordLedger(Backpressure(100), self.offsets, "bulk")
+        self.ledger = RecordLedger(Backpressure(100), self.offsets, {"bulk"})
         settings: Any = SimpleNamespace(group_id=group_id, transaction_window_ms=0, transaction_timeout_ms=1000)
         cluster = KafkaCluster("nowhere:1")
         consumer: Any = self.consumer

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import structlog
 from aiokafka import TopicPartition
@@ -24,18 +24,18 @@ class Assignment:
     aiokafka's `pause` discards what was fetched, and a rebalance loses its flags.
     """
 
-    def __init__(self, topics: Sequence[str], client_id: str) -> None:
-        """`topics`: the online one is the first. `client_id`: of this member, for the log."""
+    def __init__(self, topics: Mapping[str, bool], client_id: str) -> None:
+        """`topics`: whether the records of each are bulk. `client_id`: of this member, for the log."""
         self.ready = asyncio.Event()  # set while partitions are assigned, or none to a spare member, and some are open
         # Of open partitions: after the last record handed out, or where the assignment begins.
         self.next_offsets: dict[TopicPartition, int] = {}
         self.topic_ids = TopicIds()
-        self._online = topics[0]
+        self._online = [topic for topic, is_bulk in topics.items() if not is_bulk] or list(topics)
         self._client_id = client_id
         self._paused: set[str] = set()  # topics
         self._open_sources: set[TopicPartition] = set()  # the others must not be read yet
         self._opening: asyncio.Task[None] | None = None
-        self._is_idle = False  # it has no partition of the online topic
+        self._is_idle = False  # it has no partition of an online topic
 
     @property
     def is_paused(self) -> bool:
@@ -56,10 +56,10 @@ class Assignment:
 
     def open(self, consumer: GroupConsumer, owner: PartitionOwner, sources: set[TopicPartition]) -> None:
         """Partitions were assigned. None is read before a task has opened it."""
-        is_idle = all(source.topic != self._online for source in sources)
-        is_idle = is_idle and bool(consumer.partitions_for_topic(self._online))
+        is_idle = all(source.topic not in self._online for source in sources)
+        is_idle = is_idle and any(consumer.partitions_for_topic(topic) for topic in self._online)
         if is_idle and not self._is_idle:
-            log.warning("member_idle", member=self._client_id, topic=self._online, reason=_IDLE)
+            log.warning("member_idle", member=self._client_id, topic=self._online[0], reason=_IDLE)
         self._is_idle = is_idle
         self._paused.clear()
         consumer.pause(*sources)

@@ -45,7 +45,7 @@ class Consumer:
     def __init__(
         self,
         cluster: KafkaCluster,
-        topics: Sequence[str],
+        topics: Mapping[str, bool],
         member: GroupMember,
         *,
         received: Received,
@@ -54,6 +54,7 @@ class Consumer:
         """Both callbacks run on the event loop.
 
         Args:
+            topics: whether the records of each are bulk.
             received: gets the records of one partition, in their order, before the assignment can change; and the id
                 of their topic.
             revoked: finishes or abandons the records of the given partitions, within the member's `drain_s`.

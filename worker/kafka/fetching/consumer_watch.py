@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from collections.abc import Set as AbstractSet
 
 import structlog
@@ -27,7 +27,7 @@ class ConsumerWatch:
     a topic is denied or unknown, this asks every `_EVERY_S`: its records are read soon after the privilege returns.
     """
 
-    def __init__(self, topics: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, topics: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
         """`topics`: that the consumer subscribes to."""
         self.denied: AbstractSet[str] = frozenset()
         self._topics = topics

@@ -1,6 +1,6 @@
 """Offsets that no worker of the group has read, and none will: Kafka has deleted their records."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import structlog
@@ -17,7 +17,7 @@ log = structlog.get_logger("penstock.consumer")
 class SkippedOffsets:
     """Logs and counts them. Offsets without a record, as those of transaction markers, are not among them."""
 
-    def __init__(self, topics: Sequence[str]) -> None:
+    def __init__(self, topics: Iterable[str]) -> None:
         self.counts: dict[tuple[str, ...], int] = {(topic, cause): 0 for topic in topics for cause in get_args(Cause)}
 
     def note(self, source: TopicPartition, first: int, end: int, cause: Cause) -> None:

@@ -1,0 +1,185 @@
+"""Routes: records of one topic come out on another, enriched. By plain aiokafka at both ends, as users have it."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import NewTopic
+
+from penstock.ops.kafka import KafkaBroker
+from tests.engine.helpers import save_sentence_transformer
+from tests.integration.conftest import StartWorker, Unique, WorkerProcess, open_admin, reader_of
+
+WORDS = [f"w{i}" for i in range(30)]
+PARTITIONS = 4
+TIME_MS = 1_700_000_000_000
+
+
+class Sent(NamedTuple):
+    """A record of the input topic."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]] = ()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("routed")
+    save_sentence_transformer(directory, WORDS)
+    return directory / "model"
+
+
+async def make_topic(broker: KafkaBroker, name: str, partitions: int = PARTITIONS) -> str:
+    async with open_admin(broker) as admin:
+        await admin.create_topics([NewTopic(name, partitions, 1)])
+    return name
+
+
+async def send(broker: KafkaBroker, topic: str, records: Sequence[Sent], partition: int | None = None) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, enable_idempotence=True) as producer:
+        for key, value, headers in records:
+            await producer.send(topic, value, key, partition, TIME_MS, list(headers))
+        await producer.flush()
+
+
+async def read(worker: WorkerProcess, broker: KafkaBroker, topic: str, count: int, **options: Any) -> list[Any]:
+    """The first records of a topic. There are no more of them."""
+    found: list[Any] = []
+    async with reader_of(broker, topic, **options) as reader, asyncio.timeout(300):
+        while len(found) < count:
+            assert worker.process.poll() is None, worker.tail()
+            for records in (await reader.getmany(timeout_ms=500)).values():
+                found += records
+        for records in (await reader.getmany(timeout_ms=500)).values():
+            found += records
+    assert len(found) == count
+    return found
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_records_come_out_with_their_vectors_and_are_otherwise_as_they_were(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path, delivery: str
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    source, output = await make_topic(kafka, unique("orders")), unique("enriched")
+    texts = [f"w{n} w{n + 1}" for n in range(20)]
+    values = [b'{"id": %d, "price": 1.10,  "text": "%b" }' % (n, text.encode()) for n, text in enumerate(texts)]
+    headers = [("trace", b"\x00\xff"), ("trace", b"2")]
+    await send(kafka, source, [Sent(b"k%d" % n, value, headers) for n, value in enumerate(values)])
+    worker = start_worker(
+        kafka,
+        model=model,
+        dtype="float32",
+        served_name=unique("routed"),
+        delivery=delivery,
+        input_topic=source,
+        output_topic=output,
+        text="text",
+        result_field="vector",
+    )
+    enriched = {
+        record.key: record for record in await read(worker, kafka, output, 20, isolation_level="read_committed")
+    }
+    await worker.stop()
+    reference: Any = SentenceTransformer(str(model), device="cpu")
+    for n, vector in enumerate(reference.encode(texts)):
+        record = enriched[b"k%d" % n]
+        assert record.value.startswith(values[n].rstrip(b" }"))
+        np.testing.assert_allclose(json.loads(record.value)["vector"], vector, atol=1e-5)
+        assert record.timestamp == TIME_MS
+        assert list(record.headers[:2]) == headers
+        assert {name for name, _ in record.headers[2:]} == {
+            "penstock-model",
+            "penstock-revision",
+            "penstock-finished-ms",
+            "penstock-source",
+        }
+
+
+async def test_what_has_no_text_passes_and_what_cannot_be_read_becomes_a_dead_letter(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path
+) -> None:
+    source, output = await make_topic(kafka, unique("orders")), unique("enriched")
+    passed = [Sent(b"a", None), Sent(b"b", b'{"after": null}'), Sent(b"c", b'{"after": {"text": null}}')]
+    wrong = [
+        Sent(b"d", b"{"),
+        Sent(b"e", b'{"after": {"text": 3}}'),
+        Sent(b"f", b"\xff\xfe"),
+        Sent(b"g", b'{"after": {"text": "%b"}}' % (b"w1 " * 100_000)),
+        Sent(b"h", b""),
+    ]
+    await send(kafka, source, [*passed, *wrong])
+    worker = start_worker(
+        kafka,
+        model=model,
+        served_name=unique("routed"),
+        input_topic=source,
+        output_topic=output,
+        text="/after/text",
+        result_field="/after/vector",
+    )
+    records = {record.key: record.value for record in await read(worker, kafka, output, 3)}
+    assert records == {one.key: one.value for one in passed}
+    letters = [record async for record in letters_of(kafka, source, 5)]
+    assert {letter["key"]: letter["code"] for letter in letters} == {
+        b"d": "invalid_request",
+        b"e": "invalid_request",
+        b"f": "invalid_request",
+        b"g": "too_long",
+        b"h": "invalid_request",
+    }
+    await worker.stop()
+
+
+async def letters_of(broker: KafkaBroker, topic: str, count: int) -> Any:
+    """The key, the code and the value of each record that has become a dead letter."""
+    from penstock.producer.wire.joint_letters import decode_letter_records
+
+    num = 0
+    async with reader_of(broker, f"{topic}.dead-letter") as reader, asyncio.timeout(300):
+        while num < count:
+            for records in (await reader.getmany(timeout_ms=500)).values():
+                for record in records:
+                    headers = dict(record.headers)
+                    if "penstock-records" in headers:
+                        for one in decode_letter_records(record.value):
+                            num += 1
+                            yield {"key": one.key, "code": one.code, "value": one.value}
+                    else:
+                        num += 1
+                        code = headers["penstock-error-code"].decode()
+                        yield {"key": record.key, "code": code, "value": record.value}
+
+
+async def test_records_of_a_key_keep_their_order_whatever_their_lengths(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path, tmp_path: Path
+) -> None:
+    source, output = await make_topic(kafka, unique("orders")), unique("enriched")
+    records = []
+    for n in range(300):  # long ones, short ones, ones that the cache knows, some without a text, some that fail
+        texts = ["w1 " * 30, "w2", "w3 w4", None, 7]
+        document = {"n": n, "text": texts[n * 7 % 5]}
+        records.append(Sent(b"key%d" % (n % 3), json.dumps(document).encode()))
+    await send(kafka, source, records)
+    worker = start_worker(
+        kafka,
+        model=model,
+        served_name=unique("routed"),
+        cache_path=tmp_path / "cache.sqlite",
+        input_topic=source,
+        output_topic=output,
+        text="text",
+    )
+    expected = [one for one in records if json.loads(one.value or b"")["text"] != 7]
+    found = await read(worker, kafka, output, len(expected))
+    await worker.stop()
+    for key in (b"key0", b"key1", b"key2"):
+        numbers = [json.loads(record.value)["n"] for record in found if record.key == key]
+        assert numbers == [json.loads(one.value or b"")["n"] for one in expected if one.key == key]

@@ -1,0 +1,27 @@
+"""An enriched record on its way to the output topic of its route."""
+
+from dataclasses import dataclass
+
+from aiokafka.partitioner import murmur2
+
+from penstock.worker.replies.outlet import OutAnswer
+
+
+@dataclass(slots=True)
+class Output(OutAnswer):
+    """It has the key and the time of its original, and more headers."""
+
+    topic: str
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """Unix time of its original."""
+        given = self.origin.original.timestamp
+        return None if given < 0 else given
+
+    def partition(self, num_partitions: int) -> int:
+        """Of its key, by the rule of Kafka's clients; without one, its original's, so that those keep their order."""
+        if self.key is None:
+            return self.origin.original.partition % num_partitions
+        found: int = (murmur2(self.key) & 0x7FFFFFFF) % num_partitions
+        return found

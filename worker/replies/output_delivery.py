@@ -1,0 +1,77 @@
+"""Enriched records, until the broker has acknowledged them."""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+
+from penstock.producer.errors import BackendError, InvalidRequest
+from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.replies.delivery import Delivery
+from penstock.worker.replies.outlet import AnswerDropped, Outlet
+from penstock.worker.replies.output import Output
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.request import Rejection
+
+_TOPIC = attrgetter("topic")
+
+
+class OutputDelivery:
+    """Sends enriched records. What the output topic refuses becomes a dead letter of the input topic.
+
+    An output topic that stalls holds its route up: its records wait, and count against back-pressure. In place of that
+    a reply topic that stalls is given up, as other clients must be answered.
+    """
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        backpressure: Backpressure,
+        acknowledged: Callable[[Sequence[PendingRecord]], None],
+        count: Callable[[str, int], None],
+        delivery: Delivery,
+    ) -> None:
+        """`count`: as that of `delivery`, which keeps the dead letters."""
+        self._outlet = outlet
+        self._backpressure = backpressure
+        self._acknowledged = acknowledged
+        self._count = count
+        self._delivery = delivery
+
+    def output(
+        self, record: PendingRecord, topic: str, value: bytes | None, headers: list[tuple[str, bytes]]
+    ) -> Output:
+        """An enriched record, which `send` takes."""
+        return Output(record.original.key, value, headers, self._done, record, topic)
+
+    def send(self, outputs: Sequence[Output]) -> None:
+        """Send enriched records. Those of a key leave in their order."""
+        for topic, chosen in groupby(sorted(outputs, key=_TOPIC), _TOPIC):
+            together = list(chosen)
+            self._backpressure.add_reply_bytes(_num_bytes(together))
+            self._outlet.put(topic, None, together)
+
+    def _done(self, outputs: Sequence[Output], error: KafkaError | None) -> None:
+        self._backpressure.add_reply_bytes(-_num_bytes(outputs))
+        if error is None:
+            self._count("ok", len(outputs))
+        if error is None or isinstance(error, AnswerDropped):
+            self._acknowledged([output.origin for output in outputs])
+            return
+        code = InvalidRequest if isinstance(error, MessageSizeTooLargeError) else BackendError
+        self._count(code.code, len(outputs))
+        self._delivery.reject([Rejection(output.origin, None, _refused(output, error)) for output in outputs])
+
+
+def _refused(output: Output, error: KafkaError) -> InvalidRequest | BackendError:
+    num_bytes = len(output.value or b"")
+    if isinstance(error, MessageSizeTooLargeError):
+        return InvalidRequest(f"The enriched record of {num_bytes:,} bytes is larger than {output.topic} takes.")
+    refused = BackendError(f"The enriched record could not be delivered: {error!r}")
+    refused.__cause__ = error
+    return refused
+
+
+def _num_bytes(outputs: Sequence[Output]) -> int:
+    return sum([len(output.value or b"") for output in outputs])

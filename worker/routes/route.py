@@ -1,0 +1,79 @@
+"""One route: from a record of its input topic to a request, and from results to the record of its output topic."""
+
+from collections.abc import Sequence
+
+from penstock.engine.types import ModelInfo
+from penstock.producer.errors import InvalidRequest, UnsupportedTask, WrongArgument
+from penstock.producer.wire.messages import Request, Text
+from penstock.producer.wire.options import check_applicable, check_options
+from penstock.producer.wire.plain_rows import PlainRow, plain_json
+from penstock.worker.routes.json_format import add_json, read_json
+from penstock.worker.routes.pointer import Pointer
+from penstock.worker.routes.settings import RouteSettings
+from penstock.worker.routes.text_source import TextSource
+
+_FIRST_TASKS = ("embed", "classify", "rerank", "token_classify", "generate")  # a model without the first has the next
+
+
+class Route:
+    """Pure: bytes in, bytes out. Called on the event loop."""
+
+    def __init__(self, settings: RouteSettings, info: ModelInfo) -> None:
+        """Raises UnsupportedTask and InvalidRequest for a task or an option that the model does not have."""
+        self.input_topic, self.output_topic = settings.input_topic, settings.output_topic
+        self.is_bulk = settings.route_class == "bulk"
+        self.max_age_s = None if settings.max_age_ms is None else settings.max_age_ms / 1e3
+        self.task = settings.task or _task_of(info)
+        self._model = info.name
+        self._query = settings.query
+        self._is_text = settings.record_format == "text"
+        self._text = TextSource.parse(settings.text or "")
+        self._place = Pointer.parse(settings.result_field)
+        self._passes = settings.missing_text == "pass"
+        self._options = check_options(settings.request_options)
+        check_applicable(self._options, self.task, is_text=True)
+
+    def request(self, value: bytes) -> Request | None:
+        """The request in a record's value; None: it has no text, and is passed on.
+
+        Raises:
+            InvalidRequest: the value is not of the route's format, its text is not text, or is missing and may not be.
+        """
+        text = _read_text(value) if self._is_text else self._text.read(read_json(value))
+        if text is None:
+            if self._passes:
+                return None
+            raise InvalidRequest("The record has no text.")
+        asked: Text = text if self._query is None else (self._query, text)
+        return Request(self._model, self.task, text=(asked,), options=self._options)
+
+    def value(self, original: bytes, result: PlainRow) -> bytes:
+        """The value of the enriched record. Raises InvalidRequest: it has no place for it."""
+        if not self._is_text:
+            return add_json(original, self._place, result)
+        return add_json(plain_json({"text": _read_text(original)}), self._place, result)
+
+
+def _task_of(info: ModelInfo) -> str:
+    found = [task for task in _FIRST_TASKS if task in info.tasks]
+    if not found:
+        raise UnsupportedTask(f"{info.name!r} has no task that a route can have.")
+    return found[0]
+
+
+def _read_text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The record's value is not UTF-8, at byte {error.start}.") from error
+
+
+def check_routes_fit(routes: Sequence[RouteSettings], info: ModelInfo) -> list[Route]:
+    """The routes of a worker, for its model. Raises WrongArgument that names the route at fault."""
+    made = []
+    for settings in routes:
+        try:
+            made.append(Route(settings, info))
+        except (UnsupportedTask, InvalidRequest, WrongArgument) as error:
+            raise WrongArgument(f"The route from {settings.input_topic}: {error.message}") from error
+    return made

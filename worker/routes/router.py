@@ -1,0 +1,124 @@
+"""The door of routes: records of input topics become requests like any other, and their results enriched records."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from penstock.engine.types import ModelInfo
+from penstock.producer.errors import BackendError, PenstockError
+from penstock.producer.wire.headers import FINISHED_MS, MODEL, REVISION, SOURCE, TRACEPARENT, ReplyAddress, position
+from penstock.producer.wire.messages import Request
+from penstock.producer.wire.plain_rows import PlainRow
+from penstock.scheduler import Cause
+from penstock.worker.replies.output import Output
+from penstock.worker.replies.output_delivery import OutputDelivery
+from penstock.worker.requests.deadline_errors import deadline_error
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.request import PendingRequest, Rejection, StageTimes
+from penstock.worker.requests.validation import check_names
+from penstock.worker.routes.key_order import KeyOrder
+from penstock.worker.routes.route import Route
+
+_OURS = {MODEL, REVISION, FINISHED_MS, SOURCE}
+
+
+class Router:
+    """Called on the event loop. Without routes it knows no topic, and none of its methods is given a record."""
+
+    def __init__(self, routes: Sequence[Route], info: ModelInfo, check: Callable[[Request], Request]) -> None:
+        """`check`: of a request, by the model: it returns the request with its prompt, or raises PenstockError."""
+        self._routes: Mapping[str, Route] = {route.input_topic: route for route in routes}
+        self._check = check
+        self._info = info
+        self.order = KeyOrder()
+
+    def has(self, record: PendingRecord) -> bool:
+        """Whether a record is of a route."""
+        return record.original.topic in self._routes
+
+    def admit(self, records: Iterable[PendingRecord]) -> None:
+        """Records were taken, in the order of each partition."""
+        if self._routes:
+            self.order.admit(filter(self.has, records))
+
+    def split(self, records: Sequence[PendingRecord]) -> tuple[Sequence[PendingRecord], Sequence[PendingRecord]]:
+        """Requests, and records of routes."""
+        if not self._routes:
+            return records, ()
+        routed = [record for record in records if self.has(record)]
+        return [record for record in records if not self.has(record)], routed
+
+    def validate(
+        self, records: Iterable[PendingRecord], now: float, unix_now: float
+    ) -> tuple[list[PendingRequest], list[Rejection], list[PendingRecord]]:
+        """As `RequestValidator.validate`. The last are passed on as they are: tombstones, and those without a text."""
+        times = StageTimes(now, unix_now * 1e3)
+        requests: list[PendingRequest] = []
+        rejections: list[Rejection] = []
+        passed: list[PendingRecord] = []
+        for record in records:
+            try:
+                request = self._request(record, times)
+            except PenstockError as error:
+                rejections.append(Rejection(record, None, error))
+            else:
+                if request is None:
+                    passed.append(record)
+                else:
+                    requests.append(request)
+        return requests, rejections, passed
+
+    def _request(self, record: PendingRecord, times: StageTimes) -> PendingRequest | None:
+        route, original = self._routes[record.original.topic], record.original
+        headers = dict(original.headers)
+        check_names(headers)
+        if original.value is None:
+            return None
+        deadline = None
+        if route.max_age_s is not None:
+            deadline = times.arrived + route.max_age_s + (original.timestamp - times.arrived_unix_ms) / 1e3
+            if deadline < times.arrived:
+                raise deadline_error(Cause.ARRIVED_LATE, times.arrived - deadline)
+        if record.is_poison:
+            raise BackendError(f"The record ended {record.num_attempts} workers, and is not run again.")
+        message = route.request(original.value)
+        if message is None:
+            return None
+        address = ReplyAddress(route.output_topic, None, None, headers.get(TRACEPARENT))
+        return PendingRequest(record, address, self._check(message), deadline, route.is_bulk, times)
+
+    def outputs(
+        self, requests: Sequence[PendingRequest], rows: Sequence[PlainRow], delivery: OutputDelivery
+    ) -> tuple[list[Output], list[Rejection]]:
+        """The enriched records of complete requests with these results; and those that have no place for them."""
+        headers = self._own_headers()
+        outputs: list[Output] = []
+        rejections: list[Rejection] = []
+        for request, row in zip(requests, rows, strict=True):
+            record, route = request.record, self._routes[request.record.original.topic]
+            try:
+                value = route.value(record.original.value or b"", row)
+            except PenstockError as error:
+                rejections.append(request.reject(error))
+            else:
+                outputs.append(delivery.output(record, route.output_topic, value, _headers(record, headers)))
+        return outputs, rejections
+
+    def passed(self, records: Sequence[PendingRecord], delivery: OutputDelivery) -> list[Output]:
+        """Records that go to their output topics as they are."""
+        outputs = []
+        for record in records:
+            topic = self._routes[record.original.topic].output_topic
+            outputs.append(delivery.output(record, topic, record.original.value, _headers(record, [])))
+        return outputs
+
+    def _own_headers(self) -> list[tuple[str, bytes]]:
+        finished_ms = b"%d" % (time.time() * 1e3)
+        info = self._info
+        return [(MODEL, info.name.encode()), (REVISION, info.revision.encode()), (FINISHED_MS, finished_ms)]
+
+
+def _headers(record: PendingRecord, own: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """The headers of the original, without those that an earlier route has added, and ours."""
+    one = record.original
+    kept = [(name, value) for name, value in one.headers if name not in _OURS]
+    return [*kept, *own, (SOURCE, position(one.topic, one.partition, one.offset))]

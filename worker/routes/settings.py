@@ -1,0 +1,148 @@
+"""The settings of routes: which topics, what of a record is the text, and where the result goes."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from penstock.producer.errors import PenstockError
+from penstock.producer.wire.messages import Options
+from penstock.producer.wire.options import check_options
+from penstock.producer.wire.topics import check_request_topic, check_topic
+from penstock.worker.routes.pointer import Pointer
+from penstock.worker.routes.text_source import TextSource
+
+_NOT_OF_ROUTES = {"stream"}  # an enriched record is one record
+
+
+def _check_text(text: str | None) -> str | None:
+    if text is not None:
+        TextSource.parse(text)
+    return text
+
+
+def _check_pointer(text: str) -> str:
+    Pointer.parse(text)
+    return text
+
+
+def _read_json(value: object) -> object:
+    """Options that come as text: of the command line, or of an environment variable."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"must be a JSON object: {error}") from error
+
+
+def _check_options(given: dict[str, Any]) -> dict[str, Any]:
+    known = set(Options._fields) - _NOT_OF_ROUTES
+    if unknown := sorted(given.keys() - known):
+        raise ValueError(f"has no {unknown[0]!r}; the options of a route are {', '.join(sorted(known))}")
+    try:
+        check_options(given)
+    except PenstockError as error:
+        raise ValueError(error.message) from error
+    return given
+
+
+class RouteFields(BaseModel):
+    """The fields of one route. A worker's options say one; the tables [[routes]] of its file say any number."""
+
+    input_topic: Annotated[str | None, AfterValidator(check_request_topic)] = Field(
+        None,
+        description="Topic whose records are enriched, in place of requests. They need no headers of this project. "
+        "Several routes: tables [[routes]] in the configuration file.",
+    )
+    output_topic: Annotated[str | None, AfterValidator(check_topic)] = Field(
+        None,
+        description="Topic of the enriched records. Each has the key, the headers and the time of the record that it "
+        "was.",
+    )
+    text: Annotated[str | None, AfterValidator(_check_text)] = Field(
+        None,
+        description="Where a record has its text: a field, a JSON pointer such as /after/description, or a template "
+        "such as '{title}: {body}'. Records of plain text need none.",
+    )
+    task: Literal["embed", "embed_sparse", "classify", "rerank", "token_classify", "generate"] | None = Field(
+        None, description="Task of the route. Default: the model's, if it has one."
+    )
+    query: str | None = Field(None, description="rerank: the query that each record's text is scored against.")
+    request_options: Annotated[dict[str, Any], BeforeValidator(_read_json), AfterValidator(_check_options)] = Field(
+        {},
+        json_schema_extra={"metavar": "JSON"},
+        description='Options of the task, as in a request, such as {"truncate": true, "top_k": 3}.',
+    )
+    result_field: Annotated[str, AfterValidator(_check_pointer)] = Field(
+        "result",
+        description="Where the result goes: a field of the record, or a JSON pointer. Empty: the result is the whole "
+        "value.",
+    )
+    missing_text: Literal["pass", "reject"] = Field(
+        "pass",
+        description="What happens to a record whose text is absent or null. pass: it goes to the output topic as it "
+        "is. reject: it becomes a dead letter.",
+    )
+    route_class: Literal["online", "bulk"] = Field(
+        "online", description="Class of the route's records. bulk: they use what others leave, as bulk requests do."
+    )
+    max_age_ms: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Age at which a record is no longer enriched, and becomes a dead letter. Default: any age.",
+    )
+    record_format: Literal["json", "text"] = Field(
+        "json",
+        description="Format of the input topic's values. text: the value is the text, and the output is a JSON object "
+        "with it as `text`.",
+    )
+
+
+class RouteSettings(RouteFields):
+    """One route, checked as a whole."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    input_topic: Annotated[str, AfterValidator(check_request_topic)]
+    output_topic: Annotated[str, AfterValidator(check_topic)]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.output_topic == self.input_topic:
+            raise ValueError("output_topic must be another topic than input_topic: a record would be enriched again")
+        if self.record_format == "json" and not self.text:
+            raise ValueError("text must say where a record has its text, such as /description")
+        if self.record_format == "text" and self.text:
+            raise ValueError("text is for records with fields; the value of a record of plain text is its text")
+        if (self.task == "rerank") != (self.query is not None):
+            raise ValueError("query is the query of the task rerank, which needs it")
+        return self
+
+
+def check_routes(routes: Sequence[RouteSettings]) -> Sequence[RouteSettings]:
+    """The routes of one worker. Raises ValueError for two with one input or one output, and for a circle."""
+    for place in ("input_topic", "output_topic"):
+        topics = [getattr(route, place) for route in routes]
+        if twice := [topic for topic in topics if topics.count(topic) > 1]:
+            raise ValueError(f"two routes have the {place} {twice[0]}")
+    onward = {route.input_topic: route.output_topic for route in routes}
+    for first in onward:
+        topic: str | None = onward[first]
+        for _ in routes:
+            if topic == first:
+                raise ValueError(f"the routes from {first} lead back to it")
+            topic = onward.get(topic or "")
+    return routes
+
+
+def route_of(fields: RouteFields) -> RouteSettings:
+    """The one route that a worker's options say. Raises ValueError that names what is missing or does not fit."""
+    if fields.output_topic is None:
+        raise ValueError("input_topic needs output_topic")
+    try:
+        return RouteSettings(**{name: getattr(fields, name) for name in RouteFields.model_fields})
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
