@@ -162,12 +162,14 @@ class SettingsFile:
         for name, value in content.items():
             if name in LISTS and isinstance(value, list):
                 continue
+            if name in LISTS:
+                raise SettingsFileError(f"{file.place(name)}: {name} is a list of tables: write [[{name}]].")
             if not isinstance(value, dict):
                 raise SettingsFileError(f"{file.place('', name)}: {name} is outside of {_SHOWN_TABLES}.")
             if name not in TABLES:
                 raise SettingsFileError(
                     f"{file.place(name)}: there is no table [{name}].{_nearest(name, TABLES, '[{}]')} "
-                    f"The tables are {_SHOWN_TABLES}."
+                    f"The tables are {_SHOWN_TABLES}, and [[routes]]."
                 )
         return file
 

@@ -54,7 +54,6 @@ from penstock.worker.requests.sequences import SequenceRequests
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.requests.write_behind import WriteBehindCache
 from penstock.worker.resolved_settings import ResolvedSettings
-from penstock.worker.routes.route import check_routes_fit
 from penstock.worker.routes.router import Router
 from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
@@ -85,9 +84,9 @@ class Pipeline:
         self._tokenizer, self._traces, self._stop = tokenizer, traces, stop
         is_exactly_once = settings.delivery == "exactly_once"
         # Fetch
-        self.routes = check_routes_fit(settings.all_routes, info)
         requests = {} if settings.topic is None else {settings.topic: False, bulk_topic(settings.topic): True}
-        self.topics = requests | {route.input_topic: route.is_bulk for route in self.routes}  # whether bulk
+        routed = {route.input_topic: route.route_class == "bulk" for route in settings.all_routes}
+        self.topics = requests | routed  # whether the records of each are bulk
         self.cluster = KafkaCluster.of(settings)
         self.backpressure = Backpressure(settings.max_in_flight, can_stall=not is_exactly_once)
         offsets = OffsetTracker()
@@ -120,7 +119,7 @@ class Pipeline:
             any_dimensions=settings.any_dimensions,
             generation=generation,
         )
-        self._router = Router(self.routes, info, self._validator.checked)
+        self._router = Router(settings.all_routes, info, self._validator.checked)
         self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=cache is not None)
         self.cache = None if cache is None else WriteBehindCache(cache)
         # Batch, run
@@ -259,7 +258,7 @@ class Pipeline:
         self, completed: list[PendingRequest], stats: BatchStats | None, now: float
     ) -> list[PendingRequest]:
         """Send the enriched records of routes. Returns the requests that want a reply."""
-        routed = [request for request in completed if self._router.has(request.record)] if self.routes else []
+        routed = [request for request in completed if self._router.has(request.record)]
         if not routed:
             return completed
         rows = [plain_row(one.message.task, result_row(one, self._info, self._tokenizer)) for one in routed]

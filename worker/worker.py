@@ -87,7 +87,7 @@ class Worker:
         if may_join is not None:
             await may_join
         await path.outbox.start()
-        routed = {route.input_topic: route.output_topic for route in path.routes}
+        routed = {route.input_topic: route.output_topic for route in self._settings.all_routes}
         requests = [topic for topic in path.topics if topic not in routed]
         await create_topics(path.cluster, path.outbox, requests, self._settings.partitions)
         await create_outputs(path.cluster, path.outbox, routed)

@@ -18,7 +18,7 @@ from penstock.ops.cli.command_settings import unknown_variables
 from penstock.ops.cli.option_panels import in_panels, panel_of
 from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail
 from penstock.producer.secret_url import SecretUrl, without_secrets
-from penstock.producer.settings_sources import FILE_ONLY, FileSettings, Settings, SettingsFileError, env_name
+from penstock.producer.settings_sources import FILE_ONLY, LISTS, FileSettings, Settings, SettingsFileError, env_name
 
 S = TypeVar("S", bound=Settings)
 
@@ -151,10 +151,14 @@ def _sentences(
         return
     for detail in error.errors():
         field = str(detail["loc"][0]) if detail["loc"] else ""
+        fault = detail["msg"].removeprefix("Value error, ")
+        if field in LISTS:
+            _, index, *names = detail["loc"]
+            yield f"[[{field}]], number {int(index) + 1}: {': '.join([*map(str, names), fault])}."
+            continue
         if detail["type"] == "missing":
             yield f"Missing option '{option_name(field)}' (env var: '{env_name(field)}')"
             continue
-        fault = detail["msg"].removeprefix("Value error, ")
         if not field:  # of several options: its input would be all of them, with the passwords
             yield f"{fault}."
             continue

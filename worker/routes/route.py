@@ -1,12 +1,11 @@
 """One route: from a record of its input topic to a request, and from results to the record of its output topic."""
 
-from collections.abc import Sequence
-
 from penstock.engine.types import ModelInfo
-from penstock.producer.errors import InvalidRequest, UnsupportedTask, WrongArgument
+from penstock.producer.errors import InvalidRequest, UnsupportedTask
 from penstock.producer.wire.messages import Request, Text
 from penstock.producer.wire.options import check_applicable, check_options
 from penstock.producer.wire.plain_rows import PlainRow, plain_json
+from penstock.worker.routes.connect_json import UNAVAILABLE
 from penstock.worker.routes.json_format import add_json, read_json
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.settings import RouteSettings
@@ -19,7 +18,7 @@ class Route:
     """Pure: bytes in, bytes out. Called on the event loop."""
 
     def __init__(self, settings: RouteSettings, info: ModelInfo) -> None:
-        """Raises UnsupportedTask and InvalidRequest for a task or an option that the model does not have."""
+        """Raises UnsupportedTask and InvalidRequest for a task or an option that does not fit."""
         self.input_topic, self.output_topic = settings.input_topic, settings.output_topic
         self.is_bulk = settings.route_class == "bulk"
         self.max_age_s = None if settings.max_age_ms is None else settings.max_age_ms / 1e3
@@ -44,6 +43,15 @@ class Route:
             if self._passes:
                 return None
             raise InvalidRequest("The record has no text.")
+        if text == UNAVAILABLE:
+            raise InvalidRequest(
+                "The change event does not have the text, which is long and was not changed. Set the table's REPLICA "
+                "IDENTITY to FULL."
+            )
+        return self.asking(text)
+
+    def asking(self, text: str) -> Request:
+        """The request for a text."""
         asked: Text = text if self._query is None else (self._query, text)
         return Request(self._model, self.task, text=(asked,), options=self._options)
 
@@ -66,14 +74,3 @@ def _read_text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"The record's value is not UTF-8, at byte {error.start}.") from error
-
-
-def check_routes_fit(routes: Sequence[RouteSettings], info: ModelInfo) -> list[Route]:
-    """The routes of a worker, for its model. Raises WrongArgument that names the route at fault."""
-    made = []
-    for settings in routes:
-        try:
-            made.append(Route(settings, info))
-        except (UnsupportedTask, InvalidRequest, WrongArgument) as error:
-            raise WrongArgument(f"The route from {settings.input_topic}: {error.message}") from error
-    return made

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.errors import BackendError, PenstockError
+from penstock.producer.errors import BackendError, PenstockError, WrongArgument
 from penstock.producer.wire.headers import FINISHED_MS, MODEL, REVISION, SOURCE, TRACEPARENT, ReplyAddress, position
 from penstock.producer.wire.messages import Request
 from penstock.producer.wire.plain_rows import PlainRow
@@ -17,6 +17,7 @@ from penstock.worker.requests.request import PendingRequest, Rejection, StageTim
 from penstock.worker.requests.validation import check_names
 from penstock.worker.routes.key_order import KeyOrder
 from penstock.worker.routes.route import Route
+from penstock.worker.routes.settings import RouteSettings
 
 _OURS = {MODEL, REVISION, FINISHED_MS, SOURCE}
 
@@ -24,9 +25,12 @@ _OURS = {MODEL, REVISION, FINISHED_MS, SOURCE}
 class Router:
     """Called on the event loop. Without routes it knows no topic, and none of its methods is given a record."""
 
-    def __init__(self, routes: Sequence[Route], info: ModelInfo, check: Callable[[Request], Request]) -> None:
-        """`check`: of a request, by the model: it returns the request with its prompt, or raises PenstockError."""
-        self._routes: Mapping[str, Route] = {route.input_topic: route for route in routes}
+    def __init__(self, routes: Sequence[RouteSettings], info: ModelInfo, check: Callable[[Request], Request]) -> None:
+        """`check`: of a request, by the model: it returns the request with its prompt, or raises PenstockError.
+
+        Raises WrongArgument for a route that the model cannot serve.
+        """
+        self._routes: Mapping[str, Route] = {one.input_topic: _made(one, info, check) for one in routes}
         self._check = check
         self._info = info
         self.order = KeyOrder()
@@ -115,6 +119,15 @@ class Router:
         finished_ms = b"%d" % (time.time() * 1e3)
         info = self._info
         return [(MODEL, info.name.encode()), (REVISION, info.revision.encode()), (FINISHED_MS, finished_ms)]
+
+
+def _made(settings: RouteSettings, info: ModelInfo, check: Callable[[Request], Request]) -> Route:
+    try:
+        route = Route(settings, info)
+        check(route.asking("text"))
+    except PenstockError as error:
+        raise WrongArgument(f"The route from {settings.input_topic}: {error.message}") from error
+    return route
 
 
 def _headers(record: PendingRecord, own: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
