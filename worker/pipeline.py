@@ -149,9 +149,8 @@ class Pipeline:
             settings.group_id,
             number,
         )
-        self._outputs = OutputDelivery(
-            self.outbox, self.backpressure, self._acknowledged, self.metrics.count, self._delivery
-        )
+        outlet, held = self.outbox, self.backpressure
+        self._outputs = OutputDelivery(outlet, held, self._acknowledged, self.metrics, self._delivery)
         self.monitor = LoadMonitor(
             load,
             self.metrics,
@@ -291,6 +290,7 @@ class Pipeline:
         self._traces.rejected(rejections)
         self._delivery.reject(rejections)
         if routed:
+            self._outputs.count_rejected([one for one in rejections if self._router.has(one.record)])
             self._leave(self._router.order.finish([(record, None) for record in routed]))
 
     def give_up(self, records: Sequence[PendingRecord]) -> None:

@@ -12,6 +12,7 @@ class Output(OutAnswer):
     """It has the key and the time of its original, and more headers."""
 
     topic: str
+    outcome: str  # that the metrics count: `ok`, or `passed` as it was
 
     @property
     def timestamp_ms(self) -> int | None:

@@ -1,5 +1,6 @@
 """Enriched records, until the broker has acknowledged them."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -7,12 +8,14 @@ from operator import attrgetter
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from penstock.producer.errors import BackendError, InvalidRequest
+from penstock.producer.wire.headers import Headers
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.outlet import AnswerDropped, Outlet
 from penstock.worker.replies.output import Output
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import Rejection
+from penstock.worker.telemetry.metrics import Metrics
 
 _TOPIC = attrgetter("topic")
 
@@ -29,21 +32,22 @@ class OutputDelivery:
         outlet: Outlet,
         backpressure: Backpressure,
         acknowledged: Callable[[Sequence[PendingRecord]], None],
-        count: Callable[[str, int], None],
+        metrics: Metrics,
         delivery: Delivery,
     ) -> None:
-        """`count`: as that of `delivery`, which keeps the dead letters."""
+        """`delivery` keeps the dead letters. For the rest see there."""
         self._outlet = outlet
         self._backpressure = backpressure
         self._acknowledged = acknowledged
-        self._count = count
+        self._metrics = metrics
         self._delivery = delivery
 
     def output(
-        self, record: PendingRecord, topic: str, value: bytes | None, headers: list[tuple[str, bytes]]
+        self, record: PendingRecord, topic: str, value: bytes | None, headers: Headers, *, is_enriched: bool
     ) -> Output:
-        """An enriched record, which `send` takes."""
-        return Output(record.original.key, value, headers, self._done, record, topic)
+        """An enriched record, or one that passes as it was, which `send` takes."""
+        outcome = "ok" if is_enriched else "passed"
+        return Output(record.original.key, value, headers, self._done, record, topic, outcome)
 
     def send(self, outputs: Sequence[Output]) -> None:
         """Send enriched records. Those of a key leave in their order."""
@@ -55,13 +59,21 @@ class OutputDelivery:
     def _done(self, outputs: Sequence[Output], error: KafkaError | None) -> None:
         self._backpressure.add_reply_bytes(-_num_bytes(outputs))
         if error is None:
-            self._count("ok", len(outputs))
+            self._metrics.count("ok", len(outputs))
+            for (topic, outcome), count in Counter([(one.origin.source[0], one.outcome) for one in outputs]).items():
+                self._metrics.count_route(topic, outcome, count)
         if error is None or isinstance(error, AnswerDropped):
             self._acknowledged([output.origin for output in outputs])
             return
-        code = InvalidRequest if isinstance(error, MessageSizeTooLargeError) else BackendError
-        self._count(code.code, len(outputs))
-        self._delivery.reject([Rejection(output.origin, None, _refused(output, error)) for output in outputs])
+        rejections = [Rejection(output.origin, None, _refused(output, error)) for output in outputs]
+        self._metrics.count(rejections[0].error.code, len(rejections))
+        self.count_rejected(rejections)
+        self._delivery.reject(rejections)
+
+    def count_rejected(self, rejections: Sequence[Rejection]) -> None:
+        """Count records of routes that become dead letters."""
+        for (topic, code), count in Counter([(one.record.source[0], one.error.code) for one in rejections]).items():
+            self._metrics.count_route(topic, code, count)
 
 
 def _refused(output: Output, error: KafkaError) -> InvalidRequest | BackendError:

@@ -104,7 +104,8 @@ class Router:
             except PenstockError as error:
                 rejections.append(request.reject(error))
             else:
-                outputs.append(delivery.output(record, route.output_topic, value, _headers(record, headers)))
+                sent = _headers(record, headers)
+                outputs.append(delivery.output(record, route.output_topic, value, sent, is_enriched=True))
         return outputs, rejections
 
     def passed(self, records: Sequence[PendingRecord], delivery: OutputDelivery) -> list[Output]:
@@ -112,7 +113,8 @@ class Router:
         outputs = []
         for record in records:
             topic = self._routes[record.original.topic].output_topic
-            outputs.append(delivery.output(record, topic, record.original.value, _headers(record, [])))
+            value, sent = record.original.value, _headers(record, [])
+            outputs.append(delivery.output(record, topic, value, sent, is_enriched=False))
         return outputs
 
     def _own_headers(self) -> list[tuple[str, bytes]]:

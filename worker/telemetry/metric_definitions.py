@@ -37,6 +37,13 @@ WORKER_METRICS = (
         "penstock_requests_total", "counter", "records", ("outcome",), "Finished records, by error code or `ok`."
     ),
     MetricDefinition(
+        "penstock_route_records_total",
+        "counter",
+        "records",
+        ("topic", "outcome"),
+        "Finished records of routes, by input topic: `ok`, `passed` as they were, or the code of their dead letter.",
+    ),
+    MetricDefinition(
         "penstock_request_seconds",
         "histogram",
         "seconds",

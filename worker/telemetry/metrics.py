@@ -99,6 +99,7 @@ class Metrics:
         self._requests = self._counter("penstock_requests_total")
         self._outcomes = functools.cache(self._requests.labels)
         self._outcomes("ok")  # shown from the start
+        self._routes = functools.cache(self._counter("penstock_route_records_total").labels)
         latency = METRICS["penstock_request_seconds"]
         self.latency = SliceHistogram(latency.name, latency.meaning)
         self.registry.register(self.latency)
@@ -131,6 +132,10 @@ class Metrics:
     def count(self, outcome: str, records: int) -> None:
         """Count finished records: `ok`, or the code of their error."""
         self._outcomes(outcome).inc(records)
+
+    def count_route(self, topic: str, outcome: str, records: int) -> None:
+        """Count finished records of a route, beside `count`."""
+        self._routes(topic, outcome).inc(records)
 
     def observe_batch(self, stats: BatchStats) -> None:
         """Count one batch that ran."""

@@ -21,7 +21,7 @@ def record(offset: int, key: bytes | None) -> PendingRecord:
 
 
 def output(of: PendingRecord) -> Output:
-    return Output(of.original.key, b"", [], lambda *_: None, of, "output")
+    return Output(of.original.key, b"", [], lambda *_: None, of, "output", "ok")
 
 
 @st.composite
