@@ -18,6 +18,7 @@ COMMANDS = {
     "check": "Find problems of a set-up.",
     "config": "Print the settings of a worker or a client with their origins, or explain one.",
     "parity": "Compare a checkpoint's answers with those of sentence-transformers and transformers.",
+    "drift": "Compare what two versions of a model answered to the same records.",
     "convert": "Copy a checkpoint with safetensors in place of pickles.",
     "calibrate": "Measure the batch times of a model on this machine, for the scheduler.",
     "capacity": "Compute how many members, devices and partitions serve a load.",
@@ -36,7 +37,7 @@ COMMANDS = {
 }
 # Folder -> its commands whose module has their name, as the function of a command, or the typer app of several, has.
 FOLDERS = {
-    "checks": ("check", "config", "convert", "parity"),
+    "checks": ("check", "config", "convert", "drift", "parity"),
     "planning": ("calibrate", "capacity"),
     "workers": ("worker", "top", "logs"),
     "dead_letters": ("dlq", "replay"),

@@ -1,1 +1,1 @@
-"""Comparison of a checkpoint's answers here with those of sentence-transformers and transformers."""
+"""Comparisons of answers: of a checkpoint with its reference, and of two versions of a model."""

@@ -79,10 +79,14 @@ def distance(task: str, got: Answer, want: Answer) -> float:
 def cosine(got: Answer, want: Answer) -> float:
     """Of two vectors; of one for each token the smallest. NaN if their lengths or numbers differ."""
     first, second = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    if first.shape != second.shape:
-        return float("nan")
+    return float("nan") if first.shape != second.shape else float(np.min(cosines(first, second)))
+
+
+def cosines(first: npt.NDArray[np.floating], second: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """Of vectors of equal shapes, along their last axis."""
+    first, second = first.astype(np.float64, copy=False), second.astype(np.float64, copy=False)
     lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-    return float(np.min(np.sum(first * second, axis=-1) / lengths))
+    return np.asarray(np.sum(first * second, axis=-1) / lengths)
 
 
 def _of_vectors(got: npt.NDArray[np.float64], want: npt.NDArray[np.float64]) -> float:

@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 64 << 20  # a row of CSV has as many characters
 _MAX_SHOWN = 8  # objects whose keys an error lists
 
 
-def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
+def numbered_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
     """Numbers and contents of lines that are not blank; None for a line over `MAX_LINE_BYTES`."""
     for number in itertools.count(1):
         line = file.readline(MAX_LINE_BYTES + 1)
@@ -33,7 +33,7 @@ def read_jsonl(path: Path, columns: Sequence[str]) -> Content:
     """Header and blocks of a file."""
     with open_input(path) as file:
         yield None, None
-        rows = ((*_json_row(number, line, columns), len(line or b""), number) for number, line in _lines(file))
+        rows = ((*_json_row(number, line, columns), len(line or b""), number) for number, line in numbered_lines(file))
         blocks = in_blocks(rows, file, path)
         first = next(blocks, None)
         if first is not None:
@@ -56,7 +56,7 @@ def _check_keys(path: Path, block: Block, columns: Sequence[str]) -> None:
 def count_jsonl(path: Path) -> int:
     """Number of rows."""
     with open_input(path) as file:
-        return sum(1 for _ in _lines(file))
+        return sum(1 for _ in numbered_lines(file))
 
 
 _JSON_TYPES = {

@@ -100,6 +100,8 @@ def _texts(rows: "pa.RecordBatch", columns: Sequence[str], number: int) -> list[
     """The texts of a batch; `number` is its first row, counted from 1."""
     import pyarrow as pa
 
+    if not columns:
+        return []
     try:
         rows.validate(full=True)
         values = zip(*[rows.column(column).to_pylist() for column in columns], strict=True)

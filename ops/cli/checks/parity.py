@@ -4,8 +4,7 @@ import asyncio
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from pydantic import Field
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text as StyledText
 
 from penstock.engine.model.model_place import local_directory
 from penstock.engine.types import ENTAIL
+from penstock.ops.cli.checks.progress_bar import progress_bar
 from penstock.ops.cli.dead_letters.dead_letter import LocalRecord
 from penstock.ops.cli.setting_options import takes
-from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say, stderr
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say
 from penstock.producer.settings_sources import Settings
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 
@@ -159,7 +158,12 @@ async def _checks(
             raise BadUsage(f"--texts: {error}") from error
     comparison = Comparison(_asker(answerer), answerer.info.dtype, reference, beside, texts)
     calls = reference.calls
-    with _progress(len(calls) * len(texts)) as done:
+    with progress_bar("Comparing texts") as show:
+        num_done, total = itertools.count(1), len(calls) * len(texts)
+
+        def done() -> None:
+            show(next(num_done), total)
+
         for call in calls:
             if (call.task if call.labels is None else ENTAIL) not in answerer.info.tasks:
                 yield Check(call.what, 0, fault=f"{reference.name} answers it, and penstock does not")
@@ -239,15 +243,6 @@ def _refusals(checks: "Sequence[Check]") -> Iterator[str]:
         yield f"{what}: not compared: text {', '.join(map(str, indices))}: {reason}"
     if len(texts) > _SHOWN_REFUSALS:
         yield f"{len(texts) - _SHOWN_REFUSALS} more reasons: --json shows them."
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    console = stderr()
-    columns = TextColumn("Comparing texts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda: progress.advance(task)
 
 
 def _quieten_transformers() -> None:
