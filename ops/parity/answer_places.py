@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
-from penstock.ops.parity.recorded_answers import NoAnswer, NotComparable, RecordedAnswer, read_answer
+from penstock.ops.parity.recorded_answers import NotComparable, RecordedAnswer, Unanswered, read_answer
 from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.wire.messages import Options
 from penstock.worker.routes.pointer import Pointer
@@ -29,7 +29,7 @@ def read_json(text: bytes) -> Any:
 class ReadAnswer(NamedTuple):
     """What a document holds."""
 
-    answer: RecordedAnswer | NoAnswer | NotComparable
+    answer: RecordedAnswer | Unanswered | NotComparable
     inputs: bytes = b""  # digest of the rest; empty: there is none
 
 
@@ -55,7 +55,7 @@ class FieldPlace:
         if value is not None:
             return ReadAnswer(_answer(value), _digest(rest))
         return ReadAnswer(
-            NoAnswer(f"has nothing at {self._pointer or 'the top'}. {_fields_of(document)}"), _digest(rest)
+            Unanswered(f"has nothing at {self._pointer or 'the top'}. {_fields_of(document)}"), _digest(rest)
         )
 
 
@@ -68,14 +68,14 @@ class JobColumns:
         found = next((columns for columns in _COLUMNS if _plain(names[-len(columns) :]) == columns), None)
         if found is None:
             reason = "ends in no columns of penstock embed, classify or rerank"
-            return ReadAnswer(NoAnswer(f"{reason}, and --result-field was not given. {_fields_of(document)}"))
+            return ReadAnswer(Unanswered(f"{reason}, and --result-field was not given. {_fields_of(document)}"))
         values = dict(zip(found, list(document.values())[-len(found) :], strict=True))
         inputs = _digest({name: document[name] for name in names[: -len(found)]})
         if (error := values.pop("error")) is not None:
-            return ReadAnswer(NoAnswer(f"has the error {str(error)[:_SHOWN_CHARS]}"), inputs)
+            return ReadAnswer(Unanswered(f"has the error {str(error)[:_SHOWN_CHARS]}"), inputs)
         first = next(iter(values))
         value = values if first == "label" else values[first]
-        return ReadAnswer(NoAnswer(f"has no {first}") if values[first] is None else _answer(value), inputs)
+        return ReadAnswer(Unanswered(f"has no {first}") if values[first] is None else _answer(value), inputs)
 
 
 def _plain(names: list[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from penstock.ops.parity.drift_measures import (
     vector_drift,
 )
 from penstock.ops.parity.keyed_sample import KeyedSample, SampledRecord, common_reach
-from penstock.ops.parity.recorded_answers import NoAnswer, NotComparable, kind_of
+from penstock.ops.parity.recorded_answers import NotComparable, Unanswered, kind_of
 
 _LEAST_SHARE = 0.5  # of the keys with an answer, that have a pair
 _ROUNDING = 1e-9  # of a cosine
@@ -28,7 +28,8 @@ class Version:
     name: str  # the topic or file
     records: int  # that were read
     models: tuple[tuple[str, str, int], ...]  # model, revision and number of its answers, the most first
-    answers: int  # of the keys in the sample
+    keys: int  # of these, in the sample
+    answers: int  # of the keys
     tombstones: int
     unanswered: int  # without an answer, and no tombstones
     example: str | None  # one of them, and why it has none
@@ -51,7 +52,7 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class DriftBounds:
     """How far apart two versions may be."""
 
     max_label_changes: float | None = None  # a share
@@ -174,8 +175,8 @@ def _no_pair(samples: Sequence[KeyedSample], sides: Sequence[dict[int, SampledRe
     return f"No key has an answer both in {samples[0].name} and in {samples[1].name}. {examples}."
 
 
-def _why_none(record: SampledRecord) -> NoAnswer | None:
-    return record.answer if isinstance(record.answer, NoAnswer) else None
+def _why_none(record: SampledRecord) -> Unanswered | None:
+    return record.answer if isinstance(record.answer, Unanswered) else None
 
 
 def _example(side: dict[int, SampledRecord]) -> str | None:
@@ -196,6 +197,7 @@ def _version(sample: KeyedSample, own: dict[int, SampledRecord], other: dict[int
         sample.name,
         sample.num_records,
         tuple((*name, count) for name, count in models.most_common()),
+        keys=len(own),
         answers=len(answers),
         tombstones=tombstones,
         unanswered=len(own) - len(answers) - tombstones,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from penstock.ops.parity.recorded_answers import NoAnswer, NotComparable, RecordedAnswer
+from penstock.ops.parity.recorded_answers import NotComparable, RecordedAnswer, Unanswered
 
 _HASH_BYTES = 16  # two keys of any number of records do not share one
 
@@ -15,7 +15,7 @@ class SampledRecord:
     """The latest record of a key."""
 
     place: str  # for a sentence: `orders.enriched-3-17`, or `out.jsonl, line 7`
-    answer: RecordedAnswer | NoAnswer | NotComparable
+    answer: RecordedAnswer | Unanswered | NotComparable
     inputs: bytes = b""  # digest of the record without its answer; empty: there is nothing beside it
     source: bytes = b""  # position of the record that was answered; empty: not known
     model: str = ""

@@ -21,7 +21,7 @@ class NotComparable(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class NoAnswer:
+class Unanswered:
     """Why a record has none. Not a fault: a tombstone, a row that failed, a record without text."""
 
     reason: str

@@ -194,4 +194,5 @@ def test_no_label_controls_the_terminal(tmp_path: Path) -> None:
     code, screen = penstock("drift", first, second)
     assert code == 0
     assert "\x1b" not in screen
+    assert "\x1b" not in refusal(first, jsonl(tmp_path / "c.jsonl", [{"\x1b[2J": 1}]))
     assert "a\N{REPLACEMENT CHARACTER}[2J → b" in screen

@@ -8,7 +8,7 @@ from penstock.ops.cli.dead_letters.topic_reader import TopicReader
 from penstock.ops.parity.answer_files import Done
 from penstock.ops.parity.answer_places import AnswerPlace, read_json
 from penstock.ops.parity.keyed_sample import KeyedSample, SampledRecord
-from penstock.ops.parity.recorded_answers import NoAnswer, NotComparable
+from penstock.ops.parity.recorded_answers import NotComparable, Unanswered
 from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.headers import MODEL, REVISION, SOURCE
 
@@ -55,7 +55,7 @@ def _offer(sample: KeyedSample, record: Any, place: AnswerPlace) -> None:
 
 
 def _record(record: Any, at: str, place: AnswerPlace, headers: dict[str, bytes]) -> SampledRecord:
-    answer: Any = NoAnswer("is a tombstone", is_tombstone=True)
+    answer: Any = Unanswered("is a tombstone", is_tombstone=True)
     inputs = b""
     try:
         if record.value is not None:

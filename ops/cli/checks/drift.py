@@ -16,9 +16,10 @@ from penstock.ops.cli.checks.progress_bar import progress_bar
 from penstock.ops.cli.dead_letters.topic_reader import TopicReader, open_reader
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, narrate_logs
+from penstock.ops.logs.text import printable
 from penstock.ops.parity.answer_files import sample_file
 from penstock.ops.parity.answer_places import FieldPlace, JobColumns
-from penstock.ops.parity.drift import Bounds, compare
+from penstock.ops.parity.drift import DriftBounds, compare
 from penstock.ops.parity.keyed_sample import KeyedSample
 from penstock.ops.parity.recorded_answers import NotComparable
 from penstock.producer.files import TableError
@@ -86,10 +87,10 @@ def drift(settings: DriftSettings, a: First, b: Second, as_json: AsJson = False)
     narrate_logs(settings.bootstrap_servers)
     try:
         found = compare(*asyncio.run(_samples(settings, [a, b])))
-        bounds = Bounds(settings.max_label_changes, settings.min_cosine)
+        bounds = DriftBounds(settings.max_label_changes, settings.min_cosine)
         missed = bounds.missed(found)
     except (NotComparable, TableError) as error:
-        raise BadUsage(str(error)) from error
+        raise BadUsage(printable(str(error))) from error  # it quotes records
     if as_json:
         print(json.dumps({**asdict(found), "passed": not missed if bounds.are_given else None, "missed": missed}))
     else:

@@ -10,6 +10,14 @@ from penstock.ops.logs.text import count, printable
 from penstock.ops.parity.drift import Drift, Version
 from penstock.ops.parity.drift_measures import LabelDrift, ScoreDrift, VectorDrift
 
+_COUNTS = {  # of a version
+    "records read": "records",
+    "keys in the sample": "keys",
+    "answers": "answers",
+    "tombstones": "tombstones",
+    "without an answer": "unanswered",
+    "missing keys": "missing",
+}
 _SHOWN_FLOWS = 10
 _SHOWN_MODELS = 3
 _LABEL_CHARS = 40
@@ -40,14 +48,11 @@ def _of_versions(versions: tuple[Version, Version]) -> Table:
     table.columns[0].style = "dim"
     for column in table.columns[1:]:
         column.overflow = "fold"
-    names = ["answers", "tombstones", "without an answer", "missing"]
     table.add_row("", *[printable(one.name) for one in versions])
     if any(one.models for one in versions):
         table.add_row("models", *["\n".join(_models(one)) for one in versions])
-    table.add_row("records read", *[f"{one.records:,}" for one in versions])
-    counts = [(one.answers, one.tombstones, one.unanswered, one.missing) for one in versions]
-    for name, *of_both in zip(names, *counts, strict=True):
-        table.add_row(name, *[f"{number:,}" for number in of_both])
+    for name, attribute in _COUNTS.items():
+        table.add_row(name, *[f"{getattr(one, attribute):,}" for one in versions])
     return table
 
 
