@@ -59,7 +59,7 @@ def _record(row: _Row, place: AnswerPlace) -> SampledRecord:
     try:
         return SampledRecord(row.place, *place.read(row.read()))
     except NotComparable as error:
-        return SampledRecord(row.place, error)
+        return SampledRecord(row.place, error.kept())
 
 
 def _json_rows(path: Path) -> Iterator[_Row]:

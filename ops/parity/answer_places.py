@@ -93,7 +93,7 @@ def _answer(value: Any) -> RecordedAnswer | NotComparable:
     try:
         return read_answer(value)
     except NotComparable as error:
-        return error
+        return error.kept()
 
 
 def _without(document: Any, names: tuple[str, ...]) -> Any:

@@ -24,10 +24,10 @@ class SampledRecord:
     timestamp_ms: int = 0
 
     def is_of_input(self, other: "SampledRecord") -> bool:
-        """Whether both answer the same record: by its position, else by what stands beside the answer."""
-        if self.source and self.source == other.source:
-            return True
-        return self.inputs == other.inputs and bool(self.inputs or not (self.source and other.source))
+        """Whether both answer one input: by what stands beside the answer, else by its position if both have it."""
+        if self.inputs or other.inputs or not (self.source and other.source):
+            return self.inputs == other.inputs
+        return self.source == other.source
 
 
 class KeyedSample:

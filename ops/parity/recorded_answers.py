@@ -19,6 +19,10 @@ _OF_SEVERAL = {"labels", "scores"}  # beside the best label, where several were 
 class NotComparable(ValueError):
     """What cannot be compared, with its place. In a sample it stands for the answer of a record that is at fault."""
 
+    def kept(self) -> "NotComparable":
+        """The same for a sample, without what a traceback holds: the record."""
+        return NotComparable(str(self))
+
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:

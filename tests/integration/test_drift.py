@@ -103,6 +103,22 @@ async def test_a_version_that_lags_behind_is_not_compared_with_a_later_record(ve
     assert "1 pair not compared, whose inputs differ" in screen
 
 
+async def test_a_field_with_the_revision_is_no_part_of_the_input(versions: Versions) -> None:
+    for topic, revision in ((versions.old, "r1"), (versions.new, "r2")):
+        rows = [classified(number, "a") for number in range(6)]
+        await versions.fill(
+            topic, [(key, {**(value or {}), "by": revision}, at) for key, value, at in rows], revision=revision
+        )
+    assert (await versions.drift("--json"))[0]["pairs"] == 6
+
+
+async def test_records_of_an_answer_alone_are_of_one_input_if_their_position_is_equal(versions: Versions) -> None:
+    await versions.fill(versions.old, [(b"1", {"result": 0.5}, "orders-0-1"), (b"2", {"result": 0.5}, "orders-0-2")])
+    await versions.fill(versions.new, [(b"1", {"result": 0.5}, "orders-0-1"), (b"2", {"result": 0.5}, "orders-0-9")])
+    report, _ = await versions.drift("--json")
+    assert (report["pairs"], report["other_inputs"]) == (1, 1)
+
+
 async def test_records_without_keys_are_paired_by_the_position_of_their_input(versions: Versions) -> None:
     vectors = [[float(number % 7), 1.0, float(number % 5)] for number in range(30)]
     rows = [(None, {"id": number, "result": vector}, f"orders-1-{number}") for number, vector in enumerate(vectors)]

@@ -56,19 +56,26 @@ def _offer(sample: KeyedSample, record: Any, place: AnswerPlace) -> None:
 
 def _record(record: Any, at: str, place: AnswerPlace, headers: dict[str, bytes]) -> SampledRecord:
     answer: Any = Unanswered("is a tombstone", is_tombstone=True)
-    inputs = b""
+    inputs, revision = b"", headers.get(REVISION, b"").decode(errors="replace")
     try:
         if record.value is not None:
-            answer, inputs = place.read(read_json(record.value))
+            answer, inputs = place.read(_without_revision(read_json(record.value), revision))
     except NotComparable as error:
-        answer = error
+        answer = error.kept()
     return SampledRecord(
         at,
         answer,
         inputs,
         source=headers.get(SOURCE, b""),
         model=headers.get(MODEL, b"").decode(errors="replace"),
-        revision=headers.get(REVISION, b"").decode(errors="replace"),
+        revision=revision,
         partition=record.partition,
         timestamp_ms=record.timestamp,
     )
+
+
+def _without_revision(document: Any, revision: str) -> Any:
+    """The document without a field that repeats the header, which is no part of the input."""
+    if not revision or not isinstance(document, dict):
+        return document
+    return {name: value for name, value in document.items() if value != revision}
