@@ -95,7 +95,7 @@ def test_vectors_of_other_dimensions_are_compared_by_their_neighbours(tmp_path: 
 @pytest.mark.parametrize("top_k", [1, 3])
 def test_labels_of_two_jobs_and_rows_that_failed(tmp_path: Path, top_k: int) -> None:
     options = Options(top_k=top_k)
-    ours = [*labels("a", "a", "b", "b"), TooLong("a text of 600 tokens")]
+    ours: list[Result] = [*labels("a", "a", "b", "b"), TooLong("a text of 600 tokens")]
     theirs = [*labels("a", "b", "b", "a"), *labels("a")]
     first = output_of(tmp_path / "a.parquet", "classify", ours, options)
     second = output_of(tmp_path / "b.jsonl", "classify", theirs, options)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ops.parity.drift_measures import UnitVector, score_drift, vector_drift
+from penstock.ops.parity.drift_measures import score_drift, vector_drift
+from penstock.ops.parity.recorded_answers import UnitVector
 
 
 def unit_vectors(seed: int, rows: int, dim: int) -> list[UnitVector]:
