@@ -54,9 +54,8 @@ class FieldPlace:
         rest = _without(document, self._pointer.names)
         if value is not None:
             return ReadAnswer(_answer(value), _digest(rest))
-        return ReadAnswer(
-            Unanswered(f"has nothing at {self._pointer or 'the top'}. {_fields_of(document)}"), _digest(rest)
-        )
+        at = str(self._pointer) or "the top"
+        return ReadAnswer(Unanswered(f"has nothing at {at}. {_fields_of(document)}"), _digest(rest))
 
 
 class JobColumns:

@@ -64,31 +64,40 @@ class DriftBounds:
 
     def missed(self, drift: Drift) -> list[str]:
         """A sentence for each bound that is missed. Raises NotComparable if the answers have no such figure."""
-        found, sentences = drift.measured, list[str]()
+        sentences = []
         if self.max_label_changes is not None:
-            if not isinstance(found, LabelDrift):
-                raise NotComparable("--max-label-changes is a bound of labels, and the answers are none.")
-            if found.share > self.max_label_changes:
+            share = _label_changes(drift)
+            if share > self.max_label_changes:
                 sentences.append(
-                    f"{100 * found.share:.4g}% of the labels differ; at most {100 * self.max_label_changes:.4g}% may."
+                    f"{_percent(share)} of the labels differ; at most {_percent(self.max_label_changes)} may."
                 )
         if self.min_cosine is not None:
-            if not isinstance(found, VectorDrift):
-                raise NotComparable("--min-cosine is a bound of vectors, and the answers are none.")
-            if found.cosine is None:
-                dimensions = "{:,} and {:,}".format(*found.dimensions)
-                raise NotComparable(
-                    f"Vectors of {dimensions} dimensions have no cosine, so --min-cosine cannot be judged."
-                )
-            if found.cosine.min < self.min_cosine - _ROUNDING:
-                sentences.append(
-                    f"The least cosine is {found.cosine.min:.6f}; at least {self.min_cosine:g} is asked for."
-                )
+            least = _least_cosine(drift)
+            if least < self.min_cosine - _ROUNDING:
+                sentences.append(f"The least cosine is {least:.6f}; at least {self.min_cosine:g} is asked for.")
         if self.are_given and drift.pairs < _LEAST_SHARE * drift.answered:
-            sentences.append(
-                f"{drift.pairs:,} of {drift.answered:,} keys with an answer have a pair: too few to judge."
-            )
+            found = f"{drift.pairs:,} of {drift.answered:,}"
+            sentences.append(f"{found} keys with an answer have a pair: too few to judge.")
         return sentences
+
+
+def _label_changes(drift: Drift) -> float:
+    if not isinstance(drift.measured, LabelDrift):
+        raise NotComparable(f"--max-label-changes is a bound of labels, and the answers are {drift.kind}.")
+    return drift.measured.share
+
+
+def _least_cosine(drift: Drift) -> float:
+    if not isinstance(drift.measured, VectorDrift):
+        raise NotComparable(f"--min-cosine is a bound of vectors, and the answers are {drift.kind}.")
+    if drift.measured.cosine is None:
+        dimensions = "{:,} and {:,}".format(*drift.measured.dimensions)
+        raise NotComparable(f"Vectors of {dimensions} dimensions have no cosine, so --min-cosine cannot be judged.")
+    return drift.measured.cosine.min
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g}%"
 
 
 def compare(first: KeyedSample, second: KeyedSample) -> Drift:
@@ -143,7 +152,7 @@ def _kind_of_all(records: Sequence[SampledRecord]) -> str:
     first, kind = records[0], kind_of(records[0].answer)
     for one in records:
         if (other := kind_of(one.answer)) != kind:
-            raise NotComparable(f"{one.place} holds {other}, and {first.place} {kind}: one version has one kind.")
+            raise NotComparable(f"{one.place} holds {other}, and {first.place} {kind}, of the same version.")
     return kind
 
 
@@ -170,7 +179,10 @@ def _nothing_shared(samples: Sequence[KeyedSample], sides: Sequence[dict[int, Sa
 def _no_pair(samples: Sequence[KeyedSample], sides: Sequence[dict[int, SampledRecord]], others: Sequence[_Pair]) -> str:
     if others:
         places = " and ".join(_places(others[0]))
-        return f"No key has answers to the same input: {places} have one key, and other fields beside the answer."
+        return (
+            f"No key has answers to the same input: {places} have one key, and differ in what is beside the answer or, "
+            "without anything there, in the position of their input."
+        )
     examples = "; ".join(filter(None, map(_example, sides))) or "All have a tombstone on one side"
     return f"No key has an answer both in {samples[0].name} and in {samples[1].name}. {examples}."
 

@@ -163,7 +163,7 @@ EMBEDDED = [{"text": "a", "embedding": [1.0, 0.0], "error": None}]
         ('{"text": "a", "embedding": {"indices": [1]}, "error": null}', "holds an object of indices"),
         ('{"text": "a", "embedding": true, "error": null}', "holds true, which is no answer"),
         ('{"text": "a", "label": "x", "score": 1.0, "error": null}', "answers of two kinds: vectors of 2 dimensions"),
-        ('{"text": "b", "embedding": [1.0, 0.0], "error": null}', "have one key, and other fields beside the answer"),
+        ('{"text": "b", "embedding": [1.0, 0.0], "error": null}', "differ in what is beside the answer"),
         ('{"text": "a", "embedding": [1.0', "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("[]", "holds no JSON object"),
@@ -178,7 +178,7 @@ def test_what_cannot_be_compared_is_refused_with_its_place(tmp_path: Path, line:
 def test_a_version_with_answers_of_two_kinds_is_refused(tmp_path: Path) -> None:
     longer = [*EMBEDDED, {"text": "b", "embedding": [1.0, 0.0, 0.0], "error": None}]
     first = jsonl(tmp_path / "a.jsonl", [*EMBEDDED, {**EMBEDDED[0], "text": "b"}])
-    assert "one version has one kind" in refusal(first, jsonl(tmp_path / "b.jsonl", longer))
+    assert "vectors of 2 dimensions, of the same version" in refusal(first, jsonl(tmp_path / "b.jsonl", longer))
 
 
 def test_names_that_are_no_files_and_no_topics(tmp_path: Path) -> None:
