@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import Unique
+from tests.engine.helpers import needs_bfloat16, save_sentence_transformer
+from tests.integration.conftest import StartWorker, Unique
 from tests.ops.command_line import penstock
 
 Enriched = tuple[bytes | None, dict[str, Any] | None, str]  # key, value, and position of the input
@@ -90,6 +92,39 @@ async def test_labels_of_the_latest_record_of_each_key_are_compared(versions: Ve
     assert "4.255% of the labels differ; at most 4% may." in screen
     assert "2 a → c" in screen
     assert (await versions.drift("--max-label-changes", "0.05", "--json"))[0]["passed"] is True
+
+
+@needs_bfloat16
+@pytest.mark.slow
+async def test_the_routes_of_a_worker_and_of_its_shadow_in_another_precision(
+    versions: Versions, unique: Unique, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    source, broker = unique("orders"), versions.broker
+    await versions.create(source, 2)
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        for number in range(12):
+            text = None if number == 3 else {"id": number, "text": f"w{number} w{number + 1}"}
+            await versions.send(producer, source, (b"%d" % number, text, ""))
+    save_sentence_transformer(tmp_path, [f"w{number}" for number in range(20)])
+    for output, dtype in ((versions.old, "float32"), (versions.new, "bfloat16")):
+        worker = start_worker(
+            broker,
+            model=tmp_path / "model",
+            dtype=dtype,
+            served_name="minilm",
+            task="embed",
+            input_topic=source,
+            output_topic=output,
+            text="text",
+            once=True,
+        )
+        assert await worker.exit_code() == 0, worker.tail()
+    report, _ = await versions.drift("--json", "--min-cosine", "0.999999", code=1)
+    assert [(one["keys"], one["answers"], one["tombstones"]) for one in report["versions"]] == [(12, 11, 1)] * 2
+    assert report["versions"][0]["models"][0][0] == "minilm"
+    assert (report["pairs"], report["answered"]) == (11, 11)
+    assert report["measured"]["overlap"] > 0.9
+    assert (await versions.drift("--json", "--min-cosine", "0.999"))[0]["passed"] is True
 
 
 async def test_a_version_that_lags_behind_is_not_compared_with_a_later_record(versions: Versions) -> None:

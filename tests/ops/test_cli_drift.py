@@ -178,7 +178,7 @@ def test_what_cannot_be_compared_is_refused_with_its_place(tmp_path: Path, line:
 def test_a_version_with_answers_of_two_kinds_is_refused(tmp_path: Path) -> None:
     longer = [*EMBEDDED, {"text": "b", "embedding": [1.0, 0.0, 0.0], "error": None}]
     first = jsonl(tmp_path / "a.jsonl", [*EMBEDDED, {**EMBEDDED[0], "text": "b"}])
-    assert "vectors of 2 dimensions, of the same version" in refusal(first, jsonl(tmp_path / "b.jsonl", longer))
+    assert "dimensions, of the same version." in refusal(first, jsonl(tmp_path / "b.jsonl", longer))
 
 
 def test_names_that_are_no_files_and_no_topics(tmp_path: Path) -> None:
