@@ -30,12 +30,12 @@ async def sample_topic(
     """
     sample = KeyedSample(topic, size)
     ends = [await reader.end(topic, partition) for partition in range(partitions)]
-    before = 0
+    before, total = 0, sum(ends)
     for partition, end in enumerate(ends):
         async with aclosing(reader.records(topic, partition, last=end - 1)) as records:
             async for record in records:
                 _offer(sample, record, place)
-                done(before + record.offset + 1, sum(ends))
+                done(before + record.offset + 1, total)
         before += end
     return sample
 
