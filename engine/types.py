@@ -151,6 +151,19 @@ class ModelInfo:
         """The tasks that requests name, sorted: what people are told. ENTAIL is of `classify` with labels."""
         return sorted(self.tasks - {ENTAIL})
 
+    @property
+    def natural_task(self) -> str | None:
+        """The task that a request means which names none; None where it is not clear.
+
+        Of a cross-encoder `rerank`, of a model of several embeddings the vector of a text.
+        """
+        tasks = self.request_tasks
+        if len(tasks) == 1:
+            return tasks[0]
+        if tasks == ["classify", "rerank"]:
+            return "rerank"
+        return "embed" if "embed" in tasks and "classify" not in tasks else None
+
 
 def is_entailment(label: str) -> bool:
     """Whether a class says that a pair's second text follows from its first: the rule of zero-shot-classification."""

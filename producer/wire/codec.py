@@ -6,7 +6,7 @@ is allocated from them.
 
 import functools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -22,6 +22,7 @@ from penstock.producer.wire.messages import (
     Options,
     Reply,
     Request,
+    Tokens,
     Vector,
     utf8_fault,
 )
@@ -82,12 +83,19 @@ def encode_request(request: Request) -> bytes:
 
 def decode_request(value: bytes | None) -> Request:
     """Parse and check a request value. Raises InvalidRequest or a subclass; the message names the field."""
-    body = unpack(value, MAX_RECORD_BYTES, MAX_SEQUENCES, _MAX_REQUEST_CONTAINERS)
+    return read_request(unpack(value, MAX_RECORD_BYTES, MAX_SEQUENCES, _MAX_REQUEST_CONTAINERS), decode_tokens)
+
+
+def read_request(body: Mapping[str, Any], read_tokens: Callable[[Mapping[str, Any], int], Tokens | None]) -> Request:
+    """The request in a map of this version. Raises as `decode_request`.
+
+    `read_tokens` is given the map and the most sequences, and returns None where the map has no token ids.
+    """
     model = string(body, "model")
     task = check_task(string(body, "task"))
     if task == "sequence":
         return Request(model, task, sequences=decode_fields(body.get("sequences")))
-    tokens = decode_tokens(body, MAX_SEQUENCES)
+    tokens = read_tokens(body, MAX_SEQUENCES)
     text = decode_text(body)
     if (tokens is None) == (text is None):
         raise InvalidRequest("Give exactly one of `text` and `ids` with `lens`.")

@@ -18,8 +18,7 @@ def unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: i
     """One msgpack map of this version. Raises InvalidRequest; bounds are checked before memory is allocated."""
     if not value:
         raise InvalidRequest("The record has no value; a msgpack map was expected.")
-    if len(value) > max_bytes:
-        raise InvalidRequest(f"The record has {len(value):,} bytes; at most {max_bytes:,} are accepted.")
+    check_size(value, max_bytes)
     count_containers = _container_bound(max_containers) if len(value) > _SMALL_BYTES else None
     try:
         body = msgpack.unpackb(
@@ -40,10 +39,20 @@ def unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: i
         raise InvalidRequest(f"The record is not a msgpack map within the size bounds: {reason}.") from error
     if not isinstance(body, dict):
         raise InvalidRequest(f"The record must be a msgpack map. Given: {show(body)}")
-    version = body.get("v")
+    check_version(body.get("v"))
+    return body
+
+
+def check_size(value: bytes, max_bytes: int) -> None:
+    """Raise InvalidRequest for a value that is too large to be read."""
+    if len(value) > max_bytes:
+        raise InvalidRequest(f"The record has {len(value):,} bytes; at most {max_bytes:,} are accepted.")
+
+
+def check_version(version: object) -> None:
+    """Raise InvalidRequest for any version but this one."""
     if version != VERSION or not is_int(version):
         raise InvalidRequest(f"`v` must be {VERSION}. Given: {show(version)}")
-    return body
 
 
 def string(body: Mapping[str, Any], name: str) -> str:

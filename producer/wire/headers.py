@@ -23,6 +23,7 @@ REVISION = "penstock-revision"
 FINISHED_MS = "penstock-finished-ms"
 TRACEPARENT = "traceparent"
 PARTIAL = "penstock-partial"
+CONTENT_TYPE = "content-type"
 REPLAY_OF = "penstock-replay-of"
 REPLAYS = "penstock-replays"
 
@@ -58,6 +59,8 @@ _TRACEPARENT = re.compile(
 )
 _SAMPLED = 1  # the flag's bit
 
+_JSON = (CONTENT_TYPE, b"application/json")
+
 Headers = Sequence[tuple[str, bytes]]
 
 
@@ -70,6 +73,7 @@ class ReplyAddress:
     correlation_id: bytes | None
     traceparent: bytes | None  # copied unchanged
     replay_of: bytes | None = None  # copied unchanged: the record that this one repeats, as its sender says
+    is_json: bool = False  # the reply is JSON, as the request is
 
     def headers(self) -> list[tuple[str, bytes]]:
         """The reply record's headers."""
@@ -80,6 +84,8 @@ class ReplyAddress:
             headers.append((TRACEPARENT, self.traceparent))
         if self.replay_of is not None:
             headers.append((REPLAY_OF, self.replay_of))
+        if self.is_json:
+            headers.append(_JSON)
         return headers
 
 

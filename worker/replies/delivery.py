@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from penstock.producer.errors import BackendError, Cancelled, Expired, InvalidRequest, PenstockError
 from penstock.producer.wire.codec import encode_error
 from penstock.producer.wire.headers import ReplyAddress
+from penstock.producer.wire.json_codec import encode_json_error
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.fetching.group import client_id
 from penstock.worker.kafka.reply_destinations import Footprint, ReplyDestination
@@ -178,14 +179,15 @@ def _log(rejections: Sequence[Rejection]) -> None:
 
 def _error_replies(rejections: Iterable[Rejection], done: _Done) -> list[_Reply]:
     """To the records that have an address. Records that share an error share its bytes."""
-    encoded: dict[PenstockError, bytes] = {}
+    encoded: dict[tuple[PenstockError, bool], bytes] = {}
     answers = []
     for record, address, error in rejections:
         if address is not None:
-            if error not in encoded:
-                encoded[error] = encode_error(error)
+            form = error, address.is_json
+            if form not in encoded:
+                encoded[form] = encode_json_error(error) if address.is_json else encode_error(error)
             record.owe()
-            answers.append((record, address, encoded[error]))
+            answers.append((record, address, encoded[form]))
     return _replies(answers, done)
 
 

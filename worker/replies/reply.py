@@ -11,15 +11,18 @@ from penstock.engine.cells.emissions import split
 from penstock.engine.types import Emission, Float32Array, ModelInfo, entailment_of
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.codec import encode_reply, encode_shared_notes, encode_vectors, own_notes
+from penstock.producer.wire.json_codec import encode_json_reply
 from penstock.producer.wire.messages import (
     BIT_DTYPES,
     INT8_DTYPES,
+    REQUEST_TOKENS,
     Classification,
     Generation,
     Options,
     Reply,
     Row,
     TokenTable,
+    Vector,
 )
 from penstock.producer.wire.reply_rows import sign_bits
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
@@ -47,10 +50,13 @@ def encode_replies(
     for request in requests:
         if request.num_missing:
             raise RuntimeError("A reply was made before all results were there. This is a bug.")
+        if request.address.is_json:
+            values.append(_encode_json(request, info, stats, now, tokenizer))
+            continue
         notes_key = request.times, request.record.original.timestamp, request.num_cached
         notes = encoded.get(notes_key)
         if notes is None:
-            notes = encoded[notes_key] = _shared_notes(request, stats, now)
+            notes = encoded[notes_key] = encode_shared_notes(request.num_cached, *_notes(request, stats, now))
         values.append(_encode(request, info, own_notes(notes, request.num_tokens), tokenizer))
     return values
 
@@ -65,22 +71,22 @@ def encode_partial(
     row = read_generation_row(result)
     if sequence.request.message.text is not None and tokenizer is not None:
         row = dataclasses.replace(row, text=tokenizer.decode_part(row.tokens))
-    return encode_reply(Reply(info.name, info.revision, generations=(row,)))
+    reply = Reply(info.name, info.revision, generations=(row,))
+    return encode_json_reply("generate", reply) if sequence.request.address.is_json else encode_reply(reply)
 
 
 def result_row(request: PendingRequest, info: ModelInfo, tokenizer: Tokenizer | None) -> Row:
     """The answer to a complete request of one sequence."""
-    task, dtype = request.message.task, request.message.options.dtype
-    results: list[Float32Array] = request.results  # type: ignore[assignment]  # none is missing
-    if dtype in INT8_DTYPES:
-        return _quantised(results, info, dtype).rows(task)[0]
-    if task != "embed":
-        return Reply(info.name, info.revision, **_rows(request, results, info, tokenizer)).rows(task)[0]
-    row: Row = sign_bits(np.stack(results), dtype)[0] if dtype in BIT_DTYPES else results[0].astype(dtype, copy=False)
-    return row
+    task = request.message.task
+    if task == "embed" and request.message.options.dtype == "float32":
+        return _results(request)[0]
+    return _reply(request, info, tokenizer).rows(task)[0]
 
 
-def _shared_notes(request: PendingRequest, stats: BatchStats | None, now: float) -> bytes:
+def _notes(
+    request: PendingRequest, stats: BatchStats | None, now: float
+) -> tuple[dict[str, float], dict[str, int | str]]:
+    """`timing` and `batch` of a reply, but for the tokens of its request."""
     times = request.times
     timing_ms = {
         "queue": round(max(0.0, times.arrived_unix_ms - request.record.original.timestamp), 3),
@@ -88,21 +94,39 @@ def _shared_notes(request: PendingRequest, stats: BatchStats | None, now: float)
         "cache": times.cache_ms,
     }
     if stats is None:
-        return encode_shared_notes(request.num_cached, timing_ms, {})
+        return timing_ms, {}
     timing_ms["schedule"] = round(max(0.0, now - times.queued - stats.device_s) * 1e3, 3)
     timing_ms["compute"] = round(stats.device_s * 1e3, 3)
-    batch: dict[str, int | str] = {"size": stats.sums.count, "tokens": stats.sums.tokens, "trigger": stats.trigger}
-    return encode_shared_notes(request.num_cached, timing_ms, batch)
+    return timing_ms, {"size": stats.sums.count, "tokens": stats.sums.tokens, "trigger": stats.trigger}
+
+
+def _encode_json(
+    request: PendingRequest, info: ModelInfo, stats: BatchStats | None, now: float, tokenizer: Tokenizer | None
+) -> bytes:
+    reply = _reply(request, info, tokenizer)
+    timing_ms, batch = _notes(request, stats, now)
+    reply.cached, reply.timing = request.num_cached, timing_ms
+    reply.batch = {**batch, REQUEST_TOKENS: request.num_tokens}
+    return encode_json_reply(request.message.task, reply)
 
 
 def _encode(request: PendingRequest, info: ModelInfo, notes: bytes, tokenizer: Tokenizer | None) -> bytes:
-    results: list[Float32Array] = request.results  # type: ignore[assignment]  # none is missing
     dtype = request.message.options.dtype
+    if request.message.task == "embed" and dtype not in INT8_DTYPES:
+        return encode_vectors(info.name, info.revision, _results(request), dtype, notes)
+    return encode_reply(_reply(request, info, tokenizer), notes)
+
+
+def _reply(request: PendingRequest, info: ModelInfo, tokenizer: Tokenizer | None) -> Reply:
+    """The reply without its notes."""
+    results, dtype = _results(request), request.message.options.dtype
     if dtype in INT8_DTYPES:
-        return encode_reply(_quantised(results, info, dtype), notes)
-    if request.message.task == "embed":
-        return encode_vectors(info.name, info.revision, results, dtype, notes)
-    return encode_reply(Reply(info.name, info.revision, **_rows(request, results, info, tokenizer)), notes)
+        return _quantised(results, info, dtype)
+    return Reply(info.name, info.revision, **_rows(request, results, info, tokenizer))
+
+
+def _results(request: PendingRequest) -> list[Float32Array]:
+    return request.results  # type: ignore[return-value]  # none is missing
 
 
 def _quantised(results: list[Float32Array], info: ModelInfo, dtype: str) -> Reply:
@@ -119,6 +143,8 @@ def _rows(
     """The fields of the reply that hold its rows."""
     options = request.message.options
     match request.message.task:
+        case "embed":
+            return {"vectors": _vectors(np.stack(results), options.dtype)}
         case "embed_sparse":
             return {"sparse": sparse_table(results, options)}
         case "embed_tokens":
@@ -139,6 +165,10 @@ def _rows(
             return {"emissions": _emissions(results, info.emissions)}
         case task:
             raise RuntimeError(f"No reply is known for the task {task!r}. This is a bug.")
+
+
+def _vectors(matrix: Float32Array, dtype: str) -> Vector:
+    return sign_bits(matrix, dtype) if dtype in BIT_DTYPES else matrix.astype(dtype, copy=False)
 
 
 def _generations(

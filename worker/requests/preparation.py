@@ -100,7 +100,7 @@ class RequestPreparer:
         is_bounded = self._is_bounded(found)
         for request, columns in found:
             try:
-                fitting = self._fit(request.message, columns, is_bounded)
+                fitting = self._fit(request, columns, is_bounded)
                 blocks += self._keyed(request, fitting)
                 request.note_tokens(len(fitting.ids), self._bounds.token_bytes(request.message))
             except PenstockError as error:
@@ -181,7 +181,7 @@ class RequestPreparer:
         except PenstockError as error:
             return error
 
-    def _fit(self, message: Request, found: _Columns | PenstockError, is_bounded: bool) -> _Columns:
+    def _fit(self, request: PendingRequest, found: _Columns | PenstockError, is_bounded: bool) -> _Columns:
         """Bound sequences to the vocabulary and the model's maximum. A cut keeps the special tokens around the text.
 
         `is_bounded`: no id or type of all requests is outside the model's tables.
@@ -192,7 +192,7 @@ class RequestPreparer:
         """
         if isinstance(found, PenstockError):
             raise found
-        info, lengths = self._info, found.lengths
+        info, lengths, message = self._info, found.lengths, request.message
         if not is_bounded:
             self._check_tables(found, message.sequences_per_row)
         if 0 in lengths:
@@ -200,7 +200,7 @@ class RequestPreparer:
         longest = max(lengths)
         if longest > info.max_tokens and not message.options.truncate:
             raise _above(info.max_tokens, lengths, TooLong, f"`inputs` must have at most {info.max_tokens} tokens.")
-        self._bounds.check_tokens(message, lengths)
+        self._bounds.check_tokens(message, lengths, request.address.is_json)
         most = self._cut_tokens if message.options.truncate else info.max_tokens
         if longest <= most:
             return found

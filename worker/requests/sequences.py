@@ -15,6 +15,7 @@ from penstock.worker.requests.validation import first_error
 
 _PAUSE_STEPS = 1024  # unfolded, a few milliseconds; then the event loop has a turn
 _COLUMN_BYTES = 64  # of a reply, for each name that is emitted, beside its values
+_JSON_FACTOR = 5  # a value of four bytes, alone in its list, as JSON
 _OPTIONS = TaskOptions("sequence")
 _TOKEN = np.zeros(1, np.int32)
 
@@ -53,6 +54,8 @@ class SequenceRequests:
                 await asyncio.sleep(0)
         if errors:
             raise first_error(errors)
+        if request.address.is_json:
+            reply_bytes *= _JSON_FACTOR
         if reply_bytes + _COLUMN_BYTES * len(self._info.emissions) > self._max_reply_bytes:
             raise InvalidRequest(
                 f"What the cells may emit would exceed {self._max_reply_bytes:,} bytes; send fewer sequences a record, "

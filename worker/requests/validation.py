@@ -20,6 +20,7 @@ from penstock.producer.errors import (
 from penstock.producer.prompts import Prompts
 from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.headers import CANCEL, ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
+from penstock.producer.wire.json_codec import Defaults, decode_json_request, is_json
 from penstock.producer.wire.messages import INT8_DTYPES, Options, Request, Text
 from penstock.scheduler import Cause
 from penstock.worker.requests.deadline_errors import deadline_error
@@ -64,6 +65,7 @@ class RequestValidator:
         self._max_sequences = max_sequences
         self._any_dimensions = any_dimensions
         self._generation = generation
+        self._defaults = Defaults(info.name, info.natural_task, info.request_tasks)
 
     def validate(
         self, records: Iterable[PendingRecord], now: float, unix_now: float
@@ -81,7 +83,7 @@ class RequestValidator:
             headers = dict(record.original.headers)
             address: ReplyAddress | None = None
             try:
-                address = self._address(headers)
+                address = self._address(headers, record)
                 check_names(headers)
                 if CANCEL in headers:
                     rejections.append(Rejection(record, address, _CANCELLATION))
@@ -93,7 +95,7 @@ class RequestValidator:
                     continue
                 if record.is_poison:
                     raise BackendError(f"The record ended {record.num_attempts} workers, and is not run again.")
-                message = self._message(record.original.value)
+                message = self._message(record.original.value, address.is_json)
                 requests.append(PendingRequest(record, address, message, deadline, bulk, times))
             except PenstockError as error:
                 rejections.append(Rejection(record, address, error))
@@ -108,13 +110,13 @@ class RequestValidator:
         for record in records:
             headers = dict(record.original.headers)
             with contextlib.suppress(PenstockError):
-                address = self._address(headers)
+                address = self._address(headers, record)
                 deadline = self._deadline(headers, parse_is_bulk(headers), times)
                 if deadline is not None and (late_s := now + wait_s - deadline) > 0:
                     rejections.append(Rejection(record, address, deadline_error(Cause.OVERLOADED, late_s)))
         return rejections
 
-    def _address(self, headers: Mapping[str, bytes]) -> ReplyAddress:
+    def _address(self, headers: Mapping[str, bytes], record: PendingRecord) -> ReplyAddress:
         """The reply address. Raises InvalidRequest when there is none, or one outside the allow-list."""
         try:
             address = parse_address(headers)
@@ -123,6 +125,7 @@ class RequestValidator:
             raise
         if not self._is_allowed(address.topic):
             raise InvalidRequest(f"The reply topic is outside this worker's allow-list. Given: {address.topic[:100]!r}")
+        address.is_json = is_json(record.original.value)
         return address
 
     def _deadline(self, headers: Mapping[str, bytes], bulk: bool, times: StageTimes) -> float | None:
@@ -132,19 +135,20 @@ class RequestValidator:
             return None if bulk or self._slo_s is None else times.arrived + self._slo_s
         return times.arrived + (deadline_ms - times.arrived_unix_ms) / 1e3
 
-    def _message(self, value: bytes | None) -> Request:
+    def _message(self, value: bytes | None, is_json: bool) -> Request:
         """The request in a record's value. Raises PenstockError if this worker cannot answer it."""
-        return self.checked(decode_request(value))
+        message = decode_json_request(value, self._defaults) if value and is_json else decode_request(value)
+        return self.checked(message, is_json)
 
-    def checked(self, message: Request) -> Request:
-        """A request, with its prompt. Raises PenstockError if this worker cannot answer it."""
-        self._check(message)
+    def checked(self, message: Request, is_json: bool = False) -> Request:
+        """A request, with its prompt. Raises PenstockError if this worker cannot answer it, in JSON or msgpack."""
+        self._check(message, is_json)
         prompted = self._prompts.apply(message)
         if prompted.text is not None:
             _require_bounded(prompted.text)
         return prompted
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request, is_json: bool) -> None:
         info, n = self._info, request.num_sequences
         if request.model != info.name:
             raise UnknownModel(f"This topic's workers serve {info.name!r}. Given: {request.model[:100]!r}")
@@ -161,9 +165,9 @@ class RequestValidator:
         if request.options.dtype in INT8_DTYPES:
             self._check_int8(request.options)
         if self._generation is None:
-            self._bounds.check_sequences(request)
+            self._bounds.check_sequences(request, is_json)
         else:
-            self._bounds.check_generation(request, self._generation.options(request).max_new_tokens)
+            self._bounds.check_generation(request, self._generation.options(request).max_new_tokens, is_json)
 
     def _check_int8(self, options: Options) -> None:
         if self._info.int8_ranges is None:

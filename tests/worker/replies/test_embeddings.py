@@ -97,7 +97,7 @@ def test_a_sparse_reply_that_is_too_large_is_the_error_of_its_record_alone(
     requests = [one.request for one in sequences]
     bounds = ReplyBounds(info, 4000)
     for request in requests:
-        bounds.check_sequences(request.message)
+        bounds.check_sequences(request.message, is_json=False)
     [refused] = bounds.refused(requests, encode_replies(requests, info, None, 0.0))
     assert refused.record is requests[0].record
     assert isinstance(refused.error, InvalidRequest)

@@ -79,7 +79,7 @@ BAD_VALUES: dict[str, tuple[bytes | None, type[PenstockError], str]] = {
     "a tombstone": (None, InvalidRequest, "no value"),
     "no bytes": (b"", InvalidRequest, "no value"),
     "not msgpack": (b"\xc1 not msgpack", InvalidRequest, "msgpack"),
-    "JSON": (b'{"v": 1}', InvalidRequest, "msgpack"),
+    "JSON that is no object": (b"[1, 2]", InvalidRequest, "msgpack"),
     "not a map": (msgpack.packb([1, 2]), InvalidRequest, "must be a msgpack map"),
     "unknown version": (body(v=2), InvalidRequest, "`v` must be 1"),
     "no version": (body(v=...), InvalidRequest, "`v` must be 1"),
