@@ -14,6 +14,11 @@ from penstock.engine.generation_options import GenerationOptions
 from penstock.engine.int8_ranges import Int8Ranges
 
 ENTAIL = "entail"  # of classifiers of natural language inference: the logits of a pair's classes. No task of requests
+# Tasks of requests, those of a head first: a model with one is asked for what it was trained for.
+_HEADS_FIRST = (
+    *("token_classify", "rerank", "classify"),
+    *("embed", "embed_sparse", "embed_tokens", "embed_all", "generate", "sequence"),
+)
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
@@ -152,17 +157,9 @@ class ModelInfo:
         return sorted(self.tasks - {ENTAIL})
 
     @property
-    def natural_task(self) -> str | None:
-        """The task that a request means which names none; None where it is not clear.
-
-        Of a cross-encoder `rerank`, of a model of several embeddings the vector of a text.
-        """
-        tasks = self.request_tasks
-        if len(tasks) == 1:
-            return tasks[0]
-        if tasks == ["classify", "rerank"]:
-            return "rerank"
-        return "embed" if "embed" in tasks and "classify" not in tasks else None
+    def natural_task(self) -> str:
+        """The task that a request means which names none: that of the model's head, else the vector of a text."""
+        return min(self.request_tasks, key=_HEADS_FIRST.index)
 
 
 def is_entailment(label: str) -> bool:

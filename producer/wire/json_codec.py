@@ -3,7 +3,7 @@
 `decode_json_request` accepts any bytes and returns a value or raises `InvalidRequest`, nothing else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -26,8 +26,7 @@ class Defaults(NamedTuple):
     """What a JSON request may leave out, by the model that its worker serves."""
 
     model: str
-    task: str | None  # None: it is not clear
-    tasks: Sequence[str]  # of the model
+    task: str
 
 
 def is_json(value: bytes | None) -> bool:
@@ -42,8 +41,7 @@ def decode_json_request(value: bytes, defaults: Defaults) -> Request:
     body = _present(_parse(value))
     check_version(body.setdefault("v", VERSION))
     body.setdefault("model", defaults.model)
-    if body.setdefault("task", defaults.task) is None:
-        raise InvalidRequest(f"`task` is missing: {defaults.model!r} can {' or '.join(defaults.tasks)}.")
+    body.setdefault("task", defaults.task)
     if "ids" in body or "lens" in body:
         raise InvalidRequest("`ids` and `lens` are bytes, which JSON does not have: send `tokens`, lists of token ids.")
     if body["task"] != "sequence" and ("text" in body) == ("tokens" in body):

@@ -32,7 +32,7 @@ from penstock.producer.wire.messages import (
 from penstock.producer.wire.vector_tables import SparseTable, TokenVectorTable
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "json_records.json").read_text())
-DEFAULTS = Defaults("m", "embed", ["embed"])
+DEFAULTS = Defaults("m", "embed")
 
 REQUESTS = {
     "request-text": Request("m", "embed", text=("hello",)),
@@ -188,11 +188,6 @@ def test_each_bad_request_has_its_error_which_names_the_field(name: str) -> None
     with pytest.raises(kind) as raised:
         decode_json_request(value, DEFAULTS)
     assert words in str(raised.value)
-
-
-def test_a_task_that_is_not_clear_is_refused_with_the_tasks_to_choose_from() -> None:
-    with pytest.raises(InvalidRequest, match=r"`task` is missing: 'm' can classify or embed\."):
-        decode_json_request(b'{"text": "a"}', Defaults("m", None, ["classify", "embed"]))
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class RequestValidator:
         self._max_sequences = max_sequences
         self._any_dimensions = any_dimensions
         self._generation = generation
-        self._defaults = Defaults(info.name, info.natural_task, info.request_tasks)
+        self._defaults = Defaults(info.name, info.natural_task)
 
     def validate(
         self, records: Iterable[PendingRecord], now: float, unix_now: float
