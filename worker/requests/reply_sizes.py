@@ -16,6 +16,7 @@ class ReplySizes(ABC):
 
     score: int  # of one of `classify` or `rerank`
     listed: int  # of a row of vectors or tokens, beside these
+    sparse: int  # of a row of sparse vectors, beside ids and weights
     all_vectors: int  # of a row of embed_all, beside its vectors
     generation: int  # of a row of generate, beside its tokens and their text
     generated_token: int
@@ -39,7 +40,9 @@ class ReplySizes(ABC):
                 return self.score
             case "sequence":
                 return 0  # `SequenceRequests` bounds it, which knows the graphs
-            case "token_classify" | "embed_tokens" | "embed_sparse":
+            case "embed_sparse":
+                return self.sparse
+            case "token_classify" | "embed_tokens":
                 return self.listed
             case task:
                 raise RuntimeError(f"The size of a row is not known for {task!r}. This is a bug.")
@@ -90,7 +93,7 @@ class ReplySizes(ABC):
 class MsgpackSizes(ReplySizes):
     """As msgpack."""
 
-    score, listed, all_vectors, span = 9, 4, 8, 8
+    score, listed, sparse, all_vectors, span = 9, 4, 4, 8, 8
     generation, generated_token, generated_text = 20, 4, 8  # of text twice the mean of European languages
     _class, _string_head = 2, 5
 
@@ -118,7 +121,7 @@ class MsgpackSizes(ReplySizes):
 class JsonSizes(ReplySizes):
     """As JSON, at the most digits that there may be. Values count with their commas."""
 
-    score, listed, all_vectors, span = 16, 3, 80, 40  # a float32 may be -0.000012345679
+    score, listed, sparse, all_vectors, span = 17, 3, 30, 80, 40  # a float32 may be -0.0000123381615
     generation, generated_token, generated_text = 80, 8, 12  # some text is escaped
     _byte, _best = 5, 24
 

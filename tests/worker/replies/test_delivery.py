@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +115,21 @@ def test_a_record_is_finished_when_its_reply_is_acknowledged(
     (reply_s,) = desk.reply_s
     assert 0 < reply_s < 10
     assert desk.outcomes == {"ok": 1}
+
+
+def test_records_that_share_an_error_are_told_each_in_its_form(desk: Desk, make_record: MakeRecord) -> None:
+    error, of_json = Overloaded("The queue is too long."), replace(ADDRESS, is_json=True)
+    records = [make_record(offset=offset) for offset in range(4)]
+    pending = [PendingRecord(record, (record.topic, record.partition), from_bulk_topic=False) for record in records]
+    addresses = [ADDRESS, of_json, of_json, ADDRESS]
+    desk.delivery.reject([Rejection(one, address, error) for one, address in zip(pending, addresses, strict=True)])
+    told = {}
+    for _, _, record in desk.sent:
+        content_type = dict(record.headers).get("content-type")
+        value = record.value or b""
+        told[record.key] = json.loads(value) if content_type == b"application/json" else msgpack.unpackb(value)
+    expected = {"v": 1, "ok": False, "error": {"code": "overloaded", "message": error.message, "retriable": True}}
+    assert [told[one.reply_key] for one in pending] == [expected] * 4
 
 
 def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
