@@ -59,7 +59,7 @@ _TRACEPARENT = re.compile(
 )
 _SAMPLED = 1  # the flag's bit
 
-_JSON = (CONTENT_TYPE, b"application/json")
+JSON_TYPE = b"application/json"  # of a reply's CONTENT_TYPE
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -85,7 +85,7 @@ class ReplyAddress:
         if self.replay_of is not None:
             headers.append((REPLAY_OF, self.replay_of))
         if self.is_json:
-            headers.append(_JSON)
+            headers.append((CONTENT_TYPE, JSON_TYPE))
         return headers
 
 

@@ -240,7 +240,11 @@ WIRE = (
     Decoder("request", _requests(), codec.decode_request, (InvalidRequest,), (mutated_bytes, mutated_msgpack)),
     Decoder("reply", _replies(), _reply, (), (mutated_bytes, mutated_msgpack)),
     Decoder("headers", [b"penstock.replies\n\0\0\0\1\nid\n1767225600000\nbulk", b"r\n\n\n0\nonline"], _headers),
-    Decoder("validated record", [_record_bytes(_ORIGINAL, value) for value in _requests()], _validated),
+    Decoder(
+        "validated record",
+        [_record_bytes(_ORIGINAL, value) for value in [*_requests(), b'{"text": "one"}']],
+        _validated,
+    ),
     Decoder(
         "commit metadata",
         [

@@ -19,7 +19,9 @@ from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request
 
 GOLDEN = Path(__file__).parent.parent / "producer" / "golden" / "vectors.json"
 VECTORS = {vector["name"]: vector for vector in json.loads(GOLDEN.read_text(encoding="utf-8"))}
-MESSAGES: dict[str, Any] = document()["components"]["messages"]
+ALL_MESSAGES: dict[str, Any] = document()["components"]["messages"]
+MESSAGES = {name: message for name, message in ALL_MESSAGES.items() if message["contentType"] != "application/json"}
+JSON_RECORDS = json.loads(GOLDEN.with_name("json_records.json").read_text(encoding="utf-8"))
 PARSE = """
 const { Parser } = require('@asyncapi/parser');
 const text = require('fs').readFileSync(0, 'utf8');
@@ -116,6 +118,21 @@ def test_a_golden_record_without_a_required_field_is_no_message(name: str) -> No
     for field in MESSAGES[kind]["payload"]["required"]:
         cut = {key: item for key, item in VECTORS[name]["value"].items() if key != field}
         assert kind not in acceptors(cut), field
+
+
+@pytest.mark.parametrize("name", sorted(JSON_RECORDS.keys() - {"request-nulls", "request-repeated-name"}))
+def test_each_golden_json_record_is_a_json_message(name: str) -> None:
+    kind = {"request": "jsonRequest", "reply": "jsonReply", "error": "jsonErrorReply"}[name.partition("-")[0]]
+    value = json.loads(JSON_RECORDS[name])
+    assert accepts(ALL_MESSAGES[kind]["payload"], value)
+    assert not accepts(ALL_MESSAGES[kind]["payload"], {**value, "v": 2})
+
+
+def test_json_messages_are_where_those_of_msgpack_are() -> None:
+    channels = document()["channels"]
+    for channel in ("requests", "bulkRequests"):
+        assert list(channels[channel]["messages"]) == ["request", "jsonRequest"]
+    assert {"jsonReply", "jsonErrorReply"} <= channels["replies"]["messages"].keys()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.ops.cli.development import asyncapi_schemas as schemas
+from penstock.ops.cli.development.asyncapi_json import json_error_schema, json_reply_schema, json_request_schema
 from penstock.producer.wire import headers
 from penstock.producer.wire.envelope import VERSION
 from penstock.producer.wire.topics import (
@@ -21,6 +22,9 @@ from penstock.producer.wire.topics import (
 )
 
 _CONTENT_TYPE = "application/vnd.msgpack"
+_JSON_TYPE = headers.JSON_TYPE.decode()
+_REQUESTS = ["request", "jsonRequest"]
+_JSON_REPLIES = ["jsonReply", "jsonErrorReply"]
 _BINDING = "0.5.0"  # version of AsyncAPI's Kafka bindings
 _ERROR = "error"
 
@@ -30,7 +34,7 @@ Model = Annotated[
 
 
 def asyncapi(model: Model = None) -> None:
-    """Print an AsyncAPI 3 document (JSON) of the topics, headers and msgpack values of a model.
+    """Print an AsyncAPI 3 document (JSON) of the topics, headers and values of a model.
 
     $ penstock asyncapi --model intents > asyncapi.json
 
@@ -43,20 +47,21 @@ def document(model: str | None = None) -> dict[str, Any]:
     """The AsyncAPI document of a served model. None: its name is a parameter of the addresses."""
     topic = request_topic("") + "{model}" if model is None else request_topic(model)
     replies = {task: f"{_camel(task)}Reply" for task in schemas.reply_schemas()} | {_ERROR: "errorReply"}
+    sent = [*replies.values(), *_JSON_REPLIES]
     return {
         "asyncapi": "3.0.0",
         "info": {
             "title": "penstock" if model is None else f"penstock: {model}",
             "version": f"{VERSION}.0.0",
             "description": f"Wire format, version {VERSION}, of penstock {version('penstock')}: requests and replies "
-            "are Kafka records. Values are MessagePack maps, in which unknown keys are ignored.",
+            "are Kafka records. Values are MessagePack maps or JSON objects, in which unknown keys are ignored.",
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": _CONTENT_TYPE,
-        "channels": _channels(topic, model, list(replies.values())),
+        "channels": _channels(topic, model, sent),
         "operations": {
-            "answerRequests": _answers("requests", list(replies.values())),
-            "answerBulkRequests": _answers("bulkRequests", list(replies.values())),
+            "answerRequests": _answers("requests", sent),
+            "answerBulkRequests": _answers("bulkRequests", sent),
             "keepDeadLetters": _sends("deadLetters"),
             "keepBulkDeadLetters": _sends("bulkDeadLetters"),
         },
@@ -68,9 +73,9 @@ def _channels(topic: str, model: str | None, replies: list[str]) -> dict[str, An
     """`replies`: their messages' names."""
     parameters = {"parameters": {"model": {"description": "Served name of the model."}}} if model is None else {}
 
-    def channel(address: str, message: str, partitions: int, description: str) -> dict[str, Any]:
+    def channel(address: str, messages: list[str], partitions: int, description: str) -> dict[str, Any]:
         bindings = {"kafka": {"partitions": partitions, "bindingVersion": _BINDING}}
-        return _channel(address, [message], description) | parameters | {"bindings": bindings}
+        return _channel(address, messages, description) | parameters | {"bindings": bindings}
 
     bulk = bulk_topic(topic)
     any_topic = (
@@ -78,12 +83,12 @@ def _channels(topic: str, model: str | None, replies: list[str]) -> dict[str, An
         f"that match {REPLY_TOPIC_PATTERN}."
     )
     return {
-        "requests": channel(topic, "request", NUM_PARTITIONS, "Requests."),
-        "bulkRequests": channel(bulk, "request", NUM_PARTITIONS, "Requests that use what online requests leave."),
+        "requests": channel(topic, _REQUESTS, NUM_PARTITIONS, "Requests."),
+        "bulkRequests": channel(bulk, _REQUESTS, NUM_PARTITIONS, "Requests that use what online requests leave."),
         "replies": _channel(None, replies, any_topic),
-        "deadLetters": channel(dead_letter_topic(topic), "deadLetter", DEAD_LETTER_PARTITIONS, "Failed requests."),
+        "deadLetters": channel(dead_letter_topic(topic), ["deadLetter"], DEAD_LETTER_PARTITIONS, "Failed requests."),
         "bulkDeadLetters": channel(
-            dead_letter_topic(bulk), "deadLetter", DEAD_LETTER_PARTITIONS, "Failed bulk requests."
+            dead_letter_topic(bulk), ["deadLetter"], DEAD_LETTER_PARTITIONS, "Failed bulk requests."
         ),
     }
 
@@ -97,7 +102,7 @@ def _answers(channel: str, replies: list[str]) -> dict[str, Any]:
     return {
         "action": "receive",
         "channel": {"$ref": f"#/channels/{channel}"},
-        "messages": [{"$ref": f"#/channels/{channel}/messages/request"}],
+        "messages": [{"$ref": f"#/channels/{channel}/messages/{name}"} for name in _REQUESTS],
         "reply": {
             "address": {"location": f"$message.header#/{headers.REPLY_TOPIC}"},
             "channel": {"$ref": "#/channels/replies"},
@@ -129,12 +134,22 @@ def _messages(replies: dict[str, str]) -> dict[str, Any]:
         schemas.dead_letter_headers_schema(),
         {},
     )
-    messages = {"request": request | _CORRELATED, "deadLetter": letter}
+    messages = {"request": request | _CORRELATED, "deadLetter": letter, **_json_messages()}
     values = {**schemas.reply_schemas(), _ERROR: schemas.error_schema()}
     for kind, name in replies.items():
         summary = "A refused or failed request." if kind == _ERROR else f"The answer to `{kind}`."
         messages[name] = _message(summary, schemas.reply_headers_schema(), values[kind]) | _CORRELATED
     return messages
+
+
+def _json_messages() -> dict[str, Any]:
+    request, reply = schemas.request_headers_schema(), schemas.reply_headers_schema()
+    messages = {
+        "jsonRequest": _message("As `request`, in JSON.", request, json_request_schema()),
+        "jsonReply": _message("The answer to `jsonRequest`.", reply, json_reply_schema()),
+        "jsonErrorReply": _message("A refused or failed `jsonRequest`.", reply, json_error_schema()),
+    }
+    return {name: message | _CORRELATED | {"contentType": _JSON_TYPE} for name, message in messages.items()}
 
 
 def _message(summary: str, header: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:

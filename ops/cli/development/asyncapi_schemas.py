@@ -38,7 +38,7 @@ class _WireRow(NamedTuple):
 
 def request_schema() -> Schema:
     """The value of a request."""
-    described = _described(_wire_table("Request", "key"))
+    described = described_by("Request", "key")
     pair = {"type": "array", "items": _STRING, "minItems": 2, "maxItems": 2}
     texts = _list({"oneOf": [_STRING, pair]}, MAX_SEQUENCES)
     properties = {
@@ -52,7 +52,7 @@ def request_schema() -> Schema:
         "opts": options_schema(),
     }
     sequences = {"oneOf": [{"required": ["text"]}, {"required": ["ids", "lens"]}, {"required": ["sequences"]}]}
-    return _object(properties, described, ["v", "model", "task"]) | sequences
+    return object_schema(properties, described, ["v", "model", "task"]) | sequences
 
 
 def options_schema() -> Schema:
@@ -67,13 +67,13 @@ def options_schema() -> Schema:
         default = getattr(NO_OPTIONS, name)
         choices = {"enum": list(_CHOICES[name])} if name in _CHOICES else {}
         properties[name] = _TYPES[kind] | choices | ({} if default is None else {"default": default})
-    return _object(properties, described, [])
+    return object_schema(properties, described, [])
 
 
 def generation_schema() -> Schema:
     """The options of `generate`."""
     described = {name: row.cells[1] for row in _wire_table("Request", "name in `generation`") for name in row.names}
-    return _object({name: {} for name in GENERATION_OPTIONS}, described, [])
+    return object_schema({name: {} for name in GENERATION_OPTIONS}, described, [])
 
 
 def reply_schemas() -> dict[str, Schema]:
@@ -117,7 +117,7 @@ def reply_schemas() -> dict[str, Schema]:
     schemas = {}
     for task, own in fields.items():
         properties = {**head, **own, **optional.get(task, {}), **notes}
-        schemas[task] = _object(properties, _described(_of_task(rows, task)), [*head, *own])
+        schemas[task] = object_schema(properties, _described(_of_task(rows, task)), [*head, *own])
     schemas["embed"]["not"] = _any_of("lens", "sparse")  # those are replies to token_classify and embed_all
     schemas["embed_sparse"]["not"] = _any_of("token_vectors")
     schemas["embed_tokens"]["not"] = _any_of("sparse")
@@ -137,9 +137,9 @@ def error_schema() -> Schema:
     properties = {
         "v": _INTEGER | {"const": VERSION},
         "ok": {"type": "boolean", "const": False},
-        "error": _object(detail, {}, ["code", "message", "retriable"]),
+        "error": object_schema(detail, {}, ["code", "message", "retriable"]),
     }
-    return _object(properties, {}, list(properties))
+    return object_schema(properties, {}, list(properties))
 
 
 def request_headers_schema() -> Schema:
@@ -181,6 +181,11 @@ def _of_task(rows: list[_WireRow], task: str) -> list[_WireRow]:
     return kept
 
 
+def described_by(section: str, first_column: str) -> dict[str, str]:
+    """Name -> description, by a table of WIRE.md."""
+    return _described(_wire_table(section, first_column))
+
+
 def _described(rows: list[_WireRow]) -> dict[str, str]:
     return {name: row.cells[-1] for row in rows for name in row.names}
 
@@ -194,10 +199,11 @@ def _any_of(*names: str) -> Schema:
 
 
 def _required(properties: dict[str, Schema]) -> Schema:
-    return _object(properties, {}, list(properties))
+    return object_schema(properties, {}, list(properties))
 
 
-def _object(properties: dict[str, Schema], described: dict[str, str], required: list[str]) -> Schema:
+def object_schema(properties: dict[str, Schema], described: dict[str, str], required: list[str]) -> Schema:
+    """An object with these properties, of which some are described."""
     shown = {
         name: schema | ({"description": described[name]} if name in described and "const" not in schema else {})
         for name, schema in properties.items()
