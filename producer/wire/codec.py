@@ -5,8 +5,7 @@ is allocated from them.
 """
 
 import functools
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -22,7 +21,6 @@ from penstock.producer.wire.messages import (
     Options,
     Reply,
     Request,
-    Tokens,
     Vector,
     utf8_fault,
 )
@@ -36,7 +34,7 @@ from penstock.producer.wire.reply_rows import (
     sign_bits,
 )
 from penstock.producer.wire.sequence_codec import MAX_ITEMS, decode_fields
-from penstock.producer.wire.sequences import check_pairs, decode_text, decode_tokens
+from penstock.producer.wire.sequences import check_pairs, decode_text, decode_tokens, encode_tokens
 
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 MAX_SEQUENCES = 4096
@@ -44,7 +42,6 @@ MAX_ROW_ERRORS = 64  # sequences that one error reply names
 MAX_REPLY_BYTES = 16 * MAX_RECORD_BYTES
 MAX_LABELS = 65_536  # of one row, or of a model whose tokens are classified: indices have 16 bits
 
-_UINT32 = np.dtype("<u4")
 _TIMING_TYPES, _BATCH_TYPES = frozenset({float, int}), frozenset({int, str})
 _NOTES, _NOTES_HEAD = frozenset({"v", "cached", "timing", "batch"}), b"\x84\xa1v" + bytes([VERSION])
 _MAX_NOTES_BYTES, _MAX_HEAD_BYTES = 4096, 1024
@@ -63,9 +60,7 @@ def encode_request(request: Request) -> bytes:
     if request.sequences is not None:
         body["sequences"] = request.sequences
     elif request.tokens is not None:
-        lens = request.tokens.lens
-        body["ids"] = request.tokens.ids.astype(_UINT32, copy=False).tobytes()
-        body["lens"] = lens[0].to_bytes(4, "little") if len(lens) == 1 else struct.pack(f"<{len(lens)}I", *lens)
+        body["ids"], body["lens"] = encode_tokens(request.tokens)
     else:
         body["text"] = request.text
     if request.options is not NO_OPTIONS and request.options != NO_OPTIONS:
@@ -83,19 +78,16 @@ def encode_request(request: Request) -> bytes:
 
 def decode_request(value: bytes | None) -> Request:
     """Parse and check a request value. Raises InvalidRequest or a subclass; the message names the field."""
-    return read_request(unpack(value, MAX_RECORD_BYTES, MAX_SEQUENCES, _MAX_REQUEST_CONTAINERS), decode_tokens)
+    return read_request(unpack(value, MAX_RECORD_BYTES, MAX_SEQUENCES, _MAX_REQUEST_CONTAINERS))
 
 
-def read_request(body: Mapping[str, Any], read_tokens: Callable[[Mapping[str, Any], int], Tokens | None]) -> Request:
-    """The request in a map of this version. Raises as `decode_request`.
-
-    `read_tokens` is given the map and the most sequences, and returns None where the map has no token ids.
-    """
+def read_request(body: Mapping[str, Any]) -> Request:
+    """The request in a map of this version. Raises as `decode_request`."""
     model = string(body, "model")
     task = check_task(string(body, "task"))
     if task == "sequence":
         return Request(model, task, sequences=decode_fields(body.get("sequences")))
-    tokens = read_tokens(body, MAX_SEQUENCES)
+    tokens = decode_tokens(body, MAX_SEQUENCES)
     text = decode_text(body)
     if (tokens is None) == (text is None):
         raise InvalidRequest("Give exactly one of `text` and `ids` with `lens`.")

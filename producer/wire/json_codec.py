@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import orjson
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.wire.codec import MAX_RECORD_BYTES, MAX_ROW_ERRORS, read_request
+from penstock.producer.wire.codec import MAX_RECORD_BYTES, MAX_ROW_ERRORS, MAX_SEQUENCES, read_request
 from penstock.producer.wire.envelope import VERSION, check_size, check_version
 from penstock.producer.wire.messages import Reply, Request, Tokens, join_tokens
 from penstock.producer.wire.plain_rows import plain_json, plain_row
 from penstock.producer.wire.sequence_codec import MAX_ITEMS
+from penstock.producer.wire.sequences import encode_tokens
 
 _OBJECT, _LEAST_MAP = ord("{"), 0x80  # the first byte of a JSON object; of a msgpack map it is this one or a higher one
 _SPACES = b" \t\r\n"
@@ -48,7 +49,10 @@ def decode_json_request(value: bytes, defaults: Defaults) -> Request:
         raise InvalidRequest("Give exactly one of `text` and `tokens`.")
     if isinstance(body.get("opts"), dict):
         body["opts"] = _present(body["opts"])
-    return read_request(body, _tokens)
+    _check_count(body.get("text"))
+    if "tokens" in body:
+        body["ids"], body["lens"] = encode_tokens(_tokens(body["tokens"]))
+    return read_request(body)
 
 
 def encode_json_reply(task: str, reply: Reply) -> bytes:
@@ -100,24 +104,20 @@ def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _tokens(body: Mapping[str, Any], max_sequences: int) -> Tokens | None:
-    """`tokens` of one or several sequences; None if the request has none. Bounds the number of texts too."""
-    given = body.get("tokens")
-    if given is None:
-        _check_count(body.get("text"), max_sequences)
-        return None
+def _tokens(given: object) -> Tokens:
+    """`tokens` of one or several sequences."""
     if not isinstance(given, list):
         raise InvalidRequest("`tokens` must be a list of token ids, or a list of such lists.")
     if not given:
         raise EmptyInput("`tokens` is an empty list: the request holds no sequence.")
     sequences = given if isinstance(given[0], list) else [given]
-    _check_count(sequences, max_sequences)
+    _check_count(sequences)
     for index, sequence in enumerate(sequences):
         if not isinstance(sequence, list) or not {int}.issuperset(map(type, sequence)):
             raise InvalidRequest(f"`tokens` item {index} must be a list of token ids, each an integer.")
     return join_tokens(sequences)
 
 
-def _check_count(sequences: object, max_sequences: int) -> None:
-    if isinstance(sequences, list) and len(sequences) > max_sequences:
-        raise InvalidRequest(f"A record holds at most {max_sequences} sequences. Given: {len(sequences)}")
+def _check_count(sequences: object) -> None:
+    if isinstance(sequences, list) and len(sequences) > MAX_SEQUENCES:
+        raise InvalidRequest(f"A record holds at most {MAX_SEQUENCES} sequences. Given: {len(sequences)}")

@@ -120,6 +120,13 @@ def _check_ids(sequence: Any, index: int) -> Checked:
         return error
 
 
+def encode_tokens(tokens: Tokens) -> tuple[bytes, bytes]:
+    """`ids` and `lens` of a request."""
+    lens = tokens.lens
+    ids = tokens.ids.astype(_UINT32, copy=False).tobytes()
+    return ids, lens[0].to_bytes(4, "little") if len(lens) == 1 else struct.pack(f"<{len(lens)}I", *lens)
+
+
 def decode_tokens(body: Mapping[str, Any], max_sequences: int) -> Tokens | None:
     """`ids` and `lens`, or None if the request has neither."""
     ids, lens = body.get("ids"), body.get("lens")

@@ -23,18 +23,15 @@ class ReplyBounds:
     def __init__(self, info: ModelInfo, max_reply_bytes: int) -> None:
         self._info = info
         self._max_reply_bytes = max_reply_bytes
-        self._msgpack, self._json = MsgpackSizes(info), JsonSizes(info)
+        self._sizes: tuple[ReplySizes, ReplySizes] = MsgpackSizes(info), JsonSizes(info)  # by `is_json`
 
     def check_sequences(self, request: Request, is_json: bool) -> None:
         """Called at validation. Raises InvalidRequest with the number of sequences that fits."""
-        self._check(request, self._sizes(is_json).row(request))
+        self._check(request, self._sizes[is_json].row(request))
 
     def check_generation(self, request: Request, max_new_tokens: int, is_json: bool) -> None:
         """As `check_sequences`, for sequences that are answered with so many tokens each at most."""
-        self._check(request, self._sizes(is_json).generated(request, max_new_tokens))
-
-    def _sizes(self, is_json: bool) -> ReplySizes:
-        return self._json if is_json else self._msgpack
+        self._check(request, self._sizes[is_json].generated(request, max_new_tokens))
 
     def _check(self, request: Request, bytes_each: int) -> None:
         if bytes_each * request.num_rows > self._max_reply_bytes:
@@ -80,7 +77,7 @@ class ReplyBounds:
         if of_labels and num_labels > MAX_LABELS:
             raise UnsupportedTask(f"{self._info.name!r} has {num_labels:,} labels; a reply can name {MAX_LABELS:,}.")
         num_tokens = sum([min(length, self._info.max_tokens) for length in lengths])
-        sizes = self._sizes(is_json)
+        sizes = self._sizes[is_json]
         room = self._max_reply_bytes - sizes.names(request) - sizes.row(request) * request.num_rows
         bytes_each = max(sizes.token(request), _RESULT_BYTES * num_labels if of_labels else 0)
         if num_tokens > (max_tokens := room // bytes_each):

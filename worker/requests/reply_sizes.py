@@ -4,11 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.wire.messages import BIT_DTYPES, TOKEN_VECTOR_TASKS, Request
+from penstock.producer.wire.messages import BIT_DTYPES, DTYPES, TOKEN_VECTOR_TASKS, Request
 from penstock.producer.wire.plain_rows import plain_json
 
 _BITS = 8  # of a byte
-_ITEM = {"float32": 4, "float16": 2, "int8": 1, "uint8": 1}
+_ITEM = {"float32": 4, "float16": 2, "int8": 1, "uint8": 1}  # of a vector; others are signs
 
 
 class ReplySizes(ABC):
@@ -84,11 +84,6 @@ class ReplySizes(ABC):
         label_bytes = self._label_bytes if own is None else self._of_labels(own)
         return label_bytes[: request.options.most_labels or None]
 
-    def _num_values(self, request: Request) -> int:
-        """Of a vector: with signs alone, eight have one value."""
-        length = request.options.dimensions or self._info.dim
-        return -(-length // _BITS) if request.options.dtype in BIT_DTYPES else length
-
 
 class MsgpackSizes(ReplySizes):
     """As msgpack."""
@@ -102,7 +97,9 @@ class MsgpackSizes(ReplySizes):
         return sum(self._label_bytes) if request.task == "token_classify" else 0
 
     def _vector(self, request: Request) -> int:
-        return self._num_values(request) * _ITEM.get(request.options.dtype, 1)
+        item = _ITEM.get(request.options.dtype)
+        length = request.options.dimensions or self._info.dim
+        return -(-length // _BITS) if item is None else length * item
 
     def _token_vector(self, request: Request) -> int:
         return self._info.token_dim * _ITEM[request.options.dtype]
@@ -126,8 +123,9 @@ class JsonSizes(ReplySizes):
     _byte, _best = 5, 24
 
     def _vector(self, request: Request) -> int:
-        each = self.score if request.options.dtype.startswith("float") else self._byte
-        return self.listed + self._num_values(request) * each
+        length, dtype = request.options.dimensions or self._info.dim, request.options.dtype
+        num_bytes = -(-length // _BITS) if dtype in BIT_DTYPES else length
+        return self.listed + (length * self.score if dtype in DTYPES else num_bytes * self._byte)
 
     def _token_vector(self, request: Request) -> int:
         return self.listed + self._info.token_dim * self.score
