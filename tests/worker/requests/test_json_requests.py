@@ -38,8 +38,7 @@ def validate(info: ModelInfo, record: Any, max_reply_bytes: int = 100_000, **giv
     validator = RequestValidator(info, ReplyBounds(info, max_reply_bytes), Prompts(), **settings)
     pending = PendingRecord(record, (record.topic, record.partition), from_bulk_topic=False)
     requests, rejections = validator.validate([pending], 100.0, 1e9)
-    (one,) = [*requests, *rejections]
-    return one
+    return requests[0] if requests else rejections[0]
 
 
 @pytest.mark.parametrize(
