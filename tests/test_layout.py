@@ -44,7 +44,7 @@ LIBRARY_ROOMS = {
     "cloudpickle": set[str](),
 }
 FREE_LIBRARIES = {"numpy", "structlog", "penstock"}
-CHECKOUT_ONLY = {ROOT / "ops" / name for name in ("bench", "chaos", "figures")}  # not in the wheel
+CHECKOUT_ONLY = {ROOT / "ops" / name for name in ("bench", "chaos", "figures", "loop")}  # not in the wheel
 # Of the rooms' imports, those that only an extra installs.
 OF_EXTRAS = ("torch", "transformers", "numba", "safetensors", "huggingface_hub", "pyarrow", "polars", "matplotlib")
 HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")

@@ -1,11 +1,8 @@
 """A real Apache Kafka broker on this machine, for development and tests: a KRaft node on 127.0.0.1."""
 
 import atexit
-import contextlib
-import re
 import signal
 import subprocess
-import time
 import uuid
 from abc import ABC, abstractmethod
 from base64 import urlsafe_b64encode
@@ -16,8 +13,9 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from penstock.ops.kafka.errors import BrokerFailed
+from penstock.ops.kafka.guarded import GuardedProcess, logged_failure
 from penstock.ops.kafka.jars import fetch_jars, java_path
-from penstock.ops.kafka.owned import OwnedFolder, StartGate
+from penstock.ops.kafka.owned import OwnedFolder
 from penstock.ops.kafka.ports import ReservedPorts, answers
 from penstock.ops.kafka.server_properties import ONE_NODE, listener_properties
 
@@ -27,8 +25,6 @@ STOP_TIMEOUT_S = 20.0
 FAST_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m")
 # For benchmarks: with the flags above the broker limits a fast worker.
 FULL_SPEED = ("-XX:+UseG1GC", "-Xms512m", "-Xmx4g")
-_ERROR = re.compile("^Caused by:|^Exception in| ERROR ")
-_MAX_LINES, _TAIL_BYTES = 20, 3000  # of a log that are shown
 LOG_FLAGS = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
@@ -106,9 +102,7 @@ class KafkaBroker(LocalBroker):
         self._port = port or free_port
         self._listeners = dict(listeners)
         self._listener_ports = dict(zip(listeners, ports, strict=True))
-        self._log_start = 0  # bytes of the log before the last start
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._process: GuardedProcess | None = None
 
     @property
     def bootstrap_servers(self) -> str:
@@ -137,7 +131,7 @@ class KafkaBroker(LocalBroker):
     @property
     def pid(self) -> int | None:
         """Process id of the broker; None if it is not running."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
         """Start the broker and wait until it answers a metadata request. No effect if it is running.
@@ -147,7 +141,6 @@ class KafkaBroker(LocalBroker):
         if self.pid is not None:
             return
         self._reap()
-        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         classpath = f"{fetch_jars()}/*"
         properties = self._write_properties()
         if not (self._data_dir / "data" / "meta.properties").exists():
@@ -155,7 +148,6 @@ class KafkaBroker(LocalBroker):
         atexit.register(self.close)
         try:
             self._launch(classpath, properties)
-            self._wait_until_ready()
         except BaseException:
             self.kill()
             raise
@@ -163,9 +155,7 @@ class KafkaBroker(LocalBroker):
     def stop(self) -> None:
         """Shut down cleanly: the broker flushes its log. Kill it after STOP_TIMEOUT_S."""
         if self._process is not None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_TIMEOUT_S)
+            self._process.stop(STOP_TIMEOUT_S)
         self._reap()
 
     def kill(self) -> None:
@@ -196,7 +186,7 @@ class KafkaBroker(LocalBroker):
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(number)
+            self._process.send(number)
 
     def _java(self, flags: Sequence[str]) -> list[str]:
         java = java_path()
@@ -225,49 +215,18 @@ class KafkaBroker(LocalBroker):
         command = [*self._java(FAST_START), "-cp", classpath, "kafka.tools.StorageTool", "format"]
         # The id follows an equals sign, because one in 64 ids starts with a dash.
         command += [f"--cluster-id={self._node.cluster_id}", "--config", str(properties)]
+        log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=START_TIMEOUT_S)
         if done.returncode != 0:
-            raise BrokerFailed(f"Kafka could not format {self._data_dir}:\n{self._failure()}")
+            raise BrokerFailed(f"Kafka could not format {self._data_dir}:\n{logged_failure(self.log_path, log_start)}")
 
     def _launch(self, classpath: str, properties: Path) -> None:
-        """Start the broker, and a guard process that kills the broker if this process dies.
-
-        Both have their own process groups, so that Ctrl-C in the terminal reaches only this process.
-        """
         command = [*self._java(self._jvm_flags), *LOG_FLAGS, "-cp", classpath, "kafka.Kafka", str(properties)]
-        with self.log_path.open("ab") as log, StartGate() as gate:
-            self._process = subprocess.Popen(
-                gate.held(*command), stdin=gate.stdin, stdout=log, stderr=log, process_group=0
-            )
-            self._guard = gate.guard(self._process.pid)
-
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not answers(self._port):
-            if self._process is None:
-                raise BrokerFailed("The broker was not launched. This is a bug.")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(0.05)
-                raise BrokerFailed(f"Kafka ended with exit code {code} while starting:\n{self._failure()}")
-            if time.monotonic() > deadline:
-                raise BrokerFailed(f"Kafka was not ready after {START_TIMEOUT_S:.0f} s:\n{self._failure()}")
+        self._process = GuardedProcess(command, self.log_path)
+        self._process.wait_until(lambda: answers(self._port), "Kafka", START_TIMEOUT_S)
 
     def _reap(self) -> None:
-        """Kill and reap both processes. The guard first: it could kill another process that reuses the broker's pid."""
-        for process in (self._guard, self._process):
-            if process is not None:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-                if process.stdin is not None:
-                    process.stdin.close()
-        self._guard = self._process = None
-
-    def _failure(self) -> str:
-        """The errors that the broker has logged since its start, and their causes. Its last lines if it logged none.
-
-        A broker that fails logs hundreds of lines on its way down after the error, and its settings before.
-        """
-        log = self.log_path.read_bytes()[self._log_start :].decode(errors="replace")
-        errors = [line for line in log.splitlines() if _ERROR.search(line)]
-        return "\n".join(list(dict.fromkeys(errors))[:_MAX_LINES]) or log[-_TAIL_BYTES:]
+        if self._process is not None:
+            self._process.kill()
+        self._process = None
