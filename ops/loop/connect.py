@@ -52,7 +52,8 @@ class ConnectWorker:
         ends = time.monotonic() + RUNNING_TIMEOUT_S
         while not self.is_running(name):
             if time.monotonic() > ends:
-                raise BrokerFailed(f"The connector {name} did not run after {RUNNING_TIMEOUT_S:.0f} s:\n{self._failure()}")
+                told = "" if self._process is None else self._process.failure()
+                raise BrokerFailed(f"The connector {name} did not run after {RUNNING_TIMEOUT_S:.0f} s:\n{told}")
             time.sleep(0.1)
 
     def is_running(self, name: str) -> bool:
@@ -104,9 +105,6 @@ class ConnectWorker:
         except urllib.error.HTTPError as error:
             with error:
                 raise BrokerFailed(f"Kafka Connect answers {method} {path} with {error.read().decode()}") from error
-
-    def _failure(self) -> str:
-        return "" if self._process is None else self._process.failure()
 
     def _close(self) -> None:
         if self._process is not None:

@@ -137,7 +137,8 @@ class LoopRun:
 
     def _num_written(self, topic: str) -> int:
         """Records of a topic, with those of open and aborted transactions, and with their markers."""
-        asked = {TopicPartition(topic, n): OffsetSpec.latest() for n in range(self._settings.partitions)}
+        end = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = {TopicPartition(topic, n): end for n in range(self._settings.partitions)}
         found = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED)
         return sum(one.result().offset for one in found.values())
 

@@ -64,13 +64,13 @@ class PostgresServer:
             os.chown(data, self._user, self._user)
             self._installed = _copied(self._installed, folder)
         self._initialise(data)
-        command = [str(self._installed / "bin" / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
+        command = [self._program("postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
         command += [part for name, value in _OPTIONS.items() for part in ("-c", f"{name}={value}")]
         self._process = GuardedProcess(command, folder / "postgres.log", user=self._user)
         self._process.wait_until(self._answers, "PostgreSQL", START_TIMEOUT_S)
 
     def _initialise(self, data: Path) -> None:
-        command = [str(self._installed / "bin" / "initdb"), "-D", str(data), "-U", USER, "--auth=trust", "--encoding=utf8"]
+        command = [self._program("initdb"), "-D", str(data), "-U", USER, "--auth=trust", "--encoding=utf8"]
         done = subprocess.run(
             [*command, "--locale=C", "--no-sync"],
             stdin=subprocess.DEVNULL,
@@ -83,6 +83,9 @@ class PostgresServer:
         )
         if done.returncode != 0:
             raise BrokerFailed(f"initdb failed (exit {done.returncode}):\n{done.stdout}{done.stderr}")
+
+    def _program(self, name: str) -> str:
+        return str(self._installed / "bin" / name)
 
     def _answers(self) -> bool:
         try:

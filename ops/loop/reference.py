@@ -19,7 +19,7 @@ class Reference:
     @property
     def dimension(self) -> int:
         """Numbers of a vector."""
-        return self.encode(["a text"]).shape[1]
+        return int(self.encode(["a text"]).shape[1])
 
     def encode(self, texts: Sequence[str]) -> Float32Array:
         """One vector a text."""

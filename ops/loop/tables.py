@@ -1,21 +1,20 @@
 """The two tables: seeded changes of the source, and how far the target is from it."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import psycopg
 
 from penstock.ops.loop.loop_settings import COLUMNS, RESULT, SOURCE_TABLE, TARGET_TABLE
 
-# Longer texts are stored out of line, as texts of two kilobytes are by default: Debezium then has them of an update of
-# another column only where the replica identity is full.
-_OUT_OF_LINE_BYTES = 128
+# Debezium has a text that is stored out of line, and that an update of another column leaves as it was, only where the
+# replica identity is full. PostgreSQL looks for what to store so in rows of two kilobytes: those with notes.
 _SOURCE = f"""
 CREATE TABLE {SOURCE_TABLE} (
-    id bigint PRIMARY KEY, title text NOT NULL, body text, views integer NOT NULL DEFAULT 0,
-    price numeric(10, 2), labels text[], updated timestamptz NOT NULL DEFAULT now()
-) WITH (toast_tuple_target = {_OUT_OF_LINE_BYTES});
-ALTER TABLE {SOURCE_TABLE} ALTER body SET STORAGE EXTERNAL;
+    id bigint PRIMARY KEY, title text NOT NULL, body text, notes text, views integer NOT NULL DEFAULT 0,
+    price numeric(10, 2) DEFAULT 9.5, labels text[], updated timestamptz NOT NULL DEFAULT now()
+) WITH (toast_tuple_target = 128);
+ALTER TABLE {SOURCE_TABLE} ALTER body SET STORAGE EXTERNAL, ALTER notes SET STORAGE EXTERNAL;
 ALTER TABLE {SOURCE_TABLE} REPLICA IDENTITY FULL;
 """
 _TARGET = """
@@ -29,6 +28,7 @@ WHERE ({", ".join(f"a.{name}" for name in COLUMNS)}) IS DISTINCT FROM ({", ".joi
 ORDER BY 1
 """
 _LONG_CHARS = 190
+_NOTES = "A note. " * 300
 _COMMIT_EVERY = 20
 
 
@@ -56,17 +56,25 @@ class SourceWriter:
 
     def write(self, rows: int, changes: int) -> None:
         """Insert rows, then change some, a few of them several times."""
-        steps = [*[self._insert] * rows, *self._random.choices(self._kinds, self._weights, k=changes)]
+        kinds = self._kinds
+        steps = [*[self._insert] * rows, *self._random.choices([*kinds], [*kinds.values()], k=changes)]
         for start in range(0, len(steps), _COMMIT_EVERY):
             with self._connection.transaction():
                 for step in steps[start : start + _COMMIT_EVERY]:
                     step()
 
     @property
-    def _kinds(self) -> list:
-        return [self._insert, self._new_body, self._new_views, self._no_body, self._new_key, self._delete, self._replace]
-
-    _weights = (3, 6, 4, 1, 1, 2, 1)
+    def _kinds(self) -> dict[Callable[[], object], int]:
+        """The kinds of changes, and how often each comes among the others."""
+        return {
+            self._insert: 3,
+            self._new_body: 6,
+            self._new_views: 4,
+            self._no_body: 1,
+            self._new_key: 1,
+            self._delete: 2,
+            self._replace: 1,
+        }
 
     def _execute(self, statement: str, *values: object) -> None:
         self._connection.execute(statement, values)
@@ -77,12 +85,12 @@ class SourceWriter:
 
     def _insert_as(self, key: int) -> None:
         self._ids.append(key)
-        self._execute(
-            f"INSERT INTO {SOURCE_TABLE} (id, title, body, price, labels) VALUES (%s, %s, %s, 9.50, '{{a,b}}')",
-            key,
-            f"Article {key}",
-            self._body(),
+        body = self._body()
+        notes = _NOTES if len(body) == _LONG_CHARS else None
+        statement = (
+            f"INSERT INTO {SOURCE_TABLE} (id, title, body, notes, price, labels) VALUES (%s, %s, %s, %s, 9.5, %s)"
         )
+        self._execute(statement, key, f"Article {key}", body, notes, ["a", "b"])
 
     def _new_body(self) -> None:
         self._execute(f"UPDATE {SOURCE_TABLE} SET body = %s WHERE id = %s", self._body(), self._one())
@@ -120,6 +128,6 @@ class SourceWriter:
         return self._ids.pop()
 
     def _body(self) -> str:
-        """One text, or one in ten times several, which is long."""
-        count = 1 if self._random.random() < 0.9 else 6
+        """One text, or one in five times several, which are long."""
+        count = 1 if self._random.random() < 0.8 else 6
         return " ".join(self._random.choices(self._texts, k=count))[:_LONG_CHARS]

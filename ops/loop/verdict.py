@@ -47,7 +47,7 @@ class Verdict:
         """The vectors in the target are those of the reference."""
         errors = np.abs(vectors - expected).max(axis=1)
         self.figures["vectors"], self.figures["largest_error"] = len(ids), float(f"{errors.max():.2g}")
-        self.complain("wrong_vector", [number for number, error in zip(ids, errors, strict=True) if error > _MOST_ERROR])
+        self.complain("wrong_vector", np.asarray(ids)[errors > _MOST_ERROR].tolist())
 
     def check_neighbours(
         self, connection: psycopg.Connection, ids: Sequence[int], expected: Float32Array, queries: Float32Array
@@ -74,10 +74,10 @@ def _nearest(connection: psycopg.Connection, query: Float32Array) -> list[int]:
     return [found for (found,) in connection.execute(f"{statement} LIMIT {_NEIGHBOURS}", (query.tolist(),))]
 
 
-def _by_key(records: Iterable[Record]) -> dict[bytes | None, list[Record]]:
-    found: dict[bytes | None, list[Record]] = defaultdict(list)
+def _by_key(records: Iterable[Record]) -> dict[bytes, list[Record]]:
+    found: dict[bytes, list[Record]] = defaultdict(list)
     for record in records:
-        found[record.key].append(record)
+        found[record.key or b""].append(record)
     return found
 
 
