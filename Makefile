@@ -3,6 +3,8 @@ PYTHON ?= python3
 SEED ?= 1
 MINUTES ?= 10
 DELIVERY ?= at_least_once
+ROWS ?= 10000
+KILLS ?= 2
 TRAIN_CSV ?= train.csv
 
 VENV := .venv
@@ -13,7 +15,7 @@ EVERYTHING := --constraint ops/constraints.txt --editable '.[bench,demo,dev,docs
 # uv compiles nothing at installation: without this, every process of a machine that sets it compiles torch once more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test test-gpu check docs figures bench bench-delivery bench-gpu bench-pipeline bench-serve chaos fuzz train-head
+.PHONY: help demo quick test test-gpu check docs figures bench bench-delivery bench-gpu bench-pipeline bench-serve chaos fuzz loop train-head
 
 help:
 	@echo 'make demo        classify real messages through a worker on this machine'
@@ -31,6 +33,7 @@ help:
 	@echo 'make bench-serve what each batching policy answers in time, through Kafka'
 	@echo 'make chaos       faults against brokers, workers and clients, and a check of every record: SEED= MINUTES= DELIVERY='
 	@echo 'make fuzz        a million inputs to the decoders: SEED='
+	@echo 'make loop        PostgreSQL, Debezium, a worker that is killed, the JDBC sink, pgvector: do both tables agree: ROWS= KILLS= SEED='
 	@echo 'make figures     the tables of README.md and the notes, from the kept benchmark runs'
 	@echo 'make train-head  train the demo head again: make train-head TRAIN_CSV=train.csv'
 
@@ -77,6 +80,9 @@ chaos: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.million --seed $(SEED)
+
+loop: $(INSTALLED)
+	$(BIN)/python -m penstock.ops.loop --rows $(ROWS) --kills $(KILLS) --seed $(SEED)
 
 figures: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.figures

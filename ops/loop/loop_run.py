@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +53,14 @@ class LoopRun:
         broker: KafkaBroker,
         postgres: PostgresServer,
         connect: ConnectWorker,
+        reference: Reference,
         folder: Path,
         say: Callable[[str], None],
     ) -> None:
         """`folder` is empty, and gets the worker's logs. `say` gets a line for each phase."""
         self._settings, self._folder, self._say = settings, folder, say
         self._servers = broker.bootstrap_servers
-        self._postgres, self._connect = postgres, connect
+        self._postgres, self._connect, self._reference = postgres, connect, reference
         self._verdict = Verdict()
         self._admin = AdminClient({"bootstrap.servers": self._servers})
         self._texts = [message.text for message in read_messages()]
@@ -67,8 +69,7 @@ class LoopRun:
 
     async def run(self) -> Verdict:
         """Run, and judge. Raises LoopFailed where it does not come to rest, BrokerFailed where a connector ends."""
-        settings, started = self._settings, time.monotonic()
-        reference = await asyncio.to_thread(Reference, settings.model)
+        settings, started, reference = self._settings, time.monotonic(), self._reference
         with self._postgres.connect() as connection:
             create_tables(connection, reference.dimension)
             self._create_topics()
@@ -82,7 +83,7 @@ class LoopRun:
                 await worker.while_alive(self._come_to_rest(connection))
             self._verdict.figures["seconds"] = round(time.monotonic() - started, 1)
             self._say("judging")
-            await asyncio.to_thread(self._judge, connection, reference)
+            await asyncio.to_thread(self._judge, connection)
         return self._verdict
 
     def _part(self) -> tuple[int, int]:
@@ -163,8 +164,8 @@ class LoopRun:
     def _read(self, topic: str) -> Iterator[Record]:
         return read_topics(self._servers, [topic], "read_committed")
 
-    def _judge(self, connection: psycopg.Connection, reference: Reference) -> None:
-        verdict = self._verdict
+    def _judge(self, connection: psycopg.Connection) -> None:
+        verdict, reference = self._verdict, self._reference
         verdict.check_records(self._read(INPUT_TOPIC), self._read(OUTPUT_TOPIC))
         statement = f"SELECT id, body, {RESULT}::real[] FROM {TARGET_TABLE} WHERE {RESULT} IS NOT NULL ORDER BY id"
         ids, texts, vectors = zip(*connection.execute(statement).fetchall(), strict=True)
@@ -184,8 +185,10 @@ def run_loop(settings: LoopSettings, folder: Path, say: Callable[[str], None] = 
     """
     say("starting Kafka, PostgreSQL and Kafka Connect")
     with (
+        ThreadPoolExecutor(1) as pool,
         KafkaBroker() as broker,
         PostgresServer() as postgres,
-        ConnectWorker(broker.bootstrap_servers) as connect,
     ):
-        return asyncio.run(LoopRun(settings, broker, postgres, connect, folder, say).run())
+        loading = pool.submit(Reference, settings.model)
+        with ConnectWorker(broker.bootstrap_servers) as connect:
+            return asyncio.run(LoopRun(settings, broker, postgres, connect, loading.result(), folder, say).run())

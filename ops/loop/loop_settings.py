@@ -15,9 +15,10 @@ RESULT = "embedding"
 ROUTE = {
     "input-topic": INPUT_TOPIC,
     "output-topic": OUTPUT_TOPIC,
-    "text": "/payload/after/body",
-    "result-field": f"/payload/after/{RESULT}",
+    "text": "/after/body",
+    "result-field": f"/after/{RESULT}",
     "task": "embed",
+    "missing-text": "null",  # an upsert without the column would leave the vector of the text before
 }
 
 
