@@ -201,8 +201,9 @@ class Pipeline:
         self._reject(invalid)
         if routed:
             from_routes, unreadable, passed = self._router.validate(routed, now, unix_now)
-            self._reject(unreadable)
-            self._enrich(self._router.passed(passed, self._outputs))
+            outputs, unplaced = self._router.passed(passed, self._outputs)
+            self._reject([*unreadable, *unplaced])
+            self._enrich(outputs)
             requests += from_routes
         blocks, unprepared = await self._preparer.prepare(requests)
         self._reject(unprepared)

@@ -14,6 +14,17 @@ from penstock.producer.wire.plain_rows import PlainRow
 # In place of a long value that an update has not changed: Debezium's default for `unavailable.value.placeholder`.
 UNAVAILABLE = "__debezium_unavailable_value"
 _ENVELOPE = {"schema", "payload"}
+_CLASS: PlainRow = {"label": "", "score": np.float32(0)}
+_NUMBERS, _IDS = np.zeros(1, np.float32), np.zeros(1, np.int64)
+# A result of each task, whose schema is that of a null.
+EXAMPLES: Mapping[str, PlainRow] = {
+    "classify": _CLASS,
+    "embed": _NUMBERS,
+    "embed_sparse": {"indices": _IDS, "values": _NUMBERS},
+    "generate": {"text": "", "finish": "", "tokens": [0]},
+    "rerank": np.float32(0),
+    "token_classify": [{**_CLASS, "start": 0, "end": 0}],
+}
 
 
 def is_connect(document: Any) -> bool:

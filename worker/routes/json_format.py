@@ -1,5 +1,6 @@
 """Records in JSON: reading them, and adding a result without changing the rest by a byte."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -21,8 +22,15 @@ def read_json(value: bytes) -> Any:
     return document["payload"] if is_connect(document) else document
 
 
-def add_json(value: bytes, place: Pointer, result: PlainRow) -> bytes:
+def lacks_object(value: bytes, place: Pointer) -> bool:
+    """Whether the object that would get the result is null or absent, as in a delete. Raises InvalidRequest: no JSON."""
+    return Pointer(place.names[:-1]).find(read_json(value)) is None
+
+
+def add_json(value: bytes, place: Pointer, result: PlainRow, example: PlainRow = None) -> bytes:
     """The record's value with a result at a place; at the top (no names) it is the result alone.
+
+    `example`: a result of the same type, where the result is null.
 
     A new field of the document is added behind its last: what the record holds stays as it is, in every byte. Where the
     place is deeper, or has a value already, or there is a schema to be extended, the document is written again, with
@@ -33,7 +41,7 @@ def add_json(value: bytes, place: Pointer, result: PlainRow) -> bytes:
     """
     document = _load(value)
     if is_connect(document):
-        return _add_to_connect(document, place, result)
+        return _add_to_connect(document, place, result, schema_of(example if result is None else result))
     if not place.names:
         return plain_json(result)
     parent = _parent(document, place)
@@ -45,11 +53,11 @@ def add_json(value: bytes, place: Pointer, result: PlainRow) -> bytes:
     return plain_json(document)
 
 
-def _add_to_connect(document: Any, place: Pointer, result: PlainRow) -> bytes:
+def _add_to_connect(document: Any, place: Pointer, result: PlainRow, schema: Mapping[str, Any]) -> bytes:
     if not place.names:
-        return plain_json({"schema": {**schema_of(result), "optional": True}, "payload": result})
+        return plain_json({"schema": {**schema, "optional": True}, "payload": result})
     _parent(document["payload"], place)[place.names[-1]] = result
-    extend_schema(document["schema"], place.names[:-1], place.names[-1], schema_of(result))
+    extend_schema(document["schema"], place.names[:-1], place.names[-1], schema)
     return plain_json(document)
 
 

@@ -5,8 +5,8 @@ from penstock.producer.errors import InvalidRequest, UnsupportedTask
 from penstock.producer.wire.messages import Request, Text
 from penstock.producer.wire.options import check_applicable, check_options
 from penstock.producer.wire.plain_rows import PlainRow, plain_json
-from penstock.worker.routes.connect_json import UNAVAILABLE
-from penstock.worker.routes.json_format import add_json, read_json
+from penstock.worker.routes.connect_json import EXAMPLES, UNAVAILABLE
+from penstock.worker.routes.json_format import add_json, lacks_object, read_json
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.settings import RouteSettings
 from penstock.worker.routes.text_source import TextSource
@@ -28,7 +28,7 @@ class Route:
         self._is_text = settings.record_format == "text"
         self._text = TextSource.parse(settings.text or "")
         self._place = Pointer.parse(settings.result_field)
-        self._passes = settings.missing_text == "pass"
+        self._missing = settings.missing_text
         self._options = check_options(settings.request_options)
         check_applicable(self._options, self.task, is_text=True)
 
@@ -40,7 +40,7 @@ class Route:
         """
         text = _read_text(value) if self._is_text else self._text.read(read_json(value))
         if text is None:
-            if self._passes:
+            if self._missing != "reject" or lacks_object(value, self._place):
                 return None
             raise InvalidRequest("The record has no text.")
         if text == UNAVAILABLE:
@@ -54,6 +54,18 @@ class Route:
         """The request for a text."""
         asked: Text = text if self._query is None else (self._query, text)
         return Request(self._model, self.task, text=(asked,), options=self._options)
+
+    def passed(self, original: bytes | None) -> bytes | None:
+        """The value of a record without a text: as it came, or with null as its result if the route says so.
+
+        A delete has no object that could get a result: it stays as it came.
+
+        Raises:
+            InvalidRequest: it has no place for a null.
+        """
+        if original is None or self._missing != "null" or lacks_object(original, self._place):
+            return original
+        return add_json(original, self._place, None, EXAMPLES[self.task])
 
     def value(self, original: bytes, result: PlainRow) -> bytes:
         """The value of the enriched record. Raises InvalidRequest: it has no place for it."""

@@ -54,7 +54,7 @@ class Router:
     def validate(
         self, records: Iterable[PendingRecord], now: float, unix_now: float
     ) -> tuple[list[PendingRequest], list[Rejection], list[PendingRecord]]:
-        """As `RequestValidator.validate`. The last are passed on as they are: tombstones, and those without a text."""
+        """As `RequestValidator.validate`. The last are passed on: tombstones, and those without a text."""
         times = StageTimes(now, unix_now * 1e3)
         requests: list[PendingRequest] = []
         rejections: list[Rejection] = []
@@ -108,14 +108,22 @@ class Router:
                 outputs.append(delivery.output(record, route.output_topic, value, sent, is_enriched=True))
         return outputs, rejections
 
-    def passed(self, records: Sequence[PendingRecord], delivery: OutputDelivery) -> list[Output]:
-        """Records that go to their output topics as they are."""
-        outputs = []
+    def passed(
+        self, records: Sequence[PendingRecord], delivery: OutputDelivery
+    ) -> tuple[list[Output], list[Rejection]]:
+        """Records that go to their output topics without a result; and those that have no place for a null."""
+        outputs: list[Output] = []
+        rejections: list[Rejection] = []
         for record in records:
-            topic = self._routes[record.original.topic].output_topic
-            value, sent = record.original.value, _headers(record, [])
-            outputs.append(delivery.output(record, topic, value, sent, is_enriched=False))
-        return outputs
+            route = self._routes[record.original.topic]
+            try:
+                value = route.passed(record.original.value)
+            except PenstockError as error:
+                rejections.append(Rejection(record, None, error))
+            else:
+                sent = _headers(record, [])
+                outputs.append(delivery.output(record, route.output_topic, value, sent, is_enriched=False))
+        return outputs, rejections
 
     def _own_headers(self) -> list[tuple[str, bytes]]:
         finished_ms = b"%d" % (time.time() * 1e3)

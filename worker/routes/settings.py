@@ -80,10 +80,11 @@ class RouteFields(BaseModel):
         description="Where the result goes: a field of the record, or a JSON pointer. Empty: the result is the whole "
         "value.",
     )
-    missing_text: Literal["pass", "reject"] = Field(
+    missing_text: Literal["pass", "null", "reject"] = Field(
         "pass",
         description="What happens to a record whose text is absent or null. pass: it goes to the output topic as it "
-        "is. reject: it becomes a dead letter.",
+        "is. null: so it does, with null as its result, as a sink needs that would else keep the vector of an earlier "
+        "text. reject: it becomes a dead letter. Deletes are passed as they are.",
     )
     route_class: Literal["online", "bulk"] = Field(
         "online", description="Class of the route's records. bulk: they use what others leave, as bulk requests do."
