@@ -35,7 +35,7 @@ from penstock.ops.loop.reference import Reference
 from penstock.ops.loop.tables import SourceWriter, create_tables, different_rows
 from penstock.ops.loop.verdict import Verdict
 
-_LOOK_EVERY_S = 0.2
+_LOOK_EVERY_S = 0.5
 _NUM_QUERIES = 50
 _CHANGES_PER_ROW = 0.5
 
@@ -101,14 +101,14 @@ class LoopRun:
         self._connect.add("sink", sink_config(self._postgres.port))
 
     async def _write_and_kill(self, writer: SourceWriter) -> None:
-        """Write a part for each worker, and kill the worker as soon as it has answered some; then write the last part.
+        """Write a part for each worker, and kill the worker as soon as it has computed some; then write the last part.
 
         The last change is a row: where the target has it, Debezium has sent all changes before it.
         """
         for kill in range(self._settings.kills):
             async with self._worker() as worker:
                 writing = asyncio.create_task(asyncio.to_thread(writer.write, *self._part()))
-                await worker.while_alive(self._until_more(self._num_written(OUTPUT_TOPIC)))
+                await worker.while_alive(_until_computing(worker))
                 os.kill(worker.pid, signal.SIGKILL)
                 waiting = self._num_written(INPUT_TOPIC) - self._num_written(OUTPUT_TOPIC)
                 self._say(f"worker killed, {kill + 1} of {self._settings.kills}, with {waiting} records or more to do")
@@ -131,10 +131,6 @@ class LoopRun:
         arguments = [part for name, value in values.items() for part in (f"--{name}", str(value))]
         async with WorkerProcess(arguments, self._folder / f"worker-{self._num_workers}.log") as worker:
             yield worker
-
-    async def _until_more(self, num_written: int) -> None:
-        while self._num_written(OUTPUT_TOPIC) <= num_written:  # noqa: ASYNC110 — a topic has no event to wait for
-            await asyncio.sleep(_LOOK_EVERY_S)
 
     def _num_written(self, topic: str) -> int:
         """Records of a topic, with those of open and aborted transactions, and with their markers."""
@@ -173,6 +169,11 @@ class LoopRun:
         verdict.check_vectors(ids, np.array(vectors, np.float32), expected)
         queries = random.Random(self._settings.seed).sample(self._texts, _NUM_QUERIES)
         verdict.check_neighbours(connection, ids, expected, reference.encode(queries))
+
+
+async def _until_computing(worker: WorkerProcess) -> None:
+    while not worker.events("batch_done"):  # noqa: ASYNC110 — a log has no event to wait for
+        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def run_loop(settings: LoopSettings, folder: Path, say: Callable[[str], None] = lambda _: None) -> Verdict:

@@ -23,7 +23,7 @@ def read_json(value: bytes) -> Any:
 
 
 def lacks_object(value: bytes, place: Pointer) -> bool:
-    """Whether the object that would get the result is null or absent, as in a delete. Raises InvalidRequest: no JSON."""
+    """Whether the object that would get the result is null or absent, as in a delete. Raises as `read_json`."""
     return Pointer(place.names[:-1]).find(read_json(value)) is None
 
 

@@ -1,4 +1,4 @@
-"""Records without a text: passed as they are, passed with a null, or rejected. Deletes are passed, whatever is chosen."""
+"""Records without a text: passed as they are, passed with a null, or rejected. Deletes are always passed."""
 
 import json
 from typing import Any, Literal
