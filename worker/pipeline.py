@@ -29,6 +29,9 @@ from penstock.producer.wire.plain_rows import plain_row
 from penstock.producer.wire.topics import bulk_topic
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.stage import ServedModel, StageCallbacks
+from penstock.worker.enrichment.output import Output
+from penstock.worker.enrichment.output_delivery import OutputDelivery
+from penstock.worker.enrichment.router import Router
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.fetching.consumer import Consumer
@@ -36,8 +39,6 @@ from penstock.worker.kafka.fetching.group_member import GroupMember
 from penstock.worker.kafka.fetching.rebalance_listener import Rebalanced
 from penstock.worker.kafka.progress.offsets import OffsetTracker, Source
 from penstock.worker.replies.delivery import Delivery
-from penstock.worker.replies.output import Output
-from penstock.worker.replies.output_delivery import OutputDelivery
 from penstock.worker.replies.partial_replies import PartialReplies
 from penstock.worker.replies.reply import encode_partial, encode_replies, result_row
 from penstock.worker.requests.fetch_buffer import FetchBuffer
@@ -54,7 +55,6 @@ from penstock.worker.requests.sequences import SequenceRequests
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.requests.write_behind import WriteBehindCache
 from penstock.worker.resolved_settings import ResolvedSettings
-from penstock.worker.routes.router import Router
 from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics

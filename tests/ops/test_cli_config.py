@@ -79,8 +79,24 @@ def test_programs_get_json_without_secrets(file: Path) -> None:
     assert tables["worker"]["max_wait_ms"] == {"value": 3.0, "origin": f"file {file}"}
     assert tables["kafka"]["sasl_password"]["value"] == "**********"
     assert "of the file" not in printed
+    assert tables.pop("routes") == []
     names = {name for table in tables.values() for name in table}
-    assert names == WorkerSettings.model_fields.keys() - {"config"}
+    assert names == WorkerSettings.model_fields.keys() - {"config", "routes"}
+
+
+def test_routes_are_printed_as_a_file_has_them(tmp_path: Path) -> None:
+    tables = [
+        {"input_topic": "a", "output_topic": "b", "text": "{x}\n{y}", "request_options": {"labels": ["p", "q"]}},
+        {"input_topic": "c", "output_topic": "d", "text": "/x", "max_age_ms": 5.0, "route_class": "bulk"},
+    ]
+    lines = ["[worker]", 'model = "null"', 'group_id = "g"']
+    for table in tables:
+        lines += ["[[routes]]", *[f"{key} = {json.dumps(value)}" for key, value in table.items() if value != {}]]
+    file = tmp_path / "penstock.toml"
+    file.write_text("\n".join(lines).replace('{"labels": ["p", "q"]}', '{labels = ["p", "q"]}'))
+    assert tomllib.loads(output("worker", "--config", str(file)))["routes"] == tables
+    with_one = output("worker", "--model", "null", "--input-topic", "a", "--output-topic", "b", "--text", "x")
+    assert tomllib.loads(with_one)["worker"]["input_topic"] == "a"
 
 
 def test_a_client_has_its_own_settings() -> None:

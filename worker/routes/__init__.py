@@ -1,1 +1,1 @@
-"""Routes: the second door to a worker. Records of an input topic come out on an output topic, enriched by the model."""
+"""Routes as data: their settings, where a record has its text and its result, and the formats of records."""

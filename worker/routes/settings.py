@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -50,6 +50,8 @@ def _check_options(given: dict[str, Any]) -> dict[str, Any]:
 
 class RouteFields(BaseModel):
     """The fields of one route. A worker's options say one; the tables [[routes]] of its file say any number."""
+
+    table: ClassVar[str] = "worker"  # where a file has the one that its options could say
 
     input_topic: Annotated[str | None, AfterValidator(check_request_topic)] = Field(
         None,

@@ -14,7 +14,7 @@ from penstock.ops.cli.setting_options import choices, is_secret, metavar, option
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail
 from penstock.producer.secret_url import SecretUrl
 from penstock.producer.settings import ClientSettings
-from penstock.producer.settings_sources import FileSettings, Settings, env_name
+from penstock.producer.settings_sources import LISTS, FileSettings, Settings, env_name
 from penstock.worker.model_settings import ModelSettings
 from penstock.worker.resolved_settings import open_settings
 from penstock.worker.settings import WorkerSettings
@@ -101,7 +101,24 @@ def _toml(settings: FileSettings) -> str:
         "\n".join([f"[{table}]", *(_toml_line(settings, name) for name in names)])
         for table, names in _by_table(type(settings)).items()
     ]
-    return "\n\n".join(tables)
+    return "\n\n".join([*tables, *_lists(settings)])
+
+
+def _lists(settings: FileSettings) -> Iterator[str]:
+    """The lists of tables: each of [[routes]]."""
+    for name in LISTS:
+        for one in getattr(settings, name, ()):
+            given = one.model_dump(mode="json", include=one.model_fields_set)
+            yield "\n".join([f"[[{name}]]", *(f"{key} = {_toml_value(value)}" for key, value in given.items())])
+
+
+def _toml_value(value: object) -> str:
+    """A value on one line."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{json.dumps(key)} = {_toml_value(one)}' for key, one in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _toml_line(settings: FileSettings, name: str) -> str:
@@ -113,17 +130,17 @@ def _toml_line(settings: FileSettings, name: str) -> str:
         return f"# {name} is a secret ({origin})"
     if isinstance(value, SecretUrl) and str(value) != value.get_secret_value():
         return f"# {name} holds a secret: {value} ({origin})"
-    shown = value if isinstance(value, bool | int | float) else str(value)
-    return f"{name} = {json.dumps(shown, ensure_ascii=False)}  # {origin}"
+    shown = value if isinstance(value, bool | int | float | dict) else str(value)
+    return f"{name} = {_toml_value(shown)}  # {origin}"
 
 
-def _json(settings: FileSettings) -> dict[str, dict[str, Any]]:
-    """Table -> setting -> value and origin."""
+def _json(settings: FileSettings) -> dict[str, Any]:
+    """Table -> setting -> value and origin; and the lists of tables."""
     values = settings.model_dump(mode="json")
     return {
         table: {name: {"value": values[name], "origin": _origin(settings, name)} for name in names}
         for table, names in _by_table(type(settings)).items()
-    }
+    } | {name: values[name] for name in LISTS if name in values}
 
 
 def _origin(settings: FileSettings, name: str) -> str:
@@ -134,7 +151,7 @@ def _origin(settings: FileSettings, name: str) -> str:
 def _by_table(settings: type[FileSettings]) -> dict[str, list[str]]:
     """Table -> the settings that it is printed with."""
     tables: dict[str, list[str]] = {table: [] for table in settings.tables()}
-    for name in settings.model_fields.keys() - {"config"}:
+    for name in settings.model_fields.keys() - {"config", *LISTS}:
         tables[_table(settings, name)].append(name)
     order = list(settings.model_fields)
     return {table: sorted(names, key=order.index) for table, names in tables.items()}

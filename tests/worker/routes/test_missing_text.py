@@ -14,9 +14,8 @@ Missing = Literal["pass", "null", "reject"]
 
 
 def route(missing: Missing) -> Route:
-    settings = RouteSettings(
-        input_topic="in", output_topic="out", text="/after/body", result_field="/after/v", missing_text=missing
-    )
+    given: Any = {"text": "/after/body", "result_field": "/after/v", "missing_text": missing}
+    settings = RouteSettings(input_topic="in", output_topic="out", **given)
     return Route(settings, NullEngine(4, name="null", vocab_size=100).info)
 
 

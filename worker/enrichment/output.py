@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from aiokafka.partitioner import murmur2
-
+from penstock.producer.aiokafka_internals.default_partition import default_partition
 from penstock.worker.replies.outlet import OutAnswer
 
 
@@ -24,5 +23,4 @@ class Output(OutAnswer):
         """Of its key, by the rule of Kafka's clients; without one, its original's, so that those keep their order."""
         if self.key is None:
             return self.origin.original.partition % num_partitions
-        found: int = (murmur2(self.key) & 0x7FFFFFFF) % num_partitions
-        return found
+        return default_partition(self.key, num_partitions)

@@ -9,10 +9,10 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from penstock.producer.errors import BackendError, InvalidRequest
 from penstock.producer.wire.headers import Headers
+from penstock.worker.enrichment.output import Output
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.outlet import AnswerDropped, Outlet
-from penstock.worker.replies.output import Output
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import Rejection
 from penstock.worker.telemetry.metrics import Metrics

@@ -9,13 +9,13 @@ from penstock.producer.wire.headers import FINISHED_MS, MODEL, REVISION, SOURCE,
 from penstock.producer.wire.messages import Request
 from penstock.producer.wire.plain_rows import PlainRow
 from penstock.scheduler import Cause
-from penstock.worker.replies.output import Output
-from penstock.worker.replies.output_delivery import OutputDelivery
+from penstock.worker.enrichment.key_order import KeyOrder
+from penstock.worker.enrichment.output import Output
+from penstock.worker.enrichment.output_delivery import OutputDelivery
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection, StageTimes
 from penstock.worker.requests.validation import check_names
-from penstock.worker.routes.key_order import KeyOrder
 from penstock.worker.routes.route import Route
 from penstock.worker.routes.settings import RouteSettings
 

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from penstock.worker.enrichment.output import Output
 from penstock.worker.kafka.progress.offsets import Source
-from penstock.worker.replies.output import Output
 from penstock.worker.requests.record import PendingRecord
 
 _Key = tuple[Source, bytes]

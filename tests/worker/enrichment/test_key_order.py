@@ -6,9 +6,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.replies.output import Output
+from penstock.worker.enrichment.key_order import KeyOrder
+from penstock.worker.enrichment.output import Output
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.routes.key_order import KeyOrder
 
 SOURCE = ("topic", 0)
 KEYS = (None, b"", b"a", b"b")
