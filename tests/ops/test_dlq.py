@@ -75,6 +75,13 @@ def test_no_shown_letter_controls_the_terminal() -> None:
     assert json.loads(shown)["message"] == "\x1b[2J\x9b2Jé"
 
 
+def test_a_letter_shows_the_beginning_of_a_json_request() -> None:
+    value = b'{"text": 5, "more": "' + b"x" * 1000 + b'"}'
+    kept = letter(0)
+    kept.record.value = value
+    assert kept.details()["request"] == {"json": value[:500].decode()}
+
+
 class Broker:
     """An outbox whose broker has one topic."""
 

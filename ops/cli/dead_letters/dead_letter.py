@@ -13,6 +13,7 @@ from penstock.producer.errors import PenstockError
 from penstock.producer.wire import headers as names
 from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.joint_letters import LetterRecord, decode_letter_records, is_joint
+from penstock.producer.wire.json_codec import is_json
 from penstock.producer.wire.messages import Request
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
@@ -179,7 +180,9 @@ def letters_topic(topic: str, *, bulk: bool) -> str:
 
 
 def _request(value: bytes | None) -> dict[str, Any] | str:
-    """The request in a value, or why it holds none."""
+    """The request in a value, the beginning of one in JSON, or why it holds none."""
+    if value is not None and is_json(value):
+        return {"json": _short(value.decode(errors="replace"))}
     try:
         request: Request = decode_request(value)
     except PenstockError as error:
