@@ -5,10 +5,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+import numpy as np
+
+from penstock.producer.errors import InvalidRequest, PenstockError, UnsupportedTask
 from penstock.producer.one_revision import OneRevision
-from penstock.producer.wire.codec import MAX_RECORD_BYTES
-from penstock.producer.wire.messages import TOKEN_VECTOR_TASKS, Options, Row, Text, utf8_fault
+from penstock.producer.row_inputs import Inputs, num_chars, text_fault
+from penstock.producer.wire.messages import NO_OPTIONS, TOKEN_VECTOR_TASKS, Options, Reply, Row, Text
 
 # Texts in flight, so that the workers do not wait for the source: the answers of the last half second, within these
 # bounds. A long text counts as one for each 4 KiB, and a long row as one for each 16 KiB, so that the window holds
@@ -28,21 +30,26 @@ class Mapper(Protocol):
     async def map(
         self,
         task: str,
-        texts: Sequence[Text],
+        texts: Any,  # a list of texts, or None where there are `ids`
         *,
+        ids: Sequence[Sequence[int]] | None = None,
         options: Options | None = None,
         timeout_s: float | None = None,
         revision: OneRevision | None = None,
+        on_reply: Callable[[Reply, int], object] | None = None,
     ) -> list[Result]:
-        """One result a text, in order."""
+        """One result a sequence, in order."""
         ...
 
 
 class TextBatch(Protocol):
-    """Texts that are sent in one call. An error in place of a text is its result."""
+    """Texts that are sent in one call, or `Inputs`, each in a call of its own.
+
+    An error in place of a text is its result.
+    """
 
     @property
-    def texts(self) -> Sequence[Text | PenstockError]: ...
+    def texts(self) -> Sequence[Text | Inputs | PenstockError]: ...
 
     @property
     def num_bytes(self) -> int:
@@ -96,7 +103,9 @@ class _InFlight(Generic[B]):
     """Batches that were sent and not handed on yet, in order, and whether another may be read."""
 
     def __init__(
-        self, answer: Callable[[Sequence[Text | PenstockError]], Coroutine[Any, Any, list[Result]]], row_chars: int
+        self,
+        answer: Callable[[Sequence[Text | Inputs | PenstockError]], Coroutine[Any, Any, list[Result]]],
+        row_chars: int,
     ) -> None:
         self._answer = answer
         self._row_chars = row_chars
@@ -163,19 +172,70 @@ async def next_or_none(items: AsyncIterator[T]) -> T | None:
 async def _answer(
     client: Mapper,
     task: str,
-    texts: Sequence[Text | PenstockError],
+    rows: Sequence[Text | Inputs | PenstockError],
     options: Options | None,
     timeout_s: float | None,
     revision: OneRevision,
 ) -> list[Result]:
-    """A result for each text: the client's, or the error of a text that cannot be sent."""
-    checked = [_check(text) for text in texts]
-    good = [text for text in checked if not isinstance(text, PenstockError)]
+    """A result for each row: the client's, or the error of a row that cannot be sent."""
+    faults = [_fault(row) for row in rows]
+    texts = [row for row, fault in zip(rows, faults, strict=True) if fault is None and isinstance(row, str | tuple)]
+    several = [row for row, fault in zip(rows, faults, strict=True) if fault is None and isinstance(row, Inputs)]
     found: list[Result] = []
-    if good:
-        found = await client.map(task, good, options=options, timeout_s=timeout_s, revision=revision)
+    if texts:
+        found = await client.map(task, texts, options=options, timeout_s=timeout_s, revision=revision)
     answers = map(_without_place, found)
-    return [text if isinstance(text, PenstockError) else next(answers) for text in checked]
+    calls = [_answer_inputs(client, task, row, options, timeout_s, revision) for row in several]
+    of_several = iter(await asyncio.gather(*calls))
+    return [
+        fault or (next(of_several) if isinstance(row, Inputs) else next(answers))
+        for row, fault in zip(rows, faults, strict=True)
+    ]
+
+
+def _fault(row: Text | Inputs | PenstockError) -> PenstockError | None:
+    """The result of a row that cannot be sent; None of others."""
+    if isinstance(row, PenstockError):
+        return row
+    if not isinstance(row, Inputs):
+        return text_fault(row)
+    faults = [(index, fault) for index, text in enumerate(row.texts or ()) if (fault := text_fault(text))]
+    return _named(*faults[0], num_inputs=len(row.texts or ())) if faults else None
+
+
+def _named(index: int, fault: PenstockError, num_inputs: int) -> PenstockError:
+    """The fault of an input, which is named by its place, from 0, if its row has several."""
+    return fault if num_inputs == 1 else type(fault)(f"Input {index}: {fault.message}")
+
+
+async def _answer_inputs(
+    client: Mapper,
+    task: str,
+    row: Inputs,
+    options: Options | None,
+    timeout_s: float | None,
+    revision: OneRevision,
+) -> Result:
+    """The vectors of a row's inputs, [n, dim], or the first error. Its tokens are counted in `num_tokens`."""
+    row.num_tokens = 0
+
+    def count(reply: Reply, num_rows: int) -> None:
+        row.num_tokens += reply.request_tokens
+
+    own = options if row.dimensions is None else (options or NO_OPTIONS)._replace(dimensions=row.dimensions)
+    try:
+        answers = await client.map(
+            task, row.texts, ids=row.ids, options=own, timeout_s=timeout_s, revision=revision, on_reply=count
+        )
+    except InvalidRequest as error:  # of options that the row's kind of inputs does not take
+        return error
+    for index, answer in enumerate(map(_without_place, answers)):
+        if isinstance(answer, PenstockError):
+            fault = _named(index, answer, len(answers))
+            is_own = isinstance(fault, UnsupportedTask) and row.dimensions is not None
+            return InvalidRequest(fault.message) if is_own else fault
+    vectors: Any = answers  # of the task embed, the one that has such rows
+    return np.stack(vectors)
 
 
 def _without_place(result: Result) -> Result:
@@ -183,25 +243,6 @@ def _without_place(result: Result) -> Result:
     return next(iter(result.rows.values())) if isinstance(result, PenstockError) and result.rows else result
 
 
-def num_chars(text: Text) -> int:
-    """Length of a text, or of both texts of a pair."""
-    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
-
-
 def _weight(batch: TextBatch, row_chars: int) -> int:
     texts = [1 if isinstance(text, PenstockError) else 1 + num_chars(text) // row_chars for text in batch.texts]
     return sum(texts) + batch.num_bytes // _ROW_BYTES
-
-
-def _check(text: Text | PenstockError) -> Text | PenstockError:
-    """The text, or its error. The client would number texts by their place in a call, which means nothing here."""
-    if isinstance(text, PenstockError):
-        return text
-    for part in (text,) if isinstance(text, str) else text:
-        if not part.strip():
-            return EmptyInput("The text is empty.")
-        if len(part) > MAX_RECORD_BYTES:
-            return InvalidRequest(f"The text has {len(part):,} characters; a request holds {MAX_RECORD_BYTES:,} bytes.")
-        if fault := utf8_fault(part):
-            return InvalidRequest(f"The text cannot be UTF-8: {fault}.")
-    return text

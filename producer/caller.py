@@ -112,6 +112,7 @@ class Caller:
         options: Options | None = None,
         timeout_s: float | None = None,
         revision: OneRevision | None = None,
+        on_reply: Callable[[Reply, int], object] | None = None,
     ) -> list[Row | PenstockError]:
         """One result a sequence, in order: its row, or its own error. For `sequence`, `texts` are maps of fields.
 
@@ -121,6 +122,8 @@ class Caller:
 
         Args:
             revision: shared by several calls whose answers must be of one revision of the model.
+            on_reply: called with each reply to this call and its number of rows. The call then shares no record, so
+                that what a reply counts, such as tokens, is of this call alone.
 
         Raises:
             MixedRevisions: two revisions of the model answered; see the setting `allow_mixed_revisions`.
@@ -130,7 +133,8 @@ class Caller:
         kind, sequences = check(task, texts, ids, has_labels=options.labels is not None)
         if revision is None:
             revision = self._one_revision()
-        return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s), revision)
+        timeout_s = self._timeout_s(timeout_s)
+        return await self._batcher.results(task, options, kind, sequences, timeout_s, revision, on_reply)
 
     async def map_rows(
         self,

@@ -49,7 +49,9 @@ class JsonlEncoder(TableEncoder):
         lines = []
         for fields, values in zip(_objects(block), self._results.rows(results), strict=True):
             named = {_free_name(name, fields): value for name, value in zip(self._results.names, values, strict=True)}
-            lines.append((_extended(fields, named) if isinstance(fields, JsonLine) else _json(fields | named)) + b"\n")
+            lines.append(
+                (_extended(fields, named) if isinstance(fields, JsonLine) else json_bytes(fields | named)) + b"\n"
+            )
         return b"".join(lines)
 
 
@@ -85,7 +87,7 @@ class ArrowEncoder(TableEncoder):
 
 def _extended(line: JsonLine, named: Object) -> bytes:
     """The line with the results at the end of its object."""
-    return line.text[:-1] + (b", " if line else b"") + _json(named)[1:]
+    return line.text[:-1] + (b", " if line else b"") + json_bytes(named)[1:]
 
 
 def _objects(block: Block) -> Sequence[Object]:
@@ -103,10 +105,11 @@ def _cell(value: Any) -> Any:
         return value.hex()
     if isinstance(value, np.generic):
         return value.item()
-    return _json(value).decode() if isinstance(value, list | dict | np.ndarray) else value
+    return json_bytes(value).decode() if isinstance(value, list | dict | np.ndarray) else value
 
 
-def _json(value: Any) -> bytes:
+def json_bytes(value: Any) -> bytes:
+    """A value in JSON: arrays as lists, bytes in hexadecimal, and what JSON has no word for as a string."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:  # NaN or an infinity

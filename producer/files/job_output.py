@@ -10,12 +10,13 @@ from penstock.producer.answer_stream import Result
 from penstock.producer.files.encoders import TableEncoder
 from penstock.producer.files.job_manifest import FileJob
 from penstock.producer.files.job_report import JobReport, ReplyTally
+from penstock.producer.files.openai_reader import URL
 from penstock.producer.files.part_directory import PartDirectory, kept_manifest, parts_path
 from penstock.producer.files.part_writer import PartWriter, refuse_existing
 from penstock.producer.files.result_columns import ResultColumns
 from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 from penstock.producer.files.standard_streams import STANDARD
-from penstock.producer.files.table_reader import FORMATS, Reader, format_of
+from penstock.producer.files.table_reader import OPENAI, Reader, encoder_of, format_of
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.messages import NO_OPTIONS, Options
 
@@ -31,7 +32,7 @@ class JobOutput:
     overwrite: bool = False  # of an existing file
     restart: bool = False  # discard the finished rows of an earlier run
     allow_mixed_revisions: bool = False  # answers may come from several revisions of the model; see `OneRevision`
-    standard_format: str | None = None  # extension that standard output, the path `-`, is written as
+    standard_format: str | None = None  # extension that standard output, `-`, is written as; or OPENAI, of files too
 
     def open(self, reader: Reader) -> PartWriter:
         """Create a file, or continue it: `reader` then leaves out finished rows.
@@ -81,13 +82,27 @@ class JobOutput:
         extension = format_of(self.path, self.standard_format)
         if self.path == STANDARD and extension == ".parquet":
             raise TableError("Standard output is csv or jsonl. Write Parquet to a file.")
-        if reader.columns is None and extension != ".jsonl":
+        if reader.columns is None and extension not in (".jsonl", OPENAI):
             raise TableError(f"{self.path}: lines of JSON have no common columns; write a .jsonl file.")
-        return FORMATS[extension].encoder(reader.columns, reader.schema, ResultColumns(self.task, self.options))
+        if extension == OPENAI:
+            _check_openai(self.task, self.options)
+        encoder = encoder_of(self.path, self.standard_format)
+        return encoder(reader.columns, reader.schema, ResultColumns(self.task, self.options))
 
     def _job(self, reader: Reader) -> FileJob:
-        extension = self.path.suffix.lower()
+        extension = format_of(self.path, self.standard_format)
         return FileJob.of(reader.paths, reader.texts, self.task, self.options, self.model, extension)
+
+
+def _check_openai(task: str, options: Options) -> None:
+    """Raise TableError for a job that OpenAI's batch files do not have."""
+    if task != "embed":
+        raise TableError(
+            f"OpenAI's batch format is for the task embed, and not for {task}: of its endpoints, {URL} alone has a "
+            "counterpart."
+        )
+    if options.dtype != NO_OPTIONS.dtype:
+        raise TableError(f"OpenAI's batch format has vectors of float32, and not {options.dtype}.")
 
 
 class StreamWriter:

@@ -8,10 +8,11 @@ from typing import Annotated
 import numpy as np
 from pydantic import PlainSerializer
 
-from penstock.producer.answer_stream import Result, num_chars
+from penstock.producer.answer_stream import Result
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.row_blocks import Block
-from penstock.producer.wire.messages import REQUEST_TOKENS, Classification, Reply
+from penstock.producer.row_inputs import lengths
+from penstock.producer.wire.messages import Classification, Reply
 from penstock.producer.wire.vector_tables import TextVectors
 
 # In JSON, in falling order of the counts, or in the order of the keys.
@@ -50,8 +51,8 @@ class JobReport:
     def add_lengths(self, block: Block) -> None:
         """Count the lengths of a block's texts alone."""
         for text in block.texts:
-            if not isinstance(text, PenstockError):
-                self.lengths[1 << (max(num_chars(text), 1) - 1).bit_length()] += 1
+            for num_chars in () if isinstance(text, PenstockError) else lengths(text):
+                self.lengths[1 << (max(num_chars, 1) - 1).bit_length()] += 1
 
 
 class ReplyTally:
@@ -66,5 +67,4 @@ class ReplyTally:
         """Count a reply, which counts sequences as cached."""
         self.rows += num_rows
         self.cached += reply.cached / sequences_per_row
-        tokens = reply.batch.get(REQUEST_TOKENS, 0)
-        self.tokens += tokens if isinstance(tokens, int) else 0
+        self.tokens += reply.request_tokens

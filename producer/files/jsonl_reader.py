@@ -3,9 +3,9 @@
 import codecs
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.files.row_blocks import Block, Content, JsonLine, Object, TableError, in_blocks, text_of
@@ -48,9 +48,9 @@ def _check_keys(path: Path, block: Block, columns: Sequence[str]) -> None:
     for column in columns:
         if objects and not any(column in row for row in objects):
             keys = ", ".join(dict.fromkeys(str(key) for row in objects[:_MAX_SHOWN] for key in row))
-            raise TableError(
-                f"{input_shown(path)}: no line of the first {len(objects)} has the key {column!r}. Keys: {keys}."
-            )
+            hint = " OpenAI's batch files need --format openai." if any("custom_id" in row for row in objects) else ""
+            place = f"{input_shown(path)}: no line of the first {len(objects)}"
+            raise TableError(f"{place} has the key {column!r}. Keys: {keys}.{hint}")
 
 
 def count_jsonl(path: Path) -> int:
@@ -63,6 +63,7 @@ _JSON_TYPES = {
     list: "a list",
     str: "a string",
     float: "a number",
+    int: "a number",
     bool: "a boolean",
     type(None): "null",
 }
@@ -70,18 +71,13 @@ _JSON_TYPES = {
 
 def _json_row(number: int, line: bytes | None, columns: Sequence[str]) -> tuple[Text | PenstockError, Object]:
     """The text and the object of a line; a line without an object is kept as {"line": its text}."""
-    if line is None:
-        return InvalidRequest(f"Line {number} is over {MAX_LINE_BYTES:,} bytes."), {}
+    given = line or b""
     try:
         # Numbers are not used. As int, one of thousands of digits would be an error, and one of millions take minutes.
-        fields = json.loads(line.decode("utf-8-sig"), parse_int=float)
-    except UnicodeDecodeError:
-        return InvalidRequest(f"Line {number} holds bytes that are not UTF-8."), _kept(line)
-    except (ValueError, RecursionError) as error:
-        return InvalidRequest(f"Line {number} is not JSON: {error}."), _kept(line)
-    if not isinstance(fields, dict):
-        return InvalidRequest(f"Line {number} holds {_JSON_TYPES[type(fields)]}; an object was expected."), _kept(line)
-    own = JsonLine(fields, line.removeprefix(codecs.BOM_UTF8).strip())
+        fields = read_object(number, line, parse_int=float)
+    except InvalidRequest as error:
+        return error, {"line": given.decode("utf-8-sig", errors="replace").strip()} if given else {}
+    own = JsonLine(fields, given.removeprefix(codecs.BOM_UTF8).strip())
     for column in columns:
         if column not in fields:
             return InvalidRequest(f"Line {number} has no key {column!r}."), own
@@ -90,5 +86,16 @@ def _json_row(number: int, line: bytes | None, columns: Sequence[str]) -> tuple[
     return text_of([fields[column] for column in columns]), own
 
 
-def _kept(line: bytes) -> Object:
-    return {"line": line.decode("utf-8-sig", errors="replace").strip()}
+def read_object(number: int, line: bytes | None, parse_int: Callable[[str], Any]) -> Object:
+    """The object of a line of `numbered_lines`. Raises InvalidRequest."""
+    if line is None:
+        raise InvalidRequest(f"Line {number} is over {MAX_LINE_BYTES:,} bytes.")
+    try:
+        fields = json.loads(line.decode("utf-8-sig"), parse_int=parse_int)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"Line {number} holds bytes that are not UTF-8.") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"Line {number} is not JSON: {error}.") from error
+    if not isinstance(fields, dict):
+        raise InvalidRequest(f"Line {number} holds {_JSON_TYPES[type(fields)]}; an object was expected.")
+    return fields

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from penstock.producer.answer_stream import Result, num_chars
+from penstock.producer.answer_stream import Result
 from penstock.producer.errors import MixedRevisions, PenstockError
 from penstock.producer.files.durable import give_up, sync
 from penstock.producer.files.encoders import TableEncoder
@@ -16,6 +16,7 @@ from penstock.producer.files.join_parts import JoinedFile
 from penstock.producer.files.part_directory import PartDirectory
 from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 from penstock.producer.one_revision import OneRevision
+from penstock.producer.row_inputs import num_chars
 
 # Bounds of a part, which a killed run loses. The output does not depend on them: a part ends with a block, and row
 # groups are made of blocks.

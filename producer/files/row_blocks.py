@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.standard_streams import input_shown, name_of
+from penstock.producer.row_inputs import Inputs
 from penstock.producer.wire.messages import Text
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Numbers(NamedTuple):
 class Block:
     """Rows in the order of the file. Its bounds depend on the file alone."""
 
-    texts: Sequence[Text | PenstockError]  # one a row: the text, or the error in its place; of two columns, a pair
+    # One a row: the text, of two columns a pair, or of OpenAI's lines the inputs; or the error in its place.
+    texts: Sequence[Text | Inputs | PenstockError]
     source: "Sequence[Object] | pa.RecordBatch"  # the rows as read: Arrow's form for Parquet, else one object a row
     num_bytes: int = 0  # approximate, of `source`
     end_byte: int = 0  # bytes of the input up to the block's last row, or a little further; 0: not counted
@@ -78,10 +80,10 @@ class Block:
 
 
 def in_blocks(
-    rows: Iterable[tuple[Text | PenstockError, Object, int, int]], file: IO[bytes], path: Path
+    rows: Iterable[tuple[Text | Inputs | PenstockError, Object, int, int]], file: IO[bytes], path: Path
 ) -> Iterator[Block]:
     """Group rows, which are read from `file`, by count and size. Each has its text, its object, its size and line."""
-    texts: list[Text | PenstockError] = []
+    texts: list[Text | Inputs | PenstockError] = []
     objects: list[Object] = []
     lines: list[int] = []
     size = 0

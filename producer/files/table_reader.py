@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -13,8 +14,11 @@ from penstock.producer.errors import PenstockError
 from penstock.producer.files.csv_reader import count_csv, read_csv
 from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, TableEncoder
 from penstock.producer.files.jsonl_reader import count_jsonl, read_jsonl
+from penstock.producer.files.openai_encoder import OpenAiEncoder
+from penstock.producer.files.openai_reader import read_openai
 from penstock.producer.files.parquet_reader import count_parquet, read_parquet
 from penstock.producer.files.row_blocks import Block, Content, Header, TableError
+from penstock.producer.files.seen_ids import SeenIds
 from penstock.producer.files.standard_streams import STANDARD, input_shown
 
 _COUNT_LIMIT_BYTES = 1 << 30  # larger text files are not counted before they are read
@@ -26,11 +30,14 @@ class _Format(NamedTuple):
     encoder: type[TableEncoder]
 
 
+OPENAI = "openai"  # a format that no extension says: lines of OpenAI's batch files, in .jsonl files
+# By extension.
 FORMATS = {
     ".csv": _Format(read_csv, count_csv, CsvEncoder),
     ".jsonl": _Format(read_jsonl, count_jsonl, JsonlEncoder),
     ".parquet": _Format(read_parquet, count_parquet, ArrowEncoder),
 }
+_Read = Callable[[Path], Content]
 _HIDDEN = (".", "_")  # beginnings of names that Spark and others give to files that are no tables
 
 
@@ -85,13 +92,18 @@ class Reader:
 
 
 def open_reader(
-    paths: str | Path | Sequence[Path], texts: str | Sequence[str], *, standard_format: str | None = None
+    paths: str | Path | Sequence[Path],
+    texts: str | Sequence[str],
+    *,
+    standard_format: str | None = None,
+    model: str = "",
 ) -> Reader:
     """Open tables of one format and with the same columns.
 
     Args:
-        texts: the column of the texts, or the two columns of pairs.
-        standard_format: extension that standard input, the path `-`, is read as.
+        texts: the column of the texts, or the two columns of pairs; of no effect with OPENAI.
+        standard_format: extension that standard input, the path `-`, is read as; or OPENAI, of files too.
+        model: the served name, which lines of OPENAI must have.
 
     Raises:
         TableError: unknown file, format or column, other columns than the first file's, or neither rows nor columns.
@@ -111,7 +123,10 @@ def open_reader(
                 f"{path} is no file that can be read twice. Pipe csv or jsonl to standard input (-, with --format)."
             )
     try:
-        return Reader(paths, texts, _content(paths, texts, FORMATS[extension].read))
+        if extension == OPENAI:
+            return Reader(paths, (), _openai_content(paths, model))
+        read = FORMATS[extension].read
+        return Reader(paths, texts, _content(paths, lambda path: read(path, texts)))
     except OSError as error:
         raise TableError(f"{error.filename or paths[0]} cannot be read: {error.strerror or error}.") from error
 
@@ -161,12 +176,17 @@ def count_rows(paths: str | Path | Sequence[Path]) -> int | None:
 
 
 def format_of(path: Path, standard_format: str | None = None) -> str:
-    """The extension that says a file's format. Raises TableError for another, and for one that needs an extra."""
-    if path == STANDARD:
-        if standard_format is None:
-            raise TableError("Standard input and output have no extension: give --format.")
-        return standard_format
+    """The extension that says a file's format, or OPENAI.
+
+    Raises TableError for another extension, and for one that needs an extra.
+    """
     extension = path.suffix.lower()
+    if standard_format == OPENAI and path != STANDARD and extension != ".jsonl":
+        raise TableError(f"{path}: OpenAI's batch format is JSON Lines; the extension must be .jsonl.")
+    if standard_format == OPENAI or (path == STANDARD and standard_format is not None):
+        return standard_format
+    if path == STANDARD:
+        raise TableError("Standard input and output have no extension: give --format.")
     if extension not in FORMATS:
         raise TableError(f"{path}: the extension must be one of {', '.join(FORMATS)}.")
     if extension == ".parquet" and find_spec("pyarrow") is None:
@@ -174,27 +194,38 @@ def format_of(path: Path, standard_format: str | None = None) -> str:
     return extension
 
 
-def _content(paths: Sequence[Path], texts: Sequence[str], read: Callable[[Path, Sequence[str]], Content]) -> Content:
+def encoder_of(path: Path, standard_format: str | None) -> type[TableEncoder]:
+    """The encoder of an output. Raises TableError as `format_of`."""
+    extension = format_of(path, standard_format)
+    return OpenAiEncoder if extension == OPENAI else FORMATS[extension].encoder
+
+
+def _openai_content(paths: Sequence[Path], model: str) -> Content:
+    with SeenIds() as seen:
+        yield from _content(paths, partial(read_openai, model=model, seen=seen))
+
+
+def _content(paths: Sequence[Path], read: _Read) -> Content:
     """The header, and then the blocks of one file after the other. Headers are compared before the first row."""
     if len(paths) == 1:
-        yield from read(paths[0], texts)
+        yield from read(paths[0])
         return
-    first = _header(paths[0], texts, read)
+    first = _header(paths[0], read)
     for path in paths[1:]:
-        if not _are_equal(first, _header(path, texts, read)):
+        if not _are_equal(first, _header(path, read)):
             raise TableError(f"{path} has other columns, or columns of other types, than {paths[0]}.")
     yield first
     before = 0
     for path in paths:
-        with closing(read(path, texts)) as content:
+        with closing(read(path)) as content:
             next(content)
             for block in content:
                 yield _naming(path, block, before)
         before += path.stat().st_size
 
 
-def _header(path: Path, texts: Sequence[str], read: Callable[[Path, Sequence[str]], Content]) -> Header:
-    with closing(read(path, texts)) as content:
+def _header(path: Path, read: _Read) -> Header:
+    with closing(read(path)) as content:
         header: Header = next(content)
     return header
 

@@ -28,7 +28,7 @@ from penstock.producer.wire.messages import TOKEN_VECTOR_TASKS, Options, Reply, 
 from penstock.producer.wire.sequences import Checked, Kind, num_bytes
 
 Result = Row | PenstockError
-
+OnReply = Callable[[Reply, int], object]  # called with a reply and the number of sequences that it answers
 
 # Sends the sequences, all of one kind, as one record, and returns its reply. Raises PenstockError.
 Ask = Callable[[str, Options, Sequence[Any], Attempts], Awaitable[Reply]]
@@ -75,24 +75,29 @@ class CallBatcher:
         sequences: list[Checked],
         timeout_s: float,
         revision: OneRevision,
+        on_reply: OnReply | None = None,
     ) -> list[Result]:
-        """One result a sequence, in order: its row, or its own error, which names its place. Raises MixedRevisions."""
-        if len(sequences) == 1 and not (self._share or isinstance(sequences[0], PenstockError)):
+        """One result a sequence, in order: its row, or its own error, which names its place. Raises MixedRevisions.
+
+        `on_reply`: called with the replies to this call, whose records no other call then shares.
+        """
+        share = self._share and on_reply is None
+        if len(sequences) == 1 and not (share or isinstance(sequences[0], PenstockError)):
             # It has a record of its own: nothing is shared, and nothing can be halved.
             try:
                 reply = await self._ask(task, options, sequences, Attempts.within(timeout_s))
-                answers = self._rows_of(reply, task, 1)
+                answers = self._rows_of(reply, task, 1, on_reply)
             except PenstockError as error:
                 fault = _own_faults(error).get(0)
                 return [_again(error) if fault is None else kind.fault_of(0, fault)]
             revision.check(reply.model, reply.revision)
             return list(answers)
         call = _Call(kind, sequences, revision)
-        records = self._assign(call, (task, options, kind, timeout_s))
+        records = self._assign(call, (task, options, kind, timeout_s), share, on_reply)
         if not records:
             return call.items
         try:
-            if not self._share:
+            if not share:
                 await self._answer(records[-1])  # of this call alone, so it needs no task
             await call.finished
         except (asyncio.CancelledError, MixedRevisions):
@@ -102,7 +107,9 @@ class CallBatcher:
             raise
         return call.items
 
-    def _assign(self, call: "_Call", key: tuple[str, Options, Kind, float]) -> list["_Record"]:
+    def _assign(
+        self, call: "_Call", key: tuple[str, Options, Kind, float], share: bool, on_reply: OnReply | None
+    ) -> list["_Record"]:
         """Put each sequence of a call into a record; returns the records."""
         task, options, _, timeout_s = key
         most_rows = max(1, self._sequences_per_record // len(options.labels or ("",)))
@@ -110,7 +117,7 @@ class CallBatcher:
         if task in self._one_per_record:
             at_most = 1
         most_bytes = _TOKEN_VECTOR_RECORD_BYTES if task in TOKEN_VECTOR_TASKS else _RECORD_BYTES
-        record = at_first = self._open.get(key)
+        record = at_first = self._open.get(key) if share else None
         records: list[_Record] = []
         for index, sequence in enumerate(call.items):
             if isinstance(sequence, PenstockError):
@@ -119,7 +126,7 @@ class CallBatcher:
             if record is None or len(record.rows) >= at_most or record.num_bytes + size > most_bytes:
                 if record is not None:
                     self._send(record)
-                record = _Record(task, options, Attempts.within(timeout_s))
+                record = _Record(task, options, Attempts.within(timeout_s), on_reply)
             if not records or records[-1] is not record:
                 records.append(record)
                 if record is at_first:
@@ -127,7 +134,7 @@ class CallBatcher:
             record.rows.append((call, index))
             record.num_bytes += size
             call.unsettled += 1
-        if self._share and record is not None and record is not at_first:
+        if share and record is not None and record is not at_first:
             if not self._open:
                 asyncio.get_running_loop().call_soon(self._flush)
             self._open[key] = record
@@ -156,7 +163,7 @@ class CallBatcher:
             try:
                 sequences = [call.items[index] for call, index in rows]
                 reply = await self._ask(record.task, record.options, sequences, record.attempts)
-                answers = self._rows_of(reply, record.task, len(rows))
+                answers = self._rows_of(reply, record.task, len(rows), record.on_reply)
             except PenstockError as error:
                 record.refuse(rows, error)
             else:
@@ -164,8 +171,10 @@ class CallBatcher:
         if record.refusal and record.largest:
             self._at_most[record.task, record.options] = record.largest
 
-    def _rows_of(self, reply: Reply, task: str, num_rows: int) -> Sequence[Row]:
+    def _rows_of(self, reply: Reply, task: str, num_rows: int, on_reply: OnReply | None) -> Sequence[Row]:
         self._on_reply(reply, num_rows)
+        if on_reply is not None:
+            on_reply(reply, num_rows)
         rows = reply.rows(task)
         if len(rows) != num_rows:
             raise BackendError(f"The worker answered {num_rows} sequences with {len(rows)} rows.")
@@ -203,10 +212,13 @@ _RowRef = tuple[_Call, int]  # a call, and the index of one of its sequences
 class _Record:
     """Rows that are sent together, or in parts if they are too many."""
 
-    __slots__ = ("attempts", "carrier", "largest", "num_bytes", "options", "parts", "refusal", "rows", "task")
+    __slots__ = (
+        *("attempts", "carrier", "largest", "num_bytes", "on_reply", "options", "parts", "refusal", "rows", "task"),
+    )
 
-    def __init__(self, task: str, options: Options, attempts: Attempts) -> None:
+    def __init__(self, task: str, options: Options, attempts: Attempts, on_reply: OnReply | None) -> None:
         self.task = task
+        self.on_reply = on_reply  # of the one call whose record it is; None: calls may share it
         self.options = options
         self.attempts = attempts
         self.rows: list[_RowRef] = []

@@ -213,6 +213,12 @@ class Reply:
         default_factory=dict
     )  # of its last batch: size, tokens, trigger; REQUEST_TOKENS
 
+    @property
+    def request_tokens(self) -> int:
+        """Tokens of all rows, those from the cache as well; 0 if the worker does not tell."""
+        tokens = self.batch.get(REQUEST_TOKENS, 0)
+        return tokens if isinstance(tokens, int) else 0
+
     def rows(self, task: str) -> Sequence[Row]:
         """The answer to each sequence.
 

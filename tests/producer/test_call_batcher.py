@@ -57,6 +57,23 @@ async def ask(
     return await batcher.results(task, Options(dtype=dtype), *check(task, None, ids), timeout_s, OneRevision())
 
 
+async def test_a_call_that_is_told_of_replies_shares_no_record() -> None:
+    """Its tokens are then the sum of those that the replies count, of records that are halved and refused too."""
+    worker = Worker()
+    batcher = make(worker)
+    told: list[int] = []
+    kind, given = check("embed", None, [[1]] * 7 + [[1000]])
+    asked = batcher.results(
+        "embed", Options(), kind, given, 30, OneRevision(), lambda reply, num_rows: told.append(num_rows)
+    )
+    alone, *others = await asyncio.gather(asked, ask(batcher, [[2]]), ask(batcher, [[3]]))
+    assert [isinstance(result, PenstockError) for result in alone] == [False] * 7 + [True]
+    assert sum(told) == 7
+    assert [[2], [3]] in worker.records
+    assert all([2] not in record for record in worker.records if [1] in record)
+    assert len(others) == 2
+
+
 def shown(results: list[Result]) -> list[object]:
     return [
         (type(result), str(result)) if isinstance(result, PenstockError) else (result.dtype, result.tolist())  # type: ignore[union-attr]  # vectors here

@@ -12,7 +12,6 @@ import pytest
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import PenstockError
 from penstock.producer.files import JobOutput, open_reader, parquet_reader, part_writer, row_blocks
-from penstock.producer.wire.messages import Text
 from penstock.producer.wire.vector_tables import SparseVector, TextVectors
 from tests.producer.table_files import read_table, write_table
 
@@ -25,7 +24,7 @@ def all_of(text: str) -> TextVectors:
     return TextVectors(np.array([len(text), 0.5], np.float32), np.ones((len(text) + 1, 3), np.float32), sparse)
 
 
-def answer(task: str, text: Text | PenstockError) -> Result:
+def answer(task: str, text: Any) -> Result:
     if isinstance(text, PenstockError):
         return text
     row = all_of(str(text))

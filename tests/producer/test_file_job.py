@@ -24,7 +24,7 @@ class Table:
         self.texts = texts
         self.rows_per_block = rows_per_block
         self.num_read = 0
-        self.written: list[tuple[Text | PenstockError, Result]] = []
+        self.written: list[tuple[Any, Result]] = []
         self.most_ahead = 0
         self.revision = OneRevision()
 

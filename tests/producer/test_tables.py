@@ -27,29 +27,29 @@ from penstock.producer.files import (
     parquet_reader,
 )
 from penstock.producer.files.row_blocks import BLOCK_ROWS
-from penstock.producer.wire.messages import Classification, Options, Text
+from penstock.producer.wire.messages import Classification, Options
 from tests.examples import examples
 from tests.producer.table_files import read_table, write_table
 
 
-def read_texts(path: Path, column: str = "text") -> list[Text | PenstockError]:
+def read_texts(path: Path, column: str = "text") -> list[Any]:
     with open_reader(path, column) as reader:
         return [text for block in reader for text in block.texts]
 
 
-def shown(texts: list[Text | PenstockError]) -> list[str]:
+def shown(texts: list[Any]) -> list[str]:
     return [f"! {text.message}" if isinstance(text, PenstockError) else str(text) for text in texts]
 
 
-def classify(text: Text | PenstockError) -> Result:
+def classify(text: Any) -> Result:
     return text if isinstance(text, PenstockError) else Classification((f"a{text[:3]}", "b"), (0.75, 0.25))
 
 
-def embed(text: Text | PenstockError) -> Result:
+def embed(text: Any) -> Result:
     return text if isinstance(text, PenstockError) else np.array([len(text), 0.5], dtype=np.float32)
 
 
-def embed_signs(text: Text | PenstockError) -> Result:
+def embed_signs(text: Any) -> Result:
     return text if isinstance(text, PenstockError) else np.array([len(text), -128], dtype=np.int8)
 
 

@@ -66,7 +66,8 @@ def run_file_job(
     try:
         paths = input_paths(sources, target)
         check_report(settings, [*paths, target])
-        with open_reader(paths, columns, standard_format=settings.standard_format) as reader, ExitStack() as stack:
+        opened = open_reader(paths, columns, standard_format=settings.standard_format, model=settings.served_name)
+        with opened as reader, ExitStack() as stack:
             if settings.dry_run:
                 from penstock.ops.cli.jobs.job_estimate import estimate_job  # imports what a run does not need
 

@@ -52,7 +52,11 @@ class FileJobSettings(ClientSettings):
     wait: bool = Field(
         False, description="Wait for workers. Otherwise a job ends with exit code 2 if none serves the model."
     )
-    format: Literal["csv", "jsonl"] | None = Field(None, description="Format of standard input and output.")
+    format: Literal["csv", "jsonl", "openai"] | None = Field(
+        None,
+        description="Format of standard input and output. openai: OpenAI's batch files of requests to /v1/embeddings, "
+        "of standard input and output and of .jsonl files; for penstock embed.",
+    )
     dry_run: bool = Field(False, description="Print the rows, their lengths and an estimate of the time; send nothing.")
     report: Path | None = Field(None, description="File to write the final report to, as JSON.")
 
@@ -63,8 +67,8 @@ class FileJobSettings(ClientSettings):
 
     @property
     def standard_format(self) -> str | None:
-        """The extension of `format`."""
-        return None if self.format is None else f".{self.format}"
+        """The extension of `format`; "openai" as it is, which is none."""
+        return self.format if self.format in (None, "openai") else f".{self.format}"
 
     @property
     def most_errors(self) -> int | None:

@@ -124,7 +124,7 @@ def print_summary(done: BulkResult, report: JobReport, tally: ReplyTally, output
         say(f"From the workers' cache: {tally.cached / tally.rows:.0%} of the answers")
     if report.errors:
         say(f"Errors: {_counts(dict(report.errors.most_common()))}", "yellow")
-        say("The output's error column holds the reason of each failed row.", "yellow")
+        say("The output holds the reason of each failed row.", "yellow")
 
 
 def print_lengths(report: JobReport) -> None:
