@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.producer.errors import InvalidRequest, PenstockError, UnsupportedTask
 from penstock.producer.one_revision import OneRevision
-from penstock.producer.row_inputs import Inputs, num_chars, text_fault
+from penstock.producer.row_inputs import RowInputs, num_chars, text_fault
 from penstock.producer.wire.messages import NO_OPTIONS, TOKEN_VECTOR_TASKS, Options, Reply, Row, Text
 
 # Texts in flight, so that the workers do not wait for the source: the answers of the last half second, within these
@@ -43,13 +43,13 @@ class Mapper(Protocol):
 
 
 class TextBatch(Protocol):
-    """Texts that are sent in one call, or `Inputs`, each in a call of its own.
+    """Texts that are sent in one call, or `RowInputs`, each in a call of its own.
 
     An error in place of a text is its result.
     """
 
     @property
-    def texts(self) -> Sequence[Text | Inputs | PenstockError]: ...
+    def texts(self) -> Sequence[Text | RowInputs | PenstockError]: ...
 
     @property
     def num_bytes(self) -> int:
@@ -104,7 +104,7 @@ class _InFlight(Generic[B]):
 
     def __init__(
         self,
-        answer: Callable[[Sequence[Text | Inputs | PenstockError]], Coroutine[Any, Any, list[Result]]],
+        answer: Callable[[Sequence[Text | RowInputs | PenstockError]], Coroutine[Any, Any, list[Result]]],
         row_chars: int,
     ) -> None:
         self._answer = answer
@@ -172,7 +172,7 @@ async def next_or_none(items: AsyncIterator[T]) -> T | None:
 async def _answer(
     client: Mapper,
     task: str,
-    rows: Sequence[Text | Inputs | PenstockError],
+    rows: Sequence[Text | RowInputs | PenstockError],
     options: Options | None,
     timeout_s: float | None,
     revision: OneRevision,
@@ -180,7 +180,7 @@ async def _answer(
     """A result for each row: the client's, or the error of a row that cannot be sent."""
     faults = [_fault(row) for row in rows]
     texts = [row for row, fault in zip(rows, faults, strict=True) if fault is None and isinstance(row, str | tuple)]
-    several = [row for row, fault in zip(rows, faults, strict=True) if fault is None and isinstance(row, Inputs)]
+    several = [row for row, fault in zip(rows, faults, strict=True) if fault is None and isinstance(row, RowInputs)]
     found: list[Result] = []
     if texts:
         found = await client.map(task, texts, options=options, timeout_s=timeout_s, revision=revision)
@@ -188,16 +188,16 @@ async def _answer(
     calls = [_answer_inputs(client, task, row, options, timeout_s, revision) for row in several]
     of_several = iter(await asyncio.gather(*calls))
     return [
-        fault or (next(of_several) if isinstance(row, Inputs) else next(answers))
+        fault or (next(of_several) if isinstance(row, RowInputs) else next(answers))
         for row, fault in zip(rows, faults, strict=True)
     ]
 
 
-def _fault(row: Text | Inputs | PenstockError) -> PenstockError | None:
+def _fault(row: Text | RowInputs | PenstockError) -> PenstockError | None:
     """The result of a row that cannot be sent; None of others."""
     if isinstance(row, PenstockError):
         return row
-    if not isinstance(row, Inputs):
+    if not isinstance(row, RowInputs):
         return text_fault(row)
     faults = [(index, fault) for index, text in enumerate(row.texts or ()) if (fault := text_fault(text))]
     return _named(*faults[0], num_inputs=len(row.texts or ())) if faults else None
@@ -211,7 +211,7 @@ def _named(index: int, fault: PenstockError, num_inputs: int) -> PenstockError:
 async def _answer_inputs(
     client: Mapper,
     task: str,
-    row: Inputs,
+    row: RowInputs,
     options: Options | None,
     timeout_s: float | None,
     revision: OneRevision,

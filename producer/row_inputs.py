@@ -1,4 +1,4 @@
-"""Inputs of a row: one text, or several texts or lists of token ids that are answered or fail together."""
+"""The inputs of a row: one text, or several texts or lists of token ids that are answered or fail together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _CHARS_PER_TOKEN = 4  # of English
 
 
 @dataclass(slots=True, kw_only=True)
-class Inputs:
+class RowInputs:
     """The inputs of a row that has several, or options of its own. Exactly one of `texts` and `ids` is given."""
 
     texts: Sequence[str] | None = None
@@ -25,14 +25,14 @@ class Inputs:
         return [len(text) for text in self.texts or ()] + [_CHARS_PER_TOKEN * len(ids) for ids in self.ids or ()]
 
 
-def lengths(row: Text | Inputs) -> list[int]:
+def lengths(row: Text | RowInputs) -> list[int]:
     """Characters of each input of a row; of a pair, those of both texts together."""
-    if isinstance(row, Inputs):
+    if isinstance(row, RowInputs):
         return row.lengths
     return [len(row) if isinstance(row, str) else len(row[0]) + len(row[1])]
 
 
-def num_chars(row: Text | Inputs) -> int:
+def num_chars(row: Text | RowInputs) -> int:
     """Characters of all inputs of a row."""
     return sum(lengths(row))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.producer.errors import PenstockError
 from penstock.producer.files import TableError, open_reader
-from penstock.producer.row_inputs import Inputs
+from penstock.producer.row_inputs import RowInputs
 from penstock.producer.wire.messages import Text
 
 _PROSE = (
@@ -74,7 +74,7 @@ def read_texts(path: Path, column: str) -> list[str]:
         return [_text(text, block.place(row)) for block in reader for row, text in enumerate(block.texts)]
 
 
-def _text(text: Text | Inputs | PenstockError, place: str) -> str:
+def _text(text: Text | RowInputs | PenstockError, place: str) -> str:
     """The text of a row. An empty one is compared too, so the error that stands for it is undone."""
     if isinstance(text, PenstockError):
         if text.code == "empty":

@@ -18,6 +18,9 @@ quotes, a wrong number of fields, no JSON object, or no text. If the input has a
 column is named `penstock_<name>`; in JSONL, whose lines have no common columns, this is decided line by line. For the
 same reason JSONL can be written as JSONL only. CSV and Parquet can be written as any of the three.
 
+Files of OpenAI's batch API, JSON Lines as well, have a form of their own on both sides (`openai_reader`,
+`openai_encoder`).
+
 Rows are written in parts of about 8,192 to the directory OUT.parts beside the output (`part_writer`). The same job,
 started again, continues after the last finished part. Parts and row groups have the same bounds in every run, so that
 the output has the same bytes. At the end the parts are joined (`join_parts`) and removed.

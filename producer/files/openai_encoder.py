@@ -12,7 +12,7 @@ from penstock.producer.errors import Expired, InvalidRequest, Overloaded, Pensto
 from penstock.producer.files.encoders import TableEncoder, json_bytes
 from penstock.producer.files.openai_reader import LineFault, OtherModel
 from penstock.producer.files.row_blocks import Block, Object
-from penstock.producer.row_inputs import Inputs
+from penstock.producer.row_inputs import RowInputs
 
 _EXPIRED = "batch_expired"  # OpenAI's code of a request that was not answered in its time
 
@@ -39,7 +39,7 @@ def _line(row: Object, inputs: Any, result: Any) -> Object:
     return {"id": row["id"], "custom_id": row["custom_id"], "response": response, "error": error}
 
 
-def _answered(row: Object, inputs: Inputs, vectors: Any) -> Object:
+def _answered(row: Object, inputs: RowInputs, vectors: Any) -> Object:
     """The body of a response with vectors, [n, dim]."""
     numbers = vectors.astype("<f4", copy=False)
     shown = [base64.b64encode(one.tobytes()).decode() for one in numbers] if row["is_base64"] else numbers.tolist()

@@ -15,7 +15,7 @@ from penstock.producer.files.jsonl_reader import numbered_lines, read_object
 from penstock.producer.files.row_blocks import Content, Object, in_blocks
 from penstock.producer.files.seen_ids import SeenIds
 from penstock.producer.files.standard_streams import open_input
-from penstock.producer.row_inputs import Inputs
+from penstock.producer.row_inputs import RowInputs
 from penstock.producer.wire.messages import Text
 from penstock.producer.wire.topics import served_name_of
 
@@ -82,7 +82,7 @@ def read_openai(path: Path, *, model: str, seen: SeenIds) -> Content:
 
 def _row(
     path: Path, number: int, line: bytes | None, model: str, seen: SeenIds
-) -> tuple[Text | Inputs | PenstockError, Object, int, int]:
+) -> tuple[Text | RowInputs | PenstockError, Object, int, int]:
     """The inputs of a line or its error, its row, its size and its number."""
     digest = hashlib.sha256(b"%b\0%d\0%b" % (os.fsencode(path.name), number, line or b"")).hexdigest()
     row: Object = {"custom_id": None, "id": f"batch_req_{digest[:24]}", "request_id": f"req_{digest[24:48]}"}
@@ -137,10 +137,10 @@ def _checked_body(given: dict[str, Any]) -> EmbeddingBody:
     raise InvalidRequest(f"{name!r} of the body: {wanted}{several}.")
 
 
-def _inputs(body: EmbeddingBody) -> Inputs:
+def _inputs(body: EmbeddingBody) -> RowInputs:
     """The inputs of a body, which are of one kind."""
     given: Any = body.input
     several = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     if isinstance(several[0], str):
-        return Inputs(texts=several, dimensions=body.dimensions)
-    return Inputs(ids=several, dimensions=body.dimensions)
+        return RowInputs(texts=several, dimensions=body.dimensions)
+    return RowInputs(ids=several, dimensions=body.dimensions)

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.standard_streams import input_shown, name_of
-from penstock.producer.row_inputs import Inputs
+from penstock.producer.row_inputs import RowInputs
 from penstock.producer.wire.messages import Text
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Block:
     """Rows in the order of the file. Its bounds depend on the file alone."""
 
     # One a row: the text, of two columns a pair, or of OpenAI's lines the inputs; or the error in its place.
-    texts: Sequence[Text | Inputs | PenstockError]
+    texts: Sequence[Text | RowInputs | PenstockError]
     source: "Sequence[Object] | pa.RecordBatch"  # the rows as read: Arrow's form for Parquet, else one object a row
     num_bytes: int = 0  # approximate, of `source`
     end_byte: int = 0  # bytes of the input up to the block's last row, or a little further; 0: not counted
@@ -80,10 +80,10 @@ class Block:
 
 
 def in_blocks(
-    rows: Iterable[tuple[Text | Inputs | PenstockError, Object, int, int]], file: IO[bytes], path: Path
+    rows: Iterable[tuple[Text | RowInputs | PenstockError, Object, int, int]], file: IO[bytes], path: Path
 ) -> Iterator[Block]:
     """Group rows, which are read from `file`, by count and size. Each has its text, its object, its size and line."""
-    texts: list[Text | Inputs | PenstockError] = []
+    texts: list[Text | RowInputs | PenstockError] = []
     objects: list[Object] = []
     lines: list[int] = []
     size = 0

@@ -454,6 +454,40 @@ class TestStandardStreams:
         assert "--format" in said
 
 
+class TestOpenAi:
+    REQUEST = '{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "card"}}\n'
+
+    def test_a_batch_file_without_its_format_says_which(self, tmp_path: Path) -> None:
+        (tmp_path / "in.jsonl").write_text(self.REQUEST)
+        code, said, _ = penstock("embed", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+        assert code == 2
+        assert "OpenAI's batch files need --format openai." in said
+
+    @pytest.mark.parametrize("command", ["classify", "generate", "rerank"])
+    def test_other_commands_have_no_endpoint(self, tmp_path: Path, command: str) -> None:
+        (tmp_path / "in.jsonl").write_text(self.REQUEST)
+        code, said, _ = penstock(command, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--format", "openai")
+        assert code == 2
+        assert f"for the task embed, and not for {command}: of its endpoints, /v1/embeddings alone" in said
+        assert not (tmp_path / "out.jsonl").exists()
+
+    def test_a_dry_run_counts_inputs(self, tmp_path: Path) -> None:
+        source = tmp_path / "in.jsonl"
+        source.write_text(self.REQUEST * 2 + self.REQUEST.replace('"a"', '"b"').replace('"card"', '["card", "a fee"]'))
+        code, said, _ = penstock("embed", source, tmp_path / "out.jsonl", "--format", "openai", "--dry-run")
+        assert code == 0
+        assert said.splitlines()[:2] == [
+            "3 rows, 1 without a text that can be sent",
+            "Characters: up to 4: 2, up to 8: 1",
+        ]
+
+    def test_from_standard_input_to_standard_output(self) -> None:
+        given = self.REQUEST.replace("card", " ").encode()
+        code, said, out = penstock("embed", "-", "-", "--format", "openai", given=given)
+        assert code == 1, said
+        assert json.loads(out)["response"]["body"]["error"]["message"] == "The text is empty."
+
+
 class TestRerank:
     @pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])
     def test_scores_of_pairs(self, tmp_path: Path, extension: str) -> None:

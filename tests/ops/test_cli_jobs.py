@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from openai.types import CreateEmbeddingResponse
 from typer.testing import CliRunner
 
 from penstock.ops.cli.main import app
@@ -38,7 +40,11 @@ main()
 
 
 def classify(*args: str | Path, servers: str = NO_KAFKA, model: str = "m") -> tuple[int, str]:
-    command = ["classify", "--model", model, "--bootstrap-servers", servers, *map(str, args)]
+    return penstock("classify", *args, servers=servers, model=model)
+
+
+def penstock(name: str, *args: str | Path, servers: str, model: str) -> tuple[int, str]:
+    command = [name, "--model", model, "--bootstrap-servers", servers, *map(str, args)]
     result = CliRunner().invoke(app, command, prog_name="penstock", env={"NO_COLOR": "1"})
     return result.exit_code, result.output
 
@@ -103,6 +109,16 @@ async def num_requests(servers: str) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
+def kill_three_times(name: str, servers: str, source: Path, target: Path, *args: str) -> None:
+    """Run a job, and kill it after each of its first three parts of 64 rows."""
+    for finished in (64, 128, 192):
+        given = [name, "--model", "demo", "--bootstrap-servers", servers, *args, str(source), str(target)]
+        killed = subprocess.run([sys.executable, "-c", KILLED_AFTER_A_PART, *given], capture_output=True)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        manifest = json.loads((target.parent / f"{target.name}.parts" / "manifest.json").read_text())
+        assert manifest["report"]["rows"] == finished
+
+
 @pytest.mark.slow
 class TestWholeJob:
     def test_rows_and_their_errors(self, served: str, tmp_path: Path) -> None:
@@ -142,18 +158,49 @@ class TestWholeJob:
         texts = [f"Where is my card {number}? {'please ' * (number * 7 % 30)}" for number in range(240)]
         source.write_text("text\n" + "".join(f"{text}\n" for text in texts))
         assert classify(source, whole, "--top-k", "0", servers=served, model="demo")[0] == 0
-        for finished in (64, 128, 192):
-            args = ["classify", "--model", "demo", "--bootstrap-servers", served, "--top-k", "0"]
-            command = [sys.executable, "-c", KILLED_AFTER_A_PART, *args, str(source), str(target)]
-            killed = subprocess.run(command, capture_output=True)
-            assert killed.returncode == -signal.SIGKILL, killed.stderr
-            manifest = json.loads((tmp_path / "out.csv.parts" / "manifest.json").read_text())
-            assert manifest["report"]["rows"] == finished
+        kill_three_times("classify", served, source, target, "--top-k", "0")
         code, said = classify(source, target, "--top-k", "0", servers=served, model="demo")
         assert code == 0, said
         assert "Continuing after 192 finished rows." in said
         assert target.read_bytes() == whole.read_bytes()
         assert not (tmp_path / "out.csv.parts").exists()
+
+    def test_a_killed_job_over_openais_batch_file_gives_the_bytes_of_an_undisturbed_one(
+        self, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The openai package reads each body. Vectors are those of the same texts in a table."""
+        monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 64)
+        source, whole, target = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
+        texts = [f"Where is my card {number}? {'please ' * (number * 7 % 30)}" for number in range(240)]
+        inputs: list[Any] = [text if number % 3 else [text, "Help!"] for number, text in enumerate(texts)]
+        inputs[100], inputs[200] = " ", [[101, 7592, 102], [101, 102]]
+        bodies = [{"model": "demo", "input": one} for one in inputs]
+        request = {"method": "POST", "url": "/v1/embeddings"}
+        source.write_text(
+            "".join(
+                json.dumps({"custom_id": text, **request, "body": body}) + "\n"
+                for text, body in zip(texts, bodies, strict=True)
+            )
+        )
+        assert penstock("embed", source, whole, "--format", "openai", servers=served, model="demo")[0] == 1
+        kill_three_times("embed", served, source, target, "--format", "openai")
+        code, said = penstock("embed", source, target, "--format", "openai", servers=served, model="demo")
+        assert code == 1, said
+        assert "240 rows (192 of earlier runs), 1 failed" in said
+        assert target.read_bytes() == whole.read_bytes()
+        lines = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+        assert [line["custom_id"] for line in lines] == texts
+        assert lines.pop(100)["response"]["body"]["error"]["code"] == "empty"
+        answers = [CreateEmbeddingResponse.model_validate(line["response"]["body"]) for line in lines]
+        assert [len(answer.data) for answer in answers] == [
+            1 if isinstance(one, str) else 2 for one in inputs if one != " "
+        ]
+        assert answers[199].usage.prompt_tokens == 5
+        table, vectors = tmp_path / "table.jsonl", tmp_path / "vectors.jsonl"
+        table.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:3]))
+        assert penstock("embed", table, vectors, servers=served, model="demo")[0] == 0
+        rows = [json.loads(line)["embedding"] for line in vectors.read_text().splitlines()]
+        assert [answer.data[0].embedding for answer in answers[:3]] == rows
 
     def test_truncate_answers_long_texts(self, served: str, tmp_path: Path) -> None:
         source, target = tmp_path / "in.csv", tmp_path / "out.csv"

@@ -94,6 +94,8 @@ def embed(settings: EmbedSettings, paths: Paths = None, text: OneText = None) ->
 
     $ penstock embed --local --model DIRECTORY in.parquet out.parquet --column message
 
+    $ penstock embed --model minilm batch.jsonl out.jsonl --format openai
+
     $ penstock embed --model splade in.parquet out.parquet --embedding sparse
 
     The output has the input's columns and two more: embedding, error. With --embedding sparse they are indices, values,
