@@ -53,14 +53,15 @@ class OtherModel(InvalidRequest):
     code = "model_not_found"
 
 
-_Several = Field(min_length=1, max_length=_MOST_INPUTS)
-_Ids = Annotated[list[int], Field(min_length=1)]
+# `fail_fast`: otherwise each of a million items is an error.
+_Several = Field(min_length=1, max_length=_MOST_INPUTS, fail_fast=True)
+_Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 
 class EmbeddingBody(BaseModel):
     """The body of a request, with the keys of openai's `EmbeddingCreateParams`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     model: str
     input: str | Annotated[list[str], _Several] | _Ids | Annotated[list[_Ids], _Several]
@@ -123,15 +124,15 @@ def _check_line(number: int, fields: Object, seen: SeenIds) -> None:
 
 def _checked_body(given: dict[str, Any]) -> EmbeddingBody:
     """The body. Raises InvalidRequest, as OpenAI's endpoint answers with status 400."""
+    if unknown := next((name for name in given if name not in EmbeddingBody.model_fields), None):
+        raise InvalidRequest(f"The body has a key that is not known: {unknown[:_SHOWN_CHARS]!r}.")
     try:
         return EmbeddingBody.model_validate(given)
     except ValidationError as error:
-        fault = error.errors()[0]
+        fault = error.errors(include_url=False, include_input=False)[0]
     name = str(fault["loc"][0])
     if fault["type"] == "missing":
         raise InvalidRequest(f"The body has no {name!r}.")
-    if fault["type"] == "extra_forbidden":
-        raise InvalidRequest(f"The body has a key that is not known: {name[:_SHOWN_CHARS]!r}.")
     wanted = "a string, a list of token ids, or a list of one kind of these, of" if name == "input" else fault["msg"]
     several = f" 1 to {_MOST_INPUTS:,} inputs" if name == "input" else ""
     raise InvalidRequest(f"{name!r} of the body: {wanted}{several}.")

@@ -76,6 +76,17 @@ def test_a_slow_job_moves_with_every_answer_and_is_not_stalled(capsys: pytest.Ca
     ]
 
 
+def test_inputs_beyond_the_number_of_rows_are_no_rows_and_move_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with JobScreen(BulkResult(0, 0, 0.0), 10, "stalled", clock) as screen:
+        for second in range(1, 40):
+            clock.now = float(second)
+            screen.tick(answered=8 * second)
+    said = capsys.readouterr().err
+    assert "10 of 10 rows" in said
+    assert "stalled" not in said
+
+
 def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """No block is written yet: the bar shows what is answered, and a message has a line of its own."""
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -41,6 +41,7 @@ class JobScreen:
         self._begun = self._moved_at = self._line_at = clock()
         self._is_stalled = False
         self._rows = self._line_rows = resumed.rows
+        self._answered = 0
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
@@ -71,13 +72,15 @@ class JobScreen:
         """Show the rows that are answered. Print the stall message once, if none was for STALLED_AFTER_S.
 
         Args:
-            answered: rows of this run that have a result, written or not: a block of a slow model takes minutes.
+            answered: rows of this run that have a result, written or not: a block of a slow model takes minutes. Of
+                rows with several inputs it counts these, and is then no number of rows.
             tokens: of these rows; 0 if the workers do not tell them.
         """
         now, written = self._clock(), self._written
-        rows = max(written.rows, written.resumed + answered)
-        if rows != self._rows:
-            self._rows, self._moved_at, self._is_stalled = rows, now, False
+        most = written.resumed + answered if self._total is None else min(written.resumed + answered, self._total)
+        rows = max(written.rows, most)
+        if (rows, answered) != (self._rows, self._answered):
+            self._rows, self._answered, self._moved_at, self._is_stalled = rows, answered, now, False
         done = dataclasses.replace(written, rows=rows, seconds=now - self._begun)
         shown = f"{rates(done, tokens)}{_left(done, self._total)}"
         if self._bar is not None:
