@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.producer.errors import InvalidRequest, PenstockError
+from penstock.producer.files.hive_partitions import Partition, added_to, with_fields, with_partition
 from penstock.producer.files.row_blocks import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -26,15 +27,16 @@ _BUFFER_BYTES = 1 << 20  # of each column
 _BATCH_BYTES = 64 << 20  # approximate, of rows that are decoded at once
 
 
-def read_parquet(path: Path, columns: Sequence[str]) -> Content:
-    """Header and blocks of a file."""
+def read_parquet(path: Path, columns: Sequence[str], partition: Partition | None = None) -> Content:
+    """Header and blocks of a file, with the columns of its partition behind its own."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
     try:
         # `pre_buffer` would keep all of the file that was read in memory; without a buffer, a row group is read whole.
         file = ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
-        schema = file.schema_arrow
+        added = added_to(file.schema_arrow, partition or {})
+        schema = with_fields(file.schema_arrow, added)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise TableError(f"{path} is not a Parquet file that can be read: {error}.") from error
     with file:
@@ -44,7 +46,8 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Content:
                 raise TableError(f"{path}: column {column!r} holds {schema.field(column).type}; strings were expected.")
         yield schema.names, schema
         number = 1
-        for rows in _row_batches(path, file):
+        for batch in _row_batches(path, file):
+            rows = with_partition(batch, added)
             numbers = Numbers(name_of(path), "row", range(number, number + rows.num_rows))
             yield Block(_texts(rows, columns, number), rows, rows.nbytes, numbers=numbers)
             number += rows.num_rows

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.csv_reader import count_csv, read_csv
 from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, TableEncoder
+from penstock.producer.files.hive_partitions import read_partitions
 from penstock.producer.files.jsonl_reader import count_jsonl, read_jsonl
 from penstock.producer.files.openai_encoder import OpenAiEncoder
 from penstock.producer.files.openai_reader import read_openai
@@ -24,21 +25,30 @@ from penstock.producer.files.standard_streams import STANDARD, input_shown
 _COUNT_LIMIT_BYTES = 1 << 30  # larger text files are not counted before they are read
 
 
+_Read = Callable[[Path], Content]
+
+
 class _Format(NamedTuple):
-    read: Callable[[Path, Sequence[str]], Content]
+    reading: Callable[[Sequence[Path], Sequence[str]], _Read]  # of files with these columns of texts
     count: Callable[[Path], int]
     encoder: type[TableEncoder]
 
 
 OPENAI = "openai"  # a format that no extension says: lines of OpenAI's batch files, in .jsonl files
+_HIDDEN = (".", "_")  # beginnings of names that Spark and others give to files, and directories, of no tables
+
+
+def _reading_parquet(paths: Sequence[Path], texts: Sequence[str]) -> _Read:
+    partitions = read_partitions(paths)
+    return lambda path: read_parquet(path, texts, partitions.get(path, {}))
+
+
 # By extension.
 FORMATS = {
-    ".csv": _Format(read_csv, count_csv, CsvEncoder),
-    ".jsonl": _Format(read_jsonl, count_jsonl, JsonlEncoder),
-    ".parquet": _Format(read_parquet, count_parquet, ArrowEncoder),
+    ".csv": _Format(lambda _, texts: lambda path: read_csv(path, texts), count_csv, CsvEncoder),
+    ".jsonl": _Format(lambda _, texts: lambda path: read_jsonl(path, texts), count_jsonl, JsonlEncoder),
+    ".parquet": _Format(_reading_parquet, count_parquet, ArrowEncoder),
 }
-_Read = Callable[[Path], Content]
-_HIDDEN = (".", "_")  # beginnings of names that Spark and others give to files that are no tables
 
 
 class Reader:
@@ -125,8 +135,7 @@ def open_reader(
     try:
         if extension == OPENAI:
             return Reader(paths, (), _openai_content(paths, model))
-        read = FORMATS[extension].read
-        return Reader(paths, texts, _content(paths, lambda path: read(path, texts)))
+        return Reader(paths, texts, _content(paths, FORMATS[extension].reading(paths, texts)))
     except OSError as error:
         raise TableError(f"{error.filename or paths[0]} cannot be read: {error.strerror or error}.") from error
 
@@ -134,7 +143,7 @@ def open_reader(
 def input_paths(given: Iterable[Path], output: Path) -> list[Path]:
     """The files that `given` names, in its order; those of a directory or a pattern are in order of their paths.
 
-    The output, and parts of bulk jobs, are left out of directories and patterns.
+    The output, parts of bulk jobs, and what is in hidden directories are left out of directories and patterns.
 
     Raises:
         TableError: a directory or a pattern has no table.
@@ -149,19 +158,28 @@ def input_paths(given: Iterable[Path], output: Path) -> list[Path]:
             paths.append(path)  # the reader says that it does not exist
             continue
         candidates = map(Path, glob.iglob(str(path), recursive=True)) if is_pattern else path.rglob("*")
-        found = sorted(_tables(candidates, output.resolve()))
+        found = sorted(_tables(_fixed_part(path) if is_pattern else path, candidates, output.resolve()))
         if not found:
             raise TableError(f"{path} {'matches' if is_pattern else 'holds'} no table ({', '.join(FORMATS)}).")
         paths += found
     return paths
 
 
-def _tables(candidates: Iterable[Path], output: Path) -> Iterator[Path]:
-    """The tables among the candidates, without `output`, a resolved path, however they are spelled."""
+def _fixed_part(pattern: Path) -> Path:
+    """The directory above all that a pattern matches."""
+    return Path(*itertools.takewhile(lambda name: not glob.has_magic(name), pattern.parts))
+
+
+def _tables(root: Path, candidates: Iterable[Path], output: Path) -> Iterator[Path]:
+    """The tables among the candidates below `root`, without `output`, a resolved path, however they are spelled."""
     for path in candidates:
-        is_hidden = path.name.startswith(_HIDDEN) or path.parent.name.endswith(".parts")
+        is_hidden = any(map(_is_hidden, path.relative_to(root).parts)) or path.parent.name.endswith(".parts")
         if path.suffix.lower() in FORMATS and not is_hidden and path.is_file() and path.resolve() != output:
             yield path
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(_HIDDEN) and "=" not in name and name != ".."
 
 
 def count_rows(paths: str | Path | Sequence[Path]) -> int | None:

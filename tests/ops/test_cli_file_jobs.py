@@ -358,6 +358,46 @@ class TestInputs:
         assert code == 2
         assert says in said
 
+    @pytest.mark.parametrize("given", ["data", "data/**/*.parquet"])
+    @pytest.mark.parametrize("extension", ["csv", "parquet"])
+    def test_directories_of_partitions_give_columns(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, extension: str
+    ) -> None:
+        """As pyarrow.dataset has them, in the order of the paths. Hidden directories are no data."""
+        for number, folder in enumerate(("lang=de/day=3", "lang=en/day=21", "lang=a%20b/day=x", "_temporary/day=1")):
+            (tmp_path / "data" / folder).mkdir(parents=True)
+            pq.write_table(pa.table({"text": [f"card {number}"]}), tmp_path / "data" / folder / "part.parquet")
+        monkeypatch.chdir(tmp_path)
+        code, said, _ = penstock("classify", given, f"out.{extension}")
+        assert code == 0, said
+        assert [
+            (row["text"], row["lang"], row["day"], row["label"]) for row in read_table(Path(f"out.{extension}"))
+        ] == [
+            ("card 2", "a b", "x", "card"),
+            ("card 0", "de", "3", "card"),
+            ("card 1", "en", "21", "card"),
+        ]
+
+    def test_a_partition_is_of_integers_or_null_and_a_column_of_the_file_is_kept(self, tmp_path: Path) -> None:
+        for folder in ("day=3", "day=__HIVE_DEFAULT_PARTITION__"):
+            (tmp_path / "id=9" / folder).mkdir(parents=True)
+            pq.write_table(
+                pa.table({"id": pa.array([5], pa.int32()), "text": ["card"]}), tmp_path / "id=9" / folder / "a.parquet"
+            )
+        code, said, _ = penstock("classify", tmp_path, tmp_path / "out.parquet")
+        assert code == 0, said
+        written = pq.read_table(tmp_path / "out.parquet")
+        assert written.schema.names == ["id", "text", "day", "label", "score", "error"]
+        assert written.select(["id", "day"]).to_pylist() == [{"id": 5, "day": 3}, {"id": 5, "day": None}]
+        assert written.schema.field("day").type == pa.int32()
+
+    def test_a_partition_of_another_type_than_the_files_column_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "id=9").mkdir()
+        pq.write_table(pa.table({"id": ["x"], "text": ["card"]}), tmp_path / "id=9" / "a.parquet")
+        code, said, _ = penstock("classify", tmp_path, tmp_path / "out.parquet")
+        assert code == 2
+        assert "The columns that directories give to" in said
+
     def test_parquet_files_of_other_types(self, tmp_path: Path) -> None:
         pq.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "a.parquet")
         pq.write_table(pa.table({"text": ["a"], "n": ["1"]}), tmp_path / "b.parquet")

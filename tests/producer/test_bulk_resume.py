@@ -405,6 +405,16 @@ def _table(group: int, kinds: dict[str, Any]) -> pa.Table:
     return pa.table({"text": names, **kinds})
 
 
+def test_a_continued_job_has_the_columns_of_its_partition(tmp_path: Path) -> None:
+    (tmp_path / "day=3").mkdir()
+    source, whole, target = make_input(tmp_path / "day=3" / "in.parquet"), *(tmp_path / f"{n}.parquet" for n in "ab")
+    run(source, whole)
+    interrupt(source, target)
+    run(source, target)
+    assert target.read_bytes() == whole.read_bytes()
+    assert pq.read_table(target).column("day").to_pylist() == [3] * NUM_ROWS
+
+
 def test_nested_and_dictionary_columns_come_back(spare_columns: Path) -> None:
     target = spare_columns.with_name("out.parquet")
     interrupt(spare_columns, target)
