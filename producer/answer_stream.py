@@ -230,10 +230,10 @@ async def _answer_inputs(
     except InvalidRequest as error:  # of options that the row's kind of inputs does not take
         return error
     for index, answer in enumerate(map(_without_place, answers)):
+        if isinstance(answer, UnsupportedTask) and row.dimensions is not None:  # which other rows do not ask for
+            return InvalidRequest(answer.message)
         if isinstance(answer, PenstockError):
-            fault = _named(index, answer, len(answers))
-            is_own = isinstance(fault, UnsupportedTask) and row.dimensions is not None
-            return InvalidRequest(fault.message) if is_own else fault
+            return _named(index, answer, len(answers))
     vectors: Any = answers  # of the task embed, the one that has such rows
     return np.stack(vectors)
 

@@ -38,6 +38,9 @@ OPENAI = "openai"  # a format that no extension says: lines of OpenAI's batch fi
 _HIDDEN = (".", "_")  # beginnings of names that Spark and others give to files, and directories, of no tables
 
 
+_TABLE_LOGS = ("_delta_log/*.json", "metadata/*.metadata.json")  # of Delta and Iceberg
+
+
 def _reading_parquet(paths: Sequence[Path], texts: Sequence[str]) -> _Read:
     partitions = read_partitions(paths)
     return lambda path: read_parquet(path, texts, partitions.get(path, {}))
@@ -146,7 +149,7 @@ def input_paths(given: Iterable[Path], output: Path) -> list[Path]:
     The output, parts of bulk jobs, and what is in hidden directories are left out of directories and patterns.
 
     Raises:
-        TableError: a directory or a pattern has no table.
+        TableError: a directory or a pattern has no table, or a directory is a table of Delta or Iceberg.
     """
     paths: list[Path] = []
     for path in given:
@@ -157,6 +160,10 @@ def input_paths(given: Iterable[Path], output: Path) -> list[Path]:
         if not is_pattern and not path.is_dir():
             paths.append(path)  # the reader says that it does not exist
             continue
+        if any(next(path.glob(log), None) for log in _TABLE_LOGS):
+            raise TableError(
+                f"{path} is a table of Delta or Iceberg, whose log says which files are its rows. Name them."
+            )
         candidates = map(Path, glob.iglob(str(path), recursive=True)) if is_pattern else path.rglob("*")
         found = sorted(_tables(_fixed_part(path) if is_pattern else path, candidates, output.resolve()))
         if not found:

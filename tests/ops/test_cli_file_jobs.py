@@ -398,6 +398,15 @@ class TestInputs:
         assert code == 2
         assert "The columns that directories give to" in said
 
+    @pytest.mark.parametrize("log", ["_delta_log/00000000000000000000.json", "metadata/v1.metadata.json"])
+    def test_a_table_with_a_log_is_no_directory_of_files(self, tmp_path: Path, log: str) -> None:
+        (tmp_path / log).parent.mkdir()
+        (tmp_path / log).write_text("{}")
+        pq.write_table(pa.table({"text": ["removed since"]}), tmp_path / "part.parquet")
+        code, said, _ = penstock("classify", tmp_path, tmp_path / "out.parquet")
+        assert code == 2
+        assert "is a table of Delta or Iceberg" in said
+
     def test_parquet_files_of_other_types(self, tmp_path: Path) -> None:
         pq.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "a.parquet")
         pq.write_table(pa.table({"text": ["a"], "n": ["1"]}), tmp_path / "b.parquet")

@@ -181,7 +181,7 @@ def test_a_line_that_is_no_request(tmp_path: Path, given: bytes, code: str, says
         ({"input": [True]}, 400, "invalid_request", "'input' of the body: "),
         ({"input": "a", "dimensions": 0}, 400, "invalid_request", "'dimensions' of the body: "),
         ({"input": "a", "dimensions": "3"}, 400, "invalid_request", "'dimensions' of the body: "),
-        ({"input": "a", "dimensions": 9}, 400, "invalid_request", "`opts.dimensions` must be at most 8."),
+        ({"input": ["a", "b"], "dimensions": 9}, 400, "invalid_request", "`opts.dimensions` must be at most 8."),
         ({"input": "a", "encoding_format": "hex"}, 400, "invalid_request", "'encoding_format' of the body: "),
         ({"input": [True] * 100_000}, 400, "invalid_request", "'input' of the body: "),
         ({"input": "a", "truncate": True}, 400, "invalid_request", "The body has a key that is not known: 'truncate'."),
