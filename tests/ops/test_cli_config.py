@@ -85,7 +85,7 @@ def test_programs_get_json_without_secrets(file: Path) -> None:
 
 
 def test_routes_are_printed_as_a_file_has_them(tmp_path: Path) -> None:
-    tables = [
+    tables: list[dict[str, Any]] = [
         {"input_topic": "a", "output_topic": "b", "text": "{x}\n{y}", "request_options": {"labels": ["p", "q"]}},
         {"input_topic": "c", "output_topic": "d", "text": "/x", "max_age_ms": 5.0, "route_class": "bulk"},
     ]

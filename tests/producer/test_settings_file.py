@@ -85,7 +85,7 @@ def test_a_class_reads_its_own_tables(file: Path) -> None:
         (
             "\n[clients]\n",
             ", line 2: there is no table [clients]. Did you mean [client]? "
-            "The tables are [kafka], [worker] and [client].",
+            "The tables are [kafka], [worker] and [client], and [[routes]].",
         ),
         ("[client\n", ": is not TOML: Expected ']' at the end of a table declaration (at line 1, column 8)."),
     ],

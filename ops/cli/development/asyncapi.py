@@ -64,6 +64,7 @@ def document(model: str | None = None) -> dict[str, Any]:
             "answerBulkRequests": _answers("bulkRequests", sent),
             "keepDeadLetters": _sends("deadLetters"),
             "keepBulkDeadLetters": _sends("bulkDeadLetters"),
+            "enrichRecords": _sends("enrichedRecords", "enrichedRecord"),
         },
         "components": {"messages": _messages(replies)},
     }
@@ -86,6 +87,9 @@ def _channels(topic: str, model: str | None, replies: list[str]) -> dict[str, An
         "requests": channel(topic, _REQUESTS, NUM_PARTITIONS, "Requests."),
         "bulkRequests": channel(bulk, _REQUESTS, NUM_PARTITIONS, "Requests that use what online requests leave."),
         "replies": _channel(None, replies, any_topic),
+        "enrichedRecords": _channel(
+            None, ["enrichedRecord"], "The output topic of a route, which its worker's settings name."
+        ),
         "deadLetters": channel(dead_letter_topic(topic), ["deadLetter"], DEAD_LETTER_PARTITIONS, "Failed requests."),
         "bulkDeadLetters": channel(
             dead_letter_topic(bulk), ["deadLetter"], DEAD_LETTER_PARTITIONS, "Failed bulk requests."
@@ -111,11 +115,11 @@ def _answers(channel: str, replies: list[str]) -> dict[str, Any]:
     }
 
 
-def _sends(channel: str) -> dict[str, Any]:
+def _sends(channel: str, message: str = "deadLetter") -> dict[str, Any]:
     return {
         "action": "send",
         "channel": {"$ref": f"#/channels/{channel}"},
-        "messages": [{"$ref": f"#/channels/{channel}/messages/deadLetter"}],
+        "messages": [{"$ref": f"#/channels/{channel}/messages/{message}"}],
     }
 
 
@@ -134,7 +138,13 @@ def _messages(replies: dict[str, str]) -> dict[str, Any]:
         schemas.dead_letter_headers_schema(),
         {},
     )
-    messages = {"request": request | _CORRELATED, "deadLetter": letter, **_json_messages()}
+    enriched = _message(
+        "A record of a route's input topic, with a result in its value.",
+        schemas.enriched_headers_schema(),
+        {},
+    )
+    others = {"deadLetter": letter, "enrichedRecord": enriched}
+    messages = {"request": request | _CORRELATED, **others, **_json_messages()}
     values = {**schemas.reply_schemas(), _ERROR: schemas.error_schema()}
     for kind, name in replies.items():
         summary = "A refused or failed request." if kind == _ERROR else f"The answer to `{kind}`."

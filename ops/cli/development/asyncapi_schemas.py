@@ -161,6 +161,11 @@ def dead_letter_headers_schema() -> Schema:
     return _headers(rows, [headers.ERROR_CODE, headers.SOURCE])
 
 
+def enriched_headers_schema() -> Schema:
+    """The headers of an enriched record, beside those of its original."""
+    return _headers(_wire_table("Headers", "header of an enriched record"), [headers.SOURCE])
+
+
 def _headers(rows: list[_WireRow], required: list[str]) -> Schema:
     properties = {
         name: (_BINARY if name in _BINARY_HEADERS else _STRING) | {"description": row.cells[0]}

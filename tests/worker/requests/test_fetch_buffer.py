@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -100,7 +100,7 @@ def test_something_is_taken_while_records_wait(sizes: list[int]) -> None:
 class FakeConsumer:
     """Notes which topics are paused, and how long each poll may wait."""
 
-    topics = ("requests", BULK)
+    topics: ClassVar = {"requests": False, BULK: True}
 
     def __init__(self) -> None:
         self.paused: set[str] = set()
