@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from itertools import compress
 
 from penstock.cache import ResponseCache
-from penstock.producer.errors import Cancelled
+from penstock.producer.errors import Cancelled, WrongArgument
 from penstock.producer.languages import Languages
 from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
@@ -119,6 +119,8 @@ class Pipeline:
             any_dimensions=settings.any_dimensions,
             generation=generation,
         )
+        if settings.all_routes and tokenizer is None:
+            raise WrongArgument(f"A route needs a model with a tokenizer: {info.name!r} has none.")
         self._router = Router(settings.all_routes, info, self._validator.checked)
         self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=cache is not None)
         self.cache = None if cache is None else WriteBehindCache(cache)
