@@ -7,7 +7,9 @@ import tempfile
 from pathlib import Path
 
 from penstock.ops.demo.demo_model import model_directory
-from penstock.ops.loop.loop_run import run_loop
+from penstock.ops.demo.worker_child import WorkerFailed
+from penstock.ops.kafka import BrokerError
+from penstock.ops.loop.loop_run import LoopFailed, run_loop
 from penstock.ops.loop.loop_settings import LoopSettings
 
 
@@ -17,7 +19,6 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=10_000, help="rows of the source table, before they are changed")
     parser.add_argument("--kills", type=int, default=2, help="how often the worker is killed by SIGKILL")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--delivery", choices=("at_least_once", "exactly_once"), default="exactly_once")
     parser.add_argument("--model", type=Path, help="a directory of sentence-transformers; default: all-MiniLM-L6-v2")
     given = parser.parse_args()
     settings = LoopSettings(
@@ -25,11 +26,14 @@ def main() -> int:
         rows=given.rows,
         kills=given.kills,
         seed=given.seed,
-        delivery=given.delivery,
     )
     folder = Path(tempfile.mkdtemp(prefix="penstock-loop-"))
     print(f"The logs of the workers: {folder}")
-    verdict = run_loop(settings, folder, say=lambda line: print(line, flush=True))
+    try:
+        verdict = run_loop(settings, folder, say=lambda line: print(line, flush=True))
+    except (BrokerError, LoopFailed, WorkerFailed) as error:
+        print(f"NOT PASSED: {error}")
+        return 1
     print(json.dumps(verdict.figures, indent=2))
     for what, examples in verdict.complaints.items():
         print(f"{what}: {'; '.join(examples)}")

@@ -122,7 +122,7 @@ class LoopRun:
         values = {
             "model": self._settings.model,
             "bootstrap-servers": self._servers,
-            "delivery": self._settings.delivery,
+            "delivery": "exactly_once",
             "dtype": "float32",
             "cost-path": self._folder / "costs.sqlite",
             "log-format": "json",

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from penstock.ops.loop.postgres import USER
 
@@ -31,7 +30,6 @@ class LoopSettings:
     kills: int = 2  # of the worker by SIGKILL, each while it has work
     seed: int = 1
     partitions: int = 4
-    delivery: Literal["at_least_once", "exactly_once"] = "exactly_once"
     timeout_s: float = 1800.0  # of the whole, without the starts
 
 

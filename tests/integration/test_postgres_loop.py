@@ -30,7 +30,7 @@ def test_vectors_follow_a_table_through_inserts_updates_deletes_and_a_killed_wor
     sentence_encoder(tmp_path / "model")
     logs = tmp_path / "logs"
     logs.mkdir()
-    verdict = run_loop(LoopSettings(model=tmp_path / "model", rows=90, kills=1, timeout_s=300), logs)
+    verdict = run_loop(LoopSettings(model=tmp_path / "model", rows=90, kills=1, timeout_s=600), logs)
     assert verdict.complaints == {}, json.dumps(verdict.figures)
     assert verdict.figures["kills"] == 1
     assert verdict.figures["vectors"] > 30
