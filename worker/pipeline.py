@@ -25,10 +25,11 @@ from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox
-from penstock.producer.wire.plain_rows import plain_row
 from penstock.producer.wire.topics import bulk_topic
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.stage import ServedModel, StageCallbacks
+from penstock.worker.enrichment.chunk_results import plain_result
+from penstock.worker.enrichment.chunker import Chunker
 from penstock.worker.enrichment.output import Output
 from penstock.worker.enrichment.output_delivery import OutputDelivery
 from penstock.worker.enrichment.router import Router
@@ -40,7 +41,7 @@ from penstock.worker.kafka.fetching.rebalance_listener import Rebalanced
 from penstock.worker.kafka.progress.offsets import OffsetTracker, Source
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.partial_replies import PartialReplies
-from penstock.worker.replies.reply import encode_partial, encode_replies, result_row
+from penstock.worker.replies.reply import encode_partial, encode_replies, result_rows
 from penstock.worker.requests.fetch_buffer import FetchBuffer
 from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.ledger import RecordLedger
@@ -121,7 +122,8 @@ class Pipeline:
         )
         if settings.all_routes and tokenizer is None:
             raise WrongArgument(f"A route needs a model with a tokenizer: {info.name!r} has none.")
-        self._router = Router(settings.all_routes, info, self._validator.checked)
+        chunker = None if tokenizer is None else Chunker(tokenizer, self._validator.checked, settings.max_sequences)
+        self._router = Router(settings.all_routes, info, self._validator.checked, chunker)
         self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=cache is not None)
         self.cache = None if cache is None else WriteBehindCache(cache)
         # Batch, run
@@ -206,7 +208,9 @@ class Pipeline:
             outputs, unplaced = self._router.passed(passed, self._outputs)
             self._reject([*unreadable, *unplaced])
             self._enrich(outputs)
-            requests += from_routes
+            chunked, uncut = await self._router.chunk(from_routes)
+            self._reject(uncut)
+            requests += chunked
         blocks, unprepared = await self._preparer.prepare(requests)
         self._reject(unprepared)
         if blocks:
@@ -263,7 +267,7 @@ class Pipeline:
         routed = [request for request in completed if self._router.has(request.record)]
         if not routed:
             return completed
-        rows = [plain_row(one.message.task, result_row(one, self._info, self._tokenizer)) for one in routed]
+        rows = [plain_result(one, result_rows(one, self._info, self._tokenizer)) for one in routed]
         outputs, rejections = self._router.outputs(routed, rows, self._outputs)
         self._reject(rejections)
         self.monitor.answered([request for request in routed if not request.is_failed], stats, now)

@@ -13,8 +13,8 @@ _PANELS = {
     "Members": "processes gpus mps standby lanes",
     "Batching and deadlines": "trigger max_wait_ms partition order admission slo_ms bulk_slice_ms max_batch_sequences "
     "max_batch_tokens",
-    "Route": "input_topic output_topic record_format text task query request_options result_field missing_text "
-    "route_class max_age_ms",
+    "Route": "input_topic output_topic record_format text task query request_options chunk_tokens "
+    "chunk_overlap result_field missing_text route_class max_age_ms",
     "Kafka": "bootstrap_servers topic reply_topic reply_topics group_id partitions fetch_ max_in_flight max_sequences "
     "max_reply_bytes",
     "Delivery": "delivery transaction_ drain_s once isolation_level",

@@ -9,6 +9,7 @@ from penstock.producer.wire.headers import FINISHED_MS, MODEL, REVISION, SOURCE,
 from penstock.producer.wire.messages import Request
 from penstock.producer.wire.plain_rows import PlainRow
 from penstock.scheduler import Cause
+from penstock.worker.enrichment.chunker import Chunker
 from penstock.worker.enrichment.key_order import KeyOrder
 from penstock.worker.enrichment.output import Output
 from penstock.worker.enrichment.output_delivery import OutputDelivery
@@ -16,6 +17,7 @@ from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection, StageTimes
 from penstock.worker.requests.validation import check_names
+from penstock.worker.routes.chunks import ChunkSize
 from penstock.worker.routes.route import Route
 from penstock.worker.routes.settings import RouteSettings
 
@@ -25,13 +27,21 @@ _OURS = {MODEL, REVISION, FINISHED_MS, SOURCE}
 class Router:
     """Called on the event loop. Without routes it knows no topic, and none of its methods is given a record."""
 
-    def __init__(self, routes: Sequence[RouteSettings], info: ModelInfo, check: Callable[[Request], Request]) -> None:
+    def __init__(
+        self,
+        routes: Sequence[RouteSettings],
+        info: ModelInfo,
+        check: Callable[[Request], Request],
+        chunker: Chunker | None = None,
+    ) -> None:
         """`check`: of a request, by the model: it returns the request with its prompt, or raises PenstockError.
 
-        Raises WrongArgument for a route that the model cannot serve.
+        `chunker`: of the model's tokenizer; None: it has none here. Raises WrongArgument for a route that the model
+        cannot serve.
         """
-        self._routes: Mapping[str, Route] = {one.input_topic: _made(one, info, check) for one in routes}
+        self._routes: Mapping[str, Route] = {one.input_topic: _made(one, info, check, chunker) for one in routes}
         self._check = check
+        self._chunker = chunker
         self._info = info
         self.order = KeyOrder()
 
@@ -88,7 +98,23 @@ class Router:
         if message is None:
             return None
         address = ReplyAddress(route.output_topic, None, None, headers.get(TRACEPARENT))
-        return PendingRequest(record, address, self._check(message), deadline, route.is_bulk, times)
+        checked = message if route.chunks else self._check(message)  # `chunk` makes texts of it that can be checked
+        return PendingRequest(record, address, checked, deadline, route.is_bulk, times)
+
+    async def chunk(self, requests: Sequence[PendingRequest]) -> tuple[Sequence[PendingRequest], Sequence[Rejection]]:
+        """Called with what `validate` found. Requests of routes with chunks become requests of their texts' chunks."""
+        whole: list[PendingRequest] = []
+        asked: list[tuple[PendingRequest, ChunkSize]] = []
+        for request in requests:
+            size = self._routes[request.record.original.topic].chunks
+            if size is None:
+                whole.append(request)
+            else:
+                asked.append((request, size))
+        if self._chunker is None or not asked:
+            return whole, ()
+        chunked, rejections = await self._chunker.split(asked)
+        return [*whole, *chunked], rejections
 
     def outputs(
         self, requests: Sequence[PendingRequest], rows: Sequence[PlainRow], delivery: OutputDelivery
@@ -131,10 +157,16 @@ class Router:
         return [(MODEL, info.name.encode()), (REVISION, info.revision.encode()), (FINISHED_MS, finished_ms)]
 
 
-def _made(settings: RouteSettings, info: ModelInfo, check: Callable[[Request], Request]) -> Route:
+def _made(
+    settings: RouteSettings, info: ModelInfo, check: Callable[[Request], Request], chunker: Chunker | None
+) -> Route:
     try:
         route = Route(settings, info)
         check(route.asking("text"))
+        if route.chunks is not None:
+            if chunker is None:
+                raise WrongArgument("chunk_tokens needs the model's tokenizer, and the model has none here.")
+            chunker.require_room(route.asking(""), route.chunks)
     except PenstockError as error:
         raise WrongArgument(f"The route from {settings.input_topic}: {error.message}") from error
     return route

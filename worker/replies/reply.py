@@ -75,12 +75,12 @@ def encode_partial(
     return encode_json_reply("generate", reply) if sequence.request.address.is_json else encode_reply(reply)
 
 
-def result_row(request: PendingRequest, info: ModelInfo, tokenizer: Tokenizer | None) -> Row:
-    """The answer to a complete request of one sequence."""
+def result_rows(request: PendingRequest, info: ModelInfo, tokenizer: Tokenizer | None) -> Sequence[Row]:
+    """The answers to the texts of a complete request."""
     task = request.message.task
     if task == "embed" and request.message.options.dtype == "float32":
-        return _results(request)[0]
-    return _reply(request, info, tokenizer).rows(task)[0]
+        return _results(request)
+    return _reply(request, info, tokenizer).rows(task)
 
 
 def _notes(

@@ -61,6 +61,7 @@ class PendingRequest:
     token_bytes: int = field(default=0, init=False)  # of its results, for each token; 0 where these are small
     is_failed: bool = field(default=False, init=False)
     spans: Sequence[Uint32Array] = field(default=(), init=False)  # token_classify of texts: [n, 2] a sequence
+    chunks: Sequence[tuple[int, int]] | None = field(default=None, init=False)  # places of its texts in a record's one
     flights: list[int] = field(default_factory=list, init=False)  # the numbers of all that it was in, see `Flights`
     results: list[Float32Array | None] = field(init=False)  # by sequence, in the request's order
     num_missing: int = field(init=False)  # results still to come
@@ -82,6 +83,10 @@ class PendingRequest:
     def note_spans(self, spans: Sequence[Uint32Array]) -> None:
         """Its texts were tokenized: the places of their tokens."""
         self.spans = spans
+
+    def note_chunks(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Its texts are parts of its record's text: the first character of each, and the one after its last."""
+        self.chunks = spans
 
     def note_tokens(self, num_tokens: int, token_bytes: int = 0) -> None:
         """Its sequences are prepared, and have so many tokens. `token_bytes`: see there."""

@@ -5,6 +5,7 @@ from penstock.producer.errors import InvalidRequest, UnsupportedTask
 from penstock.producer.wire.messages import Request, Text
 from penstock.producer.wire.options import check_applicable, check_options
 from penstock.producer.wire.plain_rows import PlainRow, plain_json
+from penstock.worker.routes.chunks import chunk_size, of_chunk
 from penstock.worker.routes.connect_json import EXAMPLES, UNAVAILABLE
 from penstock.worker.routes.json_format import add_json, lacks_object, read_json
 from penstock.worker.routes.pointer import Pointer
@@ -18,7 +19,7 @@ class Route:
     """Pure: bytes in, bytes out. Called on the event loop."""
 
     def __init__(self, settings: RouteSettings, info: ModelInfo) -> None:
-        """Raises UnsupportedTask and InvalidRequest for a task or an option that does not fit."""
+        """Raises UnsupportedTask, InvalidRequest and WrongArgument for a task or an option that does not fit."""
         self.input_topic, self.output_topic = settings.input_topic, settings.output_topic
         self.is_bulk = settings.route_class == "bulk"
         self.max_age_s = None if settings.max_age_ms is None else settings.max_age_ms / 1e3
@@ -31,6 +32,9 @@ class Route:
         self._missing = settings.missing_text
         self._options = check_options(settings.request_options)
         check_applicable(self._options, self.task, is_text=True)
+        self.chunks = chunk_size(settings, self.task, info)
+        one = EXAMPLES[self.task]
+        self._example = one if self.chunks is None else [of_chunk((0, 0), one)]
 
     def request(self, value: bytes) -> Request | None:
         """The request in a record's value; None: it has no text, and is passed on.
@@ -65,7 +69,7 @@ class Route:
         """
         if original is None or self._missing != "null" or lacks_object(original, self._place):
             return original
-        return add_json(original, self._place, None, EXAMPLES[self.task])
+        return add_json(original, self._place, None, self._example)
 
     def value(self, original: bytes, result: PlainRow) -> bytes:
         """The value of the enriched record. Raises InvalidRequest: it has no place for it."""

@@ -77,6 +77,14 @@ class RouteFields(BaseModel):
         json_schema_extra={"metavar": "JSON"},
         description='Options of the task, as in a request, such as {"truncate": true, "top_k": 3}.',
     )
+    chunk_tokens: int | None = Field(
+        None,
+        ge=8,
+        description="Most tokens of a chunk, special tokens included: a longer text becomes chunks, which end at "
+        "sentences where they can. The result is then a list: each chunk with its start and end in the text. Default: "
+        "no chunks.",
+    )
+    chunk_overlap: int = Field(0, ge=0, description="Most tokens that a chunk has in common with the one before it.")
     result_field: Annotated[str, AfterValidator(_check_pointer)] = Field(
         "result",
         description="Where the result goes: a field of the record, or a JSON pointer. Empty: the result is the whole "
@@ -122,6 +130,8 @@ class RouteSettings(RouteFields):
             raise ValueError("text is for records with fields; the value of a record of plain text is its text")
         if (self.task == "rerank") != (self.query is not None):
             raise ValueError("query is the query of the task rerank, which needs it")
+        if self.chunk_overlap >= (self.chunk_tokens or 1):
+            raise ValueError("chunk_overlap must be less than chunk_tokens")
         return self
 
 
