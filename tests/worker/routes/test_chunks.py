@@ -2,9 +2,11 @@
 
 import asyncio
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -263,6 +265,17 @@ def test_chunks_are_of_routes_that_ask_for_them() -> None:
     assert size_of(chunk_tokens=12, task="classify") == ChunkSize(12, 0)
 
 
+def test_a_null_in_place_of_chunks_has_their_schema() -> None:
+    fields = {"output_topic": "out", "text": "text", "chunk_tokens": 12, "missing_text": "null"}
+    route = Route(RouteSettings.model_validate({"input_topic": "in", **fields}), ENCODER)
+    schema = {"type": "struct", "fields": [{"field": "text", "type": "string", "optional": True}]}
+    passed = json.loads(route.passed(json.dumps({"schema": schema, "payload": {"text": None}}).encode()) or b"")
+    rows = [{"start": 0, "end": 3, "embedding": np.ones(4, np.float32)}]
+    value = route.value(json.dumps({"schema": schema, "payload": {"text": "one"}}).encode(), rows)
+    assert passed["payload"] == {"text": None, "result": None}
+    assert passed["schema"] == json.loads(value)["schema"]
+
+
 def test_chunks_that_the_model_or_the_task_cannot_have_are_refused() -> None:
     with pytest.raises(WrongArgument, match=r"chunk_tokens must be at most 16, .* Given: 17"):
         size_of(chunk_tokens=17)
@@ -270,9 +283,9 @@ def test_chunks_that_the_model_or_the_task_cannot_have_are_refused() -> None:
         size_of(chunk_tokens=12, task="rerank", query="q")
     with pytest.raises(UnsupportedTask, match="chunk_tokens is for embed, embed_sparse, classify"):
         size_of(chunk_tokens=12, task="classify", request_options={"labels": ["a", "b"]})
-    for wrong in ({"chunk_overlap": 1}, {"chunk_tokens": 12, "chunk_overlap": 12}):
+    for tokens in (None, 12):
         with pytest.raises(ValueError, match="chunk_overlap must be less than chunk_tokens"):
-            size_of(**wrong)
+            size_of(chunk_tokens=tokens, chunk_overlap=12)
     fields = {"input_topic": "in", "output_topic": "out", "text": "text", "chunk_tokens": 12}
     settings = RouteSettings.model_validate(fields)
     with pytest.raises(WrongArgument, match="The route from in: chunk_tokens needs the model's tokenizer"):
