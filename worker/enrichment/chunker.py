@@ -65,6 +65,7 @@ class Chunker:
                 for (request, _), own in zip(asked, proposed, strict=True)
                 for text in self._prompted(request.message, own)
             ]
+            await asyncio.sleep(0)  # short texts are tokenized at once, and there may be many rounds of them
             counts = iter([len(one.ids) for one in await self._encode(texts, spans=False)])
             for splitting, own in zip(splittings, proposed, strict=True):
                 splitting.accept(list(islice(counts, len(own))))

@@ -111,6 +111,7 @@ class Splitting:
             self._limit, self._most = self._room, min(2 * self._most, _MOST_AT_ONCE)
             return
         self._most = max(1, fitting)
+        self._room = max(1, self._room - 1)  # some tokenizers begin every text with a token more
         self._limit = self._shorter(self._proposed[fitting], counts[fitting] - most)
 
     def _shorter(self, chunk: _Chunk, excess: int) -> int:
