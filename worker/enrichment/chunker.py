@@ -13,6 +13,7 @@ from penstock.worker.routes.chunks import ChunkSize, Splitting
 from penstock.worker.routes.text_units import PieceUnits, TextUnits, pieces_of
 
 MAX_CHARACTERS = 1 << 23  # of a text: as many as 4096 chunks of 512 tokens have, and ten seconds of a tokenizer
+_FEW_PIECES = 8  # whose units are joined in less time than a thread takes
 
 Asked = tuple[PendingRequest, ChunkSize]
 
@@ -86,7 +87,9 @@ class Chunker:
                 if parts:
                     await asyncio.sleep(0)
                 parts.append(PieceUnits.of(piece, found.spans, parts[-1] if parts else None))
-            units.append(TextUnits.join(parts, len(text)))
+            join = TextUnits.join
+            is_short = len(parts) <= _FEW_PIECES
+            units.append(join(parts, len(text)) if is_short else await asyncio.to_thread(join, parts, len(text)))
         return units
 
     async def _encode(self, texts: Sequence[str], *, spans: bool) -> list[Encoded]:
