@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_settings import NoDecode
 
 from penstock.producer.settings import KafkaSettings, RequestTopic
 from penstock.producer.settings_sources import FILE_ONLY, FileSettings
 from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC_PATTERN
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
 from penstock.worker.model_settings import ModelSettings
-from penstock.worker.routes.settings import RouteFields, RouteSettings, check_routes, route_of
+from penstock.worker.routes.settings import RouteFields, RouteSettings, check_routes, read_json_setting, route_of
 
 _MAX_DIGITS = 6  # of the number of a GPU
 _MAX_PATTERN_CHARS = 10_000
@@ -107,7 +108,7 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings, RouteFields)
         description="Request topic. Bulk requests use the topic <topic>.bulk. Default: penstock.requests.<served "
         "name>; none where there are routes.",
     )
-    routes: tuple[RouteSettings, ...] = Field(
+    routes: Annotated[tuple[RouteSettings, ...], NoDecode, BeforeValidator(read_json_setting)] = Field(
         (),
         json_schema_extra={"metavar": FILE_ONLY},
         description="Routes, in place of the one that input_topic begins: tables [[routes]] of the configuration file.",

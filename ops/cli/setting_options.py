@@ -152,7 +152,7 @@ def _sentences(
     for detail in error.errors():
         field = str(detail["loc"][0]) if detail["loc"] else ""
         fault = detail["msg"].removeprefix("Value error, ")
-        if field in LISTS:
+        if field in LISTS and len(detail["loc"]) > 1:
             _, index, *names = detail["loc"]
             yield f"[[{field}]], number {int(index) + 1}: {': '.join([*map(str, names), fault])}."
             continue

@@ -99,6 +99,27 @@ def test_routes_are_printed_as_a_file_has_them(tmp_path: Path) -> None:
     assert tomllib.loads(with_one)["worker"]["input_topic"] == "a"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("PENSTOCK_ROUTES", '[{"input_topic"', "--routes (or PENSTOCK_ROUTES): must be JSON"),
+        ("PENSTOCK_ROUTES", "3", "--routes (or PENSTOCK_ROUTES): Input should be a valid tuple"),
+        (
+            "PENSTOCK_ROUTES",
+            '[{"input_topic": "a", "text": "x"}]',
+            "[[routes]], number 1: output_topic: Field required",
+        ),
+        ("PENSTOCK_REQUEST_OPTIONS", "{", "--request-options (or PENSTOCK_REQUEST_OPTIONS): must be JSON"),
+        ("PENSTOCK_REQUEST_OPTIONS", "[" * 100_000, "must be JSON"),
+    ],
+)
+def test_routes_of_the_environment_are_json(name: str, value: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    code, text = penstock("config", "worker", "--model", "null")
+    assert code == EXIT_USAGE
+    assert fault in text
+
+
 def test_a_client_has_its_own_settings() -> None:
     tables = json.loads(output("client", "--model", "m", "--format", "json"))
     assert {name for table in tables.values() for name in table} == ClientSettings.model_fields.keys() - {"config"}

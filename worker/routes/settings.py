@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import NoDecode
 
 from penstock.producer.errors import PenstockError
 from penstock.producer.wire.messages import Options
@@ -27,14 +28,14 @@ def _check_pointer(text: str) -> str:
     return text
 
 
-def _read_json(value: object) -> object:
-    """Options that come as text: of the command line, or of an environment variable."""
+def read_json_setting(value: object) -> object:
+    """A setting that comes as text: of the command line, or of an environment variable."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"must be a JSON object: {error}") from error
+        raise ValueError(f"must be JSON: {error}") from error
 
 
 def _check_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +73,9 @@ class RouteFields(BaseModel):
         None, description="Task of the route. Default: the model's, if it has one."
     )
     query: str | None = Field(None, description="rerank: the query that each record's text is scored against.")
-    request_options: Annotated[dict[str, Any], BeforeValidator(_read_json), AfterValidator(_check_options)] = Field(
+    request_options: Annotated[
+        dict[str, Any], NoDecode, BeforeValidator(read_json_setting), AfterValidator(_check_options)
+    ] = Field(
         {},
         json_schema_extra={"metavar": "JSON"},
         description='Options of the task, as in a request, such as {"truncate": true, "top_k": 3}.',
