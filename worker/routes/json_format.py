@@ -1,5 +1,7 @@
 """Records in JSON: reading them, and adding a result without changing the rest by a byte."""
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +13,8 @@ from penstock.worker.routes.connect_json import extend_schema, is_connect, schem
 from penstock.worker.routes.pointer import Pointer
 
 _SPACE = b" \t\r\n"
+_LEAST, _GREATEST = -(2**63), 2**64 - 1  # of the integers that orjson reads as such; others become floating-point
+_LONG_INTEGER = re.compile(rb"[0-9]{19}")
 
 
 def read_json(value: bytes) -> Any:
@@ -37,11 +41,12 @@ def add_json(value: bytes, place: Pointer, result: PlainRow, example: PlainRow =
     floating-point numbers as 64 bits hold them.
 
     Raises:
-        InvalidRequest: there is no object at the place for a field.
+        InvalidRequest: there is no object at the place for a field, or the document cannot be written again as it is.
     """
     document = _load(value)
     if is_connect(document):
-        return _add_to_connect(document, place, result, schema_of(example if result is None else result))
+        _add_to_connect(document, place, result, schema_of(example if result is None else result))
+        return _written_again(value, document)
     if not place.names:
         return plain_json(result)
     parent = _parent(document, place)
@@ -50,15 +55,34 @@ def add_json(value: bytes, place: Pointer, result: PlainRow, example: PlainRow =
         body = value.rstrip(_SPACE)[:-1].rstrip(_SPACE)
         return b"%b%b%b:%b}" % (body, b"," if parent else b"", orjson.dumps(name), plain_json(result))
     parent[name] = result
-    return plain_json(document)
+    return _written_again(value, document)
 
 
-def _add_to_connect(document: Any, place: Pointer, result: PlainRow, schema: Mapping[str, Any]) -> bytes:
+def _add_to_connect(document: dict[str, Any], place: Pointer, result: PlainRow, schema: Mapping[str, Any]) -> None:
     if not place.names:
-        return plain_json({"schema": {**schema, "optional": True}, "payload": result})
+        document["schema"], document["payload"] = {**schema, "optional": True}, result
+        return
     _parent(document["payload"], place)[place.names[-1]] = result
     extend_schema(document["schema"], place.names[:-1], place.names[-1], schema)
-    return plain_json(document)
+
+
+def _written_again(original: bytes, document: Any) -> bytes:
+    """A document that was read from `original` and got a result. Raises InvalidRequest if it would not be the same."""
+    try:
+        written = plain_json(document)
+    except TypeError as error:  # orjson reads deeper documents than it writes
+        raise InvalidRequest(f"The record cannot be written again with the result: {error}.") from error
+    if _LONG_INTEGER.search(original):
+        json.loads(original, parse_int=_check_integer)
+    return written
+
+
+def _check_integer(digits: str) -> None:
+    if not _LEAST <= int(digits) <= _GREATEST:
+        raise InvalidRequest(
+            "The record has an integer of more than 64 bits, which would lose digits where the record is written "
+            "again. A result as a new field at the top leaves it as it is."
+        )
 
 
 def _parent(document: Any, place: Pointer) -> dict[str, Any]:

@@ -53,6 +53,16 @@ def test_where_a_result_goes(value: bytes, place: str, expected: bytes) -> None:
     assert add_json(value, Pointer.parse(place), VECTOR) == expected
 
 
+@pytest.mark.parametrize("rest", [b"[" * 300 + b"]" * 300, b"18446744073709551616", b"[-9223372036854775809]"])
+@pytest.mark.parametrize("form", [b'{"after": %b}', b'{"schema": {"fields": []}, "payload": %b}'])
+def test_a_document_that_cannot_be_written_again_as_it_was_is_refused(rest: bytes, form: bytes) -> None:
+    inner = b'{"rest": %b}' % rest
+    with pytest.raises(InvalidRequest):
+        add_json(form % inner, Pointer.parse("v" if b"payload" in form else "/after/v"), VECTOR)
+    unchanged = add_json(inner, Pointer.parse("v"), VECTOR)
+    assert unchanged.startswith(inner[:-1])
+
+
 @pytest.mark.parametrize(("value", "place"), [(b"[1]", "v"), (b'{"a": null}', "/a/v"), (b"3", "/v"), (b"{", "v")])
 def test_a_result_without_a_place_is_refused(value: bytes, place: str) -> None:
     with pytest.raises(InvalidRequest):
