@@ -8,7 +8,7 @@ from penstock.worker.enrichment.output import Output
 from penstock.worker.kafka.progress.offsets import Source
 from penstock.worker.requests.record import PendingRecord
 
-_Key = tuple[Source, bytes]
+_Key = tuple[Source, int, bytes]  # of one assignment of the partition: offsets may come again in the next
 
 
 @dataclass(slots=True)
@@ -39,7 +39,10 @@ class KeyOrder:
     def finish(
         self, finished: Iterable[tuple[PendingRecord, Output | None]]
     ) -> tuple[list[Output], list[PendingRecord]]:
-        """Records have their outputs, or were rejected. Returns outputs that may leave, and records to give up."""
+        """Records have their outputs, or were rejected. Returns outputs that may leave, and records to give up.
+
+        Those of partitions that were revoked meanwhile are to be given up.
+        """
         leaving: list[Output] = []
         given_up: list[PendingRecord] = []
         for record, output in finished:
@@ -47,8 +50,8 @@ class KeyOrder:
             if key is None:
                 leaving += [output] if output is not None else []
                 continue
-            line = self._lines[key]
-            if line.is_given_up:
+            line = self._lines.get(key)
+            if line is None or line.is_given_up:
                 given_up += [record] if output is not None else []
                 continue
             line.waiting[record.original.offset] = output
@@ -86,4 +89,4 @@ def _first(line: _Line) -> Sequence[Output]:
 
 def _key(record: PendingRecord) -> _Key | None:
     key = record.original.key
-    return None if key is None else (record.source, key)
+    return None if key is None else (record.source, record.epoch, key)

@@ -69,3 +69,17 @@ def test_a_partition_that_comes_back_begins_anew() -> None:
     leaving, given_up = order.finish([(again, output(again))])
     assert [one.origin for one in leaving] == [again]
     assert given_up == []
+
+
+def test_a_record_that_ends_after_its_partition_was_revoked_is_given_up_also_if_it_is_here_again() -> None:
+    order = KeyOrder()
+    before, again = record(0, b"a"), record(0, b"a")
+    before.epoch, again.epoch = 1, 2
+    order.admit([before])
+    order.forget({SOURCE})
+    assert order.finish([(before, output(before))]) == ([], [before])
+    assert order.finish([(before, None)]) == ([], [])
+    order.admit([again])
+    assert order.finish([(before, output(before))]) == ([], [before])
+    leaving, given_up = order.finish([(again, output(again))])
+    assert ([one.origin for one in leaving], given_up) == ([again], [])
