@@ -5,6 +5,7 @@ The methods of `Pipeline` come in this order. Where a record waits, it waits in 
     fetched: FetchBuffer    polled, and not admitted yet
     enqueue                 its texts are tokenized in a thread, or its sequences are looked up in the cache
     Quarantine              admitted, and a dead owner may have run it: until a commit names it
+    UnpreparedRecords       admitted, of a route, and its schema is fetched
     LongRecords             admitted, with a text so long that it waits for its turn
     dispatcher              its sequences wait for a batch, or are in one
     Delivery                its answer is on its way to the broker; with exactly_once, in `WaitingAnswers` before
@@ -33,6 +34,7 @@ from penstock.worker.enrichment.chunker import Chunker
 from penstock.worker.enrichment.output import Output
 from penstock.worker.enrichment.output_delivery import OutputDelivery
 from penstock.worker.enrichment.router import Router
+from penstock.worker.enrichment.unprepared import UnpreparedRecords
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.fetching.consumer import Consumer
@@ -56,6 +58,7 @@ from penstock.worker.requests.sequences import SequenceRequests
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.requests.write_behind import WriteBehindCache
 from penstock.worker.resolved_settings import ResolvedSettings
+from penstock.worker.routes.schema_registry import SchemaRegistry
 from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
@@ -123,7 +126,10 @@ class Pipeline:
         if settings.all_routes and tokenizer is None:
             raise WrongArgument(f"A route needs a model with a tokenizer: {info.name!r} has none.")
         chunker = None if tokenizer is None else Chunker(tokenizer, self._validator.checked, settings.max_sequences)
-        self._router = Router(settings.all_routes, info, self._validator.checked, chunker)
+        has_registry = settings.schema_registry_url is not None
+        self.registry = SchemaRegistry(settings.registry_client) if has_registry else None
+        self._router = Router(settings.all_routes, info, self._validator.checked, self.registry, chunker)
+        self.unprepared = UnpreparedRecords(self._router, self._process)
         self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=cache is not None)
         self.cache = None if cache is None else WriteBehindCache(cache)
         # Batch, run
@@ -163,6 +169,10 @@ class Pipeline:
         )
         self.num_answered = 0
 
+    async def check_routes(self) -> None:
+        """Check at start the schemas of routes, however long the registry is away. Raises WrongArgument."""
+        await self._router.check()
+
     # 1. Fetch
 
     async def turn(self) -> None:
@@ -177,12 +187,15 @@ class Pipeline:
             await self.quarantine.wait()
             records = self.fetched.take(bulk=bulk)
             self._router.admit(records)
-            if self.quarantine.trusts(records):
-                await self._begin(records)
-            else:
-                await self.quarantine.run(records, self._begin)
+            await self._process(self.unprepared.hold_back(records))
             for _ in range(_TURNS if self.fetched.can_take(bulk=bulk) else 0):
                 await asyncio.sleep(0)
+
+    async def _process(self, records: Sequence[PendingRecord]) -> None:
+        if self.quarantine.trusts(records):
+            await self._begin(records)
+        else:
+            await self.quarantine.run(records, self._begin)
 
     async def _begin(self, records: Sequence[PendingRecord]) -> None:
         """Enqueue admitted records, or leave a long one to `LongRecords`, if it can still be in time."""

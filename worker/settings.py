@@ -13,6 +13,7 @@ from penstock.producer.settings_sources import FILE_ONLY, FileSettings
 from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC_PATTERN
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
 from penstock.worker.model_settings import ModelSettings
+from penstock.worker.routes.registry_settings import RegistrySettings
 from penstock.worker.routes.settings import RouteFields, RouteSettings, check_routes, read_json_setting, route_of
 
 _MAX_DIGITS = 6  # of the number of a GPU
@@ -61,7 +62,7 @@ class RequestSettings(FileSettings):
     )
 
 
-class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings, RouteFields):
+class WorkerSettings(ModelSettings, RequestSettings, RegistrySettings, KafkaSettings, RouteFields):
     """Settings of one worker process: one model, one consumer-group member. None and "auto" leave the value open.
 
     `resolved_settings.resolve` decides the open values when the engine is known.
@@ -250,6 +251,11 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings, RouteFields)
         routes = check_routes(self.all_routes)
         if routes and self.group_id is None and (len(routes) > 1 or self.topic is not None):
             raise ValueError("group_id must be given with several routes, or with a route and a request topic")
+        has_schemas = any(route.has_schemas for route in routes)
+        if has_schemas != (self.schema_registry_url is not None):
+            raise ValueError(
+                "schema_registry_url is the registry of routes in avro, protobuf and json-schema, which need it"
+            )
         return self
 
     @property

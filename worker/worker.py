@@ -91,6 +91,7 @@ class Worker:
         requests = [topic for topic in path.topics if topic not in routed]
         await create_topics(path.cluster, path.outbox, requests, self._settings.partitions)
         await create_outputs(path.cluster, path.outbox, routed)
+        await path.check_routes()
         await path.consumer.start()
         log.info("worker_ready", topic=", ".join(path.topics), model=self._info.name, tasks=self._info.request_tasks)
         return True
@@ -112,6 +113,7 @@ class Worker:
         path.fetched.release()
         if path.bulk_task is not None:  # it enqueues the records that it has, and takes no others
             await asyncio.wait((path.bulk_task,), timeout=drain_s)
+        give_up(path.unprepared.take_back())
         give_up(path.long.take_back(begun=False))
         give_up(path.dispatcher.take_back(sources, bulk_only=True, begun=False))
         path.dispatcher.drain()
@@ -145,6 +147,7 @@ class Worker:
         drain_until = (self._stop.asked_at or started) + self._settings.drain_s
         log.info("stopping", unfinished=path.ledger.num_unfinished)
         path.fetched.release()
+        path.give_up(path.unprepared.take_back())
         path.dispatcher.drain()
         await self._finish(started, drain_until, path.ledger.wait_until_finished)
         path.give_up(path.long.take_back(begun=True))
@@ -155,6 +158,9 @@ class Worker:
         left_s = max(_DISCONNECT_S, drain_until + LEAVE_S - time.monotonic())
         outbox = path.outbox.stop(left_s - _DISCONNECT_S)
         await asyncio.gather(path.consumer.stop(left_s), outbox, path.partials.stop())
+        path.unprepared.close()
+        if path.registry is not None:
+            await path.registry.close()
         if path.cache is not None:
             await path.cache.close()
         path.monitor.log_rest(time.monotonic())

@@ -5,6 +5,7 @@ from penstock.ops.kafka.broker_cluster import BrokerCluster
 from penstock.ops.kafka.errors import BrokerError, BrokerFailed, BrokerMissing
 from penstock.ops.kafka.jars import kafka_missing
 from penstock.ops.kafka.mock import MockBroker
+from penstock.ops.kafka.registry import RegistryServer
 
 __all__ = [
     "FAST_START",
@@ -15,5 +16,6 @@ __all__ = [
     "BrokerMissing",
     "KafkaBroker",
     "MockBroker",
+    "RegistryServer",
     "kafka_missing",
 ]

@@ -63,7 +63,7 @@ def fetch_jars(package: str = KAFKA) -> Path:
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(target.with_name(f"{target.name}.lock")):
+    with exclusive(target.with_name(f"{target.name}.lock")):
         if not target.is_dir():
             _download(package, target)
     return target
@@ -104,7 +104,7 @@ def _java_major(java: str) -> int | None:
 
 
 @contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """Hold an advisory lock, which the kernel releases if this process dies."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

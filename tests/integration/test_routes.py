@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from tests.integration.conftest import StartWorker, Unique, WorkerProcess, open_
 
 WORDS = [f"w{i}" for i in range(30)]
 PARTITIONS = 4
-TIME_MS = 1_700_000_000_000
+TIME_MS = int(time.time() * 1e3) - 60_000  # within the retention of the topics
 
 
 class Sent(NamedTuple):

@@ -18,6 +18,7 @@ from penstock.engine.types import Running
 from penstock.producer.settings import KafkaSettings
 from penstock.worker import WorkerSettings, process
 from penstock.worker.resolved_settings import resolve, scheduler_settings
+from penstock.worker.routes.registry_settings import RegistrySettings
 from penstock.worker.supervision.member_starter import member_settings
 
 CPU = NullEngine(name="tiny").info
@@ -258,8 +259,10 @@ def test_a_resolved_setting_is_never_open() -> None:
         "standby",
         "connect_timeout_s",  # none: a worker goes on trying
     }
-    may_be_open |= {"input_topic", "output_topic", "text", "task", "query", "max_age_ms", "chunk_tokens"}  # of routes
+    may_be_open |= {"input_topic", "output_topic", "text", "task", "query", "max_age_ms"}  # of routes
+    may_be_open |= {"chunk_tokens", "output_format"}
     may_be_open |= {"log_file", "cells", "state_slots", "page_memory_mib"}  # of models that run step by step
     open_settings = {name for name, value in settings if value in (None, "auto")}
     security = {name for name in KafkaSettings.model_fields if name.startswith(("sasl_", "ssl_"))}
+    security |= {name for name in RegistrySettings.model_fields if name.startswith("schema_registry_")}
     assert open_settings <= may_be_open | security

@@ -19,6 +19,7 @@ from penstock.worker.requests.request import PendingRequest, Rejection, StageTim
 from penstock.worker.requests.validation import check_names
 from penstock.worker.routes.chunks import ChunkSize
 from penstock.worker.routes.route import Route
+from penstock.worker.routes.schema_registry import SchemaRegistry
 from penstock.worker.routes.settings import RouteSettings
 
 _OURS = {MODEL, REVISION, FINISHED_MS, SOURCE}
@@ -32,14 +33,17 @@ class Router:
         routes: Sequence[RouteSettings],
         info: ModelInfo,
         check: Callable[[Request], Request],
+        registry: SchemaRegistry | None = None,
         chunker: Chunker | None = None,
     ) -> None:
         """`check`: of a request, by the model: it returns the request with its prompt, or raises PenstockError.
 
-        `chunker`: of the model's tokenizer; None: it has none here. Raises WrongArgument for a route that the model
-        cannot serve.
+        `registry`: of the routes whose records have schemas; None only without them. `chunker`: of the model's
+        tokenizer; None: it has none here. Raises WrongArgument for a route that the model cannot serve.
         """
-        self._routes: Mapping[str, Route] = {one.input_topic: _made(one, info, check, chunker) for one in routes}
+        self._routes: Mapping[str, Route] = {
+            one.input_topic: _made(one, info, check, registry, chunker) for one in routes
+        }
         self._check = check
         self._chunker = chunker
         self._info = info
@@ -53,6 +57,26 @@ class Router:
         """Records were taken, in the order of each partition."""
         if self._routes:
             self.order.admit(filter(self.has, records))
+
+    async def check(self) -> None:
+        """Check at start what can be known of records that have not come. Raises WrongArgument that names the route."""
+        for topic, route in self._routes.items():
+            try:
+                await route.format.check()
+            except WrongArgument as error:
+                raise WrongArgument(f"The route from {topic}: {error.message}") from error
+
+    def is_ready(self, record: PendingRecord) -> bool:
+        """Whether a record of any topic can be validated without `prepare`."""
+        route, value = self._routes.get(record.original.topic), record.original.value
+        return route is None or value is None or route.format.is_ready(value)
+
+    async def prepare(self, records: Sequence[PendingRecord]) -> None:
+        """Fetch what records need that are not ready, however long that takes. Then they may be validated."""
+        for topic, route in self._routes.items():
+            await route.format.prepare(
+                [r.original.value for r in records if r.original.topic == topic and r.original.value]
+            )
 
     def split(self, records: Sequence[PendingRecord]) -> tuple[Sequence[PendingRecord], Sequence[PendingRecord]]:
         """Requests, and records of routes."""
@@ -126,7 +150,7 @@ class Router:
         for request, row in zip(requests, rows, strict=True):
             record, route = request.record, self._routes[request.record.original.topic]
             try:
-                value = route.value(record.original.value or b"", row)
+                value = route.format.write(record.original.value or b"", row)
             except PenstockError as error:
                 rejections.append(request.reject(error))
             else:
@@ -158,10 +182,14 @@ class Router:
 
 
 def _made(
-    settings: RouteSettings, info: ModelInfo, check: Callable[[Request], Request], chunker: Chunker | None
+    settings: RouteSettings,
+    info: ModelInfo,
+    check: Callable[[Request], Request],
+    registry: SchemaRegistry | None,
+    chunker: Chunker | None,
 ) -> Route:
     try:
-        route = Route(settings, info)
+        route = Route(settings, info, registry)
         check(route.asking("text"))
         if route.chunks is not None:
             if chunker is None:

@@ -4,11 +4,10 @@ from penstock.engine.types import ModelInfo
 from penstock.producer.errors import InvalidRequest, UnsupportedTask
 from penstock.producer.wire.messages import Request, Text
 from penstock.producer.wire.options import check_applicable, check_options
-from penstock.producer.wire.plain_rows import PlainRow, plain_json
-from penstock.worker.routes.chunks import chunk_size, of_chunk
-from penstock.worker.routes.connect_json import EXAMPLES, UNAVAILABLE
-from penstock.worker.routes.json_format import add_json, lacks_object, read_json
-from penstock.worker.routes.pointer import Pointer
+from penstock.worker.routes.chunks import chunk_size
+from penstock.worker.routes.connect_json import UNAVAILABLE
+from penstock.worker.routes.formats import format_of
+from penstock.worker.routes.schema_registry import SchemaRegistry
 from penstock.worker.routes.settings import RouteSettings
 from penstock.worker.routes.text_source import TextSource
 
@@ -18,7 +17,7 @@ _FIRST_TASKS = ("embed", "classify", "rerank", "token_classify", "generate")  # 
 class Route:
     """Pure: bytes in, bytes out. Called on the event loop."""
 
-    def __init__(self, settings: RouteSettings, info: ModelInfo) -> None:
+    def __init__(self, settings: RouteSettings, info: ModelInfo, registry: SchemaRegistry | None = None) -> None:
         """Raises UnsupportedTask, InvalidRequest and WrongArgument for a task or an option that does not fit."""
         self.input_topic, self.output_topic = settings.input_topic, settings.output_topic
         self.is_bulk = settings.route_class == "bulk"
@@ -26,15 +25,12 @@ class Route:
         self.task = settings.task or _task_of(info)
         self._model = info.name
         self._query = settings.query
-        self._is_text = settings.record_format == "text"
         self._text = TextSource.parse(settings.text or "")
-        self._place = Pointer.parse(settings.result_field)
         self._missing = settings.missing_text
         self._options = check_options(settings.request_options)
         check_applicable(self._options, self.task, is_text=True)
         self.chunks = chunk_size(settings, self.task, info)
-        one = EXAMPLES[self.task]
-        self._example = one if self.chunks is None else [of_chunk((0, 0), one)]
+        self.format = format_of(settings, self.task, self._options, registry, is_chunked=self.chunks is not None)
 
     def request(self, value: bytes) -> Request | None:
         """The request in a record's value; None: it has no text, and is passed on.
@@ -42,9 +38,9 @@ class Route:
         Raises:
             InvalidRequest: the value is not of the route's format, its text is not text, or is missing and may not be.
         """
-        text = _read_text(value) if self._is_text else self._text.read(read_json(value))
+        text = self._text.read(self.format.read(value))
         if text is None:
-            if self._missing != "reject" or lacks_object(value, self._place):
+            if self._missing != "reject" or self.format.lacks_object(value):
                 return None
             raise InvalidRequest("The record has no text.")
         if text == UNAVAILABLE:
@@ -67,15 +63,11 @@ class Route:
         Raises:
             InvalidRequest: it has no place for a null.
         """
-        if original is None or self._missing != "null" or lacks_object(original, self._place):
-            return original
-        return add_json(original, self._place, None, self._example)
-
-    def value(self, original: bytes, result: PlainRow) -> bytes:
-        """The value of the enriched record. Raises InvalidRequest: it has no place for it."""
-        if not self._is_text:
-            return add_json(original, self._place, result)
-        return add_json(plain_json({"text": _read_text(original)}), self._place, result)
+        if original is None:
+            return None
+        if self._missing != "null" or self.format.lacks_object(original):
+            return self.format.passed(original)
+        return self.format.write(original, None)
 
 
 def _task_of(info: ModelInfo) -> str:
@@ -83,10 +75,3 @@ def _task_of(info: ModelInfo) -> str:
     if not found:
         raise UnsupportedTask(f"{info.name!r} has no task that a route can have.")
     return found[0]
-
-
-def _read_text(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"The record's value is not UTF-8, at byte {error.start}.") from error

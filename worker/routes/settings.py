@@ -108,10 +108,15 @@ class RouteFields(BaseModel):
         allow_inf_nan=False,
         description="Age at which a record is no longer enriched, and becomes a dead letter. Default: any age.",
     )
-    record_format: Literal["json", "text"] = Field(
+    record_format: Literal["json", "text", "avro", "protobuf", "json-schema"] = Field(
         "json",
         description="Format of the input topic's values. text: the value is the text, and the output is a JSON object "
-        "with it as `text`.",
+        "with it as `text`. avro, protobuf, json-schema: with the id of a schema of the registry, as Confluent's "
+        "serializers write them.",
+    )
+    output_format: Literal["json", "avro", "protobuf", "json-schema"] | None = Field(
+        None,
+        description="Format of the output topic's values: the input's, or json. Default: the input's; of text, json.",
     )
 
 
@@ -123,12 +128,19 @@ class RouteSettings(RouteFields):
     input_topic: Annotated[str, AfterValidator(check_request_topic)]
     output_topic: Annotated[str, AfterValidator(check_topic)]
 
+    @property
+    def has_schemas(self) -> bool:
+        """Whether its records have schemas of a registry."""
+        return self.record_format in ("avro", "protobuf", "json-schema")
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.output_topic == self.input_topic:
             raise ValueError("output_topic must be another topic than input_topic: a record would be enriched again")
-        if self.record_format == "json" and not self.text:
+        if self.record_format != "text" and not self.text:
             raise ValueError("text must say where a record has its text, such as /description")
+        if self.output_format not in (None, "json", self.record_format):
+            raise ValueError(f"output_format must be json, or the format of the records: {self.record_format}")
         if self.record_format == "text" and self.text:
             raise ValueError("text is for records with fields; the value of a record of plain text is its text")
         if (self.task == "rerank") != (self.query is not None):

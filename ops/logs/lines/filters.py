@@ -37,7 +37,7 @@ _NAMES = """
     refused_after_s rejected replaced_by restart_in_s retry_s revision rows runs sample sasl_mechanism schedule_ms
     seconds security_protocol sequences service.instance.id service.name service.version shape signal silent_s
     span_id standbys suppressed tasks texts timestamp timings tokenize_ms tokens topic topics total_ms trace_flags
-    trace_id traceparent trigger unanswered_s unfinished uptime_s us_per_token warm_up_s worker
+    trace_id traceparent trigger unanswered_s unfinished uptime_s url us_per_token warm_up_s worker
 """
 EVENT_FIELDS = frozenset(_NAMES.split())
 

@@ -271,7 +271,7 @@ def test_a_null_in_place_of_chunks_has_their_schema() -> None:
     schema = {"type": "struct", "fields": [{"field": "text", "type": "string", "optional": True}]}
     passed = json.loads(route.passed(json.dumps({"schema": schema, "payload": {"text": None}}).encode()) or b"")
     rows = [{"start": 0, "end": 3, "embedding": np.ones(4, np.float32)}]
-    value = route.value(json.dumps({"schema": schema, "payload": {"text": "one"}}).encode(), rows)
+    value = route.format.write(json.dumps({"schema": schema, "payload": {"text": "one"}}).encode(), rows)
     assert passed["payload"] == {"text": None, "result": None}
     assert passed["schema"] == json.loads(value)["schema"]
 

@@ -16,7 +16,7 @@ Missing = Literal["pass", "null", "reject"]
 def route(missing: Missing) -> Route:
     given: Any = {"text": "/after/body", "result_field": "/after/v", "missing_text": missing}
     settings = RouteSettings(input_topic="in", output_topic="out", **given)
-    return Route(settings, NullEngine(4, name="null", vocab_size=100).info)
+    return Route(settings, NullEngine(4, name="null", vocab_size=100).info, None)
 
 
 def connect(payload: Any) -> bytes:
@@ -58,7 +58,7 @@ def test_a_null_has_the_type_that_a_result_would_have() -> None:
     value = connect({"after": {"body": None}})
     made = route("null")
     (null,) = json.loads(made.passed(value) or b"")["schema"]["fields"]
-    (vector,) = json.loads(made.value(value, [0.5]))["schema"]["fields"]
+    (vector,) = json.loads(made.format.write(value, [0.5]))["schema"]["fields"]
     assert null == vector
     assert null["fields"][-1] == {"type": "array", "items": {"type": "float"}, "optional": True, "field": "v"}
 

@@ -1,0 +1,102 @@
+"""Records in Protobuf: what the derived message finds in them, and what stays as it was."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+from penstock.producer.errors import InvalidRequest, WrongArgument
+from penstock.producer.wire.messages import NO_OPTIONS
+from penstock.worker.routes.pointer import Pointer
+from penstock.worker.routes.protobuf_schema import ProtobufSchema, compiled, message_class
+from penstock.worker.routes.result_types import result_type
+
+OTHER = 'syntax = "proto3"; package o; message Other { int32 a = 1; }'
+ORDER = """
+syntax = "proto2";
+package shop;
+import "google/protobuf/timestamp.proto";
+import "other.proto";
+message Order {
+  required string text = 1;
+  optional int64 n = 4;
+  optional google.protobuf.Timestamp at = 5;
+  repeated o.Other others = 6;
+  reserved 9 to 11;
+}
+"""
+FILES = [("other.proto", OTHER)]
+RESULTS: dict[str, Any] = {
+    "embed": np.array([0.5, -2.5], np.float32),
+    "rerank": np.float32(0.5),
+    "classify": {"label": "a", "score": np.float32(0.5)},
+    "embed_sparse": {"indices": np.array([7], np.uint32), "values": np.array([0.5], np.float32)},
+    "token_classify": [{"label": "a", "score": np.float32(0.5), "start": 1, "end": 2}],
+    "generate": {"text": "b", "finish": "stop", "tokens": [1, 2]},
+}
+
+
+def made(task: str = "embed", place: str = "result", text: str = ORDER) -> ProtobufSchema:
+    return ProtobufSchema(text, FILES, Pointer.parse(place), result_type(task, NO_OPTIONS, "result"))
+
+
+def order() -> Any:
+    return message_class(compiled([*FILES, ("a.proto", ORDER)]))(text="w1", n=2**60, others=[{"a": 1}])
+
+
+@pytest.mark.parametrize("task", RESULTS)
+def test_the_derived_message_has_the_record_and_the_result_of_every_task(task: str) -> None:
+    schema, original = made(task), order()
+    body = b"\x00" + original.SerializeToString()
+    assert schema.read(body) == {"text": "w1", "n": str(2**60), "others": [{"a": 1}]}
+    value = schema.write(body, RESULTS[task])
+    assert value.startswith(body)
+    enriched: Any = message_class(compiled([*FILES, ("a.proto", schema.output)])).FromString(value[1:])
+    assert (enriched.text, enriched.n, enriched.others[0].a) == ("w1", 2**60, 1)
+    match task:
+        case "embed":
+            assert list(enriched.result) == [0.5, -2.5]
+        case "rerank":
+            assert enriched.result == 0.5
+        case "embed_sparse":
+            assert (list(enriched.result.indices), list(enriched.result.values)) == ([7], [0.5])
+        case "generate":
+            assert (enriched.result.text, list(enriched.result.tokens)) == ("b", [1, 2])
+        case _:
+            found = enriched.result[0] if task == "token_classify" else enriched.result
+            assert (found.label, found.score) == ("a", 0.5)
+
+
+def test_the_field_has_a_number_that_nothing_else_had() -> None:
+    file = FileDescriptorProto.FromString(base64.b64decode(made().output))
+    assert {field.name: field.number for field in file.message_type[0].field}["result"] == 12
+
+
+def test_a_schema_may_be_a_descriptor_in_base64() -> None:
+    descriptor = compiled([*FILES, ("a.proto", ORDER)])[-1]
+    schema = made(text=base64.b64encode(descriptor.SerializeToString()).decode())
+    assert schema.read(b"\x00" + order().SerializeToString())["text"] == "w1"
+
+
+@pytest.mark.parametrize("body", [b"", b"\x02\x02\x0a\x01a", b"\x00\xff\xff", b"\x00\x0a\x02\xff\xff"])
+def test_bytes_that_are_not_of_the_first_message_are_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        made().read(body)
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "reason"),
+    [
+        ("text", ORDER, "has a field 'text' already"),
+        ("/at/result", ORDER, "a field of the message itself"),
+        ("", ORDER, "a field of the message itself"),
+        ("result", 'syntax = "proto3";', "no message"),
+        ("result", "message {", "protoc"),
+        ("result", 'syntax = "proto3"; import "none.proto"; message A {}', "protoc"),
+    ],
+)
+def test_a_schema_that_has_no_place_is_refused_with_the_reason(place: str, text: str, reason: str) -> None:
+    with pytest.raises(WrongArgument, match=reason):
+        made(place=place, text=text)

@@ -1,0 +1,58 @@
+"""The format of a route: of its input topic, and of its output topic."""
+
+from collections.abc import Callable, Mapping
+
+from penstock.producer.wire.messages import Options
+from penstock.worker.routes.chunks import of_chunk
+from penstock.worker.routes.connect_json import EXAMPLES
+from penstock.worker.routes.framed_format import FramedFormat, FramedToJson, SchemaKind
+from penstock.worker.routes.json_schema import JsonSchema
+from penstock.worker.routes.pointer import Pointer
+from penstock.worker.routes.record_format import JsonFormat, RecordFormat, TextFormat
+from penstock.worker.routes.result_types import AvroType, chunks_type, result_type
+from penstock.worker.routes.schema_registry import SchemaRegistry
+from penstock.worker.routes.settings import RouteSettings
+
+
+def format_of(
+    settings: RouteSettings, task: str, options: Options, registry: SchemaRegistry | None, *, is_chunked: bool
+) -> RecordFormat:
+    """The format that a route's settings name. `registry`: None only where no route needs it."""
+    place = Pointer.parse(settings.result_field)
+    if settings.record_format == "text":
+        return TextFormat(place)
+    if settings.record_format == "json":
+        one = EXAMPLES[task]
+        return JsonFormat(place, [of_chunk((0, 0), one)] if is_chunked else one)
+    if registry is None:
+        raise RuntimeError("A format with schemas has no registry. This is a bug.")
+    made = FramedToJson if settings.output_format == "json" else FramedFormat
+    name = place.names[-1] if place.names else "value"
+    result = result_type(task, options, name)
+    if is_chunked:
+        result = chunks_type(result, name)
+    kind = _KINDS[settings.record_format](place, result)
+    return made(registry, kind, (settings.input_topic, settings.output_topic), place)
+
+
+def _avro(place: Pointer, result: AvroType) -> SchemaKind:
+    from penstock.worker.routes.avro_schema import AvroSchema  # of the extra `registry`, as what Protobuf needs
+
+    return SchemaKind("AVRO", lambda text, referenced: AvroSchema(text, [one for _, one in referenced], place, result))
+
+
+def _json_schema(place: Pointer, result: AvroType) -> SchemaKind:
+    return SchemaKind("JSON", lambda text, referenced: JsonSchema(text, place, result))
+
+
+def _protobuf(place: Pointer, result: AvroType) -> SchemaKind:
+    from penstock.worker.routes.protobuf_schema import ProtobufSchema
+
+    return SchemaKind("PROTOBUF", lambda text, referenced: ProtobufSchema(text, referenced, place, result))
+
+
+_KINDS: Mapping[str, Callable[[Pointer, AvroType], SchemaKind]] = {
+    "avro": _avro,
+    "json-schema": _json_schema,
+    "protobuf": _protobuf,
+}

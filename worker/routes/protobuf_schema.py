@@ -1,0 +1,170 @@
+"""Values by one Protobuf schema: reading them, and adding a result behind the bytes of the message."""
+
+import base64
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from penstock.producer.errors import InvalidRequest, WrongArgument
+from penstock.producer.wire.plain_rows import PlainRow
+from penstock.worker.routes.pointer import Pointer
+from penstock.worker.routes.result_types import AvroType, plain_values
+
+_TYPES = {"float": FieldDescriptorProto.TYPE_FLOAT, "int": FieldDescriptorProto.TYPE_INT32}
+_TYPES["string"] = FieldDescriptorProto.TYPE_STRING
+_IMPLEMENTATION = range(19_000, 20_000)  # field numbers that Protobuf keeps for itself
+_FILE = "schema.proto"
+
+
+class ProtobufSchema:
+    """A writer's schema, and the one that is derived from it: of the file's first message, with a field more.
+
+    Bytes of a field that follow those of a message are of the message: what the record holds stays as it is.
+    """
+
+    def __init__(self, text: str, referenced: Sequence[tuple[str, str]], place: Pointer, result: AvroType) -> None:
+        """`referenced`: the files that it imports, by name. `result`: the type of the result, which goes to `place`.
+
+        Raises WrongArgument: the schema is none, or has no place for the result.
+        """
+        if len(place.names) != 1:
+            raise WrongArgument("The result of a record in Protobuf must be a field of the message itself.")
+        (self._name,) = place.names
+        files = compiled([*referenced, (_FILE, text)])
+        file = files[-1]
+        if not file.message_type:
+            raise WrongArgument("The schema has no message.")
+        self._message = message_class(files)
+        _add_field(file, self._name, result)
+        self._enriched = message_class(files)
+        self.output = base64.b64encode(file.SerializeToString()).decode()
+
+    def read(self, body: bytes) -> Any:
+        """The document, by the names of the fields. Those that have their default values are absent, as in Protobuf.
+
+        Raises InvalidRequest: the bytes are not of the schema's first message.
+        """
+        return self._document(body, all_fields=False)
+
+    def write(self, body: bytes, result: PlainRow | None) -> bytes:
+        """The bytes with the result. Without one they are of the derived schema, too."""
+        if result is None:
+            return body
+        field: bytes = ParseDict({self._name: plain_values(result)}, self._enriched()).SerializePartialToString()
+        return body + field
+
+    def json(self, body: bytes) -> bytes:
+        """The document as Protobuf's JSON: integers of 64 bits are strings, bytes in base64."""
+        return json.dumps(self._document(body, all_fields=True), ensure_ascii=False).encode()
+
+    def _document(self, body: bytes, *, all_fields: bool) -> Any:
+        # The indexes of the message in its file: a single zero is the first message of it.
+        if not body or body[0] != 0:
+            raise InvalidRequest("The record must be of the first message of its schema.")
+        try:
+            message = self._message.FromString(body[1:])
+            _check_texts(message)
+            return MessageToDict(
+                message, preserving_proto_field_name=True, always_print_fields_with_no_presence=all_fields
+            )
+        except (DecodeError, TypeError, ValueError) as error:
+            raise InvalidRequest(f"The record is not what its Protobuf schema describes: {error}") from error
+
+
+def _check_texts(message: Message) -> None:
+    """Raises ValueError for a string that is not UTF-8, which proto2 reads as bytes."""
+    for field, value in message.ListFields():
+        values = value.values() if isinstance(value, Mapping) else value if field.is_repeated else [value]
+        for one in values:
+            if isinstance(one, Message):
+                _check_texts(one)
+            elif field.type == field.TYPE_STRING and isinstance(one, bytes):
+                raise ValueError(f"{field.name} is not UTF-8")
+
+
+def compiled(sources: Sequence[tuple[str, str]]) -> list[FileDescriptorProto]:
+    """The last file, and before it those that it imports, each after its own imports.
+
+    Its text may be a descriptor in base64, as some serializers register it.
+
+    Raises WrongArgument: it is none of these, or imports what is not there.
+    """
+    descriptor = _descriptor(sources[-1][1])
+    if descriptor is None:
+        return _run_protoc(sources)
+    imports = "".join([f'import "{name}";' for name in descriptor.dependency])
+    return [*_run_protoc([*sources[:-1], (_FILE, f'syntax = "proto3";{imports}')])[:-1], descriptor]
+
+
+def _descriptor(text: str) -> FileDescriptorProto | None:
+    try:
+        return FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (ValueError, DecodeError):
+        return None
+
+
+def _run_protoc(sources: Sequence[tuple[str, str]]) -> list[FileDescriptorProto]:
+    from grpc_tools import protoc
+
+    included = Path(protoc.__file__).parent / "_proto"
+    with tempfile.TemporaryDirectory(prefix="penstock-schema-") as folder:
+        for name, text in sources:
+            path = Path(folder, name)
+            if not path.resolve().is_relative_to(Path(folder).resolve()):
+                raise WrongArgument(f"The schema imports {name!r}, which is no name of a file.")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        target = Path(folder, "set")
+        command = ["protoc", f"-I{folder}", f"-I{included}", f"--descriptor_set_out={target}", "--include_imports"]
+        if protoc.main([*command, sources[-1][0]]) != 0:
+            raise WrongArgument("The schema is not one that protoc takes.")
+        return list(FileDescriptorSet.FromString(target.read_bytes()).file)
+
+
+def message_class(files: Sequence[FileDescriptorProto]) -> type[Message]:
+    """The class of the first message of the last file."""
+    pool = DescriptorPool()
+    for file in files:
+        pool.Add(file)
+    last = files[-1]
+    name = ".".join([*filter(None, [last.package]), last.message_type[0].name])
+    found: type[Message] = GetMessageClass(pool.FindMessageTypeByName(name))
+    return found
+
+
+def _add_field(file: FileDescriptorProto, name: str, result: AvroType) -> None:
+    message = file.message_type[0]
+    if any(field.name == name for field in message.field):
+        raise WrongArgument(f"The message {message.name} has a field {name!r} already.")
+    _fill(message, name, result, _free_number(message), ".".join(["", *filter(None, [file.package]), message.name]))
+
+
+def _free_number(message: DescriptorProto) -> int:
+    taken = [field.number for field in message.field]
+    taken += [one.end - 1 for one in [*message.reserved_range, *message.extension_range]]
+    number = max(taken, default=0) + 1
+    return _IMPLEMENTATION.stop if number in _IMPLEMENTATION else number
+
+
+def _fill(message: DescriptorProto, name: str, kind: AvroType, number: int, scope: str) -> None:
+    """Give a message a field of a type, with the messages that it is made of. `scope`: the message's whole name."""
+    field = message.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
+    if isinstance(kind, dict) and kind["type"] == "array":
+        field.label, kind = FieldDescriptorProto.LABEL_REPEATED, kind["items"]
+    if isinstance(kind, list):  # null, and another
+        kind = kind[1]
+    if isinstance(kind, str):
+        field.type = _TYPES[kind]
+        return
+    nested = message.nested_type.add(name="".join([part.title() for part in kind["name"].split("_")]))
+    field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{scope}.{nested.name}"
+    for n, one in enumerate(kind["fields"]):
+        _fill(nested, one["name"], one["type"], n + 1, field.type_name)
