@@ -209,9 +209,9 @@ async def open_admin(broker: KafkaBroker | BrokerCluster) -> AsyncIterator[AIOKa
 
 
 def reader_of(broker: KafkaBroker | BrokerCluster, *topics: str, **options: Any) -> AIOKafkaConsumer:
-    """Reads from the first record on. Started by `async with`."""
-    servers = broker.bootstrap_servers
-    return AIOKafkaConsumer(*topics, bootstrap_servers=servers, auto_offset_reset="earliest", **options)
+    """Reads from the first record on, also of a topic that is made later. Started by `async with`."""
+    found = {"auto_offset_reset": "earliest", "metadata_max_age_ms": 500, **options}
+    return AIOKafkaConsumer(*topics, bootstrap_servers=broker.bootstrap_servers, **found)
 
 
 async def only_member(broker: KafkaBroker, group: str) -> str:
