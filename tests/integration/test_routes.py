@@ -18,7 +18,7 @@ from tests.integration.conftest import StartWorker, Unique, WorkerProcess, open_
 
 WORDS = [f"w{i}" for i in range(30)]
 PARTITIONS = 4
-TIME_MS = int(time.time() * 1e3) - 60_000  # within the retention of the topics
+TIME_MS = int(time.time() * 1e3) - 86_400_000  # yesterday: a broker deletes what is older than a week
 
 
 class Sent(NamedTuple):
