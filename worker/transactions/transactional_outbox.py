@@ -49,7 +49,7 @@ class TransactionalOutbox(PartitionMarks):
         settings: ResolvedSettings,
     ) -> None:
         super().__init__()
-        consumer.serve(self, isolation_level="read_committed")  # a request of an aborted transaction was never made
+        consumer.serve(self)
         self._cluster = cluster
         self._consumer = consumer
         self._offsets = offsets

@@ -48,7 +48,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     async def connect(_cluster: object, make: Any) -> Member:
         return make()  # type: ignore[no-any-return]  # `make_member`
 
-    def make_member(_cluster: object, _member: object, _ids: object, jumped: Any, *, isolation_level: str) -> Member:
+    def make_member(_cluster: object, _member: object, _ids: object, jumped: Any) -> Member:
         made.member.jumped = jumped
         return made.member  # type: ignore[no-any-return]  # it is Any
 

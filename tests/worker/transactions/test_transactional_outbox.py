@@ -43,7 +43,7 @@ class Consumer:
         self.committed = broker.ask_committed
         self.num_rejoined = 0
 
-    def serve(self, owner: Any, *, isolation_level: str) -> None: ...
+    def serve(self, owner: Any) -> None: ...
 
     def rejoin(self) -> None:
         self.num_rejoined += 1

@@ -60,7 +60,6 @@ class Consumer:
             revoked: finishes or abandons the records of the given partitions, within the member's `drain_s`.
         """
         self._partition_owner: PartitionOwner | None = None
-        self._isolation_level = "read_uncommitted"
         self.topics = topics
         self._cluster = cluster
         self._member = member
@@ -77,15 +76,15 @@ class Consumer:
         self._ends = EndOffsets()  # when `is_at_end` last asked
         self._commits = ProgressCommits()
 
-    def serve(self, owner: PartitionOwner, *, isolation_level: str = "read_uncommitted") -> None:
-        """Hand partitions to this owner. Called once, before `start`. `isolation_level`: of the requests."""
-        self._partition_owner, self._isolation_level = owner, isolation_level
+    def serve(self, owner: PartitionOwner) -> None:
+        """Hand partitions to this owner. Called once, before `start`."""
+        self._partition_owner = owner
 
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
         topic_ids = self._assignment.topic_ids
         handed = self._cluster, self._member, topic_ids, self._on_jumped
-        make = functools.partial(make_member, *handed, isolation_level=self._isolation_level)
+        make = functools.partial(make_member, *handed)
         self._consumer = await connect(self._cluster, make)
         self._consumer.subscribe(list(self.topics), listener=RebalanceListener(self._on_revoked, self._on_assigned))
         watching = watch(self._consumer), self._watch.run(self._consumer)

@@ -25,9 +25,7 @@ class GroupMember:
     drain_s: float  # time that the records of revoked partitions have
 
 
-def make_member(
-    cluster: KafkaCluster, member: GroupMember, topic_ids: TopicIds, jumped: Jumped, *, isolation_level: str
-) -> GroupConsumer:
+def make_member(cluster: KafkaCluster, member: GroupMember, topic_ids: TopicIds, jumped: Jumped) -> GroupConsumer:
     """A consumer that joins the group when it is started and subscribed."""
     return GroupConsumer(
         topic_ids,
@@ -40,7 +38,7 @@ def make_member(
         enable_auto_commit=False,
         fetch_max_wait_ms=member.fetch_max_wait_ms,
         auto_offset_reset="earliest",
-        isolation_level=isolation_level,
+        isolation_level="read_committed",  # a record of an aborted transaction was never there
         # A rebalance waits for the drain. A member that takes longer loses its partitions, not its answers.
         rebalance_timeout_ms=int((member.drain_s + 10) * 1000),
         max_partition_fetch_bytes=_PARTITION_FETCH_BYTES,
