@@ -16,12 +16,16 @@ from typing import Any, TypeAlias
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import (
+    BrokerResponseError,
+    InvalidTimestampError,
     InvalidTopicError,
     KafkaConnectionError,
+    KafkaError,
     MessageSizeTooLargeError,
     RecordListTooLargeError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
+    kafka_errors,
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
 
@@ -30,6 +34,18 @@ from penstock.producer.aiokafka_internals.sender import LeanSender
 
 RecordBatch: TypeAlias = BatchBuilder  # that `create_batch` of a producer makes
 TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+
+
+class InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafka has no type information
+    """A topic takes no such record: it is compacted, and the record has no key. aiokafka (0.14) has no name for it."""
+
+    errno = 87
+    message = "INVALID_RECORD"
+    description = "The broker has refused a record of the batch."
+
+
+kafka_errors[InvalidRecordError.errno] = InvalidRecordError
+BAD_RECORD = (*TOO_LARGE, InvalidRecordError, InvalidTimestampError)  # of a batch: one record of it, or its size
 BAD_DESTINATION = (InvalidTopicError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError)
 
 
@@ -54,7 +70,7 @@ class FailoverProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         sent = self._message_accumulator._batches[source][-1]
         try:
             await acknowledged
-        except (*TOO_LARGE, *BAD_DESTINATION):
+        except (*BAD_RECORD, *BAD_DESTINATION):
             if sent.retry_count == 1:
                 self._txn_manager.increment_sequence_number(source, -batch.record_count())
             else:  # the broker may have written the first attempt, and would take the next batch for a copy of it
@@ -73,3 +89,10 @@ class FailoverProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     def fail_batches(self, reason: str) -> None:
         """End the batches that are underway with a KafkaConnectionError."""
         self._message_accumulator.fail_all(KafkaConnectionError(reason))
+
+
+def record_refused(error: BaseException, topic: str) -> KafkaError:
+    """The outcome of a record whose batch of one was refused with an error of BAD_RECORD."""
+    if isinstance(error, TOO_LARGE):
+        return MessageSizeTooLargeError(f"{topic} takes no record of this size.")
+    return type(error)(f"{topic} takes no such record.")

@@ -14,9 +14,15 @@ from operator import attrgetter
 from typing import Any
 
 import structlog
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import KafkaError
 
-from penstock.producer.aiokafka_internals.producer import BAD_DESTINATION, TOO_LARGE, FailoverProducer, RecordBatch
+from penstock.producer.aiokafka_internals.producer import (
+    BAD_DESTINATION,
+    BAD_RECORD,
+    FailoverProducer,
+    RecordBatch,
+    record_refused,
+)
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS
 from penstock.producer.transport.replaceable_producer import ReplaceableProducer
@@ -24,7 +30,7 @@ from penstock.producer.transport.topic_directory import TopicDirectory
 from penstock.producer.wire.headers import partition_for
 
 # Errors of the record or of its destination, which are final. All others are retried without limit.
-REFUSED = (MessageSizeTooLargeError, *BAD_DESTINATION)
+REFUSED = (*BAD_RECORD, *BAD_DESTINATION)
 
 _BATCH_BYTES = 960 * 1024  # below the usual message.max.bytes of a broker, 1 MiB
 _BATCH_RECORDS = 10_000
@@ -188,11 +194,11 @@ class Outbox:
         try:
             if size:
                 await producer.deliver(batch, topic, partition)
-        except TOO_LARGE:
-            # The batch is too large for the broker. If it holds one record, that record is at fault.
+        except BAD_RECORD as error:
+            # The batch is too large, or has a record that the broker refuses: the only one is at fault.
             self._at_most[destination] = max(1, size // 2)
             if size == 1:
-                _complete(waiting, 1, MessageSizeTooLargeError(f"{topic} takes no record of this size."))
+                _complete(waiting, 1, record_refused(error, topic))
             await self._producer.replace(producer)
             return
         except (KafkaError, OSError):

@@ -184,3 +184,50 @@ async def test_records_of_a_key_keep_their_order_whatever_their_lengths(
     for key in (b"key0", b"key1", b"key2"):
         numbers = [json.loads(record.value)["n"] for record in found if record.key == key]
         assert numbers == [json.loads(one.value or b"")["n"] for one in expected if one.key == key]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_a_record_that_the_output_topic_refuses_becomes_a_dead_letter_and_holds_up_no_other(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path, delivery: str
+) -> None:
+    source, output = await make_topic(kafka, unique("orders"), 1), unique("enriched")
+    config = {"cleanup.policy": "compact", "message.timestamp.before.max.ms": str(24 * 3600 * 1000)}
+    async with open_admin(kafka) as admin:
+        await admin.create_topics([NewTopic(output, 1, 1, topic_configs=config)])
+    now_ms = int(time.time() * 1000)
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+        for key, time_ms in [(b"a", now_ms), (None, now_ms), (b"b", TIME_MS), (b"c", now_ms)]:
+            await producer.send(source, b'{"text": "w1"}', key, 0, time_ms)
+        await producer.flush()
+    worker = start_worker(
+        kafka,
+        model=model,
+        served_name=unique("routed"),
+        delivery=delivery,
+        input_topic=source,
+        output_topic=output,
+        text="text",
+    )
+    found = await read(worker, kafka, output, 2, isolation_level="read_committed")
+    assert [record.key for record in found] == [b"a", b"c"]
+    letters = [letter async for letter in letters_of(kafka, source, 2)]
+    assert [letter["code"] for letter in letters] == ["invalid_request"] * 2
+    await worker.stop()
+
+
+async def test_records_of_an_aborted_transaction_are_not_enriched(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path
+) -> None:
+    source, output = await make_topic(kafka, unique("orders"), 1), unique("enriched")
+    writer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id=unique("connector"))
+    async with writer as producer:
+        for key in (b"aborted", b"kept"):
+            await producer.begin_transaction()
+            await producer.send(source, b'{"text": "w1"}', key)
+            await producer.flush()
+            await (producer.abort_transaction() if key == b"aborted" else producer.commit_transaction())
+    worker = start_worker(
+        kafka, model=model, served_name=unique("routed"), input_topic=source, output_topic=output, text="text"
+    )
+    assert [record.key for record in await read(worker, kafka, output, 1)] == [b"kept"]
+    await worker.stop()

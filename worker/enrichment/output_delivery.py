@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
+from penstock.producer.aiokafka_internals.producer import BAD_RECORD
 from penstock.producer.errors import BackendError, InvalidRequest
 from penstock.producer.wire.headers import Headers
 from penstock.worker.enrichment.output import Output
@@ -80,6 +81,10 @@ def _refused(output: Output, error: KafkaError) -> InvalidRequest | BackendError
     num_bytes = len(output.value or b"")
     if isinstance(error, MessageSizeTooLargeError):
         return InvalidRequest(f"The enriched record of {num_bytes:,} bytes is larger than {output.topic} takes.")
+    if isinstance(error, BAD_RECORD):
+        key = "" if output.key is not None else ", and no key, which a compacted topic needs"
+        time = f"It has the time {output.origin.original.timestamp}{key}."
+        return InvalidRequest(f"{output.topic} does not take the enriched record. {time} Kafka: {type(error).message}")
     refused = BackendError(f"The enriched record could not be delivered: {error!r}")
     refused.__cause__ = error
     return refused

@@ -9,14 +9,9 @@ from operator import attrgetter
 
 import structlog
 from aiokafka import TopicPartition
-from aiokafka.errors import (
-    KafkaError,
-    MessageSizeTooLargeError,
-    OffsetMetadataTooLargeError,
-    TopicAuthorizationFailedError,
-)
+from aiokafka.errors import KafkaError, OffsetMetadataTooLargeError, TopicAuthorizationFailedError
 
-from penstock.producer.aiokafka_internals.producer import BAD_DESTINATION, TOO_LARGE
+from penstock.producer.aiokafka_internals.producer import BAD_DESTINATION, BAD_RECORD, record_refused
 from penstock.producer.aiokafka_internals.transactional_producer import (
     BatchRefused,
     TransactionalProducer,
@@ -223,15 +218,14 @@ class PartitionTransactions:
         self._step.set()
 
     def _raise_refusal(self, error: Exception) -> None:
-        """Raise DestinationRefused if the error is one of destinations or sizes, which no retry mends."""
+        """Raise DestinationRefused if the error is one of destinations or records, which no retry mends."""
         if isinstance(error, TopicAuthorizationFailedError):
             raise DestinationRefused((self._batches.to_topics(error.args[0]), error)) from error
         for batch, failure in error.refused if isinstance(error, BatchRefused) else ():
             if isinstance(failure, BAD_DESTINATION):
                 raise DestinationRefused((batch.answers, failure)) from error
-            if isinstance(failure, TOO_LARGE) and self._batches.shrink(batch):
-                too_large = MessageSizeTooLargeError(f"{batch.topic} takes no record of this size.")
-                raise DestinationRefused((batch.answers, too_large)) from error
+            if isinstance(failure, BAD_RECORD) and self._batches.shrink(batch):
+                raise DestinationRefused((batch.answers, record_refused(failure, batch.topic))) from error
 
     def _refuse(self, answers: Sequence[OutAnswer], error: KafkaError) -> None:
         """Tell the senders of these answers, which may put others in their place."""
