@@ -248,7 +248,7 @@ class WorkerSettings(ModelSettings, RequestSettings, RegistrySettings, KafkaSett
             raise ValueError(f"{given[0]} is of a route, which begins with input_topic")
         if given and self.routes:
             raise ValueError("input_topic and [[routes]]: give one of them")
-        routes = check_routes(self.all_routes)
+        routes = check_routes(self.all_routes, self.topic)
         if routes and self.group_id is None and (len(routes) > 1 or self.topic is not None):
             raise ValueError("group_id must be given with several routes, or with a route and a request topic")
         has_schemas = any(route.has_schemas for route in routes)

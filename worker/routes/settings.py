@@ -10,7 +10,7 @@ from pydantic_settings import NoDecode
 from penstock.producer.errors import PenstockError
 from penstock.producer.wire.messages import Options
 from penstock.producer.wire.options import check_options
-from penstock.producer.wire.topics import check_request_topic, check_topic
+from penstock.producer.wire.topics import bulk_topic, check_request_topic, check_topic, dead_letter_topic
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.text_source import TextSource
 
@@ -150,12 +150,21 @@ class RouteSettings(RouteFields):
         return self
 
 
-def check_routes(routes: Sequence[RouteSettings]) -> Sequence[RouteSettings]:
-    """The routes of one worker. Raises ValueError for two with one input or one output, and for a circle."""
+def check_routes(routes: Sequence[RouteSettings], request_topic: str | None) -> Sequence[RouteSettings]:
+    """The routes of one worker, and its request topic if it has one.
+
+    Raises ValueError for two routes with one input or one output, for a circle, and for a topic of requests or of dead
+    letters.
+    """
+    requests = () if request_topic is None else (request_topic, bulk_topic(request_topic))
+    inputs = [route.input_topic for route in routes]
+    taken = {*requests, *map(dead_letter_topic, [*requests, *inputs])}
     for place in ("input_topic", "output_topic"):
         topics = [getattr(route, place) for route in routes]
         if twice := [topic for topic in topics if topics.count(topic) > 1]:
             raise ValueError(f"two routes have the {place} {twice[0]}")
+        if own := [topic for topic in topics if topic in taken]:
+            raise ValueError(f"{place} {own[0]} is for requests or for dead letters of this worker")
     onward = {route.input_topic: route.output_topic for route in routes}
     for first in onward:
         topic: str | None = onward[first]

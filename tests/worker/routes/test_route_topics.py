@@ -1,0 +1,24 @@
+"""The topics of a worker with routes are each for one thing."""
+
+import pytest
+from pydantic import ValidationError
+
+from penstock.worker.settings import WorkerSettings
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("requests", "out"),
+        ("requests.bulk", "out"),
+        ("in", "requests"),
+        ("in", "requests.bulk"),
+        ("in", "in.dead-letter"),
+        ("in", "requests.dead-letter"),
+    ],
+)
+def test_a_route_from_or_to_a_topic_of_requests_or_of_dead_letters_is_refused(source: str, output: str) -> None:
+    with pytest.raises(ValidationError, match="is for requests or for dead letters of this worker"):
+        WorkerSettings(
+            model="null", topic="requests", group_id="group", input_topic=source, output_topic=output, text="/text"
+        )
