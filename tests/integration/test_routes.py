@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -230,4 +231,31 @@ async def test_records_of_an_aborted_transaction_are_not_enriched(
         kafka, model=model, served_name=unique("routed"), input_topic=source, output_topic=output, text="text"
     )
     assert [record.key for record in await read(worker, kafka, output, 1)] == [b"kept"]
+    await worker.stop()
+
+
+async def test_a_dead_letter_that_is_replayed_comes_out_as_its_record_would_have(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path
+) -> None:
+    source, output = await make_topic(kafka, unique("orders")), unique("enriched")
+    keys = [None, b"", b"k"]
+    for partition, key in enumerate(keys):  # each has a letter of its own, as they do not follow one another
+        await send(kafka, source, [Sent(key, b'{"text": "w1"}', [("a", b"1")])], partition)
+    worker = start_worker(
+        kafka,
+        model=model,
+        served_name=unique("routed"),
+        input_topic=source,
+        output_topic=output,
+        text="text",
+        max_age_ms=3_600_000,
+    )
+    assert {letter["code"] async for letter in letters_of(kafka, source, 3)} == {"expired"}
+    replay = ["-c", "from penstock.ops.cli.main import main; main()", "dlq", "replay", "--topic", source, "--execute"]
+    servers = ["--bootstrap-servers", kafka.bootstrap_servers]
+    process = await asyncio.create_subprocess_exec(sys.executable, *replay, *servers)
+    assert await process.wait() == 0
+    found = await read(worker, kafka, output, 3)
+    assert sorted([record.key for record in found], key=keys.index) == keys
+    assert all(("a", b"1") in record.headers for record in found)
     await worker.stop()

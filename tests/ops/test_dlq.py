@@ -38,7 +38,6 @@ from penstock.producer.wire.messages import Reply, Request, join_tokens
 from tests.engine.helpers import cpu_engine, save_encoder
 
 OPTIONS = ReplayOptions()
-RECORD = SimpleNamespace(key=None, value=b"x", headers=[])
 
 
 def letter(timestamp: int, *headers: tuple[str, bytes]) -> DeadLetter:
@@ -107,8 +106,8 @@ async def test_a_record_that_cannot_be_sent_again_is_counted_and_the_others_are_
     broker = Broker()
     replayer = Replayer(OPTIONS, RecordSender(broker, KafkaCluster("nowhere:1")))  # type: ignore[arg-type]
     for topic in ("there", "gone", "there"):
-        await replayer.offer((topic, 0, 1), RECORD, [], topic)
-    await replayer.offer(("there", 0, 2), RECORD, [(UNREADABLE_BATCH, b"a bomb")], "there")
+        await replayer.offer((topic, 0, 1), None, b"x", [], topic)
+    await replayer.offer(("there", 0, 2), None, b"x", [(UNREADABLE_BATCH, b"a bomb")], "there")
     assert await replayer.finish() == EXIT_PROBLEM
     assert broker.topics == ["there", "there"]
     shown = capsys.readouterr()
@@ -129,7 +128,7 @@ async def test_the_reason_of_the_first_refusal_is_said(
     broker = Broker()
     replayer = Replayer(OPTIONS, RecordSender(broker, KafkaCluster("nowhere:1")))  # type: ignore[arg-type]
     for offset in range(2):
-        await replayer.offer(("there", 0, offset), RECORD, [], "there")
+        await replayer.offer(("there", 0, offset), None, b"x", [], "there")
     broker.sent[0].done([], error)
     broker.sent[1].done([], KafkaError("a later one"))
     assert await replayer.finish() == EXIT_PROBLEM
@@ -141,7 +140,7 @@ async def test_a_header_whose_name_could_not_be_read_is_not_sent_again() -> None
     """A worker would reject the record for it each time."""
     broker = Broker()
     replayer = Replayer(OPTIONS, RecordSender(broker, KafkaCluster("nowhere:1")))  # type: ignore[arg-type]
-    await replayer.offer(("there", 0, 1), RECORD, [(UNREADABLE, b"1"), ("mine", b"2")], "there")
+    await replayer.offer(("there", 0, 1), None, b"x", [(UNREADABLE, b"1"), ("mine", b"2")], "there")
     (sent,) = broker.sent
     assert sent.headers == [("mine", b"2"), ("penstock-replay-of", b"there-0-1"), ("penstock-replays", b"1")]
 
@@ -179,7 +178,7 @@ def request(number: int, *headers: tuple[str, bytes], ids: Sequence[int] = (5, 6
 async def test_a_dry_run_connects_to_no_broker_to_write(capsys: pytest.CaptureFixture[str]) -> None:
     async with open_sender(KafkaCluster("127.0.0.1:1"), execute=False) as sender:
         replayer = Replayer(OPTIONS, sender)
-        await replayer.offer(("t", 7, 1), RECORD, [], "t")
+        await replayer.offer(("t", 7, 1), None, b"x", [], "t")
         assert await replayer.finish() == 0
     assert capsys.readouterr().err.splitlines() == [
         "Would send 1 record to t.",
@@ -374,7 +373,7 @@ async def test_records_that_share_a_letter_are_listed_in_a_line_and_taken_one_by
     replayer = Replayer(OPTIONS, sender)
     for one in filter(selection.holds, letters):
         assert one.position is not None
-        await replayer.offer(one.position, one.record, one.original_headers, "there")
+        await replayer.offer(one.position, one.original_key, one.record.value, one.original_headers, "there")
     assert [(record.value, dict(record.headers)["penstock-replay-of"]) for record in broker.sent] == [
         (b"value 0", b"t-3-7"),
         (b"value 2", b"t-3-9"),

@@ -63,9 +63,7 @@ class PendingRecord:
         and the timestamp tells records of one offset apart where a broker has no ids or has lost the end of its log.
         Nothing else that the sender chooses has a part in it, so nobody gets the key of another record by asking.
         """
-        one = self.original
-        place = f"{one.topic}-{one.partition}-{one.offset}-{one.timestamp}".encode()
-        return hashlib.blake2b(self.topic_id + place, digest_size=16).digest()
+        return place_key(self.original, self.topic_id)
 
     @property
     def is_unanswered(self) -> bool:
@@ -102,3 +100,9 @@ class PendingRecord:
         """The record is answered with an error: its trace says so."""
         if self.trace is not None:
             self.trace.note_error(error)
+
+
+def place_key(record: KafkaRecord, topic_id: bytes) -> bytes:
+    """The key of a record's answers. Its dead letter has it too, if the record has no key."""
+    place = f"{record.topic}-{record.partition}-{record.offset}-{record.timestamp}".encode()
+    return hashlib.blake2b(topic_id + place, digest_size=16).digest()

@@ -17,6 +17,7 @@ from penstock.producer.wire.json_codec import is_json
 from penstock.producer.wire.messages import Request
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
 from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
+from penstock.worker.requests.record import place_key
 
 _BULK = "bulk:"
 _SHOWN_CHARS = 500
@@ -82,6 +83,14 @@ class DeadLetter:
     def topic_id(self) -> bytes:
         """The id of its original's topic, as its worker knew it; `NO_TOPIC_ID` if the letter does not say it."""
         return names.parse_topic_id(self.headers.get(names.SOURCE_TOPIC_ID)) or NO_TOPIC_ID
+
+    @property
+    def original_key(self) -> bytes | None:
+        """The key of its original. The letter of one without a key has a made one."""
+        if self.position is None:
+            return self.record.key  # type: ignore[no-any-return]  # aiokafka's
+        original = LocalRecord(*self.position, self.sent_ms, None, None, ())
+        return None if self.record.key == place_key(original, self.topic_id) else self.record.key
 
     @property
     def is_bulk(self) -> bool:

@@ -178,7 +178,9 @@ async def _replay(
             if letter.obstacle or source is None:
                 replayer.skip((letter.record.topic, letter.record.partition, letter.record.offset), letter.obstacle)
             else:
-                await replayer.offer(source, letter.record, letter.original_headers, source[0])
+                await replayer.offer(
+                    source, letter.original_key, letter.record.value, letter.original_headers, source[0]
+                )
         return await replayer.finish()
 
 

@@ -35,7 +35,9 @@ class RecordSender:
         self._partitions: dict[str, int] = {}
         self._unsent = self._unsent_bytes = 0
 
-    async def send_alike(self, topic: str, partition: int, key: bytes, value: bytes | None, headers: Headers) -> None:
+    async def send_alike(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> None:
         """Send to the partition of this number, or its remainder: whatever rule chose it, equal keys stay together."""
         if self._outbox is not None and topic not in self._partitions:
             try:
@@ -47,7 +49,9 @@ class RecordSender:
                 return
         await self.send(topic, partition % self._partitions.get(topic, 1), key, value, headers)
 
-    async def send(self, topic: str, partition: int | None, key: bytes, value: bytes | None, headers: Headers) -> None:
+    async def send(
+        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> None:
         """Send to a partition, or to that of the key."""
 
         def done(records: Sequence[Any], error: KafkaError | None) -> None:

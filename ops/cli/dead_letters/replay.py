@@ -76,5 +76,5 @@ async def _replay(
         async with open_sender(cluster, execute=execute) as sender, found as records:
             replayer = Replayer(options, sender)
             async for record in records:
-                await replayer.offer((*source, record.offset), record, record.headers, target)
+                await replayer.offer((*source, record.offset), record.key, record.value, record.headers, target)
             return await replayer.finish()

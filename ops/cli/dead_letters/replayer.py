@@ -14,7 +14,7 @@ from penstock.ops.logs.text import printable
 from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
 from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
 from penstock.producer.errors import PenstockError
-from penstock.producer.wire.headers import Headers, content_key, num_replays, position, replay_headers
+from penstock.producer.wire.headers import Headers, num_replays, position, replay_headers
 from penstock.producer.wire.topics import check_topic
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Replayer:
         self._options = options
         self._sender = sender
 
-    async def offer(self, source: Position, record: Any, headers: Headers, to: str) -> None:
+    async def offer(self, source: Position, key: bytes | None, value: bytes | None, headers: Headers, to: str) -> None:
         """Send a record to topic `to`. `source`: where a worker read it, or would."""
         if UNREADABLE_BATCH in dict(headers):
             self.skip(source, "in a batch that cannot be read")
@@ -92,8 +92,7 @@ class Replayer:
             self.skip(source, f"sent again {count} times already")
             return
         self._report(source, to=to)
-        key = content_key(record.value or b"") if record.key is None else record.key
-        await self._sender.send_alike(to, source[1], key, record.value, headers_again(headers, source, self._options))
+        await self._sender.send_alike(to, source[1], key, value, headers_again(headers, source, self._options))
 
     def skip(self, source: Position, reason: str) -> None:
         """Leave a record out."""
@@ -131,7 +130,7 @@ class LetterAnswers:
             return
         try:
             headers = headers_again(letter.original_headers, source, self._options)
-            original = LocalRecord(*source, letter.sent_ms, letter.record.key, letter.record.value, headers)
+            original = LocalRecord(*source, letter.sent_ms, letter.original_key, letter.record.value, headers)
             reply = await self._answerer.answer(original, letter.topic_id, bulk=letter.is_bulk)
         except PenstockError as error:
             self._sender.failed[error.code] += 1
