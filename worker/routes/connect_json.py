@@ -28,8 +28,11 @@ EXAMPLES: Mapping[str, PlainRow] = {
 
 
 def is_connect(document: Any) -> bool:
-    """Whether a document is a schema and a payload. JsonConverter allows nothing beside them."""
-    return isinstance(document, dict) and document.keys() == _ENVELOPE and isinstance(document["schema"], dict)
+    """Whether a document is a schema and a payload. JsonConverter allows nothing beside them.
+
+    The schema is null where the source has none, as in documents of MongoDB.
+    """
+    return isinstance(document, dict) and document.keys() == _ENVELOPE and isinstance(document["schema"], dict | None)
 
 
 def schema_of(result: PlainRow) -> dict[str, Any]:

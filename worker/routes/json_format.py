@@ -63,7 +63,8 @@ def _add_to_connect(document: dict[str, Any], place: Pointer, result: PlainRow, 
         document["schema"], document["payload"] = {**schema, "optional": True}, result
         return
     _parent(document["payload"], place)[place.names[-1]] = result
-    extend_schema(document["schema"], place.names[:-1], place.names[-1], schema)
+    if document["schema"] is not None:
+        extend_schema(document["schema"], place.names[:-1], place.names[-1], schema)
 
 
 def _written_again(original: bytes, document: Any) -> bytes:

@@ -138,3 +138,10 @@ def test_what_is_no_text_is_refused(value: Any) -> None:
 def test_a_source_that_is_none_is_refused(source: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         TextSource.parse(source)
+
+
+def test_a_payload_of_connect_without_a_schema_gets_its_result_without_one() -> None:
+    value = b'{"schema": null, "payload": {"text": "w"}}'
+    assert read_json(value) == {"text": "w"}
+    added = add_json(value, Pointer.parse("result"), VECTOR)
+    assert added == b'{"schema":null,"payload":{"text":"w","result":' + SHOWN + b"}}"
