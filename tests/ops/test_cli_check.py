@@ -48,6 +48,17 @@ class TestCheck:
         assert "--bootstrap-servers" in text
         assert "host:port" in text
 
+    def test_the_input_topic_of_a_route(self) -> None:
+        with MockBroker() as broker:
+            args = ["--bootstrap-servers", broker.bootstrap_servers, "--model", "null"]
+            args += ["--input-topic", "orders", "--output-topic", "enriched", "--text", "/text"]
+            code, text = penstock("check", *args)
+            assert (code, "problem Route the input topic orders does not exist" in text) == (1, True)
+            assert "Request topic" not in text
+            asyncio.run(create_topic("orders", broker.bootstrap_servers))
+            code, text = penstock("check", *args)
+        assert (code, "OK Route orders, " in text, "enriched, which the worker creates" in text) == (0, True, True)
+
     def test_all_is_well(self, tmp_path: Path) -> None:
         with MockBroker() as broker:
             args = ["--bootstrap-servers", broker.bootstrap_servers, "--model", "null"]

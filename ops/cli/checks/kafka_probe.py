@@ -10,6 +10,7 @@ from penstock.producer.aiokafka_internals.admin import FailoverAdmin
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC, bulk_topic, request_topic
 from penstock.worker.command import placements_for
+from penstock.worker.routes.settings import RouteSettings
 from penstock.worker.supervision.machine import this_machine
 from penstock.worker.supervision.placement import CannotPlace
 
@@ -35,11 +36,11 @@ async def probe_kafka(settings: CheckSettings) -> list[Finding]:
         return _no_kafka(f"{servers} cannot be used: {error}")
     finally:
         await admin.close()
-    return [
-        Finding("Kafka", "OK", f"{servers} answers; {len(topics)} topics"),
-        _request_topic(settings, topics),
-        _reply_topic(topics),
-    ]
+    findings = [Finding("Kafka", "OK", f"{servers} answers; {len(topics)} topics")]
+    findings += [_route(route, topics) for route in settings.all_routes]
+    if not settings.all_routes or settings.topic is not None:
+        findings += [_request_topic(settings, topics), _reply_topic(topics)]
+    return findings
 
 
 _NO_TOPICS = Finding("Topics", "not checked", "They need Kafka.")
@@ -71,6 +72,15 @@ def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Findin
         few = "" if exists else f", a worker with {settings.partitions} partitions"
         return Finding("Request topic", "problem", f"{found}{few}, and {num_members} would run on this machine", remedy)
     return Finding("Request topic", "OK", found)
+
+
+def _route(route: RouteSettings, topics: Mapping[str, int]) -> Finding:
+    if route.input_topic not in topics:
+        remedy = "Create it: a worker reads it, and does not make it."
+        return Finding("Route", "problem", f"the input topic {route.input_topic} does not exist", remedy)
+    found = f"{route.input_topic}, {topics[route.input_topic]} partitions: at most that many members share it"
+    made = "" if route.output_topic in topics else ", which the worker creates"
+    return Finding("Route", "OK", f"{found}; to {route.output_topic}{made}")
 
 
 def _topic_name(settings: CheckSettings) -> str | None:
