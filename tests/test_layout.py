@@ -46,7 +46,17 @@ LIBRARY_ROOMS = {
 FREE_LIBRARIES = {"numpy", "structlog", "penstock"}
 CHECKOUT_ONLY = {ROOT / "ops" / name for name in ("bench", "chaos", "figures", "loop")}  # not in the wheel
 # Of the rooms' imports, those that only an extra installs.
-OF_EXTRAS = ("torch", "transformers", "numba", "safetensors", "huggingface_hub", "pyarrow", "polars", "matplotlib")
+OF_EXTRAS = (
+    "torch",
+    "transformers",
+    "numba",
+    "safetensors",
+    "huggingface_hub",
+    "obstore",
+    "pyarrow",
+    "polars",
+    "matplotlib",
+)
 HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
 AIOKAFKA_INTERNALS = ROOT / "producer" / "aiokafka_internals"
 AIOKAFKA_PUBLIC = {f"aiokafka.{name}" for name in ("abc", "admin", "errors", "helpers", "structs")}
@@ -200,7 +210,7 @@ def test_every_library_that_the_wheel_imports_is_declared() -> None:
     """In the dependencies, or in an extra for users."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    of_users = ("worker", "parquet", "parity", "demo", "bench", "logs", "otel", "registry")
+    of_users = ("worker", "parquet", "object-stores", "parity", "demo", "bench", "logs", "otel", "registry")
     lines = [*project["dependencies"], *(line for extra in of_users for line in extras[extra])]
     declared = {distribution(line) for line in lines}
     libraries = packages_distributions()

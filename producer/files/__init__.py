@@ -23,7 +23,8 @@ Files of OpenAI's batch API, JSON Lines as well, have a form of their own on bot
 
 Rows are written in parts of about 8,192 to the directory OUT.parts beside the output (`part_writer`). The same job,
 started again, continues after the last finished part. Parts and row groups have the same bounds in every run, so that
-the output has the same bytes. At the end the parts are joined (`join_parts`) and removed.
+the output has the same bytes. At the end the parts are joined (`join_parts`) and removed. Inputs and outputs may be
+objects (`object_path`), whose parts are objects as well (`object_parts`).
 """
 
 from penstock.producer.files.job_output import JobOutput, StreamWriter

@@ -1,8 +1,9 @@
 """Columns that directories give: data/lang=en/part.parquet has `lang`, as in pyarrow.dataset, Spark and Hive."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from penstock.producer.files.row_blocks import TableError
 
@@ -15,32 +16,59 @@ Partition = Mapping[str, "pa.Scalar"]  # value of each key
 def read_partitions(paths: Sequence[Path]) -> dict[Path, Partition]:
     """The columns of each file; those of all files are of the same names and types.
 
-    Keys are integers where all of their values are, else strings. Values are decoded as those of URLs are, and
+    Keys are integers where all of their values are, else strings. Keys and values are decoded as those of URLs are, and
     `__HIVE_DEFAULT_PARTITION__` is null. A file without a key that others have has null too.
 
-    Raises TableError where the first file is damaged, or has a column of a key's name and of another type, and where a
-    key is null in all files, and so of no type.
+    Raises TableError where a key is null in all files, and so of no type, and where a value is not UTF-8.
     """
-    present = [str(path) for path in paths if path.is_file()]  # the reader names one that is missing
-    if not present or not any("=" in name for path in paths for name in path.parent.parts):
+    folders = [name for path in paths for name in path.parent.parts if "=" in name]
+    keys = list(dict.fromkeys(unquote(name.partition("=")[0]) for name in folders))
+    if not keys:
         return {}
     import pyarrow as pa
-    from pyarrow import dataset
 
-    types = dataset.HivePartitioning.discover(infer_dictionary=False)
     try:
-        known = dataset.dataset(present, format="parquet", partitioning=types).partitioning
+        texts = _values(paths, pa.schema([(key, pa.string()) for key in keys]))
+        schema = pa.schema([(key, _type_of(key, texts.values())) for key in keys])
+        values = _values(paths, schema)
     except pa.ArrowException as error:
         raise TableError(f"The columns that directories give to {paths[0]} cannot be read: {error}.") from error
-    values = {path: dataset.get_partition_keys(known.parse(str(path))) for path in paths}
     return {
-        path: {field.name: pa.scalar(keys.get(field.name), field.type) for field in known.schema}
-        for path, keys in values.items()
+        path: {field.name: pa.scalar(given.get(field.name), field.type) for field in schema}
+        for path, given in values.items()
     }
 
 
-def added_to(schema: "pa.Schema", partition: Partition) -> Partition:
-    """The columns of a partition that its file has not itself."""
+def _values(paths: Sequence[Path], schema: "pa.Schema") -> dict[Path, dict[str, Any]]:
+    """The value of each key in each path, without those that are null."""
+    from pyarrow import dataset
+
+    form = dataset.HivePartitioning(schema)
+    return {path: dataset.get_partition_keys(form.parse(str(path))) for path in paths}
+
+
+def _type_of(key: str, texts: Iterable[Mapping[str, Any]]) -> "pa.DataType":
+    """The type of a key, as pyarrow.dataset decides it."""
+    import pyarrow as pa
+
+    present = [given[key] for given in texts if given.get(key) is not None]
+    if not present:
+        raise TableError(f"The directories give the column {key!r} no type: it is null in all files.")
+    try:
+        pa.array(present, pa.string()).cast(pa.int32())
+    except pa.ArrowInvalid:
+        return pa.string()
+    return pa.int32()
+
+
+def added_to(path: Path, schema: "pa.Schema", partition: Partition) -> Partition:
+    """The columns of a partition that its file has not itself. Raises TableError if it has one of another type."""
+    for name, value in partition.items():
+        if name in schema.names and schema.field(name).type != value.type:
+            raise TableError(
+                f"The columns that directories give to {path} cannot be read: {name!r} is {value.type}, and "
+                f"{schema.field(name).type} in the file."
+            )
     return {name: value for name, value in partition.items() if name not in schema.names}
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from penstock.producer.files.durable import publish, write_synced
 from penstock.producer.files.job_report import JobReport
+from penstock.producer.files.object_path import ObjectPath
 from penstock.producer.files.row_blocks import TableError
 from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.wire.messages import NO_OPTIONS, Options
@@ -69,7 +70,8 @@ class Manifest:
     revision: str | None  # of the model that answered first
     parts: list[int]  # bytes of each finished part
     report: JobReport
-    output: list[int] | None  # stamp of the joined file, before it gets its name
+    output: list[int] | None  # stamp of the joined file, before it gets its name; mark of an object
+    names: list[str] = field(default_factory=list)  # of parts that are objects
 
     @classmethod
     def new(cls, job: FileJob) -> Self:
@@ -84,13 +86,21 @@ class Manifest:
     def save(self, path: Path) -> None:
         """Replace the file. Raises OSError."""
         temporary = path.with_name(f"{path.name}.new")
-        write_synced(temporary, json.dumps(_FORM.dump_python(self, mode="json")).encode())
+        write_synced(temporary, self.encoded())
         publish(temporary, path)
+
+    def encoded(self) -> bytes:
+        """The content of the file."""
+        return json.dumps(_FORM.dump_python(self, mode="json")).encode()
 
     @staticmethod
     def load(path: Path) -> "Manifest":
         """Read the file. Raises TableError if it is no manifest, and FileNotFoundError."""
-        content = path.read_bytes()
+        return Manifest.parsed(path.read_bytes(), path)
+
+    @staticmethod
+    def parsed(content: bytes, path: Path) -> "Manifest":
+        """The manifest of a file's content. Raises TableError if it is none."""
         try:
             return _FORM.validate_python(json.loads(content))
         except (ValueError, RecursionError) as error:
@@ -98,11 +108,13 @@ class Manifest:
 
     def is_of(self, target: Path) -> bool:
         """Whether a file is the output that the job has published."""
-        return self.output is not None and self.output == stamp_of(target)
+        if self.output is None:
+            return False
+        return self.output == (target.mark() if isinstance(target, ObjectPath) else stamp_of(target))
 
     def check_job(self, job: FileJob, directory: Path) -> None:
         """Raise TableError, with the difference and the remedy, if the manifest is of another job."""
-        for name in [field.name for field in fields(job)]:
+        for name in [one.name for one in fields(job)]:
             before, now = getattr(self.job, name), getattr(job, name)
             if before != now:
                 raise TableError(

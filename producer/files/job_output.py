@@ -8,8 +8,10 @@ from typing import IO
 
 from penstock.producer.answer_stream import Result
 from penstock.producer.files.encoders import TableEncoder
-from penstock.producer.files.job_manifest import FileJob
+from penstock.producer.files.job_manifest import FileJob, Manifest
 from penstock.producer.files.job_report import JobReport, ReplyTally
+from penstock.producer.files.object_parts import ObjectParts, kept_object_manifest
+from penstock.producer.files.object_path import ObjectPath
 from penstock.producer.files.openai_reader import URL
 from penstock.producer.files.part_directory import PartDirectory, kept_manifest, parts_path
 from penstock.producer.files.part_writer import PartWriter, refuse_existing
@@ -43,18 +45,18 @@ class JobOutput:
         """
         encoder = self.encoder(reader)
         try:
-            directory = PartDirectory(self.path, self._job(reader), restart=self.restart or STANDARD in reader.paths)
+            directory = _opened_parts(self.path, self._job(reader), self.restart or STANDARD in reader.paths)
         except OSError as error:
             raise cannot_write(self.path, error) from error
         mixed = self.allow_mixed_revisions
         writer = PartWriter(self.path, directory, encoder, overwrite=self.overwrite, allow_mixed_revisions=mixed)
-        if not directory.is_published:
-            try:
+        try:
+            if not directory.is_published:
                 refuse_existing(self.path, self.overwrite)
                 directory.checked_parts()
-            except TableError as error:
-                writer.__exit__(type(error), error, None)
-                raise
+        except TableError as error:
+            writer.__exit__(type(error), error, None)
+            raise
         reader.skip(writer.kept_rows)
         return writer
 
@@ -66,16 +68,19 @@ class JobOutput:
         self.encoder(reader)
         if self.path == STANDARD:
             return 0
-        kept = None if self.restart or STANDARD in reader.paths else kept_manifest(self.path)
+        kept = None if self.restart or STANDARD in reader.paths else self._kept()
         if kept is not None:
             kept.check_job(self._job(reader), parts_path(self.path))
         if kept is None or not kept.is_of(self.path):
             refuse_existing(self.path, self.overwrite)
         folder = self.path.absolute().parent
-        if not os.access(folder, os.W_OK | os.X_OK):
+        if not isinstance(self.path, ObjectPath) and not os.access(folder, os.W_OK | os.X_OK):
             fault = "is not writable" if folder.is_dir() else "is missing"
             raise TableError(f"{self.path} cannot be written: {folder} {fault}.")
         return 0 if kept is None else kept.report.rows
+
+    def _kept(self) -> Manifest | None:
+        return kept_object_manifest(self.path) if isinstance(self.path, ObjectPath) else kept_manifest(self.path)
 
     def encoder(self, reader: Reader) -> TableEncoder:
         """Raises TableError if the output's format is unknown, or it cannot hold the input's rows."""
@@ -103,6 +108,12 @@ def _check_openai(task: str, options: Options) -> None:
         )
     if options.dtype != NO_OPTIONS.dtype:
         raise TableError(f"OpenAI's batch format has vectors of float32, and not {options.dtype}.")
+
+
+def _opened_parts(target: Path, job: FileJob, restart: bool) -> PartDirectory | ObjectParts:
+    if isinstance(target, ObjectPath):
+        return ObjectParts(target, job, restart=restart)
+    return PartDirectory(target, job, restart=restart)
 
 
 class StreamWriter:

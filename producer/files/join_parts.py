@@ -4,7 +4,7 @@ import contextlib
 import io
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -20,15 +20,23 @@ ROW_GROUP_ROWS = 65_536
 _ROW_GROUP_BYTES = 64 << 20
 
 
+_Local = Callable[[Path], contextlib.AbstractContextManager[Path]]
+
+
 class JoinedFile:
     """The output of one encoder's parts, in bounded memory. Called from one thread at a time.
 
     Parts are joined while later ones are computed, so that a job does not end with a pass over all of its rows.
     """
 
-    def __init__(self, path: Path, encoder: TableEncoder) -> None:
-        """Parts that an earlier run joined are joined again: nothing is opened before the first call."""
+    def __init__(self, path: Path, encoder: TableEncoder, local: _Local = contextlib.nullcontext) -> None:
+        """Parts that an earlier run joined are joined again: nothing is opened before the first call.
+
+        Args:
+            local: makes a local file of a part.
+        """
         self._path = path
+        self._local = local
         self._encoder = encoder
         self._num_joined = 0
         self._lengths: frozenset[int] = frozenset()
@@ -53,7 +61,8 @@ class JoinedFile:
                 self._sink = _Sink(self._encoder.header, self._file)
             self._num_joined = 0
         for part in parts[self._num_joined :]:
-            self._sink.add(part)
+            with self._local(part) as file:
+                self._sink.add(file)
             self._num_joined += 1
 
     def finish(self) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.files.hive_partitions import Partition, added_to, with_fields, with_partition
+from penstock.producer.files.object_path import ObjectPath
+from penstock.producer.files.object_reader import ObjectReader
 from penstock.producer.files.row_blocks import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -34,8 +36,8 @@ def read_parquet(path: Path, columns: Sequence[str], partition: Partition | None
 
     try:
         # `pre_buffer` would keep all of the file that was read in memory; without a buffer, a row group is read whole.
-        file = ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
-        added = added_to(file.schema_arrow, partition or {})
+        file = ParquetFile(_source(path), pre_buffer=False, buffer_size=_BUFFER_BYTES)
+        added = added_to(path, file.schema_arrow, partition or {})
         schema = with_fields(file.schema_arrow, added)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise TableError(f"{path} is not a Parquet file that can be read: {error}.") from error
@@ -51,6 +53,11 @@ def read_parquet(path: Path, columns: Sequence[str], partition: Partition | None
             numbers = Numbers(name_of(path), "row", range(number, number + rows.num_rows))
             yield Block(_texts(rows, columns, number), rows, rows.nbytes, numbers=numbers)
             number += rows.num_rows
+
+
+def _source(path: Path) -> Path | ObjectReader:
+    """What Arrow opens: it reads an object in ranges of its own choice."""
+    return ObjectReader(path.store, path.key) if isinstance(path, ObjectPath) else path
 
 
 def _row_batches(path: Path, file: Any) -> Iterator["pa.RecordBatch"]:
@@ -96,7 +103,7 @@ def count_parquet(path: Path) -> int:
     """Number of rows."""
     from pyarrow.parquet import read_metadata
 
-    return int(read_metadata(path).num_rows)
+    return int(read_metadata(_source(path)).num_rows)
 
 
 def _texts(rows: "pa.RecordBatch", columns: Sequence[str], number: int) -> list[Text | PenstockError]:

@@ -1,24 +1,27 @@
 """Directory of a job's finished parts, beside its output: OUT.parts."""
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
+from typing import TypeVar
 
 from penstock.producer.files.durable import publish
 from penstock.producer.files.job_manifest import FileJob, Manifest, stamp_of
 from penstock.producer.files.row_blocks import TableError
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
+_AnyPath = TypeVar("_AnyPath", bound=Path)
 
 
-def parts_path(target: Path) -> Path:
+def parts_path(target: _AnyPath) -> _AnyPath:
     """The directory of an output's parts."""
     return target.with_name(f"{target.name}.parts")
 
 
 def kept_manifest(target: Path) -> Manifest | None:
     """The manifest of an earlier run, without a lock; None if there is none. Raises TableError if it cannot be read."""
-    path = parts_path(target) / _MANIFEST
+    path = parts_path(target) / MANIFEST
     try:
         return Manifest.load(path)
     except FileNotFoundError:
@@ -42,7 +45,7 @@ class PartDirectory:
         """
         self.path = parts_path(target)
         self._target = target
-        self._manifest_path = self.path / _MANIFEST
+        self._manifest_path = self.path / MANIFEST
         self.path.mkdir(exist_ok=True)
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -85,6 +88,10 @@ class PartDirectory:
         """The finished parts, in order."""
         return [self._part(number) for number in range(len(self.manifest.parts))]
 
+    def local(self, part: Path) -> contextlib.AbstractContextManager[Path]:
+        """A finished part as a local file."""
+        return contextlib.nullcontext(part)
+
     def add_part(self) -> None:
         """Finish `unfinished`, whose content is on the disk, and save the manifest."""
         part = self._part(len(self.manifest.parts))
@@ -112,7 +119,7 @@ class PartDirectory:
         The manifest is removed first, so that no manifest lists a part that is gone. Once the output has its name, the
         manifest is removed last: without it the output cannot be told from another file of that name.
         """
-        parts = [*sorted(self.path.glob("part-*")), self.unfinished, self.joined, self.path / f"{_MANIFEST}.new"]
+        parts = [*sorted(self.path.glob("part-*")), self.unfinished, self.joined, self.path / f"{MANIFEST}.new"]
         for path in [*parts, self._manifest_path] if self.is_published else [self._manifest_path, *parts]:
             path.unlink(missing_ok=True)
         if not any(self.path.iterdir()):

@@ -13,6 +13,7 @@ from penstock.producer.files.encoders import TableEncoder
 from penstock.producer.files.file_job import TooManyErrors
 from penstock.producer.files.job_report import ReplyTally
 from penstock.producer.files.join_parts import JoinedFile
+from penstock.producer.files.object_parts import ObjectParts
 from penstock.producer.files.part_directory import PartDirectory
 from penstock.producer.files.row_blocks import Block, TableError, cannot_write
 from penstock.producer.one_revision import OneRevision
@@ -28,15 +29,15 @@ _PART_CHARS = 16 << 20
 class PartWriter:
     """An output table, made by `JobOutput`. A context manager.
 
-    Finished parts are kept in OUT.parts, whatever ends the process. A context that ends without an error gives the
-    joined file the name of the output, and removes the parts. One that ends by `TooManyErrors` or
-    `MixedRevisions` finishes its part.
+    Finished parts are kept in OUT.parts, on the disk or in the output's store, whatever ends the process. A context
+    that ends without an error gives the joined file the name of the output, and removes the parts. One that ends by
+    `TooManyErrors` or `MixedRevisions` finishes its part.
     """
 
     def __init__(
         self,
         path: Path,
-        directory: PartDirectory,
+        directory: PartDirectory | ObjectParts,
         encoder: TableEncoder,
         *,
         overwrite: bool,
@@ -51,7 +52,7 @@ class PartWriter:
         self._directory = directory
         self._encoder = encoder
         self._overwrite = overwrite
-        self._joined = JoinedFile(directory.joined, encoder)
+        self._joined = JoinedFile(directory.joined, encoder, directory.local)
         self._file: IO[bytes] | None = None  # the unfinished part
         self._rows = self._chars = 0  # of it
         self._begun = 0.0  # steady clock, in seconds

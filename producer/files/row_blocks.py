@@ -43,6 +43,10 @@ class OutputError(TableError):
     errors = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EPIPE})
 
 
+class StoreError(OutputError):
+    """A store of objects does not answer, although requests were repeated. The same command continues the job."""
+
+
 def cannot_write(output: Path | str, error: OSError) -> TableError:
     """The error of an output that cannot be written."""
     kind = OutputError if error.errno in OutputError.errors else TableError

@@ -1,6 +1,5 @@
 """Reader of one or several tables: blocks of rows, in bounded memory. See `penstock.producer.files`."""
 
-import glob
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -15,6 +14,7 @@ from penstock.producer.files.csv_reader import count_csv, read_csv
 from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, TableEncoder
 from penstock.producer.files.hive_partitions import read_partitions
 from penstock.producer.files.jsonl_reader import count_jsonl, read_jsonl
+from penstock.producer.files.object_path import ObjectPath, file_path
 from penstock.producer.files.openai_encoder import OpenAiEncoder
 from penstock.producer.files.openai_reader import read_openai
 from penstock.producer.files.parquet_reader import count_parquet, read_parquet
@@ -35,10 +35,6 @@ class _Format(NamedTuple):
 
 
 OPENAI = "openai"  # a format that no extension says: lines of OpenAI's batch files, in .jsonl files
-_HIDDEN = (".", "_")  # beginnings of names that Spark and others give to files, and directories, of no tables
-
-
-_TABLE_LOGS = ("_delta_log/*.json", "metadata/*.metadata.json")  # of Delta and Iceberg
 
 
 def _reading_parquet(paths: Sequence[Path], texts: Sequence[str]) -> _Read:
@@ -69,7 +65,7 @@ class Reader:
         self._first = () if first is None else (first,)
         self._content = content
         self._skipped = 0
-        self._num_bytes = 0 if STANDARD in paths else sum(path.stat().st_size for path in paths)
+        self._num_bytes = 0 if STANDARD in paths else _num_bytes(paths)
         self._rows_read = self._bytes_read = 0
 
     def skip(self, rows: int) -> None:
@@ -122,7 +118,7 @@ def open_reader(
         TableError: unknown file, format or column, other columns than the first file's, or neither rows nor columns.
             Iteration raises it for a damaged file.
     """
-    paths = [Path(paths)] if isinstance(paths, str | Path) else paths
+    paths = [_path(paths)] if isinstance(paths, str | Path) else paths
     texts = (texts,) if isinstance(texts, str) else texts
     formats = {format_of(path, standard_format) for path in paths}
     if len(formats) > 1:
@@ -143,61 +139,24 @@ def open_reader(
         raise TableError(f"{error.filename or paths[0]} cannot be read: {error.strerror or error}.") from error
 
 
-def input_paths(given: Iterable[Path], output: Path) -> list[Path]:
-    """The files that `given` names, in its order; those of a directory or a pattern are in order of their paths.
-
-    The output, parts of bulk jobs, and what is in hidden directories are left out of directories and patterns.
-
-    Raises:
-        TableError: a directory or a pattern has no table, or a directory is a table of Delta or Iceberg.
-    """
-    paths: list[Path] = []
-    for path in given:
-        if path == STANDARD or path.is_file():
-            paths.append(path)
-            continue
-        is_pattern = not path.is_dir() and glob.has_magic(str(path))
-        if not is_pattern and not path.is_dir():
-            paths.append(path)  # the reader says that it does not exist
-            continue
-        if any(next(path.glob(log), None) for log in _TABLE_LOGS):
-            raise TableError(
-                f"{path} is a table of Delta or Iceberg, whose log says which files are its rows. Name them."
-            )
-        candidates = map(Path, glob.iglob(str(path), recursive=True)) if is_pattern else path.rglob("*")
-        found = sorted(_tables(_fixed_part(path) if is_pattern else path, candidates, output.resolve()))
-        if not found:
-            raise TableError(f"{path} {'matches' if is_pattern else 'holds'} no table ({', '.join(FORMATS)}).")
-        paths += found
-    return paths
-
-
-def _fixed_part(pattern: Path) -> Path:
-    """The directory above all that a pattern matches."""
-    return Path(*itertools.takewhile(lambda name: not glob.has_magic(name), pattern.parts))
-
-
-def _tables(root: Path, candidates: Iterable[Path], output: Path) -> Iterator[Path]:
-    """The tables among the candidates below `root`, without `output`, a resolved path, however they are spelled."""
-    for path in candidates:
-        is_hidden = any(map(_is_hidden, path.relative_to(root).parts)) or path.parent.name.endswith(".parts")
-        if path.suffix.lower() in FORMATS and not is_hidden and path.is_file() and path.resolve() != output:
-            yield path
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(_HIDDEN) and "=" not in name and name != ".."
-
-
 def count_rows(paths: str | Path | Sequence[Path]) -> int | None:
-    """Number of rows, for a progress bar; None for standard input, and for text that is too large to count first."""
-    paths = [Path(paths)] if isinstance(paths, str | Path) else paths
+    """Number of rows, for a progress bar; None for standard input, and for text that would take long to read twice."""
+    paths = [_path(paths)] if isinstance(paths, str | Path) else paths
     if STANDARD in paths:
         return None
-    if paths[0].suffix.lower() != ".parquet" and sum(path.stat().st_size for path in paths) > _COUNT_LIMIT_BYTES:
+    is_read_twice = any(isinstance(path, ObjectPath) for path in paths)  # if it is counted
+    if paths[0].suffix.lower() != ".parquet" and (is_read_twice or _num_bytes(paths) > _COUNT_LIMIT_BYTES):
         return None
     count = FORMATS[format_of(paths[0])].count
     return sum(count(path) for path in paths)
+
+
+def _path(given: str | Path) -> Path:
+    return file_path(given) if isinstance(given, str) else given
+
+
+def _num_bytes(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
 
 
 def format_of(path: Path, standard_format: str | None = None) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.producer.files import open_reader
-from penstock.producer.files.table_reader import input_paths
+from penstock.producer.files.input_paths import input_paths
 from tests.examples import examples
 
 _TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=4)

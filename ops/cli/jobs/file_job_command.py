@@ -30,9 +30,9 @@ from penstock.producer.files import (
 )
 from penstock.producer.files.durable import write_synced
 from penstock.producer.files.file_job import FLEET_ERRORS, BulkResult, TooManyErrors, run_bulk
+from penstock.producer.files.input_paths import input_paths
 from penstock.producer.files.job_report import ReplyTally
 from penstock.producer.files.standard_streams import STANDARD, end_input
-from penstock.producer.files.table_reader import input_paths
 from penstock.producer.wire.messages import Options
 
 _Writer = PartWriter | StreamWriter

@@ -8,14 +8,27 @@ import typer
 from pydantic import AfterValidator, Field
 
 from penstock.ops.cli.terminal import BadUsage
+from penstock.producer.files.object_path import file_path
+from penstock.producer.files.row_blocks import TableError
 from penstock.producer.settings import ClientSettings
 from penstock.producer.wire.topics import check_served_name, served_name_of
 
 _PATHS_HELP = (
-    "Files to read (.csv, .jsonl or .parquet), directories or quoted patterns of them, and the file to write. "
-    "-: standard input or output."
+    "Files to read (.csv, .jsonl or .parquet), directories or quoted patterns of them, and the file to write: paths or "
+    "s3://, gs://, abfs:// and hf:// URLs. -: standard input or output."
 )
-Paths = Annotated[list[Path] | None, typer.Argument(metavar="IN... OUT", help=_PATHS_HELP, show_default=False)]
+
+
+def _path(given: str) -> Path:
+    try:
+        return file_path(given)
+    except TableError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+Paths = Annotated[
+    list[Path] | None, typer.Argument(metavar="IN... OUT", help=_PATHS_HELP, show_default=False, parser=_path)
+]
 _TEXT_HELP = "One text, in place of IN and OUT. Its answer is printed, as JSON when piped."
 OneText = Annotated[str | None, typer.Option("--text", help=_TEXT_HELP)]
 
