@@ -392,7 +392,8 @@ def test_folders_of_partitions_give_the_rows_of_local_ones(tmp_path: Path, store
 
     def rows(folder: Path) -> Any:
         with open_reader(input_paths([folder / given.lstrip("/")], Path("out.parquet")), "text") as reader:
-            return reader.schema, [row for block in reader for row in block.source.to_pylist()]
+            sources: list[Any] = [block.source for block in reader]
+            return reader.schema, [row for source in sources for row in source.to_pylist()]
 
     schema, found = rows(file_path("s3://rows/data"))
     assert (schema, found) == rows(tmp_path / "data")
