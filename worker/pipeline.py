@@ -203,7 +203,8 @@ class Pipeline:
             await self.enqueue(records)
             return
         wait_s = self.long.wait_s(records[0])
-        late = self._validator.reject_late(records, time.monotonic(), time.time(), wait_s)
+        asked, _ = self._router.split(records)
+        late = self._validator.reject_late(asked, time.monotonic(), time.time(), wait_s)
         self._reject(late)
         if not late:
             self.long.add(records[0])

@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewTopic
 
 from penstock.ops.kafka import KafkaBroker
+from penstock.producer.wire.headers import CANCEL, CORRELATION_ID, DEADLINE_MS, REPLY_TOPIC
 from tests.engine.helpers import save_sentence_transformer
 from tests.integration.conftest import StartWorker, Unique, WorkerProcess, open_admin, reader_of
 
@@ -258,4 +259,20 @@ async def test_a_dead_letter_that_is_replayed_comes_out_as_its_record_would_have
     found = await read(worker, kafka, output, 3)
     assert sorted([record.key for record in found], key=keys.index) == keys
     assert all(("a", b"1") in record.headers for record in found)
+    await worker.stop()
+
+
+async def test_headers_of_a_request_mean_nothing_on_a_route_whatever_the_size_of_the_record(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path
+) -> None:
+    source, output = await make_topic(kafka, unique("orders")), unique("enriched")
+    headers = [(REPLY_TOPIC, b"penstock.replies"), (CORRELATION_ID, b"1"), (DEADLINE_MS, b"1"), (CANCEL, b"1")]
+    values = [b'{"text": "w1", "more": "%b"}' % (b"x" * size) for size in (1, 100_000)]
+    await send(kafka, source, [Sent(b"k", value, headers) for value in values])
+    worker = start_worker(
+        kafka, model=model, served_name=unique("routed"), input_topic=source, output_topic=output, text="text"
+    )
+    for record, value in zip(await read(worker, kafka, output, 2), values, strict=True):
+        assert record.value.startswith(value[:-1])
+        assert set(headers) <= set(record.headers)
     await worker.stop()
