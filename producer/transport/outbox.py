@@ -7,14 +7,14 @@ Clients send requests with it, workers replies and dead letters. Records of one 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 import structlog
-from aiokafka.errors import KafkaError
+from aiokafka.errors import InvalidTimestampError, KafkaError
 
 from penstock.producer.aiokafka_internals.producer import (
     BAD_DESTINATION,
@@ -195,6 +195,8 @@ class Outbox:
             if size:
                 await producer.deliver(batch, topic, partition)
         except BAD_RECORD as error:
+            if not is_of_records(error, list(waiting)[:size]):
+                raise
             # The batch is too large, or has a record that the broker refuses: the only one is at fault.
             self._at_most[destination] = max(1, size // 2)
             if size == 1:
@@ -211,6 +213,14 @@ class Outbox:
             # Grown slowly: each batch beyond the topic's limit costs a round trip.
             self._at_most[destination] = at_most + at_most // 8 + 1
         _complete(waiting, size, None)
+
+
+def is_of_records(error: BaseException, records: Iterable[OutRecord]) -> bool:
+    """Whether an error of BAD_RECORD is of the records of its batch, so that they are refused again.
+
+    Records without a time of their own have that of the batch, which is another one when they are sent again.
+    """
+    return not isinstance(error, InvalidTimestampError) or any(one.timestamp_ms is not None for one in records)
 
 
 def _raise_failure(sender: "asyncio.Task[None]") -> None:

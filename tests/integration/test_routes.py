@@ -146,7 +146,8 @@ async def letters_of(broker: KafkaBroker, topic: str, count: int) -> Any:
     from penstock.producer.wire.joint_letters import decode_letter_records
 
     num = 0
-    async with reader_of(broker, f"{topic}.dead-letter") as reader, asyncio.timeout(300):
+    topic = f"{topic}.dead-letter"
+    async with reader_of(broker, topic, isolation_level="read_committed") as reader, asyncio.timeout(300):
         while num < count:
             for records in (await reader.getmany(timeout_ms=500)).values():
                 for record in records:

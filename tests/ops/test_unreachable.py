@@ -35,6 +35,7 @@ WAITING = {
     "dlq show": ["dlq", "show", "--model", "m", "0:0"],
     "dlq replay": ["dlq", "replay", "--model", "m", "--execute"],
     "dlq answer": ["dlq", "answer", "--model", "null", "--execute"],
+    "drift": ["drift", "first", "second"],
     "replay": ["replay", "--topic", "t", "--partition", "0", "--from", "0"],
 }
 # Others with settings of Kafka: a worker, which goes on trying without the option, and two that do not connect.

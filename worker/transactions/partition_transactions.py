@@ -19,6 +19,7 @@ from penstock.producer.aiokafka_internals.transactional_producer import (
     is_fenced,
 )
 from penstock.producer.transport.connection import disconnect
+from penstock.producer.transport.outbox import is_of_records
 from penstock.worker.kafka.progress import commit_metadata
 from penstock.worker.kafka.progress.offsets import OffsetTracker, PartitionProgress
 from penstock.worker.kafka.progress.partition_marks import PartitionMarks
@@ -224,7 +225,8 @@ class PartitionTransactions:
         for batch, failure in error.refused if isinstance(error, BatchRefused) else ():
             if isinstance(failure, BAD_DESTINATION):
                 raise DestinationRefused((batch.answers, failure)) from error
-            if isinstance(failure, BAD_RECORD) and self._batches.shrink(batch):
+            is_bad = isinstance(failure, BAD_RECORD) and is_of_records(failure, batch.answers)
+            if is_bad and self._batches.shrink(batch):
                 raise DestinationRefused((batch.answers, record_refused(failure, batch.topic))) from error
 
     def _refuse(self, answers: Sequence[OutAnswer], error: KafkaError) -> None:
