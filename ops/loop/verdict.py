@@ -1,4 +1,4 @@
-"""What must hold when a loop has come to rest: of the records on both topics, and of the vectors in the target."""
+"""The conditions of a loop that has come to rest: of the records on both topics, and of the vectors in the target."""
 
 import json
 from collections import defaultdict

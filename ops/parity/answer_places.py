@@ -27,7 +27,7 @@ def read_json(text: bytes) -> Any:
 
 
 class ReadAnswer(NamedTuple):
-    """What a document holds."""
+    """The content of a document."""
 
     answer: RecordedAnswer | Unanswered | NotComparable
     inputs: bytes = b""  # digest of the rest; empty: there is none

@@ -38,7 +38,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What was found."""
+    """The findings of a comparison."""
 
     versions: tuple[Version, Version]
     keys: int  # in the sample, of either side
@@ -130,7 +130,7 @@ def compare(first: KeyedSample, second: KeyedSample) -> Drift:
 
 
 def _measure(pairs: Sequence[_Pair]) -> tuple[str, LabelDrift | VectorDrift | ScoreDrift, int | None]:
-    """What the answers are, their measures, and the pair that is farthest apart.
+    """The kind of the answers, their measures, and the pair that is farthest apart.
 
     Raises NotComparable for answers of two kinds.
     """

@@ -17,7 +17,7 @@ _OF_SEVERAL = {"labels", "scores"}  # beside the best label, where several were 
 
 
 class NotComparable(ValueError):
-    """What cannot be compared, with its place. In a sample it stands for the answer of a record that is at fault."""
+    """An answer that cannot be compared, with its place. In a sample it stands for that of a record at fault."""
 
     def kept(self) -> "NotComparable":
         """The same for a sample, without what a traceback holds: the record."""
@@ -53,7 +53,7 @@ def read_answer(value: Any) -> RecordedAnswer:
 
 
 def kind_of(answer: object) -> str:
-    """What a RecordedAnswer is, for a sentence: answers of two kinds are not compared."""
+    """The kind of a RecordedAnswer, for a sentence: answers of two kinds are not compared."""
     if isinstance(answer, np.ndarray):
         return f"vectors of {len(answer):,} dimensions"
     return "labels" if isinstance(answer, str) else "scores"

@@ -49,7 +49,7 @@ def _fixed_part(pattern: Path) -> Path:
 
 
 def _candidates(path: Path, root: Path) -> Iterable[Path]:
-    """What is in a directory, or matches a pattern, whose fixed part is `root`."""
+    """Everything in a directory, or that matches a pattern, whose fixed part is `root`."""
     if path == root:
         return path.below() if isinstance(path, ObjectPath) else path.rglob("*")
     if isinstance(path, ObjectPath):

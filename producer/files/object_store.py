@@ -39,7 +39,7 @@ Range = Callable[[int, int], memoryview]  # the bytes from a position up to anot
 
 
 class ObjectStat(NamedTuple):
-    """What readers and manifests ask of a file."""
+    """The facts of a file that readers and manifests ask for."""
 
     st_size: int
     st_mtime_ns: int  # no time, but a number of the content: it differs when the object is replaced

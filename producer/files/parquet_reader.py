@@ -56,7 +56,7 @@ def read_parquet(path: Path, columns: Sequence[str], partition: Partition | None
 
 
 def _source(path: Path) -> Path | ObjectReader:
-    """What Arrow opens: it reads an object in ranges of its own choice."""
+    """The source that Arrow opens: it reads an object in ranges of its own choice."""
     return ObjectReader(path.store, path.key) if isinstance(path, ObjectPath) else path
 
 

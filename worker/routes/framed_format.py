@@ -16,7 +16,7 @@ _MOST_UNKNOWN = 1000  # schema ids of which is known that they are of no use
 
 
 class SchemaCodec(Protocol):
-    """What one writer's schema says of the values behind their heads."""
+    """The schema of one writer, and how values with it are read and written."""
 
     output: str  # the derived schema, with the field of the result
 
@@ -119,7 +119,7 @@ class FramedFormat(RecordFormat):
 
 
 class FramedToJson(FramedFormat):
-    """What is written is JSON, without a schema."""
+    """Framed values in, JSON without a schema out."""
 
     def write(self, original: bytes, result: PlainRow | None) -> bytes:
         return add_json(self.passed(original), self._place, result)
