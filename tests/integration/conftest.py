@@ -18,12 +18,13 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
+from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
 from penstock.ops.demo.demo_model import model_directory
 from penstock.ops.kafka import BrokerCluster, KafkaBroker
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
-from penstock.producer.wire.topics import request_topic
+from penstock.producer.wire.topics import dead_letter_topic, request_topic
 from tests.log_events import unlisted_in
 
 ECHO = [str(Path(__file__).with_name("echo_worker.py"))]
@@ -212,6 +213,20 @@ def reader_of(broker: KafkaBroker | BrokerCluster, *topics: str, **options: Any)
     """Reads from the first record on, also of a topic that is made later. Started by `async with`."""
     found = {"auto_offset_reset": "earliest", "metadata_max_age_ms": 500, **options}
     return AIOKafkaConsumer(*topics, bootstrap_servers=broker.bootstrap_servers, **found)
+
+
+async def letters_of(broker: KafkaBroker, topic: str, count: int) -> list[DeadLetter]:
+    """Wait until `count` records of a topic have a dead letter. Returns one for each record, committed ones only.
+
+    Neighbours in a partition that end in one step share a letter, and a machine decides which do: a test that waits for
+    a number of letters does not end on a slow one.
+    """
+    found: list[DeadLetter] = []
+    reader = reader_of(broker, dead_letter_topic(topic), isolation_level="read_committed")
+    async with reader, asyncio.timeout(300):
+        while len(found) < count:
+            found += DeadLetter.all_of(await reader.getone(), bulk=False)
+    return found
 
 
 async def only_member(broker: KafkaBroker, group: str) -> str:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import CountRecords, StartWorker, Unique, reader_of
+from tests.integration.conftest import CountRecords, StartWorker, Unique, letters_of, reader_of
 from tests.integration.echo_worker import POISON
 
 PARTITION = 2
@@ -65,7 +65,7 @@ class Desk:
         """The first records of a topic, by partition and offset."""
         consumer = reader_of(self.broker)
         async with consumer, asyncio.timeout(300):
-            consumer.assign([TopicPartition(topic, p) for p in range(8 if topic.endswith("letter") else 4)])
+            consumer.assign([TopicPartition(topic, p) for p in range(4)])
             found = [await consumer.getone() for _ in range(count)]
         return sorted(found, key=lambda record: (record.partition, record.offset))
 
@@ -80,12 +80,11 @@ async def desk(kafka: KafkaBroker, unique: Unique, start_worker: StartWorker) ->
 async def test_letters_are_listed_shown_answered_and_replayed_until_they_would_loop(
     desk: Desk, unique: Unique, count_records: CountRecords
 ) -> None:
-    letters_topic = f"{desk.topic}.dead-letter"
     await desk.send(5, POISON, POISON + 600)
     await desk.send(POISON, topic=f"{desk.topic}.bulk", headers=(("penstock-deadline-ms", b"9999999999999"),))
     first_replies = await desk.read(desk.replies, 4)
-    await desk.read(letters_topic, 2)
-    await desk.read(f"{desk.topic}.bulk.dead-letter", 1)
+    await letters_of(desk.broker, desk.topic, 2)
+    await letters_of(desk.broker, f"{desk.topic}.bulk", 1)
 
     listed, _ = await desk.dlq("ls", "--json")
     found = {(one["code"], one["source"]): one for one in listed}
@@ -144,7 +143,7 @@ async def test_letters_are_listed_shown_answered_and_replayed_until_they_would_l
     (second_reply,) = [one for one in replies if one.key not in {first.key for first in first_replies}]
     assert dict(second_reply.headers)["penstock-replay-of"] == b"%s-2-1" % desk.topic.encode()
 
-    await desk.read(letters_topic, 3)
+    await letters_of(desk.broker, desk.topic, 3)
     skipped, said = await desk.dlq("replay", "--max-replays", "1", "--letters", "online", "--json")
     assert [one for one in skipped if one.get("skipped") == "sent again 1 times already"]
     second = next(one for one in (await desk.dlq("ls", "--json"))[0] if one["replays"] == 1)

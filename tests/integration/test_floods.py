@@ -11,10 +11,10 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
+from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.wire.codec import encode_request
-from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC, SOURCE
-from penstock.producer.wire.joint_letters import decode_letter_records, is_joint
+from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
 from tests.integration.conftest import Committed, StartWorker, Unique, open_admin, reader_of
@@ -96,19 +96,16 @@ async def test_a_flood_of_empty_records_holds_up_no_other_partition_and_multipli
                     await asyncio.sleep(0.05)
             taking.cancel()
     letters = reader_of(kafka, dead_letter_topic(topic))
-    offsets: list[int] = []
+    sources: list[str] = []
     kept_at: list[int] = []  # of each record of the flood, in the order of their letters
     num_written = num_letters = 0
     async with letters, asyncio.timeout(300):
-        while len(offsets) < NUM_RECORDS:
+        while len(sources) < NUM_RECORDS:
             letter = await letters.getone()
             num_letters += 1
             num_written += len(letter.value) + sum(len(name) + len(raw) for name, raw in letter.headers)
-            if is_joint(letter.headers):
-                offsets += [one.offset for one in decode_letter_records(letter.value)]
-            else:  # a record that came alone
-                offsets.append(int(dict(letter.headers)[SOURCE].rpartition(b"-")[2]))
-            kept_at += [letter.timestamp] * (len(offsets) - len(kept_at))
+            sources += [one.source for one in DeadLetter.all_of(letter, bulk=False)]
+            kept_at += [letter.timestamp] * (len(sources) - len(kept_at))
     kept_at.sort()
     print(f"{num_bytes:,} bytes in, {num_written:,} out in {num_letters:,} letters, {kept_at[-1] - kept_at[0]:,} ms")
     waits = [(written, answered_at[name]) for name, written in written_at.items()]
@@ -116,7 +113,8 @@ async def test_a_flood_of_empty_records_holds_up_no_other_partition_and_multipli
     kept_before = sorted(bisect_right(kept_at, answered) - bisect_left(kept_at, written) for written, answered in waits)
     for what, of_all in (("ms", delays_ms), ("records of the flood", kept_before)):
         print(f"{len(of_all)} waits, p50 {of_all[len(of_all) // 2]:,}, max {of_all[-1]:,} {what}")
-    assert sorted(offsets) == list(range(NUM_RECORDS))
+    assert set(sources) == {f"{topic}-0-{offset}" for offset in range(NUM_RECORDS)}
+    assert len(sources) == NUM_RECORDS
     assert num_written < MOST_WRITTEN * num_bytes
     assert kept_before[len(kept_before) // 2] < MOST_BEFORE_HALF
     assert kept_before[-1] < MOST_BEFORE_ONE

@@ -8,7 +8,7 @@ import msgpack
 from aiokafka import AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import Committed, StartWorker, Unique, reader_of
+from tests.integration.conftest import Committed, StartWorker, Unique, letters_of, reader_of
 from tests.integration.echo_worker import KILLER
 
 NUM_GOOD = 60
@@ -47,12 +47,9 @@ async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_ar
         assert [number for number, answer in answers.items() if not answer["ok"]] == [b"%d" % (NUM_GOOD // 2)]
         assert "ended 3 workers" in answers[b"%d" % (NUM_GOOD // 2)]["error"]["message"]
         assert len(workers) == MAX_DEATHS + 1
-        consumer.assign([TopicPartition(f"{topic}.dead-letter", p) for p in range(8)])
-        await consumer.seek_to_beginning()
-        async with asyncio.timeout(300):
-            letter = await consumer.getone()
-        reasons = dict(letter.headers)
-        assert msgpack.unpackb(letter.value)["ids"] == struct.pack("<I", KILLER)
+        [letter] = await letters_of(kafka, topic, 1)
+        reasons = letter.headers
+        assert msgpack.unpackb(letter.record.value)["ids"] == struct.pack("<I", KILLER)
         assert (reasons["penstock-error-code"], reasons["penstock-error-attempts"]) == (b"backend", b"3")
         assert reasons["__dlq.errors.delivery.count"] == b"3"
         await workers[-1].stop()

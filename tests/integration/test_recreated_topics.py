@@ -15,9 +15,8 @@ from aiokafka.errors import TopicAlreadyExistsError
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
-from penstock.producer.wire.joint_letters import decode_letter_records, is_joint
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
-from tests.integration.conftest import StartWorker, Unique, WorkerProcess, open_admin, reader_of
+from tests.integration.conftest import StartWorker, Unique, WorkerProcess, letters_of, open_admin, reader_of
 from tests.integration.echo_worker import POISON
 
 MODES = pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
@@ -82,18 +81,6 @@ class Desk:
             while more := await reader.getmany(timeout_ms=1000):
                 found += [record for some in more.values() for record in some]
         return found
-
-    async def read_letters(self, topic: str, num: int) -> list[bytes]:
-        """The correlation ids of the records in a topic of dead letters. Some share a letter."""
-        ids: list[bytes] = []
-        servers = self.broker.bootstrap_servers
-        options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
-        async with AIOKafkaConsumer(topic, bootstrap_servers=servers, **options) as reader, asyncio.timeout(300):
-            while len(ids) < num:
-                letter = await reader.getone()
-                records = decode_letter_records(letter.value) if is_joint(letter.headers) else [letter]
-                ids += [dict(record.headers)[CORRELATION_ID] for record in records]
-        return sorted(ids)
 
     async def answered(self, num: int) -> Sequence[Any]:
         """The replies to the requests so far: each once, with a key of its own."""
@@ -188,7 +175,8 @@ async def test_answers_reach_reply_and_dead_letter_topics_that_are_recreated(des
     await desk.send(2, POISON)
     replies = await desk.read(desk.replies, 5)
     assert {int(dict(one.headers)[CORRELATION_ID]) for one in replies} == set(range(5, 10))
-    assert await desk.read_letters(letters, 2) == [b"8", b"9"]
+    kept = await letters_of(desk.broker, desk.topic, 2)
+    assert sorted(letter.headers[CORRELATION_ID] for letter in kept) == [b"8", b"9"]
     await desk.until_committed(10)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.ops.kafka import KafkaBroker
 from tests.engine.helpers import save_sentence_transformer
-from tests.integration.conftest import StartWorker, Unique
-from tests.integration.test_routes import WORDS, Sent, letters_of, make_topic, read, send
+from tests.integration.conftest import StartWorker, Unique, letters_of
+from tests.integration.test_routes import WORDS, Sent, make_topic, read, send
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ async def test_a_text_of_more_chunks_than_a_record_may_have_becomes_a_dead_lette
     found = {one.key: one.value for one in await read(worker, kafka, output, 2)}
     assert found[b"none"] is None
     assert len(json.loads(found[b"few"])["result"]) == 4
-    letters = [letter async for letter in letters_of(kafka, source, 1)]
+    letters = await letters_of(kafka, source, 1)
     await worker.stop()
-    assert [(letter["key"], letter["code"], letter["value"]) for letter in letters] == [
+    assert [(letter.record.key, letter.code, letter.record.value) for letter in letters] == [
         (b"many", "invalid_request", records[0].value)
     ]

@@ -16,7 +16,7 @@ from aiokafka.admin import NewTopic
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.wire.headers import CANCEL, CORRELATION_ID, DEADLINE_MS, REPLY_TOPIC
 from tests.engine.helpers import save_sentence_transformer
-from tests.integration.conftest import StartWorker, Unique, WorkerProcess, open_admin, reader_of
+from tests.integration.conftest import StartWorker, Unique, WorkerProcess, letters_of, open_admin, reader_of
 
 WORDS = [f"w{i}" for i in range(30)]
 PARTITIONS = 4
@@ -130,8 +130,8 @@ async def test_what_has_no_text_passes_and_what_cannot_be_read_becomes_a_dead_le
     )
     records = {record.key: record.value for record in await read(worker, kafka, output, 3)}
     assert records == {one.key: one.value for one in passed}
-    letters = [record async for record in letters_of(kafka, source, 5)]
-    assert {letter["key"]: letter["code"] for letter in letters} == {
+    letters = await letters_of(kafka, source, 5)
+    assert {letter.record.key: letter.code for letter in letters} == {
         b"d": "invalid_request",
         b"e": "invalid_request",
         b"f": "invalid_request",
@@ -139,27 +139,6 @@ async def test_what_has_no_text_passes_and_what_cannot_be_read_becomes_a_dead_le
         b"h": "invalid_request",
     }
     await worker.stop()
-
-
-async def letters_of(broker: KafkaBroker, topic: str, count: int) -> Any:
-    """The key, the code and the value of each record that has become a dead letter."""
-    from penstock.producer.wire.joint_letters import decode_letter_records
-
-    num = 0
-    topic = f"{topic}.dead-letter"
-    async with reader_of(broker, topic, isolation_level="read_committed") as reader, asyncio.timeout(300):
-        while num < count:
-            for records in (await reader.getmany(timeout_ms=500)).values():
-                for record in records:
-                    headers = dict(record.headers)
-                    if "penstock-records" in headers:
-                        for one in decode_letter_records(record.value):
-                            num += 1
-                            yield {"key": one.key, "code": one.code, "value": one.value}
-                    else:
-                        num += 1
-                        code = headers["penstock-error-code"].decode()
-                        yield {"key": record.key, "code": code, "value": record.value}
 
 
 async def test_records_of_a_key_keep_their_order_whatever_their_lengths(
@@ -213,8 +192,8 @@ async def test_a_record_that_the_output_topic_refuses_becomes_a_dead_letter_and_
     )
     found = await read(worker, kafka, output, 2, isolation_level="read_committed")
     assert [record.key for record in found] == [b"a", b"c"]
-    letters = [letter async for letter in letters_of(kafka, source, 2)]
-    assert [letter["code"] for letter in letters] == ["invalid_request"] * 2
+    letters = await letters_of(kafka, source, 2)
+    assert [letter.code for letter in letters] == ["invalid_request"] * 2
     await worker.stop()
 
 
@@ -252,7 +231,7 @@ async def test_a_dead_letter_that_is_replayed_comes_out_as_its_record_would_have
         text="text",
         max_age_ms=3_600_000,
     )
-    assert {letter["code"] async for letter in letters_of(kafka, source, 3)} == {"expired"}
+    assert {letter.code for letter in await letters_of(kafka, source, 3)} == {"expired"}
     replay = ["-c", "from penstock.ops.cli.main import main; main()", "dlq", "replay", "--topic", source, "--execute"]
     servers = ["--bootstrap-servers", kafka.bootstrap_servers]
     process = await asyncio.create_subprocess_exec(sys.executable, *replay, *servers)

@@ -17,8 +17,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from penstock.ops.kafka import KafkaBroker, RegistryServer
 from tests.engine.helpers import save_sentence_transformer
-from tests.integration.conftest import StartWorker, Unique
-from tests.integration.test_routes import WORDS, Sent, letters_of, make_topic, read, send
+from tests.integration.conftest import StartWorker, Unique, letters_of
+from tests.integration.test_routes import WORDS, Sent, make_topic, read, send
 
 ORDER = {
     "type": "record",
@@ -196,9 +196,9 @@ async def test_what_no_schema_describes_becomes_a_dead_letter(
     )
     (record,) = await read(worker, kafka, output, 1)
     assert record.key == b"%d" % len(wrong)
-    letters = {letter["key"]: letter async for letter in letters_of(kafka, source, len(wrong))}
-    assert {key: letter["value"] for key, letter in letters.items()} == {b"%d" % n: v for n, v in enumerate(wrong)}
-    assert {letter["code"] for letter in letters.values()} == {"invalid_request"}
+    letters = {letter.record.key: letter for letter in await letters_of(kafka, source, len(wrong))}
+    assert {key: letter.record.value for key, letter in letters.items()} == {b"%d" % n: v for n, v in enumerate(wrong)}
+    assert {letter.code for letter in letters.values()} == {"invalid_request"}
     await worker.stop()
 
 

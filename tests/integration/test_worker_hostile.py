@@ -12,7 +12,7 @@ from aiokafka.admin import NewTopic
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import Committed, StartWorker, Unique, open_admin, reader_of
+from tests.integration.conftest import Committed, StartWorker, Unique, letters_of, open_admin, reader_of
 
 
 class RawName(str):
@@ -51,24 +51,19 @@ async def test_a_header_name_that_is_not_utf8_fails_its_own_record_alone(
         await (await producer.send_batch(batch, topic, partition=2))
         await producer.send_and_wait(topic, value, partition=2, headers=[*address[1:], ("kafka_correlationId", b"5")])
 
-        async def receive(of: str, count: int) -> list[Any]:
-            consumer.assign([TopicPartition(of, p) for p in range(4)])
-            await consumer.seek_to_beginning()
-            async with asyncio.timeout(300):
-                return [await consumer.getone() for _ in range(count)]
-
-        answers = {
-            dict(record.headers)["kafka_correlationId"]: msgpack.unpackb(record.value)
-            for record in await receive(replies, 5)
-        }
+        consumer.assign([TopicPartition(replies, p) for p in range(4)])
+        async with asyncio.timeout(300):
+            records = [await consumer.getone() for _ in range(5)]
+        answers = {dict(one.headers)["kafka_correlationId"]: msgpack.unpackb(one.value) for one in records}
         assert sorted(answers) == [b"0", b"1", b"2", b"4", b"5"]
         assert "could not be read" in answers[b"1"]["error"]["message"]
         assert [name for name, answer in answers.items() if "error" in answer] == [b"1"]
-        letters = await receive(f"{topic}.dead-letter", 2)
-        assert sorted(msgpack.unpackb(letter.value)["ids"] for letter in letters) == [b"\2\0\0\0", b"\4\0\0\0"]
+        letters = await letters_of(kafka, topic, 2)
+        found = [msgpack.unpackb(letter.record.value)["ids"] for letter in letters]
+        assert sorted(found) == [b"\2\0\0\0", b"\4\0\0\0"]
         for letter in letters:
-            assert letter.key == b"key"
-            assert b"headers could not be read" in dict(letter.headers)["penstock-error-message"]
+            assert letter.record.key == b"key"
+            assert b"headers could not be read" in letter.headers["penstock-error-message"]
         async with asyncio.timeout(300):
             while await committed(kafka, group) != {TopicPartition(topic, 2): 6}:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0.1)
@@ -103,30 +98,21 @@ async def test_letters_and_replies_that_no_broker_takes_end_with_an_error_and_bl
             headers += [("x", bytes(12 * 1024 * 1024))] if name == b"header" else []
             await producer.send_and_wait(topic, value, partition=1, key=b"key", headers=headers)
 
-        async def receive(of: str, count: int, partitions: int) -> list[Any]:
-            consumer.assign([TopicPartition(of, p) for p in range(partitions)])
-            await consumer.seek_to_beginning()
-            async with asyncio.timeout(300):
-                return [await consumer.getone() for _ in range(count)]
-
-        answers = {
-            dict(record.headers)["kafka_correlationId"]: msgpack.unpackb(record.value)
-            for record in await receive(replies, 4, 4)
-        }
+        consumer.assign([TopicPartition(replies, p) for p in range(4)])
+        async with asyncio.timeout(300):
+            records = [await consumer.getone() for _ in range(4)]
+        answers = {dict(one.headers)["kafka_correlationId"]: msgpack.unpackb(one.value) for one in records}
         assert {name for name, answer in answers.items() if "error" not in answer} == {b"fine"}
         assert {answer["error"]["code"] for answer in answers.values() if "error" in answer} == {"invalid_request"}
         assert "send fewer sequences" in answers[b"reply"]["error"]["message"]
-        letters = {
-            dict(letter.headers)["penstock-source"].rpartition(b"-")[2]: letter
-            for letter in await receive(f"{topic}.dead-letter", 3, 8)
-        }
-        bomb, header, reply = (letters[b"%d" % offset] for offset in range(3))
-        notes = dict(bomb.headers)
-        assert (bomb.key, bomb.value, notes["kafka_correlationId"]) == (b"key", b"", b"bomb")
-        assert notes["penstock-value-left-out-bytes"] == b"%d" % len(values[b"bomb"] or b"")
-        assert header.value is None
-        assert int(dict(header.headers)["penstock-headers-left-out-bytes"]) > 12 * 1024 * 1024
-        assert (reply.key, reply.value) == (b"key", values[b"reply"])
+        letters = {letter.source: letter for letter in await letters_of(kafka, topic, 3)}
+        bomb, header, reply = (letters[f"{topic}-1-{offset}"] for offset in range(3))
+        assert (bomb.record.key, bomb.record.value) == (b"key", b"")
+        assert bomb.headers["kafka_correlationId"] == b"bomb"
+        assert bomb.headers["penstock-value-left-out-bytes"] == b"%d" % len(values[b"bomb"] or b"")
+        assert header.record.value is None
+        assert int(header.headers["penstock-headers-left-out-bytes"]) > 12 * 1024 * 1024
+        assert (reply.record.key, reply.record.value) == (b"key", values[b"reply"])
         async with asyncio.timeout(300):
             while await committed(kafka, group) != {TopicPartition(topic, 1): 4}:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0.1)
