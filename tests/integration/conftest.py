@@ -17,6 +17,7 @@ import msgpack
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
 from penstock.ops.demo.demo_model import model_directory
@@ -25,6 +26,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
+from tests.integration.schema_registry import shared_registry
 from tests.log_events import unlisted_in
 
 ECHO = [str(Path(__file__).with_name("echo_worker.py"))]
@@ -133,6 +135,21 @@ def kafka() -> Iterator[KafkaBroker]:
     """
     with KafkaBroker(num_partitions=4, config={"broker.session.timeout.ms": "60000"}) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def registry_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of the schema registry of all test processes. Subjects are the names of topics, which are unique."""
+    own = tmp_path_factory.getbasetemp()
+    with shared_registry(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as url:
+        yield url
+
+
+@pytest.fixture
+def registry(registry_url: str) -> Iterator[SchemaRegistryClient]:
+    """A user's client of the schema registry."""
+    with SchemaRegistryClient({"url": registry_url}) as client:
+        yield client
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,8 @@
 """Routes in Avro, with a real schema registry. Written and read by confluent-kafka's own serializers."""
 
-import asyncio
 import datetime
 import json
 import struct
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,10 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from penstock.ops.kafka import KafkaBroker, RegistryServer
+from penstock.ops.kafka import KafkaBroker
 from tests.engine.helpers import save_sentence_transformer
 from tests.integration.conftest import StartWorker, Unique, letters_of
+from tests.integration.schema_registry import open_door
 from tests.integration.test_routes import WORDS, Sent, make_topic, read, send
 
 ORDER = {
@@ -35,18 +34,6 @@ ORDER = {
         {"name": "raw", "type": {"type": "map", "values": "bytes"}},
     ],
 }
-
-
-@pytest.fixture(scope="module")
-def registry() -> Iterator[RegistryServer]:
-    with RegistryServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(registry: RegistryServer) -> Iterator[SchemaRegistryClient]:
-    with SchemaRegistryClient({"url": registry.url}) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +77,8 @@ def order(n: int, text: str | None) -> dict[str, Any]:
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 async def test_records_come_out_with_their_vectors_and_are_otherwise_as_they_were(
     kafka: KafkaBroker,
-    registry: RegistryServer,
-    client: SchemaRegistryClient,
+    registry_url: str,
+    registry: SchemaRegistryClient,
     unique: Unique,
     start_worker: StartWorker,
     model: Path,
@@ -100,7 +87,7 @@ async def test_records_come_out_with_their_vectors_and_are_otherwise_as_they_wer
     from sentence_transformers import SentenceTransformer
 
     source, output = await make_topic(kafka, unique("orders")), unique("enriched")
-    orders, texts = Orders(client, source, output), [f"w{n} w{n + 1}" for n in range(20)]
+    orders, texts = Orders(registry, source, output), [f"w{n} w{n + 1}" for n in range(20)]
     values = [orders.written(**order(n, text)) for n, text in enumerate(texts)]
     without = orders.written(**order(20, None))
     await send(
@@ -117,7 +104,7 @@ async def test_records_come_out_with_their_vectors_and_are_otherwise_as_they_wer
         text="text",
         result_field="vector",
         record_format="avro",
-        schema_registry_url=registry.url,
+        schema_registry_url=registry_url,
     )
     found = await read(worker, kafka, output, 22, isolation_level="read_committed")
     await worker.stop()
@@ -137,14 +124,14 @@ async def test_records_come_out_with_their_vectors_and_are_otherwise_as_they_wer
 
 async def test_avro_comes_out_as_json(
     kafka: KafkaBroker,
-    registry: RegistryServer,
-    client: SchemaRegistryClient,
+    registry_url: str,
+    registry: SchemaRegistryClient,
     unique: Unique,
     start_worker: StartWorker,
     model: Path,
 ) -> None:
     source, output = await make_topic(kafka, unique("orders")), unique("enriched")
-    orders = Orders(client, source, output)
+    orders = Orders(registry, source, output)
     await send(
         kafka, source, [Sent(b"%d" % n, orders.written(**order(n, text))) for n, text in enumerate(["w1", None])]
     )
@@ -157,7 +144,7 @@ async def test_avro_comes_out_as_json(
         text="text",
         record_format="avro",
         output_format="json",
-        schema_registry_url=registry.url,
+        schema_registry_url=registry_url,
     )
     records = {record.key: json.loads(record.value) for record in await read(worker, kafka, output, 2)}
     await worker.stop()
@@ -170,17 +157,19 @@ async def test_avro_comes_out_as_json(
 
 async def test_what_no_schema_describes_becomes_a_dead_letter(
     kafka: KafkaBroker,
-    registry: RegistryServer,
-    client: SchemaRegistryClient,
+    registry_url: str,
+    registry: SchemaRegistryClient,
     unique: Unique,
     start_worker: StartWorker,
     model: Path,
 ) -> None:
     source, output = await make_topic(kafka, unique("orders")), unique("enriched")
-    orders = Orders(client, source, output)
+    orders = Orders(registry, source, output)
     right = orders.written(**order(1, "w1"))
     wrong = [b"", b"{}", b'{"text": "w1"}', b"\x00\x7f\xff\xff\xff" + right[5:], right[:-1], right + b"\x00"]
-    other = Orders(client, source, output, {"type": "record", "name": "Pair", "fields": [{"name": "a", "type": "int"}]})
+    other = Orders(
+        registry, source, output, {"type": "record", "name": "Pair", "fields": [{"name": "a", "type": "int"}]}
+    )
     other.client.set_compatibility(f"{source}-value", "NONE")
     wrong.append(other.written(a=1)[:5])
     await send(kafka, source, [Sent(b"%d" % n, value) for n, value in enumerate([*wrong, right])])
@@ -192,7 +181,7 @@ async def test_what_no_schema_describes_becomes_a_dead_letter(
         output_topic=output,
         text="text",
         record_format="avro",
-        schema_registry_url=registry.url,
+        schema_registry_url=registry_url,
     )
     (record,) = await read(worker, kafka, output, 1)
     assert record.key == b"%d" % len(wrong)
@@ -203,12 +192,17 @@ async def test_what_no_schema_describes_becomes_a_dead_letter(
 
 
 async def test_a_registry_that_is_away_holds_up_the_records_of_new_schemas_and_nothing_else(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path
+    kafka: KafkaBroker,
+    registry_url: str,
+    registry: SchemaRegistryClient,
+    unique: Unique,
+    start_worker: StartWorker,
+    model: Path,
 ) -> None:
     source, output = await make_topic(kafka, unique("orders")), unique("enriched")
     newer = ORDER | {"fields": [*ORDER["fields"], {"name": "note", "type": "string", "default": ""}]}
-    with RegistryServer() as registry, SchemaRegistryClient({"url": registry.url}) as client:
-        old, new = Orders(client, source, output), Orders(client, source, output, newer)
+    old, new = Orders(registry, source, output), Orders(registry, source, output, newer)
+    async with open_door(registry_url) as door:
         first = [Sent(b"a", old.written(**order(n, f"w{n}"))) for n in range(3)]
         last = Sent(b"c", old.written(**order(5, "w5")))
         await send(kafka, source, first, 0)
@@ -220,17 +214,17 @@ async def test_a_registry_that_is_away_holds_up_the_records_of_new_schemas_and_n
             output_topic=output,
             text="text",
             record_format="avro",
-            schema_registry_url=registry.url,
+            schema_registry_url=door.url,
         )
         await read(worker, kafka, output, 3)
         held = [Sent(b"b", new.written(**order(3, "w1"), note="x")), Sent(b"b", old.written(**order(4, "w2")))]
-        registry.kill()
+        door.shut()
         await send(kafka, source, [*held, last], 0)
         found = await read(worker, kafka, output, 4)
         assert sorted([record.key for record in found]) == [b"a", b"a", b"a", b"c"]
         away = await worker.event("schema_registry_away")
-        assert away["url"] == registry.url
-        await asyncio.to_thread(registry.start)
+        assert away["url"] == door.url
+        await door.open()
         found = await read(worker, kafka, output, 6)
         await worker.event("schema_registry_back")
         await worker.stop()
@@ -239,12 +233,17 @@ async def test_a_registry_that_is_away_holds_up_the_records_of_new_schemas_and_n
 
 
 async def test_a_worker_stops_at_once_while_the_registry_is_away_and_the_next_one_has_the_records(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path
+    kafka: KafkaBroker,
+    registry_url: str,
+    registry: SchemaRegistryClient,
+    unique: Unique,
+    start_worker: StartWorker,
+    model: Path,
 ) -> None:
     source, output = await make_topic(kafka, unique("orders")), unique("enriched")
     newer = ORDER | {"fields": [*ORDER["fields"], {"name": "note", "type": "string", "default": ""}]}
-    with RegistryServer() as registry, SchemaRegistryClient({"url": registry.url}) as client:
-        old, new = Orders(client, source, output), Orders(client, source, output, newer)
+    old, new = Orders(registry, source, output), Orders(registry, source, output, newer)
+    async with open_door(registry_url) as door:
         settings = {
             "model": model,
             "served_name": unique("routed"),
@@ -252,18 +251,18 @@ async def test_a_worker_stops_at_once_while_the_registry_is_away_and_the_next_on
             "output_topic": output,
             "text": "text",
             "record_format": "avro",
-            "schema_registry_url": registry.url,
+            "schema_registry_url": door.url,
         }
         await send(kafka, source, [Sent(b"a", old.written(**order(0, "w1")))], 0)
         worker = start_worker(kafka, drain_s=200, **settings)
         await read(worker, kafka, output, 1)
         value = new.written(**order(1, "w2"), note="x")  # of a schema that the worker does not know
-        registry.kill()
+        door.shut()
         await send(kafka, source, [Sent(b"b", value)], 0)
         await worker.event("schema_registry_away")
         await worker.stop()
         assert worker.events("drained")[-1]["seconds"] < 100
-        await asyncio.to_thread(registry.start)
+        await door.open()
         second = start_worker(kafka, **settings)
         found = await read(second, kafka, output, 2)
         await second.stop()
@@ -272,14 +271,14 @@ async def test_a_worker_stops_at_once_while_the_registry_is_away_and_the_next_on
 
 async def test_an_output_schema_that_is_not_compatible_is_refused_at_start(
     kafka: KafkaBroker,
-    registry: RegistryServer,
-    client: SchemaRegistryClient,
+    registry_url: str,
+    registry: SchemaRegistryClient,
     unique: Unique,
     start_worker: StartWorker,
     model: Path,
 ) -> None:
     source, output = await make_topic(kafka, unique("orders")), unique("enriched")
-    orders = Orders(client, source, output)
+    orders = Orders(registry, source, output)
     orders.written(**order(1, "w1"))
     other = ORDER | {"fields": [{"name": "n", "type": "string"}]}
     latest = orders.client.register_schema(f"{output}-value", Schema(json.dumps(other), "AVRO"))
@@ -292,7 +291,7 @@ async def test_an_output_schema_that_is_not_compatible_is_refused_at_start(
         output_topic=output,
         text="text",
         record_format="avro",
-        schema_registry_url=registry.url,
+        schema_registry_url=registry_url,
     )
     assert await worker.exit_code() != 0
     registered = orders.client.get_latest_version(f"{source}-value")
