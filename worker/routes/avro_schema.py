@@ -18,6 +18,7 @@ from penstock.producer.wire.plain_rows import PlainRow
 from penstock.worker.routes.avro_fields import with_field, without_logical_types
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.result_types import AvroType, plain_values
+from penstock.worker.routes.revision_field import RevisionField
 
 _NULL, _PRESENT = b"\x00", b"\x02"  # the branches of the union ["null", result], as Avro writes them
 
@@ -25,19 +26,28 @@ _NULL, _PRESENT = b"\x00", b"\x02"  # the branches of the union ["null", result]
 class AvroSchema:
     """A writer's schema, and the one that is derived from it.
 
-    The field of the result is the last of its record: its bytes follow those of the record's other fields, which stay
-    as they are. In documents a time is a number, as Avro has it, and a decimal a decimal.
+    The field of the result is the last of its record, but for its revision: its bytes follow those of the record's
+    other fields, which stay as they are. In documents a time is a number, as Avro has it, and a decimal a decimal.
     """
 
-    def __init__(self, text: str, referenced: Sequence[str], place: Pointer, result: AvroType) -> None:
+    def __init__(
+        self,
+        text: str,
+        referenced: Sequence[str],
+        place: Pointer,
+        result: AvroType,
+        revision: RevisionField | None = None,
+    ) -> None:
         """`referenced`: the schemas that it refers to. `result`: the type of the result, which goes to `place`.
 
         Raises WrongArgument: the schema is none, or has no place for the result.
         """
-        self._place, self._parent = place, Pointer(place.names[:-1])
+        self._place, self._parent = place, place.parent
         try:
             schema = json.loads(text)
             derived, start = with_field(schema, place.names, result) if place.names else (result, schema)
+            if revision is not None:
+                derived, _ = with_field(derived, (*place.parent.names, revision.name), "string")
             names: dict[str, Any] = {}
             for one in referenced:
                 fastavro.parse_schema(without_logical_types(json.loads(one)), names)
@@ -48,6 +58,9 @@ class AvroSchema:
         except (SchemaParseException, UnknownType, ValueError, TypeError, KeyError, AttributeError) as error:
             raise WrongArgument(f"The schema cannot be used: {error!r}") from error
         self._result = fastavro.parse_schema(result)
+        self._absent, self._revised = _NULL, b""
+        if revision is not None:
+            self._absent, self._revised = _NULL * 2, _PRESENT + _avro("string", revision.model)
         self.output = json.dumps(derived)
 
     def read(self, body: bytes) -> Any:
@@ -68,7 +81,7 @@ class AvroSchema:
             document, end = _read(self._start, body)
             if not isinstance(self._parent.find(document), dict):
                 raise InvalidRequest(f"There is no record at {str(self._parent)!r} for the result.")
-        added = _NULL if result is None else _PRESENT + self._written(result)
+        added = self._absent if result is None else _PRESENT + self._written(result) + self._revised
         return body[:end] + added + body[end:]
 
     def json(self, body: bytes) -> bytes:

@@ -10,20 +10,27 @@ from penstock.worker.routes.json_schema import JsonSchema
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.record_format import JsonFormat, RecordFormat, TextFormat
 from penstock.worker.routes.result_types import AvroType, chunks_type, result_type
+from penstock.worker.routes.revision_field import RevisionField
 from penstock.worker.routes.schema_registry import SchemaRegistry
 from penstock.worker.routes.settings import RouteSettings
 
 
 def format_of(
-    settings: RouteSettings, task: str, options: Options, registry: SchemaRegistry | None, *, is_chunked: bool
+    settings: RouteSettings,
+    task: str,
+    options: Options,
+    registry: SchemaRegistry | None,
+    revision: RevisionField | None,
+    *,
+    is_chunked: bool,
 ) -> RecordFormat:
     """The format that a route's settings name. `registry`: None only where no route needs it."""
     place = Pointer.parse(settings.result_field)
     if settings.record_format == "text":
-        return TextFormat(place)
+        return TextFormat(place, revision)
     if settings.record_format == "json":
         one = EXAMPLES[task]
-        return JsonFormat(place, [of_chunk((0, 0), one)] if is_chunked else one)
+        return JsonFormat(place, [of_chunk((0, 0), one)] if is_chunked else one, revision)
     if registry is None:
         raise RuntimeError("A format with schemas has no registry. This is a bug.")
     made = FramedToJson if settings.output_format == "json" else FramedFormat
@@ -31,27 +38,29 @@ def format_of(
     result = result_type(task, options, name)
     if is_chunked:
         result = chunks_type(result, name)
-    kind = _KINDS[settings.record_format](place, result)
-    return made(registry, kind, (settings.input_topic, settings.output_topic), place)
+    kind = _KINDS[settings.record_format](place, result, revision)
+    return made(registry, kind, (settings.input_topic, settings.output_topic), place, revision)
 
 
-def _avro(place: Pointer, result: AvroType) -> SchemaKind:
+def _avro(place: Pointer, result: AvroType, revision: RevisionField | None) -> SchemaKind:
     from penstock.worker.routes.avro_schema import AvroSchema  # of the extra `registry`, as what Protobuf needs
 
-    return SchemaKind("AVRO", lambda text, referenced: AvroSchema(text, [one for _, one in referenced], place, result))
+    return SchemaKind(
+        "AVRO", lambda text, referenced: AvroSchema(text, [one for _, one in referenced], place, result, revision)
+    )
 
 
-def _json_schema(place: Pointer, result: AvroType) -> SchemaKind:
-    return SchemaKind("JSON", lambda text, referenced: JsonSchema(text, place, result))
+def _json_schema(place: Pointer, result: AvroType, revision: RevisionField | None) -> SchemaKind:
+    return SchemaKind("JSON", lambda text, referenced: JsonSchema(text, place, result, revision))
 
 
-def _protobuf(place: Pointer, result: AvroType) -> SchemaKind:
+def _protobuf(place: Pointer, result: AvroType, revision: RevisionField | None) -> SchemaKind:
     from penstock.worker.routes.protobuf_schema import ProtobufSchema
 
-    return SchemaKind("PROTOBUF", lambda text, referenced: ProtobufSchema(text, referenced, place, result))
+    return SchemaKind("PROTOBUF", lambda text, referenced: ProtobufSchema(text, referenced, place, result, revision))
 
 
-_KINDS: Mapping[str, Callable[[Pointer, AvroType], SchemaKind]] = {
+_KINDS: Mapping[str, Callable[[Pointer, AvroType, RevisionField | None], SchemaKind]] = {
     "avro": _avro,
     "json-schema": _json_schema,
     "protobuf": _protobuf,

@@ -9,6 +9,7 @@ from penstock.producer.wire.plain_rows import PlainRow
 from penstock.worker.routes.json_format import add_json
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.record_format import RecordFormat
+from penstock.worker.routes.revision_field import RevisionField
 from penstock.worker.routes.schema_registry import Schema, SchemaRegistry
 
 _HEAD = struct.Struct(">bI")  # the magic byte, and the schema's id
@@ -48,9 +49,16 @@ class FramedFormat(RecordFormat):
     Subjects have the names of their topics: `<topic>-value`.
     """
 
-    def __init__(self, registry: SchemaRegistry, kind: SchemaKind, topics: tuple[str, str], place: Pointer) -> None:
+    def __init__(
+        self,
+        registry: SchemaRegistry,
+        kind: SchemaKind,
+        topics: tuple[str, str],
+        place: Pointer,
+        revision: RevisionField | None = None,
+    ) -> None:
         """`topics`: the input topic, and the output topic. `place`: of the result."""
-        self._registry, self._kind, self._place = registry, kind, place
+        self._registry, self._kind, self._place, self._revision = registry, kind, place, revision
         self._input, self._output = [f"{topic}-value" for topic in topics]
         self._known: dict[int, _Known] = {}
         self._unknown: dict[int, InvalidRequest] = {}
@@ -83,7 +91,7 @@ class FramedFormat(RecordFormat):
         return self._find(value).codec.read(value[_HEAD.size :])
 
     def lacks_object(self, value: bytes) -> bool:
-        return Pointer(self._place.names[:-1]).find(self.read(value)) is None
+        return self._place.parent.find(self.read(value)) is None
 
     def write(self, original: bytes, result: PlainRow | None) -> bytes:
         known = self._find(original)
@@ -122,7 +130,7 @@ class FramedToJson(FramedFormat):
     """Framed values in, JSON without a schema out."""
 
     def write(self, original: bytes, result: PlainRow | None) -> bytes:
-        return add_json(self.passed(original), self._place, result)
+        return add_json(self.passed(original), self._place, result, revision=self._revision)
 
     def passed(self, original: bytes) -> bytes:
         return self._find(original).codec.json(original[_HEAD.size :])

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -11,6 +10,7 @@ from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire.plain_rows import PlainRow, plain_json
 from penstock.worker.routes.connect_json import extend_schema, is_connect, schema_of
 from penstock.worker.routes.pointer import Pointer
+from penstock.worker.routes.revision_field import RevisionField
 
 _SPACE = b" \t\r\n"
 _LEAST, _GREATEST = -(2**63), 2**64 - 1  # of the integers that orjson reads as such; others become floating-point
@@ -28,13 +28,15 @@ def read_json(value: bytes) -> Any:
 
 def lacks_object(value: bytes, place: Pointer) -> bool:
     """Whether the object that would get the result is null or absent, as in a delete. Raises as `read_json`."""
-    return Pointer(place.names[:-1]).find(read_json(value)) is None
+    return place.parent.find(read_json(value)) is None
 
 
-def add_json(value: bytes, place: Pointer, result: PlainRow, example: PlainRow = None) -> bytes:
+def add_json(
+    value: bytes, place: Pointer, result: PlainRow, example: PlainRow = None, revision: RevisionField | None = None
+) -> bytes:
     """The record's value with a result at a place; at the top (no names) it is the result alone.
 
-    `example`: a result of the same type, where the result is null.
+    `example`: a result of the same type, where the result is null. `revision`: a field beside the result.
 
     A new field of the document is added behind its last: what the record holds stays as it is, in every byte. Where the
     place is deeper, or has a value already, or there is a schema to be extended, the document is written again, with
@@ -44,27 +46,28 @@ def add_json(value: bytes, place: Pointer, result: PlainRow, example: PlainRow =
         InvalidRequest: there is no object at the place for a field, or the document cannot be written again as it is.
     """
     document = _load(value)
-    if is_connect(document):
-        _add_to_connect(document, place, result, schema_of(example if result is None else result))
-        return _written_again(value, document)
     if not place.names:
+        if is_connect(document):
+            schema = schema_of(example if result is None else result)
+            return _written_again(value, {"schema": schema | {"optional": True}, "payload": result})
         return plain_json(result)
+    fields = {place.names[-1]: result}
+    examples = {place.names[-1]: example if result is None else result}
+    if revision is not None:
+        fields[revision.name] = None if result is None else revision.model
+        examples[revision.name] = revision.model
+    if is_connect(document):
+        _parent(document["payload"], place).update(fields)
+        if document["schema"] is not None:
+            for name, one in examples.items():
+                extend_schema(document["schema"], place.parent.names, name, schema_of(one))
+        return _written_again(value, document)
     parent = _parent(document, place)
-    name = place.names[-1]
-    if parent is document and name not in parent:
+    if parent is document and not fields.keys() & parent.keys():
         body = value.rstrip(_SPACE)[:-1].rstrip(_SPACE)
-        return b"%b%b%b:%b}" % (body, b"," if parent else b"", orjson.dumps(name), plain_json(result))
-    parent[name] = result
+        return b"%b%b%b" % (body, b"," if parent else b"", plain_json(fields)[1:])
+    parent.update(fields)
     return _written_again(value, document)
-
-
-def _add_to_connect(document: dict[str, Any], place: Pointer, result: PlainRow, schema: Mapping[str, Any]) -> None:
-    if not place.names:
-        document["schema"], document["payload"] = {**schema, "optional": True}, result
-        return
-    _parent(document["payload"], place)[place.names[-1]] = result
-    if document["schema"] is not None:
-        extend_schema(document["schema"], place.names[:-1], place.names[-1], schema)
 
 
 def _written_again(original: bytes, document: Any) -> bytes:
@@ -88,7 +91,7 @@ def _check_integer(digits: str) -> None:
 
 def _parent(document: Any, place: Pointer) -> dict[str, Any]:
     """The object that gets the field."""
-    path = Pointer(place.names[:-1])
+    path = place.parent
     parent = path.find(document)
     if not isinstance(parent, dict):
         raise InvalidRequest(f"There is no object at {str(path) or 'the top'!r} for the result.")

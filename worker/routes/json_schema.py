@@ -9,6 +9,7 @@ from penstock.producer.wire.plain_rows import PlainRow
 from penstock.worker.routes.json_format import add_json, read_json
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.result_types import AvroType
+from penstock.worker.routes.revision_field import RevisionField
 
 _NAMES = {"float": "number", "int": "integer", "string": "string", "null": "null"}  # Avro's -> JSON Schema's
 
@@ -16,18 +17,20 @@ _NAMES = {"float": "number", "int": "integer", "string": "string", "null": "null
 class JsonSchema:
     """A writer's schema, and the one that is derived from it."""
 
-    def __init__(self, text: str, place: Pointer, result: AvroType) -> None:
+    def __init__(self, text: str, place: Pointer, result: AvroType, revision: RevisionField | None = None) -> None:
         """`result`: the type of the result, which goes to `place`.
 
         Raises WrongArgument: the schema is none, or does not say what is at the place.
         """
-        self._place = place
+        self._place, self._revision = place, revision
         try:
             schema = orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise WrongArgument(f"The schema is not JSON: {error}") from error
-        described = {"oneOf": [{"type": "null"}, _described(result)]}
-        self.output = orjson.dumps(_with_property(schema, place.names, described)).decode()
+        derived = _with_property(schema, place.names, _nullable(result))
+        if revision is not None:
+            derived = _with_property(derived, (*place.parent.names, revision.name), _nullable("string"))
+        self.output = orjson.dumps(derived).decode()
 
     def read(self, body: bytes) -> Any:
         """The document. Raises InvalidRequest: it is not JSON."""
@@ -35,7 +38,7 @@ class JsonSchema:
 
     def write(self, body: bytes, result: PlainRow | None) -> bytes:
         """The document with the result. Raises InvalidRequest: there is no object for it."""
-        return add_json(body, self._place, result)
+        return add_json(body, self._place, result, revision=self._revision)
 
     def json(self, body: bytes) -> bytes:
         """The document as it is."""
@@ -56,6 +59,10 @@ def _with_property(schema: Any, names: tuple[str, ...], described: Any) -> Any:
         raise WrongArgument(f"The schema has no property {name!r}.")
     inner = _with_property(properties.get(name), names[1:], described)
     return schema | {"properties": {**properties, name: inner}}
+
+
+def _nullable(kind: AvroType) -> dict[str, Any]:
+    return {"oneOf": [{"type": "null"}, _described(kind)]}
 
 
 def _described(kind: AvroType) -> dict[str, Any]:

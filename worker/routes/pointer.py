@@ -24,6 +24,11 @@ class Pointer(NamedTuple):
     def __str__(self) -> str:
         return "".join(["/" + name.replace("~", "~0").replace("/", "~1") for name in self.names])
 
+    @property
+    def parent(self) -> "Pointer":
+        """The place of what holds the value."""
+        return Pointer(self.names[:-1])
+
     def find(self, document: Any) -> Any:
         """The value there; None where the document has no such place."""
         for name in self.names:

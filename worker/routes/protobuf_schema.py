@@ -17,6 +17,7 @@ from penstock.producer.errors import InvalidRequest, WrongArgument
 from penstock.producer.wire.plain_rows import PlainRow
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.result_types import AvroType, plain_values
+from penstock.worker.routes.revision_field import RevisionField
 
 _TYPES = {"float": FieldDescriptorProto.TYPE_FLOAT, "int": FieldDescriptorProto.TYPE_INT32}
 _TYPES["string"] = FieldDescriptorProto.TYPE_STRING
@@ -25,12 +26,19 @@ _FILE = "schema.proto"
 
 
 class ProtobufSchema:
-    """A writer's schema, and the one that is derived from it: of the file's first message, with a field more.
+    """A writer's schema, and the one that is derived from it: of the file's first message, with a field or two more.
 
     Bytes of a field that follow those of a message are of the message: what the record holds stays as it is.
     """
 
-    def __init__(self, text: str, referenced: Sequence[tuple[str, str]], place: Pointer, result: AvroType) -> None:
+    def __init__(
+        self,
+        text: str,
+        referenced: Sequence[tuple[str, str]],
+        place: Pointer,
+        result: AvroType,
+        revision: RevisionField | None = None,
+    ) -> None:
         """`referenced`: the files that it imports, by name. `result`: the type of the result, which goes to `place`.
 
         Raises WrongArgument: the schema is none, or has no place for the result.
@@ -44,6 +52,9 @@ class ProtobufSchema:
             raise WrongArgument("The schema has no message.")
         self._message = message_class(files)
         _add_field(file, self._name, result)
+        self._revised = {} if revision is None else {revision.name: revision.model}
+        for name in self._revised:
+            _add_field(file, name, "string")
         self._enriched = message_class(files)
         self.output = base64.b64encode(file.SerializeToString()).decode()
 
@@ -58,8 +69,9 @@ class ProtobufSchema:
         """The bytes with the result. Without one they are of the derived schema, too."""
         if result is None:
             return body
-        field: bytes = ParseDict({self._name: plain_values(result)}, self._enriched()).SerializePartialToString()
-        return body + field
+        added = {self._name: plain_values(result), **self._revised}
+        fields: bytes = ParseDict(added, self._enriched()).SerializePartialToString()
+        return body + fields
 
     def json(self, body: bytes) -> bytes:
         """The document as Protobuf's JSON: integers of 64 bits are strings, bytes in base64."""

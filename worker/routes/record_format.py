@@ -8,6 +8,7 @@ from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire.plain_rows import PlainRow, plain_json
 from penstock.worker.routes.json_format import add_json, lacks_object, read_json
 from penstock.worker.routes.pointer import Pointer
+from penstock.worker.routes.revision_field import RevisionField
 
 
 class RecordFormat(Protocol):
@@ -45,9 +46,9 @@ class RecordFormat(Protocol):
 class JsonFormat(RecordFormat):
     """The document and the result are JSON."""
 
-    def __init__(self, place: Pointer, example: PlainRow) -> None:
+    def __init__(self, place: Pointer, example: PlainRow, revision: RevisionField | None = None) -> None:
         """`place`: of the result. `example`: of a result, for the schema of Kafka Connect where the result is null."""
-        self._place, self._example = place, example
+        self._place, self._example, self._revision = place, example, revision
 
     def read(self, value: bytes) -> Any:
         return read_json(value)
@@ -56,15 +57,15 @@ class JsonFormat(RecordFormat):
         return lacks_object(value, self._place)
 
     def write(self, original: bytes, result: PlainRow | None) -> bytes:
-        return add_json(original, self._place, result, self._example)
+        return add_json(original, self._place, result, self._example, self._revision)
 
 
 class TextFormat(RecordFormat):
     """The value is the text. What is written is a JSON object with it."""
 
-    def __init__(self, place: Pointer) -> None:
+    def __init__(self, place: Pointer, revision: RevisionField | None = None) -> None:
         """`place`: of the result."""
-        self._place = place
+        self._place, self._revision = place, revision
 
     def read(self, value: bytes) -> Any:
         try:
@@ -76,4 +77,4 @@ class TextFormat(RecordFormat):
         return False
 
     def write(self, original: bytes, result: PlainRow | None) -> bytes:
-        return add_json(plain_json({"text": self.read(original)}), self._place, result)
+        return add_json(plain_json({"text": self.read(original)}), self._place, result, revision=self._revision)

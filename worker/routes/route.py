@@ -7,6 +7,7 @@ from penstock.producer.wire.options import check_applicable, check_options
 from penstock.worker.routes.chunks import chunk_size
 from penstock.worker.routes.connect_json import UNAVAILABLE
 from penstock.worker.routes.formats import format_of
+from penstock.worker.routes.revision_field import RevisionField
 from penstock.worker.routes.schema_registry import SchemaRegistry
 from penstock.worker.routes.settings import RouteSettings
 from penstock.worker.routes.text_source import TextSource
@@ -30,7 +31,9 @@ class Route:
         self._options = check_options(settings.request_options)
         check_applicable(self._options, self.task, is_text=True)
         self.chunks = chunk_size(settings, self.task, info)
-        self.format = format_of(settings, self.task, self._options, registry, is_chunked=self.chunks is not None)
+        revision = RevisionField.of(settings, info)
+        is_chunked = self.chunks is not None
+        self.format = format_of(settings, self.task, self._options, registry, revision, is_chunked=is_chunked)
 
     def request(self, value: bytes) -> Request | None:
         """The request in a record's value; None: it has no text, and is passed on.

@@ -23,8 +23,9 @@ def _check_text(text: str | None) -> str | None:
     return text
 
 
-def _check_pointer(text: str) -> str:
-    Pointer.parse(text)
+def _check_pointer(text: str | None) -> str | None:
+    if text is not None:
+        Pointer.parse(text)
     return text
 
 
@@ -93,6 +94,11 @@ class RouteFields(BaseModel):
         description="Where the result goes: a field of the record, or a JSON pointer. Empty: the result is the whole "
         "value.",
     )
+    revision_field: Annotated[str | None, AfterValidator(_check_pointer)] = Field(
+        None,
+        description="Where the model of the result is named, as name@revision: a field beside the result, or a JSON "
+        "pointer to one. Default: in the record's headers only.",
+    )
     missing_text: Literal["pass", "null", "reject"] = Field(
         "pass",
         description="What happens to a record whose text is absent or null. pass: it goes to the output topic as it "
@@ -147,7 +153,17 @@ class RouteSettings(RouteFields):
             raise ValueError("query is the query of the task rerank, which needs it")
         if self.chunk_overlap >= (self.chunk_tokens or 1):
             raise ValueError("chunk_overlap must be less than chunk_tokens")
+        if self.revision_field is not None:
+            _check_beside(Pointer.parse(self.revision_field), Pointer.parse(self.result_field))
         return self
+
+
+def _check_beside(revision: Pointer, result: Pointer) -> None:
+    if not result.names:
+        raise ValueError("revision_field needs a result_field: the result is the whole value")
+    if len(revision.names) != len(result.names) or revision.parent != result.parent or revision == result:
+        beside = Pointer((*result.parent.names, f"{result.names[-1]}_revision"))
+        raise ValueError(f"revision_field must be a field beside result_field, such as {beside}")
 
 
 def check_routes(routes: Sequence[RouteSettings], request_topic: str | None) -> Sequence[RouteSettings]:
