@@ -1,9 +1,12 @@
 """An enriched record on its way to the output topic of its route."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.producer.aiokafka_internals.default_partition import default_partition
 from penstock.worker.replies.outlet import OutAnswer
+
+Outcome = Literal["ok", "cached", "passed"]  # with a computed result, with one of the cache, as it was
 
 
 @dataclass(slots=True)
@@ -11,7 +14,7 @@ class Output(OutAnswer):
     """It has the key and the time of its original, and more headers."""
 
     topic: str
-    outcome: str  # that the metrics count: `ok`, or `passed` as it was
+    outcome: Outcome  # that the metrics count
 
     @property
     def timestamp_ms(self) -> int | None:

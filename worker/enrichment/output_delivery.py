@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from penstock.producer.aiokafka_internals.producer import BAD_RECORD
 from penstock.producer.errors import BackendError, InvalidRequest
 from penstock.producer.wire.headers import Headers
-from penstock.worker.enrichment.output import Output
+from penstock.worker.enrichment.output import Outcome, Output
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.outlet import AnswerDropped, Outlet
@@ -44,10 +44,9 @@ class OutputDelivery:
         self._delivery = delivery
 
     def output(
-        self, record: PendingRecord, topic: str, value: bytes | None, headers: Headers, *, is_enriched: bool
+        self, record: PendingRecord, topic: str, value: bytes | None, headers: Headers, outcome: Outcome
     ) -> Output:
         """An enriched record, or one that passes as it was, which `send` takes."""
-        outcome = "ok" if is_enriched else "passed"
         return Output(record.original.key, value, headers, self._done, record, topic, outcome)
 
     def send(self, outputs: Sequence[Output]) -> None:

@@ -11,7 +11,7 @@ from penstock.producer.wire.plain_rows import PlainRow
 from penstock.scheduler import Cause
 from penstock.worker.enrichment.chunker import Chunker
 from penstock.worker.enrichment.key_order import KeyOrder
-from penstock.worker.enrichment.output import Output
+from penstock.worker.enrichment.output import Outcome, Output
 from penstock.worker.enrichment.output_delivery import OutputDelivery
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
@@ -155,7 +155,8 @@ class Router:
                 rejections.append(request.reject(error))
             else:
                 sent = _headers(record, headers)
-                outputs.append(delivery.output(record, route.output_topic, value, sent, is_enriched=True))
+                outcome: Outcome = "cached" if request.is_cached else "ok"
+                outputs.append(delivery.output(record, route.output_topic, value, sent, outcome))
         return outputs, rejections
 
     def passed(
@@ -172,7 +173,7 @@ class Router:
                 rejections.append(Rejection(record, None, error))
             else:
                 sent = _headers(record, [])
-                outputs.append(delivery.output(record, route.output_topic, value, sent, is_enriched=False))
+                outputs.append(delivery.output(record, route.output_topic, value, sent, "passed"))
         return outputs, rejections
 
     def _own_headers(self) -> list[tuple[str, bytes]]:

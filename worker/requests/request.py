@@ -80,6 +80,11 @@ class PendingRequest:
         num_paired = 0 if self.message.options.labels is None else self.num_tokens // _PAIR_TOKENS
         return max(len(self.results), num_held, num_paired)
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether the cache had all of its results: nothing was computed for it."""
+        return self.num_cached == len(self.results)
+
     def note_spans(self, spans: Sequence[Uint32Array]) -> None:
         """Its texts were tokenized: the places of their tokens."""
         self.spans = spans

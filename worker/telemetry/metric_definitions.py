@@ -41,7 +41,8 @@ WORKER_METRICS = (
         "counter",
         "records",
         ("topic", "outcome"),
-        "Finished records of routes, by input topic: `ok`, `passed` as they were, or the code of their dead letter.",
+        "Finished records of routes, by input topic: `ok`, `cached` (the cache had all results, and nothing was "
+        "computed), `passed` as they were, or the code of their dead letter.",
     ),
     MetricDefinition(
         "penstock_request_seconds",
