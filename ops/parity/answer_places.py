@@ -48,10 +48,10 @@ class FieldPlace:
         """`pointer` without names: the whole document is the answer."""
         self._pointer = pointer
 
-    def read(self, document: Any) -> ReadAnswer:
-        """The answer, and a digest of all other fields."""
+    def read(self, document: Any, model: str | None = None) -> ReadAnswer:
+        """The answer, and a digest of all other fields, but of those beside it that name its model in this way."""
         value = self._pointer.find(document)
-        rest = _without(document, self._pointer.names)
+        rest = _without(document, self._pointer.names, model)
         if value is not None:
             return ReadAnswer(_answer(value), _digest(rest))
         at = str(self._pointer) or "the top"
@@ -95,14 +95,16 @@ def _answer(value: Any) -> RecordedAnswer | NotComparable:
         return error.kept()
 
 
-def _without(document: Any, names: tuple[str, ...]) -> Any:
-    """The document without what is at the end of the way; None where nothing else is in it."""
+def _without(document: Any, names: tuple[str, ...], model: str | None) -> Any:
+    """The document without what is at the end of the way, or is `model` there; None where nothing else is in it."""
     if not names or not isinstance(document, Mapping):
         return document if names else None
     name, rest = names[0], names[1:]
     others = {key: value for key, value in document.items() if key != name}
-    if rest and name in document:
-        others[name] = _without(document[name], rest)
+    if not rest:
+        return {key: value for key, value in others.items() if model is None or value != model}
+    if name in document:
+        others[name] = _without(document[name], rest, model)
     return others
 
 

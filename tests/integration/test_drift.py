@@ -116,6 +116,7 @@ async def test_the_routes_of_a_worker_and_of_its_shadow_in_another_precision(
             input_topic=source,
             output_topic=output,
             text="text",
+            revision_field="result_revision",
             once=True,
         )
         assert await worker.exit_code() == 0, worker.tail()
@@ -138,13 +139,15 @@ async def test_a_version_that_lags_behind_is_not_compared_with_a_later_record(ve
     assert "1 pair not compared, whose inputs differ" in screen
 
 
-async def test_a_field_with_the_revision_is_no_part_of_the_input(versions: Versions) -> None:
+@pytest.mark.parametrize("place", ["result", "/after/result"])
+async def test_a_field_with_the_revision_is_no_part_of_the_input(versions: Versions, place: str) -> None:
+    answers = [classified(number, "a") for number in range(6)]
     for topic, revision in ((versions.old, "r1"), (versions.new, "r2")):
-        rows = [classified(number, "a") for number in range(6)]
-        await versions.fill(
-            topic, [(key, {**(value or {}), "by": revision}, at) for key, value, at in rows], revision=revision
-        )
-    assert (await versions.drift("--json"))[0]["pairs"] == 6
+        rows = [(key, {**(value or {}), "by": f"minilm@{revision}"}, at) for key, value, at in answers]
+        if "after" in place:
+            rows = [(key, {"op": "c", "after": value}, at) for key, value, at in rows]
+        await versions.fill(topic, rows, revision=revision)
+    assert (await versions.drift("--json", "--result-field", place))[0]["pairs"] == 6
 
 
 async def test_records_of_an_answer_alone_are_of_one_input_if_their_position_is_equal(versions: Versions) -> None:

@@ -18,4 +18,9 @@ class RevisionField(NamedTuple):
         """What a route's settings want. Equal revisions give equal results, whatever the names before them."""
         if settings.revision_field is None:
             return None
-        return cls(Pointer.parse(settings.revision_field).names[-1], f"{info.name}@{info.revision}")
+        return cls(Pointer.parse(settings.revision_field).names[-1], model_text(info.name, info.revision))
+
+
+def model_text(name: str, revision: str) -> str:
+    """A model as the field names it."""
+    return f"{name}@{revision}"

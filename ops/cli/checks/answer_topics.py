@@ -6,11 +6,12 @@ from typing import Any
 
 from penstock.ops.cli.dead_letters.topic_reader import TopicReader
 from penstock.ops.parity.answer_files import Done
-from penstock.ops.parity.answer_places import AnswerPlace, read_json
+from penstock.ops.parity.answer_places import FieldPlace, read_json
 from penstock.ops.parity.keyed_sample import KeyedSample, SampledRecord
 from penstock.ops.parity.recorded_answers import NotComparable, Unanswered
 from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.headers import MODEL, REVISION, SOURCE
+from penstock.worker.routes.revision_field import model_text
 
 
 async def num_partitions(reader: TopicReader, topic: str) -> int:
@@ -22,7 +23,7 @@ async def num_partitions(reader: TopicReader, topic: str) -> int:
 
 
 async def sample_topic(
-    reader: TopicReader, topic: str, partitions: int, place: AnswerPlace, size: int, done: Done
+    reader: TopicReader, topic: str, partitions: int, place: FieldPlace, size: int, done: Done
 ) -> KeyedSample:
     """Read a topic once, up to its present ends.
 
@@ -40,7 +41,7 @@ async def sample_topic(
     return sample
 
 
-def _offer(sample: KeyedSample, record: Any, place: AnswerPlace) -> None:
+def _offer(sample: KeyedSample, record: Any, place: FieldPlace) -> None:
     headers = {name: value or b"" for name, value in record.headers}
     at = f"{record.topic}-{record.partition}-{record.offset}"
     source = headers.get(SOURCE, b"")
@@ -54,12 +55,13 @@ def _offer(sample: KeyedSample, record: Any, place: AnswerPlace) -> None:
     sample.offer(key, partial(_record, record, at, place, headers))
 
 
-def _record(record: Any, at: str, place: AnswerPlace, headers: dict[str, bytes]) -> SampledRecord:
+def _record(record: Any, at: str, place: FieldPlace, headers: dict[str, bytes]) -> SampledRecord:
     answer: Any = Unanswered("is a tombstone", is_tombstone=True)
-    inputs, revision = b"", headers.get(REVISION, b"").decode(errors="replace")
+    inputs = b""
+    model, revision = [headers.get(name, b"").decode(errors="replace") for name in (MODEL, REVISION)]
     try:
         if record.value is not None:
-            answer, inputs = place.read(_without_revision(read_json(record.value), revision))
+            answer, inputs = place.read(read_json(record.value), model_text(model, revision))
     except NotComparable as error:
         answer = error.kept()
     return SampledRecord(
@@ -67,15 +69,8 @@ def _record(record: Any, at: str, place: AnswerPlace, headers: dict[str, bytes])
         answer,
         inputs,
         source=headers.get(SOURCE, b""),
-        model=headers.get(MODEL, b"").decode(errors="replace"),
+        model=model,
         revision=revision,
         partition=record.partition,
         timestamp_ms=record.timestamp,
     )
-
-
-def _without_revision(document: Any, revision: str) -> Any:
-    """The document without a field that repeats the header, which is no part of the input."""
-    if not revision or not isinstance(document, dict):
-        return document
-    return {name: value for name, value in document.items() if value != revision}
