@@ -105,7 +105,7 @@ async def test_records_with_and_without_the_revision_are_read_by_one_reader(
             worker = start_worker(kafka, **settings, **more)
             found = await read(worker, kafka, output, count)
             await worker.stop()
-            if count == 1:
+            if count == 1 and kind.record_format != "protobuf":  # this registry's rule fails for descriptors
                 client.set_compatibility(f"{output}-value", "BACKWARD")
         latest = client.get_latest_version(f"{output}-value")
         deserialize = kind.reader(client, latest.schema.schema_str or "")

@@ -260,7 +260,7 @@ def test_a_resolved_setting_is_never_open() -> None:
         "connect_timeout_s",  # none: a worker goes on trying
     }
     may_be_open |= {"input_topic", "output_topic", "text", "task", "query", "max_age_ms"}  # of routes
-    may_be_open |= {"chunk_tokens", "output_format"}
+    may_be_open |= {"chunk_tokens", "revision_field", "output_format"}
     may_be_open |= {"log_file", "cells", "state_slots", "page_memory_mib"}  # of models that run step by step
     open_settings = {name for name, value in settings if value in (None, "auto")}
     security = {name for name in KafkaSettings.model_fields if name.startswith(("sasl_", "ssl_"))}
