@@ -89,7 +89,7 @@ class Pipeline:
         is_exactly_once = settings.delivery == "exactly_once"
         # Fetch
         requests = {} if settings.topic is None else {settings.topic: False, bulk_topic(settings.topic): True}
-        routed = {route.input_topic: route.route_class == "bulk" for route in settings.all_routes}
+        routed = {route.input_topic: route.route_class == "bulk" for route in settings.route_parts}
         self.topics = requests | routed  # whether the records of each are bulk
         self.cluster = KafkaCluster.of(settings)
         self.backpressure = Backpressure(settings.max_in_flight, can_stall=not is_exactly_once)
@@ -128,7 +128,7 @@ class Pipeline:
         chunker = None if tokenizer is None else Chunker(tokenizer, self._validator.checked, settings.max_sequences)
         has_registry = settings.schema_registry_url is not None
         self.registry = SchemaRegistry(settings.registry_client) if has_registry else None
-        self._router = Router(settings.all_routes, info, self._validator.checked, self.registry, chunker)
+        self._router = Router(settings.route_parts, info, self._validator.checked, self.registry, chunker)
         self.unprepared = UnpreparedRecords(self._router, self._process)
         self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=cache is not None)
         self.cache = None if cache is None else WriteBehindCache(cache)

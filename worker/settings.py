@@ -263,6 +263,11 @@ class WorkerSettings(ModelSettings, RequestSettings, RegistrySettings, KafkaSett
         """The routes of the file, or the one that the options say."""
         return self.routes if self.input_topic is None else (route_of(self),)
 
+    @property
+    def route_parts(self) -> Sequence[RouteSettings]:
+        """The routes that the worker runs: all of these, and those of their replays."""
+        return [part for route in self.all_routes for part in route.parts]
+
     @classmethod
     def handed_over(cls, values: Mapping[str, Any], origins: Mapping[str, str]) -> Self:
         """Settings that another process of this machine has read. The configuration file is not read again."""

@@ -9,6 +9,7 @@ from aiokafka import TopicPartition
 
 from penstock.cache import ResponseCache
 from penstock.producer.tokenization import Tokenizer
+from penstock.producer.wire.topics import replay_topic
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.commits import LAST_COMMIT_S
@@ -87,9 +88,12 @@ class Worker:
         if may_join is not None:
             await may_join
         await path.outbox.start()
-        routed = {route.input_topic: route.output_topic for route in self._settings.all_routes}
+        routed = {route.input_topic: route.output_topic for route in self._settings.route_parts}
+        routes = self._settings.all_routes
+        replays = {one.input_topic: replay_topic(one.input_topic) for one in routes if one.accept_replays}
         requests = [topic for topic in path.topics if topic not in routed]
         await create_topics(path.cluster, path.outbox, requests, self._settings.partitions)
+        await create_outputs(path.cluster, path.outbox, replays)
         await create_outputs(path.cluster, path.outbox, routed)
         await path.check_routes()
         await path.consumer.start()

@@ -26,6 +26,10 @@ PARTIAL = "penstock-partial"
 CONTENT_TYPE = "content-type"
 REPLAY_OF = "penstock-replay-of"
 REPLAYS = "penstock-replays"
+# Headers of a copy in a topic of replays, beside those of its original, whose position and time they name.
+REPLAY_SOURCE = "penstock-replay-source"
+REPLAY_TIME_MS = "penstock-replay-time-ms"
+REPLAY_RUN = "penstock-replay-run"
 
 # Headers of a dead letter, beside those of its original.
 ERROR_CODE = "penstock-error-code"

@@ -53,6 +53,11 @@ def bulk_topic(topic: str) -> str:
     return topic + ".bulk"
 
 
+def replay_topic(topic: str) -> str:
+    """The topic for records of a route's input topic that are to be enriched again."""
+    return topic + ".replay"
+
+
 def dead_letter_topic(topic: str) -> str:
     """The topic for records that could not be processed, with their original bytes, headers and the reason."""
     return topic + ".dead-letter"

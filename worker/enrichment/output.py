@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.producer.aiokafka_internals.default_partition import default_partition
+from penstock.worker.enrichment.replayed import source_of
 from penstock.worker.replies.outlet import OutAnswer
 
 Outcome = Literal["ok", "cached", "passed"]  # with a computed result, with one of the cache, as it was
@@ -19,7 +20,7 @@ class Output(OutAnswer):
     @property
     def timestamp_ms(self) -> int | None:
         """Unix time of its original."""
-        given = self.origin.original.timestamp
+        given = source_of(self.origin.original).time_ms
         return None if given < 0 else given
 
     def partition(self, num_partitions: int) -> int:

@@ -82,7 +82,7 @@ def _refused(output: Output, error: KafkaError) -> InvalidRequest | BackendError
         return InvalidRequest(f"The enriched record of {num_bytes:,} bytes is larger than {output.topic} takes.")
     if isinstance(error, BAD_RECORD):
         key = "" if output.key is not None else ", and no key, which a compacted topic needs"
-        time = f"It has the time {output.origin.original.timestamp}{key}."
+        time = f"It has the time {output.timestamp_ms}{key}."
         return InvalidRequest(f"{output.topic} does not take the enriched record. {time} Kafka: {type(error).message}")
     refused = BackendError(f"The enriched record could not be delivered: {error!r}")
     refused.__cause__ = error

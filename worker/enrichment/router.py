@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import BackendError, PenstockError, WrongArgument
-from penstock.producer.wire.headers import FINISHED_MS, MODEL, REVISION, SOURCE, TRACEPARENT, ReplyAddress, position
+from penstock.producer.wire.headers import FINISHED_MS, MODEL, REVISION, SOURCE, TRACEPARENT, ReplyAddress
 from penstock.producer.wire.messages import Request
 from penstock.producer.wire.plain_rows import PlainRow
 from penstock.scheduler import Cause
@@ -13,6 +13,7 @@ from penstock.worker.enrichment.chunker import Chunker
 from penstock.worker.enrichment.key_order import KeyOrder
 from penstock.worker.enrichment.output import Outcome, Output
 from penstock.worker.enrichment.output_delivery import OutputDelivery
+from penstock.worker.enrichment.replayed import IN_REPLAYS, source_of
 from penstock.worker.requests.deadline_errors import deadline_error
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection, StageTimes
@@ -203,6 +204,7 @@ def _made(
 
 def _headers(record: PendingRecord, own: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     """The headers of the original, without those that an earlier route has added, and ours."""
-    one = record.original
-    kept = [(name, value) for name, value in one.headers if name not in _OURS]
-    return [*kept, *own, (SOURCE, position(one.topic, one.partition, one.offset))]
+    source = source_of(record.original)
+    dropped = _OURS if source.is_own else _OURS | IN_REPLAYS
+    kept = [(name, value) for name, value in record.original.headers if name not in dropped]
+    return [*kept, *own, (SOURCE, source.position)]

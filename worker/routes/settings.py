@@ -10,7 +10,7 @@ from pydantic_settings import NoDecode
 from penstock.producer.errors import PenstockError
 from penstock.producer.wire.messages import Options
 from penstock.producer.wire.options import check_options
-from penstock.producer.wire.topics import bulk_topic, check_request_topic, check_topic, dead_letter_topic
+from penstock.producer.wire.topics import bulk_topic, check_request_topic, check_topic, dead_letter_topic, replay_topic
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.text_source import TextSource
 
@@ -114,6 +114,11 @@ class RouteFields(BaseModel):
         allow_inf_nan=False,
         description="Age at which a record is no longer enriched, and becomes a dead letter. Default: any age.",
     )
+    accept_replays: bool = Field(
+        False,
+        description="Whether the route reads <input topic>.replay too, as bulk. `penstock replay --route` writes there "
+        "what is to be enriched again.",
+    )
     record_format: Literal["json", "text", "avro", "protobuf", "json-schema"] = Field(
         "json",
         description="Format of the input topic's values. text: the value is the text, and the output is a JSON object "
@@ -155,7 +160,17 @@ class RouteSettings(RouteFields):
             raise ValueError("chunk_overlap must be less than chunk_tokens")
         if self.revision_field is not None:
             _check_beside(Pointer.parse(self.revision_field), Pointer.parse(self.result_field))
+        if self.accept_replays:
+            check_request_topic(replay_topic(self.input_topic))
         return self
+
+    @property
+    def parts(self) -> Sequence["RouteSettings"]:
+        """What the worker runs: the route, and one of class bulk for its replays, whose records have any age."""
+        if not self.accept_replays:
+            return (self,)
+        of_replays = {"input_topic": replay_topic(self.input_topic), "route_class": "bulk", "max_age_ms": None}
+        return (self, self.model_copy(update={**of_replays, "accept_replays": False}))
 
 
 def _check_beside(revision: Pointer, result: Pointer) -> None:
@@ -169,18 +184,19 @@ def _check_beside(revision: Pointer, result: Pointer) -> None:
 def check_routes(routes: Sequence[RouteSettings], request_topic: str | None) -> Sequence[RouteSettings]:
     """The routes of one worker, and its request topic if it has one.
 
-    Raises ValueError for two routes with one input or one output, for a circle, and for a topic of requests or of dead
-    letters.
+    Raises ValueError for two routes with one input or one output, for a circle, and for a topic of requests, of
+    replays or of dead letters.
     """
     requests = () if request_topic is None else (request_topic, bulk_topic(request_topic))
-    inputs = [route.input_topic for route in routes]
-    taken = {*requests, *map(dead_letter_topic, [*requests, *inputs])}
+    inputs = [part.input_topic for route in routes for part in route.parts]
+    replays = [replay_topic(route.input_topic) for route in routes if route.accept_replays]
+    taken = {*requests, *replays, *map(dead_letter_topic, [*requests, *inputs])}
     for place in ("input_topic", "output_topic"):
         topics = [getattr(route, place) for route in routes]
         if twice := [topic for topic in topics if topics.count(topic) > 1]:
             raise ValueError(f"two routes have the {place} {twice[0]}")
         if own := [topic for topic in topics if topic in taken]:
-            raise ValueError(f"{place} {own[0]} is for requests or for dead letters of this worker")
+            raise ValueError(f"{place} {own[0]} is for requests, replays or dead letters of this worker")
     onward = {route.input_topic: route.output_topic for route in routes}
     for first in onward:
         topic: str | None = onward[first]

@@ -66,7 +66,7 @@ class RecordSender:
         self._unsent += 1
         self._unsent_bytes += len(value or b"")
         if self._unsent >= _MAX_UNSENT or self._unsent_bytes >= _MAX_UNSENT_BYTES:
-            await self._flush(self._outbox)
+            await self.flush()
 
     async def finish(self, sent: str, taken: str) -> int:
         """Wait for the acknowledgements, print what was done, and return the exit code, which is OK for nothing.
@@ -75,8 +75,7 @@ class RecordSender:
             sent: the noun of what is sent.
             taken: the noun of what was asked to be sent again or answered.
         """
-        if self._outbox is not None:
-            await self._flush(self._outbox)
+        await self.flush()
         for topic, count in self._sent.items():
             done = "Would send" if self._outbox is None else "Sent"
             say(f"{done} {_num_of(sent, count - self._refused[topic])} to {topic}.")
@@ -95,8 +94,10 @@ class RecordSender:
         """Whether there was anything to send, to fail or to skip."""
         return bool(self._sent or self.failed or self.skipped)
 
-    async def _flush(self, outbox: Outbox) -> None:
+    async def flush(self) -> None:
         """Wait until each record is acknowledged or refused."""
+        if (outbox := self._outbox) is None:
+            return
         is_flushed = False
         while not is_flushed:
             num_before = self._num_done

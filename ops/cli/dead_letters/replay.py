@@ -1,4 +1,4 @@
-"""`penstock replay`: send a range of records of a topic again."""
+"""`penstock replay`: send records of a topic again: a range of requests, or those of a route."""
 
 import asyncio
 from contextlib import aclosing
@@ -7,18 +7,16 @@ from typing import Annotated
 import typer
 
 from penstock.ops.cli.dead_letters.record_sender import open_sender
-from penstock.ops.cli.dead_letters.replayer import Execute, Replayer, ReplayOptions, check_range
+from penstock.ops.cli.dead_letters.replayer import Execute, Replayer, ReplayOptions
 from penstock.ops.cli.dead_letters.topic_reader import open_reader
+from penstock.ops.cli.route_replays.command import RecordRange, RouteOptions, replay_route
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import BadUsage, narrate_logs
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
 
-Topic = Annotated[str, typer.Option("--topic", help="Request topic to read, or its bulk topic.")]
-Partition = Annotated[int, typer.Option("--partition", min=0, help="Partition to read.")]
-First = Annotated[int, typer.Option("--from", min=0, help="First offset.")]
-Last = Annotated[int | None, typer.Option("--to", min=0, help="Last offset. Default: the partition's present end.")]
+Topic = Annotated[str | None, typer.Option("--topic", help="Request topic to read, or its bulk topic.")]
 ToBulk = Annotated[
     bool, typer.Option("--to-bulk", help="Send to the bulk topic of --topic, or to --topic if it is one.")
 ]
@@ -27,34 +25,48 @@ ToBulk = Annotated[
 @takes(KafkaSettings)
 def replay(
     settings: KafkaSettings,
-    topic: Topic,
-    partition: Partition,
-    first: First,
-    last: Last = None,
+    topic: Topic = None,
     to_bulk: ToBulk = False,
     *,
+    records: RecordRange,
+    route: RouteOptions,
     execute: Execute = False,
     options: ReplayOptions,
 ) -> int:
-    """Send a range of records of a request topic again, from offset --from to --to.
+    """Send records again: of a request topic, from offset --from to --to, or of a route.
 
-    Without --execute: only count them; with --json, list them.
+    Without --execute: only count them; with --json, list those of a request topic.
 
     $ penstock replay --topic penstock.requests.intents --partition 3 --from 1200 --to 1300 --to-bulk --execute
+    $ penstock replay --route orders --group-id enrichment --execute
 
-    A replayed record has the header penstock-replay-of. Its reply has it too, and a key
+    A replayed request has the header penstock-replay-of. Its reply has it too, and a key
     of its own: a reader that trusts the senders can tell by it that two answers are to one record.
     `penstock dlq replay` sends dead letters again.
+
+    Of a route, the newest record of each key, and all without keys, are enriched again beside live ones, by workers
+    with --accept-replays. It ends when the group has finished them, and each key has the result of its newest record.
+    After an interruption, --resume goes on.
 
     Exit code 1: there is no record, or the broker refused some. 2: there is no such topic or partition.
     """
     narrate_logs(settings.bootstrap_servers)
-    check_range(first, last)
+    if route.input_topic is not None:
+        if topic is not None or to_bulk or options != ReplayOptions(as_json=options.as_json):
+            raise BadUsage(
+                "--route goes with --group-id, --resume, --partition, --from, --to, --execute and --json alone."
+            )
+        return replay_route(settings, route, records, execute=execute, as_json=options.as_json)
+    if topic is None or records.partition is None or records.first is None:
+        raise BadUsage("Give --topic, --partition and --from; or --route.")
+    route.check_unused()
     if topic.endswith(dead_letter_topic("")):
         raise BadUsage(f"{topic} holds dead letters, which `penstock dlq replay` sends again.")
     is_bulk = topic.endswith(bulk_topic(""))
     target = bulk_topic(topic) if to_bulk and not is_bulk else topic
-    return asyncio.run(_replay(KafkaCluster.of(settings), (topic, partition), first, last, target, options, execute))
+    source = topic, records.partition
+    cluster = KafkaCluster.of(settings)
+    return asyncio.run(_replay(cluster, source, records.first, records.last, target, options, execute))
 
 
 async def _replay(

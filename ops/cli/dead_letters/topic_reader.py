@@ -53,6 +53,15 @@ class TopicReader:
         async with self._cluster.patience():
             return int((await self._consumer.end_offsets([source]))[source])
 
+    async def ends(self, topic: str, num_partitions: int) -> Sequence[int]:
+        """The offset after the last record of each partition."""
+        sources = [TopicPartition(topic, partition) for partition in range(num_partitions)]
+        self._consumer.assign(sources)
+        self._consumer.pause(*sources)  # none of their records is wanted
+        async with self._cluster.patience():
+            found = await self._consumer.end_offsets(sources)
+        return [int(found[source]) for source in sources]
+
     async def records(self, topic: str, partition: int, first: int = 0, last: int | None = None) -> AsyncGenerator[Any]:
         """The records of a partition from offset `first` to `last`, both included, or to its present end.
 
