@@ -160,6 +160,8 @@ class Pipeline:
             number,
         )
         outlet, held = self.outbox, self.backpressure
+        for topic in routed:
+            self.metrics.count_route(topic, "ok", 0)  # shown from the start
         self._outputs = OutputDelivery(outlet, held, self._acknowledged, self.metrics, self._delivery)
         self.monitor = LoadMonitor(
             load,

@@ -30,9 +30,9 @@ class Figure(NamedTuple):
     alarms: str = ""  # the style of a value above zero
 
 
-def figures(latest: Members, rates: Members) -> Figures:
+def figures(latest: Members, rates: Members, columns: Sequence[Figure]) -> Figures:
     """Of the latest samples of one or several members, and of what they have lately counted in a second."""
-    found = {one.title: one.value(rates if one.is_rate else latest) for one in COLUMNS if rates or not one.is_rate}
+    found = {one.title: one.value(rates if one.is_rate else latest) for one in columns if rates or not one.is_rate}
     return {title: value for title, value in found.items() if value is not None and is_known(value)}
 
 
@@ -105,3 +105,29 @@ COLUMNS = (
     Figure(RESTARTS, 8, 6, _short, _RESTARTS, is_rate=False, alarms=WARN),
     Figure("loop lag", 8, 13, _time, _quantile("penstock_event_loop_lag_seconds", 99)),
 )
+
+
+def _failed(members: Members) -> float:
+    return max(0.0, _sum(_ROUTE_RECORDS)(members) - sum(_sum(_ROUTE_RECORDS, outcome=one)(members) for one in _SENT))
+
+
+_ROUTE_RECORDS, _SENT = "penstock_route_records_total", ("ok", "passed")
+
+ROUTE_COLUMNS = (
+    Figure("rec/s", 7, 0, two_digits, _sum(_ROUTE_RECORDS)),
+    Figure("err/s", 6, 1, two_digits, _failed, alarms=WARN),
+    Figure("failed", 7, 4, _short, _failed, is_rate=False, alarms=WARN),
+    Figure("lag", 7, 2, _short, _sum("penstock_consumer_lag_records"), is_rate=False),
+    Figure("age", 7, 3, _time, _gauge("penstock_route_age_seconds", max), is_rate=False),
+)
+
+
+def routes(latest: Members, rates: Members) -> Mapping[str, Figures]:
+    """The figures of each route, by its input topic: of several members together."""
+    found = {key.label("topic") for key, _ in _series(latest, _ROUTE_RECORDS)}
+    return {topic: figures(_of(topic, latest), _of(topic, rates), ROUTE_COLUMNS) for topic in sorted(found)}
+
+
+def _of(topic: str, members: Members) -> Members:
+    """Their series that are of a topic."""
+    return [{key: value for key, value in one.items() if key.label("topic") == topic} for one in members]

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from penstock.ops.top.columns import RESTARTS, Figures, figures
+from penstock.ops.top.columns import COLUMNS, RESTARTS, Figures, figures, routes
 from penstock.ops.top.scrape import NoAnswer, SampleKey, Scrape, Values
 
 _MAX_RATES = 60  # that are kept for the curve
@@ -64,7 +64,7 @@ class Member:
     @property
     def figures(self) -> Figures:
         """Of one that does not answer its restarts alone are known."""
-        known = figures([self.values], self.rates)
+        known = figures([self.values], self.rates, COLUMNS)
         return known if self.state == "up" else {RESTARTS: known[RESTARTS]} if RESTARTS in known else {}
 
 
@@ -121,11 +121,18 @@ class Fleet:
 
     def total(self) -> Figures:
         """All members that answer together; restarts are of all."""
-        members = list(self._members.values())
-        up = [member for member in members if member.state == "up"]
-        made = figures([member.values for member in up], [rates for member in up for rates in member.rates])
-        of_all = figures([member.values for member in members], [])
+        made = figures(*self._up(), COLUMNS)
+        of_all = figures([member.values for member in self._members.values()], [], COLUMNS)
         return {**made, **{title: of_all[title] for title in (RESTARTS,) if title in of_all}}
+
+    def routes(self) -> Mapping[str, Figures]:
+        """The routes of the members that answer, by input topic."""
+        return routes(*self._up())
+
+    def _up(self) -> tuple[list[Values], list[Values]]:
+        """The latest samples of members that answer, and what they count in a second."""
+        up = [member for member in self._members.values() if member.state == "up"]
+        return [member.values for member in up], [rates for member in up for rates in member.rates]
 
     def _answer(self, address: str) -> tuple[float, Scrape | NoAnswer]:
         try:

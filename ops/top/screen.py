@@ -1,4 +1,4 @@
-"""The screen of `penstock top`: a line about the fleet, a table of its members, and a line of keys; and its loop."""
+"""The screen of `penstock top`: a line about the fleet, tables of members and routes, a line of keys; and its loop."""
 
 import os
 import select
@@ -6,7 +6,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from penstock.ops.logs.screens.tables import BAD, DIM, HEAD, curve
 from penstock.ops.logs.text import count, duration
-from penstock.ops.top.columns import COLUMNS, Figure, Figures
+from penstock.ops.top.columns import COLUMNS, ROUTE_COLUMNS, Figure, Figures
 from penstock.ops.top.fleet import Fleet, Member
 
 _UP = "green"
@@ -42,6 +42,8 @@ def screen(fleet: Fleet, view: View, moment: datetime, width: int) -> Renderable
     if len(fleet.rates) > 1 and any(fleet.rates):
         parts.append(curve(list(fleet.rates), "requests/s", width=max(1, min(60, width - 14))))
     parts += [Text(), _table(fleet, rows, view, width)]
+    if routes := fleet.routes():
+        parts += [Text(), _route_table(routes, width)]
     parts += [Text(f"{reason}.", style=BAD) for reason in fleet.silent.values()]
     if view.is_live:
         paused = "paused: p goes on" if view.is_paused else "p pauses"
@@ -63,7 +65,7 @@ def _head(fleet: Fleet, rows: Sequence[Member], moment: datetime) -> Text:
 def _table(fleet: Fleet, rows: Sequence[Member], view: View, width: int) -> Table:
     names = max([len("together"), *[len(row.name) for row in rows]])
     states = max([len("state"), *[len(_state(fleet, row)) for row in rows]])
-    shown = _fitting(width - names - states - 2 * _PADDING)
+    shown = _fitting(width - names - states - 2 * _PADDING, COLUMNS)
     made = Table(box=None, header_style=DIM, padding=(0, _PADDING, 0, 0), pad_edge=False)
     made.add_column("member", no_wrap=True)
     made.add_column("state", no_wrap=True)
@@ -79,15 +81,26 @@ def _table(fleet: Fleet, rows: Sequence[Member], view: View, width: int) -> Tabl
     return made
 
 
-def _fitting(width: int) -> list[Figure]:
+def _route_table(routes: Mapping[str, Figures], width: int) -> Table:
+    shown = _fitting(width - max(map(len, ["route", *routes])) - _PADDING, ROUTE_COLUMNS)
+    made = Table(box=None, header_style=DIM, padding=(0, _PADDING, 0, 0), pad_edge=False)
+    made.add_column("route", no_wrap=True)
+    for column in shown:
+        made.add_column(column.title, justify="right", no_wrap=True, min_width=column.width)
+    for topic, figures in routes.items():
+        made.add_row(topic, *[_cell(one, figures) for one in shown])
+    return made
+
+
+def _fitting(width: int, columns: Sequence[Figure]) -> list[Figure]:
     """The most important columns that have room, in their order."""
     chosen: list[Figure] = []
-    for column in sorted(COLUMNS, key=lambda one: one.rank):
+    for column in sorted(columns, key=lambda one: one.rank):
         width -= column.width + _PADDING
         if width < 0:
             break
         chosen.append(column)
-    return [column for column in COLUMNS if column in chosen]
+    return [column for column in columns if column in chosen]
 
 
 def _cell(column: Figure, figures: Figures) -> Text:

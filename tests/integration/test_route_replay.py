@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from penstock.ops.kafka import KafkaBroker
 from tests.engine.helpers import save_sentence_transformer
-from tests.integration.conftest import StartWorker, Unique, WorkerProcess
+from tests.integration.conftest import CountRecords, StartWorker, Unique, WorkerProcess, reader_of
 from tests.integration.test_routes import TIME_MS, WORDS, Sent, make_topic, read, send
 from tests.ops.command_line import penstock
 
@@ -90,3 +93,102 @@ async def test_the_newest_record_of_each_key_is_enriched_again_and_comes_out_as_
     numbers = [None if record.value is None else json.loads(record.value)["n"] for record in again]
     assert sorted(numbers, key=str) == sorted([*range(100, 105), *range(5, 9), 200, 201, 202, None], key=str)
     await worker.stop()
+
+
+async def test_no_key_ends_with_an_older_result_beside_live_records(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path
+) -> None:
+    """Some keys change once, some all the time, while the history is enriched again; and the worker is replaced."""
+    route = Route(kafka, unique, start_worker, model)
+    history = [order(b"%d" % (number % 400), number) for number in range(1200)]
+    worker = await route.begin(history, partitions=2)
+    await read(worker, kafka, route.output, 1200)
+    live: list[Sent] = []
+    replaying = asyncio.create_task(route.replay("--execute"))
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+        while not replaying.done():
+            for number in (len(live) % 400, 7):
+                live.append(order(b"%d" % number, 10_000 + len(live)))
+                await producer.send_and_wait(route.source, live[-1].value, live[-1].key)
+            if len(live) == 40:
+                await worker.stop()
+                worker = route.start()
+            await asyncio.sleep(0.02)
+    code, text = await replaying
+    assert code == 0, text
+    newest = {one.key: json.loads(one.value or b"")["n"] for one in [*history, *live]}
+    assert await newest_of(worker, kafka, route.output, newest) == newest
+    await worker.stop()
+
+
+async def newest_of(
+    worker: WorkerProcess, broker: KafkaBroker, topic: str, expected: dict[bytes | None, int]
+) -> dict[bytes | None, int]:
+    """The number in the last record of each key, once all that was expected has come and the worker has no more."""
+    last: dict[bytes | None, int] = {}
+    quiet = 0
+    async with reader_of(broker, topic) as reader, asyncio.timeout(300):
+        while last != expected or quiet < 3:
+            polled = await reader.getmany(timeout_ms=500)
+            last |= {one.key: json.loads(one.value)["n"] for records in polled.values() for one in records}
+            quiet = 0 if polled else quiet + 1
+            if quiet == 20:
+                break
+            assert worker.process.poll() is None, worker.tail()
+    return last
+
+
+async def test_an_interrupted_replay_is_resumed_and_sends_nothing_twice(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path, count_records: CountRecords
+) -> None:
+    route = Route(kafka, unique, start_worker, model)
+    worker = await route.begin([order(b"%d" % number, number) for number in range(1500)], partitions=1)
+    await read(worker, kafka, route.output, 1500)
+    await worker.stop()  # nothing is finished meanwhile, so that the command has to wait
+    servers = ["--bootstrap-servers", kafka.bootstrap_servers]
+    arguments = ["replay", "--route", route.source, "--group-id", route.group, "--execute", *servers]
+    main = "from penstock.ops.cli.main import main; main()"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", main, *arguments)
+    target = f"{route.source}.replay"
+    async with reader_of(kafka, target) as reader, asyncio.timeout(300):
+        await reader.getone()
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 130
+    await send(kafka, route.source, [order(b"3", 5000)])
+
+    worker = route.start()
+    code, text = await route.replay("--execute", "--resume")
+    assert code == 0, text
+    assert await count_records(kafka, target) == 1501  # the new one of a key that was sent before
+    code, text = await route.replay("--resume")
+    assert (code, "No record matches" in text) == (1, True)
+    await worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--group-id", "g"], "There is no topic ORDERS.replay. The route's workers make and read it with"),
+        ([], "--route needs --group-id"),
+        (["--group-id", "g", "--from", "3"], "give --partition"),
+        (["--group-id", "g", "--topic", "orders"], "--route goes with"),
+        (["--group-id", "g", "--max-replays", "7"], "--route goes with"),
+    ],
+)
+async def test_a_replay_of_a_route_that_cannot_be_is_refused(
+    kafka: KafkaBroker, unique: Unique, arguments: list[str], fault: str
+) -> None:
+    topic = await make_topic(kafka, unique("orders"))
+    servers = ["--bootstrap-servers", kafka.bootstrap_servers]
+    code, text = await asyncio.to_thread(penstock, "replay", "--route", topic, *arguments, *servers)
+    assert code == 2, text
+    assert fault.replace("ORDERS", topic) in text
+
+
+async def test_a_group_that_has_not_the_route_is_refused(kafka: KafkaBroker, unique: Unique) -> None:
+    topic = await make_topic(kafka, unique("orders"))
+    await make_topic(kafka, f"{topic}.replay")
+    await send(kafka, topic, [order(b"1", 1)])
+    servers = ["--bootstrap-servers", kafka.bootstrap_servers]
+    code, text = await asyncio.to_thread(penstock, "replay", "--route", topic, "--group-id", "other", *servers)
+    assert (code, f"The group other has finished no record of {topic}." in text) == (2, True), text

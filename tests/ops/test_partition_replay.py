@@ -6,7 +6,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ops.cli.route_replays.partition_replay import PartitionReplay
+from penstock.ops.cli.route_replays.partition_replay import InputRecord, PartitionReplay
 
 
 class Record(NamedTuple):
@@ -76,8 +76,8 @@ class Simulation:
 
     def __init__(self, history: Sequence[int]) -> None:
         self.input = records(*map(_key, history))
-        self.replays: list[Record] = []
-        self.outputs: list[Record] = list(self.input)
+        self.replays: list[InputRecord] = []
+        self.outputs: list[InputRecord] = list(self.input)
         self.num_live = len(self.input)  # enriched
         self.num_replayed = self.committed = 0
         self.replay = surveyed(self.input)
@@ -117,7 +117,7 @@ class Simulation:
         self.replay.finish(self.seen, self.now)
         self.send(self.replay.due(self.now))
 
-    def send(self, found: Sequence[Record]) -> None:
+    def send(self, found: Sequence[InputRecord]) -> None:
         for one in found:
             self.replay.send(one)
             self.replays.append(one)

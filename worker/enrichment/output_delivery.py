@@ -1,5 +1,6 @@
 """Enriched records, until the broker has acknowledged them."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -62,6 +63,7 @@ class OutputDelivery:
             self._metrics.count("ok", len(outputs))
             for (topic, outcome), count in Counter([(one.origin.source[0], one.outcome) for one in outputs]).items():
                 self._metrics.count_route(topic, outcome, count)
+            self._show_ages(outputs)
         if error is None or isinstance(error, AnswerDropped):
             self._acknowledged([output.origin for output in outputs])
             return
@@ -69,6 +71,12 @@ class OutputDelivery:
         self._metrics.count(rejections[0].error.code, len(rejections))
         self.count_rejected(rejections)
         self._delivery.reject(rejections)
+
+    def _show_ages(self, outputs: Sequence[Output]) -> None:
+        now_ms = time.time() * 1e3
+        for topic, time_ms in {one.origin.source[0]: one.origin.original.timestamp for one in outputs}.items():
+            if time_ms >= 0:
+                self._metrics.show_route_age(topic, max(0.0, now_ms - time_ms) / 1e3)
 
     def count_rejected(self, rejections: Sequence[Rejection]) -> None:
         """Count records of routes that become dead letters."""

@@ -54,6 +54,7 @@ class LoadMonitor:
         self._samples = RequestSamples()
         self._totals_logged: Counter[str] = Counter()
         self._latencies_logged: Counter[str] = Counter()
+        self._routes_logged: Counter[tuple[str, str]] = Counter()
 
     def answered(self, requests: Sequence[PendingRequest], stats: BatchStats | None, now: float) -> None:
         """Note requests that are answered with their results; they are finished once the broker has their replies.
@@ -149,7 +150,17 @@ class LoadMonitor:
             "device_s": round(counted.pop("device_s", 0.0), 6),
             "rejected": {code: int(count) for code, count in counted.items()},
             "latency_le_s": dict(latency),
+            "routes": self._routes_counted(),
         }
+
+    def _routes_counted(self) -> dict[str, dict[str, int]]:
+        """Finished records since the last log, by input topic and outcome."""
+        totals = Counter(self._metrics.route_totals())
+        counted, self._routes_logged = totals - self._routes_logged, totals
+        routes: dict[str, dict[str, int]] = {}
+        for (topic, outcome), records in counted.items():
+            routes.setdefault(topic, {})[outcome] = int(records)
+        return routes
 
     def _missed(self, cause: str, count: int) -> None:
         self._since_logged[cause] += count

@@ -45,6 +45,14 @@ WORKER_METRICS = (
         "computed), `passed` as they were, or the code of their dead letter.",
     ),
     MetricDefinition(
+        "penstock_route_age_seconds",
+        "gauge",
+        "seconds",
+        ("topic",),
+        "Age of the latest enriched records of a route, by input topic: from the time of a record until the broker "
+        "had what came of it.",
+    ),
+    MetricDefinition(
         "penstock_request_seconds",
         "histogram",
         "seconds",

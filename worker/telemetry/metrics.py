@@ -99,7 +99,9 @@ class Metrics:
         self._requests = self._counter("penstock_requests_total")
         self._outcomes = functools.cache(self._requests.labels)
         self._outcomes("ok")  # shown from the start
-        self._routes = functools.cache(self._counter("penstock_route_records_total").labels)
+        self._route_records = self._counter("penstock_route_records_total")
+        self._routes = functools.cache(self._route_records.labels)
+        self._route_ages = functools.cache(self._gauge("penstock_route_age_seconds").labels)
         latency = METRICS["penstock_request_seconds"]
         self.latency = SliceHistogram(latency.name, latency.meaning)
         self.registry.register(self.latency)
@@ -136,6 +138,15 @@ class Metrics:
     def count_route(self, topic: str, outcome: str, records: int) -> None:
         """Count finished records of a route, beside `count`."""
         self._routes(topic, outcome).inc(records)
+
+    def show_route_age(self, topic: str, seconds: float) -> None:
+        """Set the age of the latest enriched record of a route."""
+        self._route_ages(topic).set(seconds)
+
+    def route_totals(self) -> dict[tuple[str, str], float]:
+        """Finished records of routes so far, by input topic and outcome."""
+        found = [one for one in _samples(self._route_records) if one.name.endswith("_total")]
+        return {(one.labels["topic"], one.labels["outcome"]): one.value for one in found}
 
     def observe_batch(self, stats: BatchStats) -> None:
         """Count one batch that ran."""

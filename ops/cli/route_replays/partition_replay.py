@@ -11,12 +11,18 @@ _HASH_BYTES = 16  # two keys of any number of records do not share one
 class InputRecord(Protocol):
     """The part of aiokafka's ConsumerRecord that a replay uses."""
 
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Sequence[tuple[str, bytes]]: ...
 
 
 class _Round(NamedTuple):

@@ -1,5 +1,6 @@
 """`penstock logs summary`: one screen about everything; and the notes that end every screen."""
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
@@ -40,6 +41,8 @@ def summary(digest: Digest) -> Parts:
     for name, stages in digest.requests.stages.items():
         if len(stages["total"]):
             yield _stages(name, {stage: times for stage, times in stages.items() if len(times)})
+    if digest.routes:
+        yield _routes(digest)
     if every := digest.batches.all.batches:
         columns = Column("trigger", "name"), *shares(every)
         yield Section("Triggers", "why batches ran", columns, digest.batches.by("trigger")[: len(TRIGGERS)])
@@ -130,6 +133,23 @@ def _stages(name: str, stages: dict[str, Histogram]) -> Section:
     )
     note = f"of {integer(len(stages['total']))} requests: the first of each second of each worker"
     return Section(f"Stages, {name}", note, columns, [*stages.items()])
+
+
+def _routes(digest: Digest) -> Section:
+    columns = (
+        Column("input topic", lambda one: one[0]),
+        Column(">enriched", lambda one: one[1]["ok"], integer),
+        Column(">passed", lambda one: one[1]["passed"], integer),
+        Column("failed", lambda one: _failures(one[1])),
+    )
+    return Section("Routes", "finished records", columns, sorted(digest.routes.items()))
+
+
+def _failures(outcomes: Counter[str]) -> Text:
+    failed = [(code, records) for code, records in outcomes.most_common() if code not in ("ok", "passed")]
+    return Text(
+        printable(joined(f"{code} {integer(records)}" for code, records in failed) or "0"), WARN if failed else ""
+    )
 
 
 def _percentile(percent: float, one: tuple[str, Histogram]) -> float:

@@ -1,5 +1,6 @@
 """Everything that logs say, added up in one pass: the summary, the tables, `diff` and the report read it."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.ops.logs.totals.rejections import Rejections, Tally, process_of, t
 from penstock.ops.logs.totals.samples import BatchTotals, RequestTotals
 from penstock.ops.logs.totals.series import CAUSE_UNKNOWN, COUNTED, MISSES, Series, latency_column
 
+_MAX_ROUTES = 200
 _LOAD_EVERY_S = 10.0  # of worker_load: its counts are of so many seconds at most, under steady work
 
 Figures = dict[str, float | None]  # a row of the series
@@ -33,6 +35,7 @@ class Digest:
         self.gaps = Gaps()
         self.settings: dict[str, Any] = {}  # of the last settings_resolved
         self.models: set[str] = set()
+        self.routes: dict[str, Counter[str]] = {}  # records by outcome, by input topic
         self._last_load: dict[str, float] = {}  # by process
         for part in reader.parts():
             self._add(part, reader.origin(part.source))
@@ -78,8 +81,15 @@ class Digest:
             self._last_load[process] = time_s
             # Of a load that filters leave out, its counts of rejections alone may pass.
             load = part.event(place) if 0 in counts else Event(part.source, time_s, {})
+            self._add_routes(load)
             yield {"time_s": time_s, "spread_s": round(since_s), **_counts(load, rejected)}
             yield {"time_s": time_s, **{name: load.number(name) or 0.0 for name in ("backlog_s", "queued_sequences")}}
+
+    def _add_routes(self, load: Event) -> None:
+        for topic, outcomes in _mapping(load.fields.get("routes")).items():
+            if topic in self.routes or len(self.routes) < _MAX_ROUTES:
+                counted = {outcome: min(number(records) or 0, MOST) for outcome, records in _mapping(outcomes).items()}
+                self.routes.setdefault(topic, Counter()).update({name: int(n) for name, n in counted.items() if n > 0})
 
 
 def _counts(load: Event, rejected: Mapping[str, int]) -> Figures:

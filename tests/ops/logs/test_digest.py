@@ -60,6 +60,20 @@ def test_counts_come_from_the_fields_of_worker_load(path: Path) -> None:
     assert sum(totals[name] for name in LATENCIES) == pytest.approx(totals["answered"])
 
 
+def test_records_of_routes_are_added_up_over_loads_and_logs(tmp_path: Path) -> None:
+    loads = [
+        line("worker_load", routes={"orders": {"ok": 5, "too_long": 1}, "tickets": {"passed": 2}}),
+        line("worker_load", routes={"orders": {"ok": 4, "expired": "no", "passed": -1}, "bad": [1]}),
+        line("worker_load", routes="none"),
+        line("worker_load"),
+    ]
+    paths = [tmp_path / "a.log", tmp_path / "b.log"]
+    for path in paths:
+        path.write_text("".join(loads))
+    routes = digest(*paths).routes
+    assert routes == {"orders": {"ok": 18, "too_long": 2}, "tickets": {"passed": 4}, "bad": {}}
+
+
 def test_a_graceful_stop_leaves_no_answer_uncounted() -> None:
     """`stopped` has the number; the last worker_load counts what came after the one before it."""
     stopped = [one["answered"] for one in lines(HOST_A) if one["event"] == "stopped"]

@@ -36,6 +36,16 @@ def test_the_summary_is_one_screen() -> None:
         assert part in text
 
 
+def test_the_summary_has_the_records_of_routes(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    outcomes = {"ok": 1200, "passed": 3, "invalid_request": 2, "too_long": 5}
+    log.write_text(line("worker_load", routes={"orders": outcomes, "tickets\x1b[31m": {"ok": 1}}))
+    text = logs("summary", log)
+    assert "Routes finished records input topic enriched passed failed" in text
+    assert "orders 1,200 3 too_long 5, invalid_request 2 tickets\ufffd[31m 1 0 0" in text
+    assert "Routes" not in logs("summary", FLEET)
+
+
 def test_the_summary_as_json() -> None:
     found = json.loads(logs("summary", SAMPLES, "--json"))
     answered = sum(one["answered"] for path in (FLEET, HOST_A, HOST_B) for one in lines(path) if "latency_le_s" in one)

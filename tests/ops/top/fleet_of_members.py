@@ -66,6 +66,13 @@ class Member:
             sums = Sums(count * tokens, count * tokens**2, tokens, count)
             self.metrics.observe_batch(BatchStats("hungry", "fifo", 0.0, sums, 0.001, 0.001))
 
+    def enrich(self, topic: str, records: int, age_s: float, *, lag: int = 0, failed: int = 0) -> None:
+        """Records of a route."""
+        self.metrics.count_route(topic, "ok", records)
+        self.metrics.count_route(topic, "too_long", failed)
+        self.metrics.show_route_age(topic, age_s)
+        self.lag[topic, "0"] = lag
+
     def reject(self, requests: int, code: str = "overloaded") -> None:
         self.metrics.count(code, requests)
 

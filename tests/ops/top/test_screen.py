@@ -52,6 +52,33 @@ def test_a_row_for_each_member_and_one_for_all_together(looks: Looks) -> None:
     assert [row[:3] for row in rows] == [["0", "up", "10"], ["1", "up", "1,000"], ["together", "1,010", "1,010"]]
 
 
+def test_routes_have_rates_failures_lag_and_age_of_all_members_together() -> None:
+    with Fleet(Member(), Member()) as fleet:
+        first, second = fleet.members[0], fleet.members[1]
+        clock = Clock()
+        looks = Looks([fleet.port.address], scrape, clock)
+        first.enrich("orders", 7, 0.1)
+        second.enrich("tickets", 0, 0.0)
+        second.metrics.count_route("orders", "ok", 0)
+        looks.look()
+        clock.now_s += 2.0
+        first.enrich("orders", 100, 0.25, lag=30)
+        first.metrics.count_route("orders", "passed", 20)
+        second.enrich("orders", 60, 75.0, lag=12, failed=20)
+        looks.look()
+    head, *rows = [line.split() for line in text_of(looks) if line.startswith(("route", "orders", "tickets"))]
+    assert head == ["route", "rec/s", "err/s", "failed", "lag", "age"]
+    assert rows == [
+        ["orders", "100", "10", "20", "42", "1", "min", "15", "s"],
+        ["tickets", "0", "0", "0", "0", "0", "s"],
+    ]
+    assert text_of(looks, width=24)
+
+
+def test_a_fleet_without_routes_has_no_table_of_them(looks: Looks) -> None:
+    assert not any(line.startswith("route") for line in text_of(looks))
+
+
 @pytest.mark.parametrize("width", [1, 10, 14])
 def test_a_terminal_too_narrow_for_a_table_is_no_error(looks: Looks, width: int) -> None:
     looks.rates.extend([1.0, 2.0])
