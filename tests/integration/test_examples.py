@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aiokafka.admin import NewTopic
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from tests.engine.model.test_reference_vectors import save_bge_m3
-from tests.integration.conftest import WorkerProcess
+from tests.integration.conftest import StartWorker, WorkerProcess, open_admin
 
 EXAMPLES = Path(__file__).parents[2] / "ops" / "examples"
 MODEL, THREE_KINDS = "examples", "three-kinds"
@@ -153,3 +155,34 @@ def test_the_python_service_routes_each_message_and_reports_the_one_that_fails(s
     assert empty == "empty: ''"
     assert rate[5:] == f"  {routes[1]}: {messages[2]}"
     assert password[5:] == f"  {routes[2]}: {messages[3]}"
+
+
+def test_a_client_that_knows_json_and_kafka_alone_prints_the_same_similarities(servers: str, expected: str) -> None:
+    command = [sys.executable, "ask.py", servers, MODEL]
+    done = run([*command, *TEXTS], EXAMPLES / "json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected
+    refused = run([*command, "a text", " "], EXAMPLES / "json")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("empty: ")
+
+
+async def test_the_route_enriches_what_its_clients_send_as_json(
+    kafka: KafkaBroker, minilm: Path, start_worker: StartWorker
+) -> None:
+    folder = EXAMPLES / "route"
+    async with open_admin(kafka) as admin:
+        await admin.create_topics([NewTopic("support.messages", 2, 1)])
+    await start_worker(kafka, model=minilm, config=folder / "penstock.toml").ready()
+    messages = [
+        {"id": 1, "subject": "Card lost", "body": "I cannot find my card."},
+        {"id": 2, "subject": "Rates", "body": "How many dollars do I get for a euro?"},
+        {"id": 3, "subject": "Card stolen", "body": "Someone took my card!"},
+    ]
+    lines = "".join(f"{json.dumps(one)}\n" for one in messages)
+    done = await asyncio.to_thread(run, [sys.executable, "support.py", kafka.bootstrap_servers], folder, lines)
+    assert done.returncode == 0, done.stderr
+    lost, rates, stolen = done.stdout.splitlines()
+    assert lost == "1.000  Card lost"
+    assert float(rates[:5]) < float(stolen[:5])
+    assert (rates[7:], stolen[7:]) == ("Rates", "Card stolen")
