@@ -95,14 +95,15 @@ async def test_the_newest_record_of_each_key_is_enriched_again_and_comes_out_as_
     await worker.stop()
 
 
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 async def test_no_key_ends_with_an_older_result_beside_live_records(
-    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path, delivery: str
 ) -> None:
-    """Some keys change once, some all the time, while the history is enriched again; and the worker is replaced."""
-    route = Route(kafka, unique, start_worker, model)
+    """Some keys change once, some all the time, while the history is enriched again; and the worker is killed."""
+    route = Route(kafka, unique, start_worker, model, delivery)
     history = [order(b"%d" % (number % 400), number) for number in range(1200)]
     worker = await route.begin(history, partitions=2)
-    await read(worker, kafka, route.output, 1200)
+    await read(worker, kafka, route.output, 1200, isolation_level="read_committed")
     live: list[Sent] = []
     replaying = asyncio.create_task(route.replay("--execute"))
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
@@ -111,7 +112,7 @@ async def test_no_key_ends_with_an_older_result_beside_live_records(
                 live.append(order(b"%d" % number, 10_000 + len(live)))
                 await producer.send_and_wait(route.source, live[-1].value, live[-1].key)
             if len(live) == 40:
-                await worker.stop()
+                worker.process.kill()
                 worker = route.start()
             await asyncio.sleep(0.02)
     code, text = await replaying
@@ -127,7 +128,7 @@ async def newest_of(
     """The number in the last record of each key, once all that was expected has come and the worker has no more."""
     last: dict[bytes | None, int] = {}
     quiet = 0
-    async with reader_of(broker, topic) as reader, asyncio.timeout(300):
+    async with reader_of(broker, topic, isolation_level="read_committed") as reader, asyncio.timeout(300):
         while last != expected or quiet < 3:
             polled = await reader.getmany(timeout_ms=500)
             last |= {one.key: json.loads(one.value)["n"] for records in polled.values() for one in records}

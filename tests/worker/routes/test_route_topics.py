@@ -22,5 +22,5 @@ from penstock.worker.settings import WorkerSettings
 def test_a_route_from_or_to_a_topic_of_requests_or_of_dead_letters_is_refused(source: str, output: str) -> None:
     given: Any = {"model": "null", "topic": "requests", "group_id": "group", "text": "/text"}
     given |= {"input_topic": source, "output_topic": output}
-    with pytest.raises(ValidationError, match="is for requests or for dead letters of this worker"):
+    with pytest.raises(ValidationError, match="is for requests, replays or dead letters of this worker"):
         WorkerSettings(**given)
