@@ -47,6 +47,20 @@ DELIVERY = BenchSuite(
     options=[SCALE, Option("before", None, "an earlier commit, for the part of this name")],
     cores=2,
 )
+ROUTES = BenchSuite(
+    name="routes",
+    about="Routes beside requests, FastStream and calls of a server for each record; and routes without a model.",
+    bench=_SETUP,
+    tables=f"{_BENCH}.routes.route_tables:TABLES",
+    parts={
+        "texts": Part(f"{_BENCH}.routes.part_routes:run_texts", 150),
+        "null": Part(f"{_BENCH}.routes.part_routes:run_null", 90),
+        "http": Part(f"{_BENCH}.routes.part_routes:run_http", 90, needs="server"),
+    },
+    time_limit_s=_CPU_LIMIT_S,
+    options=[SCALE, Option("server", None, "command that serves {model} on {port} at /v1/embeddings, for part http")],
+    cores=2,
+)
 SERVING = BenchSuite(
     name="serving-kafka",
     about="Batching policies through Kafka: the share of requests that each answers in time.",
@@ -148,10 +162,11 @@ CHAOS = BenchSuite(
         Option("processes", 2, "members of the worker", int),
         Option("rate", 200.0, "plain records a second, beside the calls", float),
         Option("callers", 8, "calls of clients at the same time", int),
-        Option("faults", "", "kinds, separated by commas; default: all"),
+        Option("load", "requests", "requests, or records of routes", choices=("requests", "routes")),
+        Option("faults", "", "kinds, separated by commas; default: all of the load"),
         Option("delivery", "at_least_once", "of the worker", choices=("at_least_once", "exactly_once")),
         Option("log", None, "file that gets the worker's log"),
     ],
     is_kept=False,
 )
-SUITES = {one.name: one for one in (CPU, DELIVERY, SERVING, GPU, CELLULAR, GENERATION, PIPELINE, MODELS, CHAOS)}
+SUITES = {one.name: one for one in (CPU, DELIVERY, ROUTES, SERVING, GPU, CELLULAR, GENERATION, PIPELINE, MODELS, CHAOS)}

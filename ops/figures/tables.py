@@ -14,6 +14,7 @@ from penstock.ops.bench.cpu import cpu_tables
 from penstock.ops.bench.delivery import delivery_tables
 from penstock.ops.bench.gpu import gpu_tables
 from penstock.ops.bench.pipeline import pipeline_tables
+from penstock.ops.bench.routes import route_tables
 from penstock.ops.bench.serving import policies
 from penstock.ops.chaos import chaos_tables
 from penstock.ops.figures.model_families import model_families
@@ -28,6 +29,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **pipeline_tables.OF_MODELS,
     **delivery_tables.TABLES,
     **gpu_tables.TABLES,
+    **route_tables.TABLES,
     **policies.TABLES,
     **chaos_tables.TABLES,
     "models": model_families,

@@ -1,0 +1,108 @@
+"""A backlog of records on one topic, and how fast a contestant makes the records of another topic of it.
+
+All contestants are measured alike: librdkafka writes the records at once, and reads what comes of them.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
+
+from penstock.ops.bench.common.processes import ProcessFailed, read_cpu_s
+from penstock.ops.bench.load.load_bench import say
+from penstock.ops.bench.load.records import Headers
+from penstock.ops.kafka import KafkaBroker
+
+PARTITIONS = 4
+_WARM_SHARE = 0.1  # of the outputs, before the clock starts
+_AT_ONCE, _POLL_S, _PATIENCE_S = 2000, 0.2, 60.0
+_READER = {"group.id": "bench.reader", "enable.auto.commit": False, "isolation.level": "read_committed"}
+
+
+class Sent(NamedTuple):
+    """A record of a backlog."""
+
+    key: bytes
+    value: bytes
+    headers: Headers = ()
+
+
+class Backlog:
+    """One contestant's input topic and output topic, which it has already joined."""
+
+    def __init__(
+        self,
+        name: str,
+        broker: KafkaBroker,
+        topics: tuple[str, str],
+        records: Sequence[Sent],
+        processes: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """`processes`: process ids of the contestant now, by label."""
+        self._name, self._broker, self._topics = name, broker, topics
+        self._records, self._processes = records, processes
+
+    def measure(self) -> dict[str, Any]:
+        """Write the records, and read as many; returns the rate of all but the first, and what they cost.
+
+        Raises ProcessFailed if they do not come.
+        """
+        source, output = self._topics
+        reader = Consumer({"bootstrap.servers": self._broker.bootstrap_servers, **_READER})
+        try:
+            reader.assign([TopicPartition(output, number, OFFSET_END) for number in range(PARTITIONS)])
+            reader.consume(1, 1.0)  # it knows the ends now
+            self._write(source)
+            found = self._read(reader)
+        finally:
+            reader.close()
+        costs = ", ".join(f"{name} {cost:.1f} µs" for name, cost in found["cpu_us"].items())
+        say(f"{self._name}: {found['records_per_s']:,.0f} records/s of {found['output_bytes']:,.0f} bytes; {costs}")
+        return found
+
+    def _write(self, topic: str) -> None:
+        producer = Producer({"bootstrap.servers": self._broker.bootstrap_servers, "linger.ms": 20})
+        for number, (key, value, headers) in enumerate(self._records):
+            producer.produce(topic, value, key, headers=list(headers), partition=number % PARTITIONS)
+            if number % _AT_ONCE == 0:
+                producer.poll(0)
+        producer.flush()
+
+    def _read(self, reader: Consumer) -> dict[str, Any]:
+        count, num_read, num_bytes, num_warm = len(self._records), 0, 0, 0
+        started, before = time.perf_counter(), self._cpu_s()
+        heard = started
+        while num_read < count:
+            messages = reader.consume(min(_AT_ONCE, count - num_read), _POLL_S)
+            if wrong := [one.error() for one in messages if one.error() is not None]:
+                raise KafkaException(wrong[0])
+            now = time.perf_counter()
+            heard = now if messages else heard
+            if now - heard > _PATIENCE_S:
+                raise ProcessFailed(f"{self._name}: {num_read} of {count} records came.")
+            num_read += len(messages)
+            num_bytes += sum([len(one.value() or b"") for one in messages])
+            if not num_warm and num_read >= _WARM_SHARE * count:
+                num_warm, started, before = num_read, now, self._cpu_s()
+        num, after = count - num_warm, self._cpu_s()
+        return {
+            "records_per_s": num / (time.perf_counter() - started),
+            "output_bytes": num_bytes / count,
+            "cpu_us": {name: (after[name] - used_s) / num * 1e6 for name, used_s in before.items()},
+        }
+
+    def _cpu_s(self) -> dict[str, float]:
+        """Processor seconds of the contestant, the broker and the reader."""
+        theirs = read_cpu_s(self._processes()).values()
+        others = {"broker": self._broker.pid or os.getpid(), "reader": os.getpid()}
+        return {"contestant": sum(theirs), **read_cpu_s(others)}
+
+
+def create_topics(broker: KafkaBroker, topics: Sequence[str]) -> None:
+    """New topics of `PARTITIONS`. Blocks."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    for created in admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in topics]).values():
+        created.result()
